@@ -1,0 +1,65 @@
+"""What all benchmarks share: side-by-side timing, peak memory, and the JSON lines they print."""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+
+def side_by_side(functions, rounds=5):
+    """Median seconds of a call of each function, taken in turn so that what disturbs one disturbs all.
+
+    Args:
+      functions: name -> function without arguments that returns when its work is done.
+      rounds: calls of each, after a first one that compiles and is not counted.
+
+    Returns:
+      name -> seconds.
+    """
+    seconds = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    for _ in range(rounds):
+        for name, function in functions.items():
+            begin = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def peak_megabytes():
+    """Most memory that this process has held so far (resident set)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def in_child(module, *arguments):
+    """Runs `python -m module arguments...` in a process of its own and returns the JSON of its last line."""
+    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.decode().splitlines()[-1])
+
+
+def report(benchmark, case, unit, ours, yardstick, **details):
+    """Prints one JSON line; `ratio` is ours / yardstick, whatever the unit (s, MB, images/s)."""
+    ratio = round(ours / yardstick, 3) if yardstick else None
+    line = dict(benchmark=benchmark, case=case, unit=unit, ours=_short(ours), yardstick=_short(yardstick), ratio=ratio)
+    print(json.dumps({**line, **details}), flush=True)
+
+
+def _short(number):
+    """Four digits are more than the noise leaves."""
+    return None if number is None else float(f"{number:.4g}")
+
+
+def machine():
+    """Processor, cores and versions, for a line of their own."""
+    import tensorflow as tf
+
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return dict(processor=names[0] if names else platform.processor(), cores=len(names),
+                python=platform.python_version(), tensorflow=tf.__version__)
