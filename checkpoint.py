@@ -14,6 +14,7 @@ import tensorflow as tf
 from config import UserError
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_SLOT = "/.OPTIMIZER_SLOT/"
 _SHOWN = 3  # mismatches that an error lists
 
 
@@ -40,7 +41,13 @@ def shapes_in_file(path):
     """Checkpoint key (without suffix) -> shape, for the model's variables in the checkpoint `path`."""
     shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     return {key[:-len(_SUFFIX)]: tuple(shape) for key, shape in shapes.items()
-            if key.startswith("model/") and key.endswith(_SUFFIX) and ".OPTIMIZER_SLOT" not in key}
+            if key.startswith("model/") and key.endswith(_SUFFIX) and _SLOT not in key}
+
+
+def slot_keys_in_file(path):
+    """Checkpoint keys (without suffix) of the optimizer's slots in the checkpoint `path`."""
+    keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    return {key[:-len(_SUFFIX)] for key in keys if _SLOT in key}
 
 
 def resolve(path):
@@ -146,14 +153,19 @@ class TrainingState:
         return self._manager.save(checkpoint_number=self.step)
 
     def resume(self, path):
-        """Restores everything from `path`, or raises `UserError`."""
-        lines = mismatches(variables_by_key(model=self.model), shapes_in_file(path))
-        _refuse(f"--model_dir={os.path.dirname(path)}", os.path.basename(path), lines)
-        try:
-            self._checkpoint.restore(path).assert_consumed()
-        except AssertionError as error:
-            raise UserError(f"--model_dir={os.path.dirname(path)}: {os.path.basename(path)} was written with another "
-                            "optimizer or other frozen blocks; give its flags, or another directory") from error
+        """Restores everything from `path`, or raises `UserError`. The state of loss scaling (float16) may be absent."""
+        flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
+        _refuse(flag, name, mismatches(variables_by_key(model=self.model), shapes_in_file(path)))
+        if self._slot_keys() != slot_keys_in_file(path):
+            raise UserError(f"{flag}: {name} was written with another optimizer or other frozen blocks; give its "
+                            "flags, or another directory")
+        self._checkpoint.restore(path).expect_partial()
+
+    def _slot_keys(self):
+        """Checkpoint keys (without suffix) of the optimizer's slots."""
+        key_of = {variable.ref(): key for key, variable in variables_by_key(model=self.model).items()}
+        return {f"{key_of[variable.ref()]}{_SLOT}optimizer/{slot}"
+                for variable in self.model.trainable_variables for slot in self.optimizer.get_slot_names()}
 
 
 def latest(model_dir):

@@ -200,6 +200,26 @@ class Config:
     keep_hub_module_max: int = setting(1, "SavedModels to keep; 0 keeps all.", minimum=0)
     log_seconds: float = setting(10.0, "Seconds between progress lines when not on a terminal.", above=0)
 
+    micro_batch_size: int = setting(
+        0,
+        "Examples, over all replicas, whose activations are held at a time; the gradient is still that of the loss "
+        "over the whole train_batch_size (Gao et al. 2021). Must divide it. Every image is embedded twice, and batch "
+        "norm uses each micro-batch's statistics. 0: the whole batch at once.",
+        minimum=0,
+        identity=True,
+    )
+    precision: str = setting(
+        "float32",
+        "Arithmetic of the network: float32; mixed_bfloat16 (recent CPUs, GPUs and TPUs); mixed_float16 (GPUs; with "
+        "loss scaling). Variables, loss, statistics, LARS and the heads' last layers stay in float32, so that "
+        "checkpoints fit all three.",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+        identity=True,
+    )
+    profile_steps: int = setting(
+        0, "Write a TensorBoard profile of this many steps, taken once the first ones have compiled.", minimum=0
+    )
+
     # Evaluation.
     eval_steps: int = setting(
         0, "Batches to evaluate on; 0 means the whole split, each example once.", minimum=0
@@ -312,6 +332,9 @@ def _check_combinations(config):
         )
     if config.linear_head_learning_rate is not None:
         _check_linear_head(config)
+    if config.micro_batch_size and config.train_batch_size % config.micro_batch_size:
+        raise UserError(f"--micro_batch_size={config.micro_batch_size} does not divide --train_batch_size="
+                        f"{config.train_batch_size}: use {_largest_divisor(config)}")
     if config.zero_init_logits_layer and not config.has_linear_head:
         raise UserError("--zero_init_logits_layer needs a linear head: set --lineareval_while_pretraining")
     unknown = [name for name in config.eval_protocols if name not in EVAL_PROTOCOLS]
@@ -322,6 +345,12 @@ def _check_combinations(config):
     if config.eval_baselines and not {"lbfgs", "knn"} & set(config.eval_protocols):
         raise UserError("--eval_baselines needs --eval_protocol=lbfgs or knn")
     _check_tpu(config)
+
+
+def _largest_divisor(config):
+    """The largest size of micro-batches that is allowed, up to the one that was given."""
+    return next(size for size in range(min(config.micro_batch_size, config.train_batch_size), 0, -1)
+                if config.train_batch_size % size == 0)
 
 
 def _check_linear_head(config):
@@ -340,6 +369,10 @@ def _check_tpu(config):
     for name in ("tpu_name", "tpu_zone", "gcp_project", "master"):
         if getattr(config, name) and not config.use_tpu:
             raise UserError(f"--{name} is for TPUs: add --use_tpu, or leave it out")
+    if config.use_tpu and config.precision == "mixed_float16":
+        raise UserError("--precision=mixed_float16 is not for TPUs: use mixed_bfloat16")
+    if config.use_tpu and config.micro_batch_size:
+        raise UserError("--micro_batch_size is not for TPUs: leave it out, and use more cores for larger batches")
     if config.tpu_name and config.master and config.tpu_name != config.master:
         raise UserError("--tpu_name and --master name two TPUs: give one")
 

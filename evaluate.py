@@ -71,20 +71,18 @@ def contrastive(config, source, model, strategy):
     """The pretraining task on held-out images, in full batches on one replica."""
     size = min(config.eval_batch_size, source.num_examples(config.eval_split))
     config = config.replace(train_batch_size=max(size, 2))
-    num_classes = source.num_classes
 
     @tf.function(autograph=False)
-    def run(views, labels, number):
-        images = model_lib.blurred_views(views, config, config.seed, number, None)
-        endpoints = dict(model(images, training=False))
-        endpoints.pop("logits_sup", None)
-        losses, reported = model_lib.pretraining_losses(endpoints, labels, config, num_classes, None)
+    def run(views, number):
+        images = model_lib.blurred_views(views, config, config.seed, number)
+        hidden = model(images, training=False)["proj_head_output"]
+        losses, reported = model_lib.contrastive_losses(hidden, config, None)
         return {**losses, **reported}
 
     bag = metrics.MetricBag()
     pairs = data.build_view_pairs(config, source, config.eval_split, config.seed, size)
-    for number, (views, labels) in pairs.take(config.eval_steps or -1).enumerate():
-        bag.add(run(views, labels, number))
+    for number, (views, _) in pairs.take(config.eval_steps or -1).enumerate():
+        bag.add(run(views, number))
     return {f"eval/{name}": value for name, value in bag.means().items()}
 
 

@@ -22,6 +22,7 @@ import train
 from config import UserError
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
+_BFLOAT16_CAPABILITY = (8, 0)  # Nvidia's Ampere
 
 # Deprecations inside the libraries are not for the user to mend.
 tf.get_logger().setLevel("ERROR")
@@ -117,9 +118,21 @@ def check(config, source, strategy):
     if source.num_classes is None:
         _check_unlabelled(config, source)
     train.check_batch(config, source, strategy)
+    _check_precision(config)
     if config.mode != "eval":
         _check_start(config)
         _check_writable(config.model_dir)
+
+
+def _check_precision(config):
+    """Whether the GPUs, if there are any, know the arithmetic that is asked for."""
+    if config.precision != "mixed_bfloat16" or config.use_tpu:
+        return
+    for gpu in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        if details.get("compute_capability", _BFLOAT16_CAPABILITY) < _BFLOAT16_CAPABILITY:
+            raise UserError(f"--precision=mixed_bfloat16: {details.get('device_name', gpu.name)} does not know "
+                            "bfloat16 (compute capability 8.0 does): use mixed_float16 or float32")
 
 
 def _check_unlabelled(config, source):
@@ -186,6 +199,7 @@ def _summary(config, source, trained, results, saved_model, seconds):
     rows += [None] if rows else []
     rows += [("steps", trained.step), ("time", progress.duration(seconds))]
     rows += [("images/s", f"{trained.images_per_second:.0f}")] if trained.images_per_second else []
+    rows += [("skipped steps (overflow)", trained.skipped_steps)] if trained.skipped_steps else []
     rows += [("checkpoint", trained.checkpoint), ("SavedModel", saved_model)]
     rows += [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
     rows += [("flags, views, events", config.model_dir)]

@@ -86,9 +86,10 @@ def build_module(model, config):
 def export(config, num_classes, checkpoint_path, export_dir):
     """Writes the model of a checkpoint as a SavedModel to `export_dir`.
 
-    The model is built anew, so that neither a strategy nor frozen blocks of the training are carried along.
+    The model is built anew, in float32, so that neither a strategy nor frozen blocks nor half precision of the
+    training are carried along.
     """
-    model = model_lib.build_model(config, num_classes)
+    model = model_lib.build_model(config.replace(precision="float32"), num_classes)
     checkpoint.load_model(model, checkpoint_path)
     module, signatures = build_module(model, config)
     tf.saved_model.save(module, export_dir, signatures=signatures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -37,12 +38,14 @@ class LinearLayer(keras.layers.Layer):
         self.units = units
         self.use_bias = use_bias
         self.dense = None
-        self.bn_relu = resnet.BatchNormRelu(relu=False, center=use_bias, norm=norm) if use_bn else None
+        norm = functools.partial(norm, dtype=self.dtype_policy)
+        self.bn_relu = resnet.BatchNormRelu(relu=False, center=use_bias, norm=norm, dtype=self.dtype_policy) \
+            if use_bn else None
 
     def build(self, input_shape):
         """Makes the dense layer, once the number of inputs is known."""
         self.dense = keras.layers.Dense(
-            self.units or input_shape[-1], use_bias=self.use_bias and self.bn_relu is None,
+            self.units or input_shape[-1], use_bias=self.use_bias and self.bn_relu is None, dtype=self.dtype_policy,
             kernel_initializer=keras.initializers.RandomNormal(stddev=0.01))
         super().build(input_shape)
 
@@ -60,7 +63,8 @@ class ProjectionHead(keras.layers.Layer):
         super().__init__(**kwargs)
         hidden = {"none": -1, "linear": 0, "nonlinear": num_layers - 1}[mode]
         make = functools.partial(LinearLayer, use_bn=True, norm=norm)
-        last = [] if mode == "none" else [make(out_dim, use_bias=False)]
+        # What the loss sees is not rounded to half precision.
+        last = [] if mode == "none" else [make(out_dim, use_bias=False, dtype=self.variable_dtype)]
         self.linear_layers = [make() for _ in range(hidden)] + last
 
     def call(self, inputs, training=None):
@@ -78,7 +82,7 @@ class SupervisedHead(keras.layers.Layer):
     def __init__(self, num_classes, **kwargs):
         """`num_classes`: number of logits."""
         super().__init__(**kwargs)
-        self.linear_layer = LinearLayer(num_classes)
+        self.linear_layer = LinearLayer(num_classes, dtype=self.variable_dtype)
 
     def call(self, inputs):
         """[n, c] to logits [n, num_classes]."""
@@ -130,6 +134,12 @@ class Model(keras.Model):
         return len(self._projection_head.linear_layers)
 
     @property
+    def projection_dim(self):
+        """Size of the projections z."""
+        layers = self._projection_head.linear_layers
+        return layers[-1].units if layers else self.resnet_model.num_features
+
+    @property
     def endpoint_names(self):
         """Endpoints of the parts that this model has."""
         names = ["initial_conv", "initial_max_pool", *(f"block_group{i}" for i in range(1, 5)), "final_avg_pool"]
@@ -149,25 +159,37 @@ class Model(keras.Model):
             layer.trainable = False
 
 
+@contextlib.contextmanager
+def _precision(name):
+    """Layers made within it compute in half precision if `name` says so; their variables are float32 throughout."""
+    # No policy is Keras's floatx: float32, or float64 in tests.
+    keras.mixed_precision.set_global_policy(None if name == "float32" else name)
+    try:
+        yield
+    finally:
+        keras.mixed_precision.set_global_policy(None)
+
+
 @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and looking for it in tf_keras takes long.
 def build_model(config, num_classes):
     """A `Model` with all its variables made, in the current strategy's scope."""
-    model = Model(config, num_classes)
-    model.build((None, config.image_size, config.image_size, 3))
+    with _precision(config.precision):
+        model = Model(config, num_classes)
+        model.build((None, config.image_size, config.image_size, 3))
     return model
 
 
 # ----------------------------------------------------------------------------------------------- views and losses
 
 
-def blurred_views(views, config, seed, step, strategy):
+def blurred_views(views, config, seed, step, first_row=0):
     """Splits [n, h, w, 6] into both views and blurs them: [2n, h, w, 3], all first views before all second.
 
-    Every image's draws depend on seed, step, view and its row in the batch of all replicas.
+    Every image's draws depend on seed, step, view and its row in the batch of all replicas, of which `views` are the
+    rows from `first_row` on.
     """
     parts = tf.split(views, views.shape[-1] // 3, axis=-1)
     if config.use_blur:
-        first_row = objective.replica_offset(views.shape[0] or tf.shape(views)[0], strategy)
         draw = data_util.fold_in(tf.constant([seed, _BLUR], tf.int64), step)
         parts = [data_util.batch_random_blur(part, data_util.fold_in(draw, number), config.image_size,
                                              first_row=first_row, total_rows=config.train_batch_size)
@@ -175,26 +197,25 @@ def blurred_views(views, config, seed, step, strategy):
     return tf.concat(parts, 0)
 
 
-def pretraining_losses(endpoints, labels, config, num_classes, strategy):
-    """Losses of the contrastive task and, if there is one, of the linear head, which sees both views.
+def contrastive_losses(hidden, config, strategy):
+    """Loss of the contrastive task.
+
+    Args:
+      hidden: [2n, d] projections, all first views before all second.
+      config: settings.
+      strategy: whose replicas hold the batch, or None.
 
     Returns:
-      losses: dict of scalars to be added up. metrics: dict of scalars to be reported.
+      losses: dict of scalars to be added up. reported: dict of further scalars.
     """
     loss, logits_ab, positives = objective.add_contrastive_loss(
-        endpoints["proj_head_output"], config.hidden_norm, config.temperature, strategy)
-    losses = {"contrast_loss": loss}
-    reported = {"contrast_acc": metrics.contrastive_accuracy(logits_ab, positives),
-                "contrast_entropy": metrics.contrastive_entropy(logits_ab)}
-    if "logits_sup" in endpoints:
-        head_losses, head_reported = supervised_losses(endpoints, tf.concat([labels, labels], 0), num_classes)
-        losses.update(head_losses)
-        reported.update(head_reported)
-    return losses, reported
+        hidden, config.hidden_norm, config.temperature, strategy)
+    return {"contrast_loss": loss}, {"contrast_acc": metrics.contrastive_accuracy(logits_ab, positives),
+                                     "contrast_entropy": metrics.contrastive_entropy(logits_ab)}
 
 
 def supervised_losses(endpoints, labels, num_classes):
-    """Loss of the linear head; see `pretraining_losses`."""
+    """Loss and accuracy of the linear head; see `contrastive_losses`."""
     logits = endpoints["logits_sup"]
     loss = objective.add_supervised_loss(tf.one_hot(labels, num_classes), logits)
     accuracy = tf.reduce_mean(tf.cast(metrics.top_1_hits(labels, logits), tf.float32))
@@ -313,16 +334,20 @@ def _head_refs(model):
 def build_optimizer(config, learning_rate, model):
     """The optimizer that `config` asks for; `learning_rate` is a number or a schedule.
 
-    LARS leaves vectors (biases, batch norm) and the linear head without weight decay and trust ratio.
+    LARS leaves vectors (biases, batch norm) and the linear head without weight decay and trust ratio. With float16
+    the optimizer comes wrapped in dynamic loss scaling; `iterations` counts the steps that it leaves out, too.
     """
     if config.optimizer == "momentum":
-        return keras.optimizers.legacy.SGD(learning_rate, config.momentum, nesterov=True)
-    if config.optimizer == "adam":
-        return keras.optimizers.legacy.Adam(learning_rate)
-    head = _head_refs(model)
-    return LARSOptimizer(
-        learning_rate, config.momentum, weight_decay=config.weight_decay,
-        exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
+        optimizer = keras.optimizers.legacy.SGD(learning_rate, config.momentum, nesterov=True)
+    elif config.optimizer == "adam":
+        optimizer = keras.optimizers.legacy.Adam(learning_rate)
+    else:
+        head = _head_refs(model)
+        optimizer = LARSOptimizer(
+            learning_rate, config.momentum, weight_decay=config.weight_decay,
+            exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
+    # Gradients in float16 need a factor that keeps them from vanishing; a step in which they overflow is left out.
+    return keras.mixed_precision.LossScaleOptimizer(optimizer) if config.precision == "mixed_float16" else optimizer
 
 
 def add_weight_decay(model, weight_decay, optimizer):

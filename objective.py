@@ -90,6 +90,20 @@ def replica_mean(tensor, strategy):
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, tensor)
 
 
+def merge_moments(means, variances, strategy):
+    """Mean and biased variance [inputs] of equal parts of a batch, taken together, over all replicas.
+
+    Args:
+      means: of the parts, [inputs] or [parts, inputs].
+      variances: biased, of the same shape.
+      strategy: whose replicas hold the batch, or None. Call it in replica context.
+    """
+    means, variances = (tf.reshape(values, [-1, values.shape[-1]]) for values in (means, variances))
+    mean = replica_mean(tf.reduce_mean(means, 0), strategy)
+    # Variance within the parts plus variance between them: no difference of large squares.
+    return mean, replica_mean(tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0), strategy)
+
+
 def standardized_gradients(kernel_gradient, bias_gradient, mean, variance):
     """Turns the gradients of a linear layer into those of gradient descent on standardised inputs.
 

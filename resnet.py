@@ -6,7 +6,9 @@ positions where the original has layers without weights.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 
 import tensorflow as tf
 import tf_keras as keras
@@ -23,6 +25,19 @@ DEPTHS = {
     152: (True, (3, 8, 36, 3)),
     200: (True, (3, 24, 36, 3)),
 }
+
+
+_THREAD = threading.local()  # Replicas are traced in threads of their own.
+
+
+@contextlib.contextmanager
+def moving_statistics_kept():
+    """Within it, batch norm in training uses the batch's statistics and leaves its moving ones alone."""
+    _THREAD.keeps_statistics = True
+    try:
+        yield
+    finally:
+        _THREAD.keeps_statistics = False
 
 
 class BatchNorm(keras.layers.Layer):
@@ -54,8 +69,7 @@ class BatchNorm(keras.layers.Layer):
     def build(self, input_shape):
         """Adds gamma, beta (if centred), moving_mean and moving_variance, each [channels]."""
         # Statistics and scale stay in float32 under half precision.
-        dtype = tf.float32 if self.dtype in ("float16", "bfloat16") else self.dtype
-        add = functools.partial(self.add_weight, shape=input_shape[-1:], dtype=dtype, experimental_autocast=False)
+        add = functools.partial(self.add_weight, shape=input_shape[-1:], experimental_autocast=False)
         moving = functools.partial(add, trainable=False, synchronization=tf.VariableSynchronization.ON_READ,
                                    aggregation=tf.VariableAggregation.MEAN)
         self.gamma = add("gamma", initializer=self.gamma_initializer)
@@ -75,8 +89,9 @@ class BatchNorm(keras.layers.Layer):
         else:
             mean, variance = self._moments(inputs)
             outputs = self._normalize(inputs, mean, variance, beta)
-        for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            moving.assign_sub((moving - tf.stop_gradient(batch)) * (1.0 - self.momentum))
+        if not getattr(_THREAD, "keeps_statistics", False):
+            for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
+                moving.assign_sub((moving - tf.stop_gradient(batch)) * (1.0 - self.momentum))
         return outputs
 
     def _synchronizes(self):
@@ -303,10 +318,11 @@ class ResNet(keras.layers.Layer):
         """See `resnet`; `blocks`: of each of the four groups."""
         super().__init__(**kwargs)
         norm = functools.partial(BatchNorm, momentum=batch_norm_decay, across_replicas=global_bn)
-        block = functools.partial(BottleneckBlock if bottleneck else ResidualBlock, sk_ratio=sk_ratio,
-                                  se_ratio=se_ratio, norm=norm)
+        kind = BottleneckBlock if bottleneck else ResidualBlock
+        block = functools.partial(kind, sk_ratio=sk_ratio, se_ratio=se_ratio, norm=norm)
         width = 64 * width_multiplier
         self.cifar_stem = cifar_stem
+        self.num_features = 8 * width * kind.expansion
         self.initial_conv_relu_max_pool = _stem(width, cifar_stem, sk_ratio, norm)
         self.block_groups = [
             BlockGroup(block, width * 2**group, count, strides=1 if group == 0 else 2)
@@ -340,7 +356,8 @@ class ResNet(keras.layers.Layer):
         for number, group in enumerate(self.block_groups, 1):
             outputs = group(outputs, training=training)
             endpoints[f"block_group{number}"] = outputs
-        endpoints["final_avg_pool"] = tf.reduce_mean(outputs, [1, 2])
+        # A mean in half precision would lose digits.
+        endpoints["final_avg_pool"] = tf.reduce_mean(tf.cast(outputs, self.variable_dtype), [1, 2])
         return endpoints
 
 

@@ -1,7 +1,8 @@
-"""Training: the step of one replica, and the outer loop around it."""
+"""Training: the outer loop around the steps."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -15,103 +16,26 @@ import checkpoint
 import data
 import metrics
 import model as model_lib
-import objective
 import progress
 from config import UserError
+from train_step import TrainStep
 
 _SECONDS_PER_CALL = 1.0  # aim of one call to the device: long enough to hide the host, short enough to watch
 _STEPS_PER_CALL_OF_HOSTS = 20
 _PREVIEW_PAIRS = 8
 _PREVIEW_PIXELS = 96  # least side length of one view in the preview
 
-# ------------------------------------------------------------------------------------------------------------ step
 
-
-def linear_head_gradients(model, variables, gradients, endpoints, config, strategy):
-    """`gradients` with those of the linear head made what `--linear_head_learning_rate` asks for.
-
-    LARS without trust ratio and momentum SGD are linear in the gradient, so that its scale is a learning rate.
-    """
-    dense = model.supervised_head.linear_layer.dense
-    place = {variable.ref(): index for index, variable in enumerate(variables)}
-    kernel, bias = place[dense.kernel.ref()], place[dense.bias.ref()]
-    inputs = endpoints["sup_head_input"]
-    mean = objective.replica_mean(tf.reduce_mean(inputs, 0), strategy)
-    variance = objective.replica_mean(tf.reduce_mean(tf.math.squared_difference(inputs, mean), 0), strategy)
-    # Every replica holds its own part of the gradient, and what follows is linear in it.
-    standardized = objective.standardized_gradients(gradients[kernel], gradients[bias], mean, variance)
-    ratio = model_lib.linear_head_rate_ratio(config)
-    gradients = list(gradients)
-    gradients[kernel], gradients[bias] = (ratio * gradient for gradient in standardized)
-    return gradients
-
-
-def make_train_step(*, model, optimizer, config, num_classes, seed, strategy):
-    """Makes the training step of one replica.
-
-    Args:
-      model: a built `model.Model`.
-      optimizer: a Keras optimizer; its `iterations` count the steps.
-      config: settings.
-      num_classes: of the linear head; None without labels.
-      seed: the run's seed, an int.
-      strategy: whose replica context the step is run in.
-
-    Returns:
-      A function from a batch (views [n, h, w, 3 or 6], labels [n]) to a dict of float32 scalars.
-    """
-    replicas = strategy.num_replicas_in_sync
-
-    @tf.autograph.experimental.do_not_convert  # Nothing to convert, and long to look for it in tf_keras.
-    def train_step(batch):
-        views, labels = batch
-        views = tf.cast(views, keras.backend.floatx())
-        learning_rate = optimizer.learning_rate(optimizer.iterations)
-        with tf.GradientTape() as tape:
-            if config.pretraining:
-                views = model_lib.blurred_views(views, config, seed, optimizer.iterations, strategy)
-            endpoints = model(views, training=True)
-            if config.pretraining:
-                losses, reported = model_lib.pretraining_losses(endpoints, labels, config, num_classes, strategy)
-            else:
-                losses, reported = model_lib.supervised_losses(endpoints, labels, num_classes)
-            decay = model_lib.add_weight_decay(model, config.weight_decay, config.optimizer)
-            total = tf.add_n([tf.cast(loss, decay.dtype) for loss in losses.values()]) + decay
-            # Gradients are summed over replicas; the mean is wanted.
-            shared = total / replicas
-        variables = model.trainable_variables
-        gradients = tape.gradient(shared, variables)
-        if config.linear_head_learning_rate is not None:
-            gradients = linear_head_gradients(model, variables, gradients, endpoints, config, strategy)
-        optimizer.apply_gradients(zip(gradients, variables))
-        reported = {**losses, **reported, "weight_decay": decay, "total_loss": total}
-        named = {f"train/{name}": tf.cast(value, tf.float32) for name, value in reported.items()}
-        return {**named, "learning_rate": tf.cast(learning_rate, tf.float32)}
-
-    return train_step
-
-
-def make_run_steps(train_step, strategy, names):
-    """Makes a function that takes several steps on the device and returns the means of the metrics `names`."""
+def make_run_steps(train_step):
+    """Makes a function that takes several steps on the device: iterator, number of steps -> means of the metrics."""
     @tf.function
     def run_steps(iterator, steps):
-        totals = [tf.zeros([]) for _ in names]
+        totals = tf.zeros([len(train_step.metric_names)])
         for _ in tf.range(steps):
-            scalars = strategy.run(train_step, args=(next(iterator),))
-            totals = [total + strategy.reduce("MEAN", scalars[name], axis=None) for total, name in zip(totals, names)]
-        return {name: total / tf.cast(steps, tf.float32) for name, total in zip(names, totals)}
+            totals += train_step(next(iterator))
+        return totals / tf.cast(steps, tf.float32)
 
     return run_steps
-
-
-def metric_names(config):
-    """The scalars that a step reports, under the original's TensorBoard tags."""
-    names = ["contrast_loss", "contrast_acc", "contrast_entropy"] if config.pretraining else []
-    names += ["supervised_loss", "supervised_acc"] if config.has_linear_head else []
-    return [f"train/{name}" for name in [*names, "weight_decay", "total_loss"]] + ["learning_rate"]
-
-
-# ------------------------------------------------------------------------------------------------------------ loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +46,7 @@ class Trained:
     step: int
     checkpoint: str  # prefix of the last one
     images_per_second: float  # mean rate, without compilation and saving; 0 if nothing was left to train
+    skipped_steps: int  # left out because gradients overflowed in float16, counted since the last resumption
 
 
 class _Pace:
@@ -156,6 +81,9 @@ def check_batch(config, source, strategy):
         if size % replicas:
             nearest = max(round(size / replicas), 1) * replicas
             raise UserError(f"--{flag}={size} does not divide among {replicas} replicas: use {nearest}")
+    if config.micro_batch_size % replicas:
+        raise UserError(f"--micro_batch_size={config.micro_batch_size} does not divide among {replicas} replicas: it "
+                        f"must be a multiple of {replicas} that divides --train_batch_size={config.train_batch_size}")
     examples = source.num_examples(config.train_split)
     if config.mode != "eval" and config.train_batch_size > examples:
         raise UserError(f"--train_batch_size={config.train_batch_size} is larger than the {examples} examples of "
@@ -196,7 +124,7 @@ def write_preview(config, source, directory, writer):
     pairs = min(_PREVIEW_PAIRS, source.num_examples(config.train_split))
     views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, pairs)))
     if config.pretraining:
-        images = model_lib.blurred_views(views, config.replace(train_batch_size=pairs), config.seed, 0, None)
+        images = model_lib.blurred_views(views, config.replace(train_batch_size=pairs), config.seed, 0)
     else:
         images = views
     enlarged = -(-_PREVIEW_PIXELS // config.image_size)
@@ -232,6 +160,14 @@ def train(config, source, strategy, is_chief) -> Trained:
         return _run(config, source, strategy, is_chief, steps, state, writer)
 
 
+@contextlib.contextmanager
+def _profile(directory, first, last):
+    """Writes a TensorBoard profile of what is done within it, the steps from `first` to `last`."""
+    with tf.profiler.experimental.Profile(directory):
+        yield
+    progress.say(f"profile of steps {first} to {last}: {directory}/plugins/profile (tensorboard --logdir {directory})")
+
+
 def _run(config, source, strategy, is_chief, steps, state, writer):
     """The outer loop: run some steps, log, and save whenever a checkpoint is due."""
     several_hosts = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -239,13 +175,19 @@ def _run(config, source, strategy, is_chief, steps, state, writer):
     bar = progress.Progress(state.step, steps.train, config.train_batch_size, config.log_seconds, is_chief)
     prefix, logged = checkpoint.latest(config.model_dir), time.monotonic()
     if state.step < steps.train:
-        run_steps, iterator = _prepare(config, source, strategy, state)
-    step = state.step
+        run_steps, iterator, names = _prepare(config, source, strategy, state)
+    step, skipped = state.step, 0.0
     while step < steps.train:
         due = min(steps.train, step + steps.checkpoint - step % steps.checkpoint)
-        count, watch = pace.steps(due - step), progress.stopwatch()
-        means = {name: float(value) for name, value in run_steps(iterator, tf.constant(count)).items()}
+        count, profiled = pace.steps(due - step), contextlib.nullcontext()
+        if config.profile_steps and pace.calls == 1:
+            count = min(config.profile_steps, due - step)
+            profiled = _profile(os.path.join(state.directory, "train"), step + 1, step + count)
+        watch = progress.stopwatch()
+        with profiled:
+            means = dict(zip(names, run_steps(iterator, tf.constant(count)).numpy().tolist()))
         step += count
+        skipped += count * means.get("train/skipped_steps", 0.0)
         bar.update(step, watch(), means, timed=pace.calls > 0)
         pace.record(count, watch())
         bag.add(means, count)
@@ -256,15 +198,14 @@ def _run(config, source, strategy, is_chief, steps, state, writer):
         if step == due:
             prefix = state.save()
     bar.close()
-    return Trained(state.model, step, prefix, bar.images_per_second)
+    return Trained(state.model, step, prefix, bar.images_per_second, round(skipped))
 
 
 def _prepare(config, source, strategy, state):
-    """The function that takes steps, and the data from the present step on."""
-    train_step = make_train_step(
-        model=state.model, optimizer=state.optimizer, config=config, num_classes=source.num_classes, seed=config.seed,
-        strategy=strategy)
+    """The function that takes steps, the data from the present step on, and the names of the metrics."""
+    train_step = TrainStep(model=state.model, optimizer=state.optimizer, config=config,
+                           num_classes=source.num_classes, seed=config.seed, strategy=strategy)
     batch = config.train_batch_size // strategy.num_replicas_in_sync
     dataset = data.distribute(strategy, lambda context, _: data.build_train_dataset(
         config, source, config.seed, batch, state.step, context))
-    return make_run_steps(train_step, strategy, metric_names(config)), iter(dataset)
+    return make_run_steps(train_step), iter(dataset), train_step.metric_names

@@ -17,6 +17,7 @@ import export
 import features
 import model as model_lib
 import train
+import train_step
 from config import Config, UserError
 from data_test import write_images
 
@@ -74,7 +75,7 @@ def test_a_run_writes_the_originals_scalars(whole_run):
     events = [event for path in (whole_run[0] / "train").iterdir()
               for event in tf.compat.v1.train.summary_iterator(str(path))]
     tags = {value.tag for event in events for value in event.summary.value}
-    assert set(train.metric_names(Config(**TINY))) | {"views"} <= tags
+    assert set(train_step.metric_names(Config(**TINY))) | {"views"} <= tags
     assert max(event.step for event in events) == 4
 
 
@@ -374,13 +375,13 @@ def test_two_replicas_train_as_one(two_replicas, float64, tmp_path):
                     variable.assign(tf.ones_like(variable))  # so that gradients reach everything
             optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
             checkpoint.TrainingState(model, optimizer, str(tmp_path), 1)
-        step = train.make_train_step(model=model, optimizer=optimizer, config=config, num_classes=4, seed=5,
-                                     strategy=strategy)
-        run_steps = train.make_run_steps(step, strategy, train.metric_names(config))
+        step = train_step.TrainStep(model=model, optimizer=optimizer, config=config, num_classes=4, seed=5,
+                                    strategy=strategy)
+        run_steps = train.make_run_steps(step)
         dataset = data.distribute(strategy, lambda context, _, size=size: tf.data.Dataset.from_tensor_slices(
             (views, labels)).repeat().batch(size))
         means = run_steps(iter(dataset), tf.constant(3))
-        results.append(({name: float(value) for name, value in means.items()}, [v.numpy() for v in model.variables]))
+        results.append((dict(zip(step.metric_names, means.numpy())), [v.numpy() for v in model.variables]))
     for name, value in results[0][0].items():
         assert results[1][0][name] == pytest.approx(value, rel=1e-5), name
     for one, two in zip(results[0][1], results[1][1]):

@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [
     ("config", "data_util", "objective", "lars_optimizer", "resnet", "metrics", "progress"),
     ("data", "model"),
-    ("checkpoint", "features"),
+    ("checkpoint", "features", "train_step"),
     ("export",),
     ("evaluate",),
     ("train",),

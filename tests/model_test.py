@@ -11,7 +11,7 @@ import config as config_lib
 import golden
 import model as model_lib
 import resnet
-import train
+from train_step import TrainStep
 
 SCHEDULE = golden.load("schedule")
 NETWORK, NETWORK_TRAIN = golden.load("network"), golden.load("network_train")
@@ -92,13 +92,15 @@ def test_three_training_steps_equal_the_originals(case, float64):
     start = {key: variable.numpy() for key, variable in variables.items()}
     schedule = model_lib.build_schedule(config, settings["num_examples"])
     optimizer = model_lib.build_optimizer(config, schedule, model)
-    step = tf.function(train.make_train_step(
-        model=model, optimizer=optimizer, config=config, num_classes=10, seed=0, strategy=tf.distribute.get_strategy()))
+    train_step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=10, seed=0,
+                           strategy=tf.distribute.get_strategy())
+    step = tf.function(train_step)
     random = np.random.default_rng(settings["data_seed"])
     size = config.image_size
     for number in range(3):
         views = random.uniform(0, 1, (16, size, size, 6)).astype(np.float32)
-        reported = step((tf.constant(views), tf.constant(random.integers(0, 10, 16))))
+        reported = dict(zip(train_step.metric_names, step(
+            (tf.constant(views), tf.constant(random.integers(0, 10, 16)))).numpy()))
         losses = [reported[f"train/{name}"] for name in ("contrast_loss", "supervised_loss", "weight_decay")]
         np.testing.assert_allclose(losses, TRAIN_STEP[f"{case}/step{number}/losses"], rtol=2e-6)
         moved = [np.linalg.norm(variables[str(key)].numpy() - start[str(key)]) for key in TRAIN_STEP[f"{case}/keys"]]
