@@ -60,7 +60,7 @@ class ProjectionHead(keras.layers.Layer):
 
     def __init__(self, mode="nonlinear", out_dim=128, num_layers=3, norm=resnet.BatchNorm, **kwargs):
         """`mode`: none, linear or nonlinear; `out_dim`: of the last layer; `num_layers`: of the non-linear head."""
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # h stays what it is; the layers cast for themselves.
         hidden = {"none": -1, "linear": 0, "nonlinear": num_layers - 1}[mode]
         make = functools.partial(LinearLayer, use_bn=True, norm=norm)
         # What the loss sees is not rounded to half precision.
@@ -124,7 +124,8 @@ class Model(keras.Model):
         stages = self._projection_head(endpoints["final_avg_pool"], training=training)
         endpoints = {**endpoints, "proj_head_input": stages[0], "proj_head_output": stages[-1]}
         if self.supervised_head is not None:
-            chosen = tf.stop_gradient(stages[self._selector]) if self._detached else stages[self._selector]
+            chosen = tf.cast(stages[self._selector], self.variable_dtype)
+            chosen = tf.stop_gradient(chosen) if self._detached else chosen
             endpoints.update(sup_head_input=chosen, logits_sup=self.supervised_head(chosen))
         return endpoints
 

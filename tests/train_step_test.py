@@ -1,0 +1,216 @@
+"""Micro-batches against one tape over all of them; precision: dtypes, skipped steps, checkpoints for all."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import checkpoint
+import golden
+import model as model_lib
+import objective
+import train_step
+from config import Config
+
+pytestmark = pytest.mark.usefixtures("tiny_resnet")
+SMALL = dict(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=8, learning_rate=0.02,
+             train_steps=10, warmup_epochs=0.0, weight_decay=1e-3)
+CLASSES = 4
+
+
+def make_state(config, directory, strategy=None):
+    """Model and optimizer with gradients that reach everything."""
+    with (strategy or tf.distribute.get_strategy()).scope():
+        keras.utils.set_random_seed(3)
+        model = model_lib.build_model(config, CLASSES)
+        for variable in model.variables:
+            if "gamma" in variable.name:
+                variable.assign(tf.ones_like(variable))
+        optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+        return checkpoint.TrainingState(model, optimizer, str(directory), 1)
+
+
+def set_loss_scale(state, scale):
+    state.optimizer._loss_scale.current_loss_scale.assign(scale)
+
+
+def make_step(config, state, strategy=None):
+    return train_step.TrainStep(model=state.model, optimizer=state.optimizer, config=config, num_classes=CLASSES,
+                                seed=5, strategy=strategy or tf.distribute.get_strategy())
+
+
+def batches(config, count=2):
+    random = np.random.default_rng(0)
+    channels = 6 if config.pretraining else 3
+    return [(random.uniform(0, 1, (8, 8, 8, channels)), random.integers(0, CLASSES, 8)) for _ in range(count)]
+
+
+def take_steps(config, state, order=None, strategy=None):
+    """Steps on `batches`, their rows in another `order` if given; returns what they report."""
+    strategy = strategy or tf.distribute.get_strategy()
+    step, reported = make_step(config, state, strategy), []
+    run = tf.function(step)
+    rows = config.train_batch_size // strategy.num_replicas_in_sync
+    for views, labels in batches(config):
+        order = np.arange(len(views)) if order is None else order
+        dataset = tf.data.Dataset.from_tensor_slices((views[order], labels[order]))
+        batch = next(iter(strategy.distribute_datasets_from_function(
+            lambda _, dataset=dataset: dataset.batch(rows, drop_remainder=True))))
+        reported.append(dict(zip(step.metric_names, run(batch).numpy())))
+    return reported
+
+
+def step_in_one_go(config, state, views, labels, micro):
+    """One tape over the embeddings of all micro-batches: what two passes must amount to."""
+    model, optimizer = state.model, state.optimizer
+    with tf.GradientTape() as tape:
+        images = model_lib.blurred_views(tf.constant(views), config, 5, optimizer.iterations)
+        pairs = tf.reshape(images, [2, 8, 8, 8, 3])
+        parts = [model(tf.concat([pairs[0, row:row + micro], pairs[1, row:row + micro]], 0), training=True)
+                 for row in range(0, 8, micro)]
+        hidden = tf.concat([part["proj_head_output"][view * micro:(view + 1) * micro]
+                            for view in range(2) for part in parts], 0)
+        contrast, _, _ = objective.add_contrastive_loss(hidden, config.hidden_norm, config.temperature)
+        targets = [tf.one_hot(np.tile(labels[row:row + micro], 2), CLASSES) for row in range(0, 8, micro)]
+        head = tf.reduce_mean([objective.add_supervised_loss(target, part["logits_sup"])
+                               for target, part in zip(targets, parts)])
+        total = contrast + head + model_lib.add_weight_decay(model, config.weight_decay, config.optimizer)
+    gradients = tape.gradient(total, model.trainable_variables)
+    if config.linear_head_learning_rate:
+        inputs = tf.concat([part["sup_head_input"] for part in parts], 0)
+        gradients = train_step.linear_head_gradients(
+            model.supervised_head, model.trainable_variables, gradients, tf.nn.moments(inputs, [0]),
+            model_lib.linear_head_rate_ratio(config))
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return {"train/contrast_loss": contrast, "train/supervised_loss": head, "train/total_loss": total}
+
+
+def assert_same_variables(one, other, rtol=1e-9):
+    for ours, theirs in zip(one.model.variables + one.optimizer.variables(),
+                            other.model.variables + other.optimizer.variables()):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=rtol, atol=1e-12, err_msg=ours.name)
+
+
+@pytest.mark.parametrize("settings", [
+    dict(micro_batch_size=4, linear_head_learning_rate=0.1), dict(micro_batch_size=2, optimizer="momentum")])
+def test_micro_batches_have_the_gradient_and_statistics_of_one_go(settings, float64, tmp_path):
+    config = Config(**SMALL, **settings)
+    state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
+    start = [variable.numpy() for variable in state.model.variables]
+    reported = take_steps(config, state)
+    for scalars, (views, labels) in zip(reported, batches(config)):
+        for name, value in step_in_one_go(config, reference, views, labels, config.micro_batch_size).items():
+            assert scalars[name] == pytest.approx(float(value), rel=1e-6), name
+    assert_same_variables(state, reference)
+    assert all((variable.numpy() != old).any() for variable, old in zip(state.model.variables, start))
+
+
+def test_one_micro_batch_is_the_whole_batch(float64, tmp_path):
+    config = Config(**SMALL, linear_head_learning_rate=0.1)
+    whole, micro = make_state(config, tmp_path), make_state(config, tmp_path)
+    expected = take_steps(config, whole)
+    step = make_step(config, micro)
+    run = tf.function(step._in_micro_batches)
+    for scalars, batch in zip(expected, batches(config)):
+        np.testing.assert_allclose(run(batch), [scalars[name] for name in step.metric_names], rtol=1e-6)
+    assert_same_variables(micro, whole)
+
+
+def test_micro_batches_of_two_replicas_are_those_of_one(two_replicas, float64, tmp_path):
+    config = Config(**SMALL, micro_batch_size=4, use_blur=False, linear_head_learning_rate=0.1)
+    one, two = make_state(config, tmp_path), make_state(config, tmp_path, two_replicas)
+    # A micro-batch of four is two rows of each replica.
+    expected = take_steps(config, one, order=[0, 1, 4, 5, 2, 3, 6, 7])
+    reported = take_steps(config, two, strategy=two_replicas)
+    for ours, theirs in zip(reported, expected):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    assert_same_variables(two, one)
+
+
+def test_micro_batches_of_fine_tuning_add_up(float64, tmp_path):
+    config = Config(**SMALL, train_mode="finetune", optimizer="momentum", fine_tune_after_block=4)
+    states = []
+    for micro in (0, 4):  # Frozen statistics: the cut into micro-batches leaves nothing that could differ.
+        state = make_state(config, tmp_path)
+        state.model.freeze(4)
+        states.append(state)
+        take_steps(config.replace(micro_batch_size=micro), state)
+    assert_same_variables(*states)
+    assert states[0].step == 2
+
+
+# ------------------------------------------------------------------------------------------------------ precision
+
+
+@pytest.mark.parametrize("precision, micro", [("mixed_bfloat16", 0), ("mixed_bfloat16", 4), ("mixed_float16", 4)])
+def test_half_precision_trains_near_float32(precision, micro, tmp_path):
+    config = Config(**SMALL, micro_batch_size=micro)
+    expected = take_steps(config, make_state(config, tmp_path))[0]
+    state = make_state(config.replace(precision=precision), tmp_path)
+    if precision == "mixed_float16":
+        set_loss_scale(state, 64.0)  # The first scale is too large for these weights, and would cost some steps.
+    start = [variable.numpy() for variable in state.model.trainable_variables]
+    reported = take_steps(config.replace(precision=precision), state)[0]
+    for name in ("train/contrast_loss", "train/supervised_loss"):
+        assert reported[name] == pytest.approx(expected[name], rel=0.02), name
+    assert reported["train/contrast_loss"] != expected["train/contrast_loss"]
+    assert all((variable.numpy() != old).any() for variable, old in zip(state.model.trainable_variables, start))
+
+
+def test_half_precision_is_for_the_layers_between():
+    half = model_lib.build_model(Config(**SMALL, precision="mixed_bfloat16"), CLASSES)
+    images = tf.random.stateless_uniform([4, 8, 8, 3], [1, 2])
+    for training in (True, False):
+        outputs = half(images, training=training)
+        for name, value in outputs.items():
+            within = name.startswith(("initial", "block"))
+            assert value.dtype == (tf.bfloat16 if within else tf.float32), name
+    assert {variable.dtype for variable in half.variables} == {tf.float32}
+    whole = model_lib.build_model(Config(**SMALL), CLASSES)
+    for ours, theirs in zip(whole.variables, half.variables):
+        ours.assign(theirs)
+    expected = whole(images, training=False)
+    assert expected["block_group4"].dtype == tf.float32  # The policy ends with the model that it was for.
+    for name in ("final_avg_pool", "proj_head_output", "logits_sup"):
+        assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
+
+
+def test_a_step_that_overflows_is_left_out_and_counted(tmp_path):
+    config = Config(**SMALL, precision="mixed_float16")
+    state = make_state(config, tmp_path)
+    set_loss_scale(state, 1e30)
+    start = [variable.numpy() for variable in state.model.trainable_variables + state.optimizer.variables()[1:]]
+    step = make_step(config, state)
+    run = tf.function(step)
+    (views, labels), _ = batches(config)
+    first = dict(zip(step.metric_names, run((views, labels)).numpy()))
+    assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30)
+    for variable, old in zip(state.model.trainable_variables + state.optimizer.variables()[1:], start):
+        np.testing.assert_array_equal(variable, old)
+    assert state.step == 1 and state.optimizer.loss_scale == np.float32(5e29)
+    set_loss_scale(state, 64.0)
+    second = dict(zip(step.metric_names, run((views, labels)).numpy()))
+    assert second["train/skipped_steps"] == 0 and state.step == 2
+    assert (state.model.trainable_variables[0].numpy() != start[0]).any()
+
+
+@pytest.mark.parametrize("wrote, reads", [("float32", "mixed_float16"), ("mixed_float16", "mixed_bfloat16"),
+                                          ("mixed_float16", "mixed_float16")])
+def test_a_run_goes_on_in_another_precision(wrote, reads, tmp_path):
+    config = Config(**SMALL)
+    state = make_state(config.replace(precision=wrote), tmp_path)
+    if wrote == "mixed_float16":
+        set_loss_scale(state, 128.0)
+    take_steps(config.replace(precision=wrote), state)
+    path = state.save()
+    other = make_state(config.replace(precision=reads), tmp_path)
+    other.resume(path)
+    assert other.step == 2
+    for ours, theirs in zip(other.model.variables, state.model.variables):
+        np.testing.assert_array_equal(ours, theirs)
+    for variable, same in zip(other.model.trainable_variables, state.model.trainable_variables):
+        slots = [s.optimizer.get_slot(v, "Momentum").numpy() for s, v in ((other, variable), (state, same))]
+        assert slots[0].any()
+        np.testing.assert_array_equal(*slots)
+    if wrote == reads:
+        assert other.optimizer.loss_scale == 128.0
