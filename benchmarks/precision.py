@@ -1,0 +1,60 @@
+"""What half precision does to learning: accuracies of whole runs in float32 and in mixed_bfloat16, seed by seed.
+
+    python -m benchmarks.precision --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3]
+
+The quickstart on digits and, given CIFAR-10 in `tfds_dir`, 200 steps of ResNet-18 (stem with pooling, a fifth of the
+training images). Two runs of one seed differ in precision alone. Runs that are there already are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+from benchmarks import measure
+
+_RECIPE = "--flagfile=paper/recipes/digits.cfg"
+_CIFAR = ("--mode=train_then_eval", "--dataset=cifar10", "--train_split=train[:20%]", "--eval_split=test",
+          "--image_size=32", "--stem=imagenet", "--resnet_depth=18", "--train_batch_size=256", "--train_steps=200",
+          "--warmup_epochs=1", "--learning_rate=0.1", "--learning_rate_scaling=sqrt", "--linear_head_learning_rate=0.1",
+          "--temperature=0.5", "--color_jitter_strength=0.5", "--nouse_blur", "--eval_protocol=linear_head,lbfgs,knn")
+_METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_top_1_accuracy")
+
+
+def run(flags, model_dir, precision, seed):
+    """The results of one run, made if need be."""
+    path = os.path.join(model_dir, "result.json")
+    if not os.path.exists(path):
+        subprocess.run([sys.executable, "run.py", *flags, f"--model_dir={model_dir}", f"--precision={precision}",
+                        f"--seed={seed}"], check=True, stdout=sys.stderr)
+    with open(path) as file:
+        return json.load(file)
+
+
+def main():
+    """Runs, and prints a JSON line for each data set and metric; ours is mixed_bfloat16, the yardstick float32."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs_dir", required=True)
+    parser.add_argument("--tfds_dir")
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    data_sets = {"digits": [_RECIPE]}
+    if arguments.tfds_dir:
+        data_sets["cifar10"] = [*_CIFAR, f"--data_dir={arguments.tfds_dir}"]
+    for name, flags in data_sets.items():
+        directory = os.path.join(arguments.runs_dir, name)
+        results = {precision: [run(flags, f"{directory}_{precision}_{seed}", precision, seed)
+                               for seed in range(1, arguments.seeds + 1)]
+                   for precision in ("float32", "mixed_bfloat16")}
+        for metric in _METRICS:
+            values = {precision: [result[metric] for result in rows] for precision, rows in results.items()}
+            measure.report("precision", f"{name}, {metric}", "accuracy", statistics.mean(values["mixed_bfloat16"]),
+                           statistics.mean(values["float32"]), seeds=values)
+
+
+if __name__ == "__main__":
+    main()

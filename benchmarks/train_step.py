@@ -1,0 +1,71 @@
+"""Speed of the training step, in views per second, against a plain Keras ResNet-18 in float32.
+
+    python -m benchmarks.train_step [--batch=128] [--rounds=5]
+
+ResNet-18 with the small stem at 32 pixels; forward, backward, losses and update, without data pipeline and blur.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+import checkpoint
+import model as model_lib
+from benchmarks import measure, plain_keras
+from config import Config
+from train_step import TrainStep
+
+_SIZE, _CLASSES = 32, 10
+
+
+def ours(batch, views, labels, **settings):
+    """A call that takes one of our steps."""
+    config = Config(resnet_depth=18, image_size=_SIZE, train_batch_size=batch, use_blur=False, train_steps=1000,
+                    warmup_epochs=0.0, **settings)
+    keras.utils.set_random_seed(1)
+    model = model_lib.build_model(config, _CLASSES)
+    optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 50_000), model)
+    checkpoint.TrainingState(model, optimizer, "unused", 1)
+    step = tf.function(TrainStep(model=model, optimizer=optimizer, config=config, num_classes=_CLASSES, seed=1,
+                                 strategy=tf.distribute.get_strategy()))
+    return lambda: step((views, labels)).numpy()
+
+
+def plain(views, labels, precision="float32"):
+    """A call that takes one step of the yardstick, with Keras's momentum SGD."""
+    keras.mixed_precision.set_global_policy(precision)
+    model = plain_keras.resnet18(_SIZE, classes=_CLASSES)
+    keras.mixed_precision.set_global_policy("float32")
+    step = plain_keras.make_step(model, keras.optimizers.legacy.SGD(0.1, 0.9))
+    return lambda: step(views, labels).numpy()
+
+
+def main():
+    """Measures and prints JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    random = np.random.default_rng(0)
+    views = tf.constant(random.uniform(0, 1, (arguments.batch, _SIZE, _SIZE, 6)).astype(np.float32))
+    labels = tf.constant(random.integers(0, _CLASSES, arguments.batch))
+    calls = {"yardstick": plain(views, labels)}
+    calls.update({precision: ours(arguments.batch, views, labels, precision=precision)
+                  for precision in ("float32", "mixed_bfloat16")})
+    calls["micro-batches of a quarter"] = ours(arguments.batch, views, labels, micro_batch_size=arguments.batch // 4)
+    seconds = measure.side_by_side(calls, arguments.rounds)
+    rates = {name: 2 * arguments.batch / value for name, value in seconds.items()}
+    for name, rate in rates.items():
+        if name != "yardstick":
+            measure.report("train_step", f"{name}, batch {arguments.batch}", "views/s", rate, rates["yardstick"])
+
+
+if __name__ == "__main__":
+    main()
