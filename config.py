@@ -217,7 +217,9 @@ class Config:
         identity=True,
     )
     profile_steps: int = setting(
-        0, "Write a TensorBoard profile of this many steps, taken once the first ones have compiled.", minimum=0
+        0,
+        "Write a TensorBoard profile of this many steps (at most those between two checkpoints), after the first one.",
+        minimum=0,
     )
 
     # Evaluation.

@@ -70,7 +70,6 @@ def linear_head(config, source, model, strategy):
 def contrastive(config, source, model, strategy):
     """The pretraining task on held-out images, in full batches on one replica."""
     size = min(config.eval_batch_size, source.num_examples(config.eval_split))
-    config = config.replace(train_batch_size=max(size, 2))
 
     @tf.function(autograph=False)
     def run(views, number):

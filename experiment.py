@@ -131,7 +131,7 @@ def _check_precision(config):
     for gpu in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
         if details.get("compute_capability", _BFLOAT16_CAPABILITY) < _BFLOAT16_CAPABILITY:
-            raise UserError(f"--precision=mixed_bfloat16: {details.get('device_name', gpu.name)} does not know "
+            raise UserError(f"--precision=mixed_bfloat16: {details.get('device_name', 'a GPU')} does not know "
                             "bfloat16 (compute capability 8.0 does): use mixed_float16 or float32")
 
 

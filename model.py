@@ -183,17 +183,17 @@ def build_model(config, num_classes):
 # ----------------------------------------------------------------------------------------------- views and losses
 
 
-def blurred_views(views, config, seed, step, first_row=0):
+def blurred_views(views, config, seed, step, first_row=0, total_rows=None):
     """Splits [n, h, w, 6] into both views and blurs them: [2n, h, w, 3], all first views before all second.
 
     Every image's draws depend on seed, step, view and its row in the batch of all replicas, of which `views` are the
-    rows from `first_row` on.
+    rows from `first_row` on; `total_rows` is that batch's size, None if `views` are all of it.
     """
     parts = tf.split(views, views.shape[-1] // 3, axis=-1)
     if config.use_blur:
         draw = data_util.fold_in(tf.constant([seed, _BLUR], tf.int64), step)
         parts = [data_util.batch_random_blur(part, data_util.fold_in(draw, number), config.image_size,
-                                             first_row=first_row, total_rows=config.train_batch_size)
+                                             first_row=first_row, total_rows=total_rows)
                  for number, part in enumerate(parts)]
     return tf.concat(parts, 0)
 

@@ -124,7 +124,7 @@ def write_preview(config, source, directory, writer):
     pairs = min(_PREVIEW_PAIRS, source.num_examples(config.train_split))
     views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, pairs)))
     if config.pretraining:
-        images = model_lib.blurred_views(views, config.replace(train_batch_size=pairs), config.seed, 0)
+        images = model_lib.blurred_views(views, config, config.seed, 0)
     else:
         images = views
     enlarged = -(-_PREVIEW_PIXELS // config.image_size)
@@ -177,11 +177,12 @@ def _run(config, source, strategy, is_chief, steps, state, writer):
     if state.step < steps.train:
         run_steps, iterator, names = _prepare(config, source, strategy, state)
     step, skipped = state.step, 0.0
+    to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
     while step < steps.train:
         due = min(steps.train, step + steps.checkpoint - step % steps.checkpoint)
         count, profiled = pace.steps(due - step), contextlib.nullcontext()
-        if config.profile_steps and pace.calls == 1:
-            count = min(config.profile_steps, due - step)
+        if pace.calls and 0 < to_profile <= due - step:
+            count, to_profile = to_profile, 0
             profiled = _profile(os.path.join(state.directory, "train"), step + 1, step + count)
         watch = progress.stopwatch()
         with profiled:

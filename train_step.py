@@ -97,7 +97,8 @@ class TrainStep:
         if not self._config.pretraining:
             return views
         first_row = objective.replica_offset(self._rows, self._strategy) + first
-        return model_lib.blurred_views(views, self._config, self._seed, self._optimizer.iterations, first_row)
+        return model_lib.blurred_views(views, self._config, self._seed, self._optimizer.iterations, first_row,
+                                       self._config.train_batch_size)
 
     def _part_of_gradient(self, loss):
         """What to differentiate: gradients are summed over replicas where their mean is wanted; float16 scales them."""

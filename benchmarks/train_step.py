@@ -1,4 +1,4 @@
-"""Speed of the training step, in views per second, against a plain Keras ResNet-18 in float32.
+"""Speed of the training step, and time from the start of a process to its first step, against plain Keras in float32.
 
     python -m benchmarks.train_step [--batch=128] [--rounds=5]
 
@@ -8,6 +8,8 @@ ResNet-18 with the small stem at 32 pixels; forward, backward, losses and update
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -47,15 +49,34 @@ def plain(views, labels, precision="float32"):
     return lambda: step(views, labels).numpy()
 
 
+def make_batch(size):
+    """Random (views, labels)."""
+    random = np.random.default_rng(0)
+    return (tf.constant(random.uniform(0, 1, (size, _SIZE, _SIZE, 6)).astype(np.float32)),
+            tf.constant(random.integers(0, _CLASSES, size)))
+
+
+def report_start(rounds):
+    """Seconds of processes that import, build, trace and take one step of a batch of two."""
+    children = {name: functools.partial(measure.in_child, "benchmarks.train_step", f"--first_step={name}")
+                for name in ("ours", "yardstick")}
+    seconds = measure.side_by_side(children, rounds)
+    measure.report("train_step", "process start to end of first step", "s", seconds["ours"], seconds["yardstick"])
+
+
 def main():
     """Measures and prints JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--first_step", choices=("ours", "yardstick"), help="take one step in this process and end")
     arguments = parser.parse_args()
-    random = np.random.default_rng(0)
-    views = tf.constant(random.uniform(0, 1, (arguments.batch, _SIZE, _SIZE, 6)).astype(np.float32))
-    labels = tf.constant(random.integers(0, _CLASSES, arguments.batch))
+    if arguments.first_step:
+        call = {"ours": functools.partial(ours, 2), "yardstick": plain}[arguments.first_step](*make_batch(2))
+        print(json.dumps(call().tolist()))
+        return
+    report_start(min(arguments.rounds, 3))
+    views, labels = make_batch(arguments.batch)
     calls = {"yardstick": plain(views, labels)}
     calls.update({precision: ours(arguments.batch, views, labels, precision=precision)
                   for precision in ("float32", "mixed_bfloat16")})

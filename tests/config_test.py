@@ -58,11 +58,20 @@ def test_flags_make_the_config():
     (dict(linear_head_learning_rate=0.1, train_mode="finetune"), "linear_head_learning_rate"),
     (dict(linear_head_learning_rate=0.1, learning_rate=0.0), "linear_head_learning_rate"),
     (dict(zero_init_logits_layer=True, lineareval_while_pretraining=False), "zero_init_logits_layer"),
+    (dict(micro_batch_size=100), "micro_batch_size"), (dict(micro_batch_size=1024), "micro_batch_size"),
+    (dict(precision="bfloat16"), "precision"), (dict(precision="mixed_float16", use_tpu=True), "precision"),
+    (dict(micro_batch_size=64, use_tpu=True), "micro_batch_size"),
     (dict(seed=-1), "seed"), (dict(mode="training"), "mode"), (dict(dataset=None), "dataset")])
 def test_what_cannot_work_is_told_in_one_line(settings, flag):
     with pytest.raises(UserError, match=f"--{flag}") as error:
         Config(**settings)
     assert "\n" not in str(error.value) and len(str(error.value)) > len(flag) + 15
+
+
+@pytest.mark.parametrize("batch, micro, best", [(512, 100, 64), (512, 1024, 512), (12, 5, 4)])
+def test_a_micro_batch_that_divides_is_proposed(batch, micro, best):
+    with pytest.raises(UserError, match=f"use {best}$"):
+        Config(train_batch_size=batch, micro_batch_size=micro)
 
 
 def test_default_directory_is_of_the_run_and_not_of_its_length():

@@ -312,6 +312,31 @@ def test_a_model_dir_that_cannot_be_written_to_is_told(tmp_path):
         run(tmp_path / "file" / "run")
 
 
+def test_a_run_in_micro_batches_half_precision_and_with_a_profile(tmp_path, tiny_resnet, capsys):
+    run(tmp_path, micro_batch_size=16, precision="mixed_bfloat16", profile_steps=2, train_steps=4, checkpoint_steps=4)
+    assert f"profile of steps 2 to 3: {tmp_path}" in capsys.readouterr().out
+    assert list(tmp_path.glob("train/plugins/profile/*/*.xplane.pb"))
+    assert {value.dtype for value in weights(tmp_path, 4).values()} == {np.dtype("float32"), np.dtype("int64")}
+
+
+@pytest.mark.parametrize("capability, refused", [((7, 5), True), ((8, 0), False), (None, False)])
+def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
+    details = {"device_name": "Card", **({"compute_capability": capability} if capability else {})}
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
+    experiment._check_precision(Config(**TINY))
+    if refused:
+        with pytest.raises(UserError, match="--precision=mixed_bfloat16: Card .* use mixed_float16"):
+            experiment._check_precision(Config(**TINY, precision="mixed_bfloat16"))
+    else:
+        experiment._check_precision(Config(**TINY, precision="mixed_bfloat16"))
+
+
+def test_micro_batches_must_divide_among_replicas(two_replicas):
+    with pytest.raises(UserError, match="--micro_batch_size=1 does not divide among 2 replicas"):
+        train.check_batch(Config(**TINY, micro_batch_size=1), data.digits_source(), two_replicas)
+
+
 def test_batches_must_divide_among_replicas(two_replicas):
     with pytest.raises(UserError, match="--train_batch_size=33 does not divide among 2 replicas: use 32"):
         train.check_batch(Config(**{**TINY, "train_batch_size": 33}), data.digits_source(), two_replicas)

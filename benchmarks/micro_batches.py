@@ -1,0 +1,63 @@
+"""Peak memory and time of one training step of ResNet-50 at 32 pixels, batch 4096, in micro-batches.
+
+    python -m benchmarks.micro_batches [--batch=4096] [--micro=64] [--precision=float32] [--whole]
+
+Memory is that of the whole process. `--whole` adds the same batch at once, where it fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from benchmarks import measure
+
+
+def one_step(batch, micro, precision):
+    """Takes one step in this process; prints its seconds, with tracing, and the process's peak memory in MB."""
+    import tensorflow as tf
+
+    import checkpoint
+    import model as model_lib
+    from config import Config
+    from train_step import TrainStep
+
+    config = Config(resnet_depth=50, image_size=32, train_batch_size=batch, micro_batch_size=micro, precision=precision)
+    model = model_lib.build_model(config, 10)
+    optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 50_000), model)
+    checkpoint.TrainingState(model, optimizer, "unused", 1)
+    step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=10, seed=1,
+                     strategy=tf.distribute.get_strategy())
+    views = tf.random.stateless_uniform([batch, 32, 32, 6], [1, 2])
+    begin = time.perf_counter()
+    scalars = tf.function(step)((views, tf.range(batch) % 10)).numpy()
+    loss = float(scalars[step.metric_names.index("train/contrast_loss")])
+    print(json.dumps(dict(seconds=time.perf_counter() - begin, megabytes=measure.peak_megabytes(), loss=loss)))
+
+
+def main():
+    """Measures and prints JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--micro", type=int, default=64)
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--child", action="store_true", help="take the step in this process")
+    arguments = parser.parse_args()
+    if arguments.child:
+        one_step(arguments.batch, arguments.micro, arguments.precision)
+        return
+    settings = ["--child", f"--batch={arguments.batch}", f"--precision={arguments.precision}"]
+    ours = measure.in_child("benchmarks.micro_batches", *settings, f"--micro={arguments.micro}")
+    whole = measure.in_child("benchmarks.micro_batches", *settings, "--micro=0") if arguments.whole else {}
+    case = f"ResNet-50, batch {arguments.batch} in micro-batches of {arguments.micro}, {arguments.precision}"
+    for quantity, unit in (("megabytes", "MB"), ("seconds", "s")):
+        measure.report("micro_batches", case, unit, ours[quantity], whole.get(quantity), loss=ours["loss"])
+
+
+if __name__ == "__main__":
+    main()
