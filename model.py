@@ -181,11 +181,9 @@ def pretraining_losses(endpoints, labels, config, num_classes, strategy):
     Returns:
       losses: dict of scalars to be added up. metrics: dict of scalars to be reported.
     """
-    loss, logits_ab, positives = objective.add_contrastive_loss(
-        endpoints["proj_head_output"], config.hidden_norm, config.temperature, strategy)
-    losses = {"contrast_loss": loss}
-    reported = {"contrast_acc": metrics.contrastive_accuracy(logits_ab, positives),
-                "contrast_entropy": metrics.contrastive_entropy(logits_ab)}
+    loss, accuracy, entropy = objective.contrastive_loss_and_metrics(
+        endpoints["proj_head_output"], config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
+    losses, reported = {"contrast_loss": loss}, {"contrast_acc": accuracy, "contrast_entropy": entropy}
     if "logits_sup" in endpoints:
         head_losses, head_reported = supervised_losses(endpoints, tf.concat([labels, labels], 0), num_classes)
         losses.update(head_losses)
