@@ -114,7 +114,7 @@ def contrastive_loss_and_metrics(hidden, hidden_norm=True, temperature=1.0, stra
     """
     hidden = _prepared(hidden, hidden_norm)
     local = (hidden.shape[0] or tf.shape(hidden)[0]) // 2
-    xla = isinstance(strategy, tf.distribute.TPUStrategy)
+    xla = _needs_static_shapes(strategy)
 
     @tf.custom_gradient
     def loss_and_metrics(hidden, everyone):
@@ -130,6 +130,10 @@ def contrastive_loss_and_metrics(hidden, hidden_norm=True, temperature=1.0, stra
 
     # Outside of what has a gradient of its own: that of gathering then brings every replica what the others ask of it.
     return loss_and_metrics(hidden, _gather_views(hidden, strategy))
+
+
+def _needs_static_shapes(strategy):
+    return isinstance(strategy, tf.distribute.TPUStrategy)
 
 
 def _gather_views(hidden, strategy):
@@ -234,8 +238,8 @@ def _block_terms(rows, everyone, own, positive, total, xla):
     reported = [tf.zeros([], rows.dtype)] * 2 if total is None else _block_metrics(logits[:, total:], positive - total)
     with tf.control_dependencies([wanted, largest, *reported]):  # Softmax may then take the logits' place in memory.
         shares = tf.nn.softmax(logits)
-    # Quicker than the fused cross-entropy, and exact however small the share of the positive is.
-    losses = largest - tf.math.log(tf.reduce_max(shares, 1)) - wanted
+    # Quicker than the fused cross-entropy, and exact where the positive's share is too small for a number, or near 1.
+    losses = (largest - wanted) - tf.math.log(tf.reduce_max(shares, 1))
     with tf.control_dependencies([losses]):
         shares = _with_band(shares, positive, _band(shares, positive, xla) - 1, xla)
     sums = tf.stack([tf.reduce_sum(losses), *reported])
