@@ -236,14 +236,18 @@ def _block_terms(rows, everyone, own, positive, total, xla):
     logits = _with_band(logits, own, tf.fill([tf.shape(rows)[0]], logits.dtype.min), xla)
     wanted, largest = _band(logits, positive, xla), tf.reduce_max(logits, 1)
     reported = [tf.zeros([], rows.dtype)] * 2 if total is None else _block_metrics(logits[:, total:], positive - total)
-    with tf.control_dependencies([wanted, largest, *reported]):  # Softmax may then take the logits' place in memory.
-        shares = tf.nn.softmax(logits)
-    # Quicker than the fused cross-entropy, and exact where the positive's share is too small for a number, or near 1.
-    losses = (largest - wanted) - tf.math.log(tf.reduce_max(shares, 1))
-    with tf.control_dependencies([losses]):
-        shares = _with_band(shares, positive, _band(shares, positive, xla) - 1, xla)
+    with tf.control_dependencies([wanted, *reported]):  # What follows may then take the logits' place in memory.
+        weights = tf.exp(logits - largest[:, tf.newaxis])
+    weight = tf.exp(wanted - largest)
+    # Without the positive: where it has nearly all of the weight, its share less 1 would be lost in rounding.
+    weights = _with_band(weights, positive, tf.zeros_like(weight), xla)
+    others = tf.reduce_sum(weights, 1)
+    weights = _with_band(weights, positive, -others, xla)
+    losses = tf.where(weight > others, tf.math.log1p(tf.math.divide_no_nan(others, weight)),
+                      largest - wanted + tf.math.log(others + weight))
+    scale = 1 / (others + weight)[:, tf.newaxis]
     sums = tf.stack([tf.reduce_sum(losses), *reported])
-    return sums, tf.matmul(shares, everyone), tf.matmul(shares, rows, transpose_a=True)
+    return sums, scale * tf.matmul(weights, everyone), tf.matmul(weights, scale * rows, transpose_a=True)
 
 
 def _block_metrics(logits_ab, positive):
@@ -258,14 +262,18 @@ def _band(matrix, start, xla):
     """The elements (i, start + i) of [b, columns]; `xla`: in a form for which `start` need not be a constant there."""
     if xla:
         return tf.reduce_sum(tf.where(_band_mask(matrix, start), matrix, 0), 1)
-    return tf.linalg.diag_part(matrix, k=start)
+    band = tf.linalg.diag_part(matrix, k=start)
+    band.set_shape(matrix.shape[:1])  # Which a `start` that is a tensor hides.
+    return band
 
 
 def _with_band(matrix, start, values, xla):
     """`matrix` with `values` in place of `_band(matrix, start)`."""
     if xla:
         return tf.where(_band_mask(matrix, start), values[:, tf.newaxis], matrix)
-    return tf.linalg.set_diag(matrix, values, k=start)
+    changed = tf.linalg.set_diag(matrix, values, k=start)
+    changed.set_shape(matrix.shape)
+    return changed
 
 
 def _band_mask(matrix, start):
