@@ -165,6 +165,13 @@ class Config:
     # Objective and optimisation.
     temperature: float = setting(0.1, "Temperature of the contrastive loss.", above=0, identity=True)
     hidden_norm: bool = setting(True, "l2-normalise the projections in the contrastive loss.", identity=True)
+    loss_block_rows: int = setting(
+        0,
+        "Most rows of similarities that the contrastive loss holds at once while training and evaluating; 0 chooses "
+        "(about 32 MB of them). Fewer take less memory, but more time from some hundreds downwards; the loss is the "
+        "same.",
+        minimum=0,
+    )
     optimizer: str = setting("lars", "Optimizer.", choices=("momentum", "adam", "lars"), identity=True)
     learning_rate: float = setting(
         0.3, "Peak learning rate, per 256 examples (linear scaling) or per square root of the batch (sqrt scaling).",

@@ -209,10 +209,9 @@ def contrastive_losses(hidden, config, strategy):
     Returns:
       losses: dict of scalars to be added up. reported: dict of further scalars.
     """
-    loss, logits_ab, positives = objective.add_contrastive_loss(
-        hidden, config.hidden_norm, config.temperature, strategy)
-    return {"contrast_loss": loss}, {"contrast_acc": metrics.contrastive_accuracy(logits_ab, positives),
-                                     "contrast_entropy": metrics.contrastive_entropy(logits_ab)}
+    loss, accuracy, entropy = objective.contrastive_loss_and_metrics(
+        hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
+    return {"contrast_loss": loss}, {"contrast_acc": accuracy, "contrast_entropy": entropy}
 
 
 def supervised_losses(endpoints, labels, num_classes):

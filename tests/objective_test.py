@@ -55,14 +55,143 @@ def test_contrastive_labels_are_the_second_views():
     np.testing.assert_allclose(logits_ab, hidden[:4] @ hidden[4:].T / 2.0, rtol=1e-5)
 
 
-def test_two_replicas_have_the_loss_metrics_and_gradient_of_one(two_replicas):
-    hidden = np.random.default_rng(1).standard_normal((12, 5))  # 6 images: views a, then views b
-    whole = tf.constant(hidden)
+def value_and_gradient(function, hidden):
+    """Scalars and gradient of the first of them; `function` gives (loss, accuracy, entropy)."""
     with tf.GradientTape() as tape:
-        tape.watch(whole)
-        loss, logits_ab, labels = objective.add_contrastive_loss(whole, True, 0.3)
-    expected = tape.gradient(loss, whole).numpy()
-    accuracy, entropy = metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
+        tape.watch(hidden)
+        scalars = function(hidden)
+    return [float(scalar) for scalar in scalars], tape.gradient(scalars[0], hidden).numpy()
+
+
+def plain(hidden, hidden_norm=True, temperature=1.0, strategy=None):
+    """Loss and metrics without blocks."""
+    loss, logits_ab, labels = objective.add_contrastive_loss(hidden, hidden_norm, temperature, strategy)
+    return loss, metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
+
+
+def similar_views(images, width, dtype, noise=1.0):
+    """[2 * images, width]: second views are the first with noise, so that some are found and some are not."""
+    first, other = np.random.default_rng(images).standard_normal((2, images, width))
+    return tf.constant(np.concatenate([first, first + noise * other]), dtype)
+
+
+@pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
+def test_blocks_give_the_originals_loss_metrics_and_gradient(case):
+    temperature = float(case.split("tau")[1].split("_")[0])
+    scalars, gradient = value_and_gradient(
+        lambda hidden: objective.contrastive_loss_and_metrics(
+            hidden, case.endswith("norm1"), temperature, block_rows=3), tf.constant(ARRAYS[f"{case}/hidden"]))
+    recorded = [ARRAYS[f"{case}/{name}"] for name in ("loss", "contrast_acc", "contrast_entropy")]
+    np.testing.assert_allclose(scalars, recorded, rtol=1e-5)
+    assert golden.relative_error(gradient, ARRAYS[f"{case}/grad"]) < 1e-5
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(tf.float32, 1e-5), (tf.float64, 1e-12)])
+@pytest.mark.parametrize("block_rows, xla", [
+    (0, False), (1, False), (4, False), (5, False), (13, False), (64, False), (0, True), (5, True)])
+def test_blocks_do_not_change_the_loss(dtype, tolerance, block_rows, xla, monkeypatch):
+    # What a TPU needs differs in form, and XLA compiles it for any device. There, a replica's offset is a tensor.
+    monkeypatch.setattr(objective, "_needs_static_shapes", lambda strategy: xla)
+    hidden = similar_views(13, 6, dtype)
+
+    @tf.function(autograph=False, jit_compile=xla)
+    def blocked(hidden, offset):
+        monkeypatch.setattr(objective, "replica_offset", lambda local, strategy: offset)
+        return objective.contrastive_loss_and_metrics(hidden, True, 0.2, None, block_rows)
+
+    scalars, gradient = value_and_gradient(lambda hidden: blocked(hidden, tf.constant(0)), hidden)
+    monkeypatch.undo()
+    expected, expected_gradient = value_and_gradient(lambda hidden: plain(hidden, True, 0.2), hidden)
+    assert 0 < expected[1] < 1
+    np.testing.assert_allclose(scalars[0], expected[0], rtol=tolerance)
+    np.testing.assert_allclose(scalars[1:], expected[1:], rtol=1e-6)
+    assert golden.relative_error(gradient, expected_gradient) < tolerance
+
+
+def test_blocks_of_a_batch_of_unknown_size():
+    signature = [tf.TensorSpec([None, 6], tf.float64)]
+    blocked = tf.function(lambda hidden: objective.contrastive_loss_and_metrics(hidden, True, 0.2), signature)
+    for images in (1, 13):
+        hidden = similar_views(images, 6, tf.float64)
+        np.testing.assert_allclose(blocked(hidden), plain(hidden, True, 0.2), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("hidden_norm, temperature, scale", [(True, 0.01, 1.0), (False, 0.1, 30.0), (False, 1.0, 1e4)])
+def test_blocks_bear_large_logits_and_losses_near_0(hidden_norm, temperature, scale):
+    hidden = scale * similar_views(9, 8, tf.float64, 0.5)
+    expected, expected_gradient = value_and_gradient(lambda hidden: plain(hidden, hidden_norm, temperature), hidden)
+    scalars, gradient = value_and_gradient(
+        lambda hidden: objective.contrastive_loss_and_metrics(hidden, hidden_norm, temperature, block_rows=4),
+        tf.cast(hidden, tf.float32))
+    np.testing.assert_allclose(scalars, expected, rtol=1e-4)
+    assert golden.relative_error(gradient, expected_gradient) < 1e-4
+
+
+def test_equal_projections_find_only_the_first_image():
+    scalars, _ = value_and_gradient(
+        lambda hidden: objective.contrastive_loss_and_metrics(hidden, block_rows=2), tf.ones([10, 3]))
+    np.testing.assert_allclose(scalars, [2 * math.log(9), 1 / 5, math.log(5)], rtol=1e-6)
+
+
+def test_not_a_number_is_not_hidden():
+    hidden = tf.tensor_scatter_nd_update(similar_views(6, 4, tf.float32), [[3, 1]], [np.nan])
+    assert np.isnan(objective.contrastive_loss_and_metrics(hidden, block_rows=2)[0])
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    hidden = tf.cast(similar_views(7, 5, tf.float32), dtype)
+    expected, expected_gradient = value_and_gradient(plain, tf.cast(hidden, tf.float32))
+    for function in (plain, objective.contrastive_loss_and_metrics):
+        scalars, gradient = value_and_gradient(function, hidden)
+        np.testing.assert_allclose(scalars, expected, rtol=1e-6)
+        assert gradient.dtype == dtype.as_numpy_dtype
+        np.testing.assert_allclose(gradient.astype(np.float32), expected_gradient, rtol=1e-2, atol=1e-4)
+
+
+def test_gradient_follows_the_loss_alone_and_its_scale():
+    hidden = similar_views(6, 5, tf.float64)
+
+    def scaled(hidden):
+        loss, accuracy, entropy = objective.contrastive_loss_and_metrics(hidden, True, 0.3, block_rows=4)
+        return 3 * loss + accuracy + entropy, accuracy, entropy
+
+    _, gradient = value_and_gradient(scaled, hidden)
+    _, expected = value_and_gradient(lambda hidden: plain(hidden, True, 0.3), hidden)
+    np.testing.assert_allclose(gradient, 3 * expected, rtol=1e-9, atol=1e-12)
+
+
+def largest_tensor(graph):
+    """Most elements of a tensor that the operations of `graph` and of its functions make."""
+    definition = graph.as_graph_def(add_shapes=True)
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    shapes = [shape for node in nodes for shape in node.attr["_output_shapes"].list.shape]
+    known = [[dimension.size for dimension in shape.dim] for shape in shapes if not shape.unknown_rank]
+    return max(np.prod(shape) for shape in known if min(shape, default=1) >= 0)
+
+
+def test_blocks_never_hold_all_similarities():
+    def trace(function):
+        @tf.function(autograph=False)
+        def loss_and_gradient(hidden):
+            with tf.GradientTape() as tape:
+                tape.watch(hidden)
+                scalars = function(hidden)
+            return scalars, tape.gradient(scalars[0], hidden)
+
+        return loss_and_gradient.get_concrete_function(tf.TensorSpec([400, 4])).graph
+
+    assert largest_tensor(trace(plain)) == 200 * 400
+    assert largest_tensor(trace(
+        lambda hidden: objective.contrastive_loss_and_metrics(hidden, block_rows=50))) <= 50 * 400
+
+
+@pytest.mark.parametrize("form", ["plain", "one block", "blocks", "static shapes"])
+def test_two_replicas_have_the_loss_metrics_and_gradient_of_one(two_replicas, form, monkeypatch):
+    monkeypatch.setattr(objective, "_needs_static_shapes", lambda strategy: form == "static shapes")
+    block_rows = {"blocks": 2, "static shapes": 2}.get(form, 0)
+    hidden = similar_views(6, 5, tf.float64).numpy()
+    expected, expected_gradient = value_and_gradient(lambda hidden: plain(hidden, True, 0.3), tf.constant(hidden))
     parts = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(np.concatenate([hidden[:6].reshape(2, 3, 5), hidden[6:].reshape(2, 3, 5)], 1)[
             context.replica_id_in_sync_group]))
@@ -70,16 +199,18 @@ def test_two_replicas_have_the_loss_metrics_and_gradient_of_one(two_replicas):
     def step(part):
         with tf.GradientTape() as tape:
             tape.watch(part)
-            loss, logits_ab, labels = objective.add_contrastive_loss(part, True, 0.3, two_replicas)
-            shared = loss / 2
-        return (tape.gradient(shared, part), loss, metrics.contrastive_accuracy(logits_ab, labels),
-                metrics.contrastive_entropy(logits_ab))
+            if form == "plain":
+                scalars = plain(part, True, 0.3, two_replicas)
+            else:
+                scalars = objective.contrastive_loss_and_metrics(part, True, 0.3, two_replicas, block_rows)
+            shared = scalars[0] / 2
+        return tape.gradient(shared, part), *scalars
 
     results = tf.function(lambda: two_replicas.run(step, args=(parts,)))()
     gradients = [value.numpy() for value in two_replicas.experimental_local_results(results[0])]
     joined = np.concatenate([gradients[0][:3], gradients[1][:3], gradients[0][3:], gradients[1][3:]])
-    np.testing.assert_allclose(joined, expected, rtol=1e-10, atol=1e-14)
-    for value, wanted in zip(results[1:], (loss, accuracy, entropy)):
+    np.testing.assert_allclose(joined, expected_gradient, rtol=1e-10, atol=1e-14)
+    for value, wanted in zip(results[1:], expected):
         np.testing.assert_allclose(two_replicas.reduce("MEAN", value, axis=None), wanted, rtol=1e-6)
 
 
