@@ -316,20 +316,6 @@ def test_batches_must_divide_among_replicas(two_replicas):
         train.check_batch(Config(**{**TINY, "train_batch_size": 33}), data.digits_source(), two_replicas)
 
 
-@pytest.mark.parametrize("text", ["{cluster: 1}", "[1]", '{"cluster": 5}'])
-def test_unreadable_tf_config_is_told(text, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match="TF_CONFIG="):
-        experiment.count_hosts()
-
-
-def test_several_hosts_need_a_seed(monkeypatch, tmp_path):
-    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}')
-    assert experiment.count_hosts() == 2
-    with pytest.raises(UserError, match="--seed"):
-        experiment.complete(Config(**{**TINY, "seed": None, "model_dir": str(tmp_path)}), data.digits_source(), True)
-
-
 def test_one_class_is_nothing_to_evaluate_on(tmp_path):
     write_images(tmp_path, *(f"only/{number}.png" for number in range(8)))
     config = Config(**{**TINY, "dataset": f"folder:{tmp_path}"}, eval_protocol="knn").replace(
