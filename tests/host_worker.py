@@ -1,5 +1,6 @@
 """One host of `hosts_test.py`, in double precision: `python tests/host_worker.py SETTINGS_JSON`, with TF_CONFIG set."""
 
+import contextlib
 import json
 import os
 import sys
@@ -19,9 +20,12 @@ FEW_BLOCKS = {18: (False, (1, 1, 1, 1))}  # half the time to trace
 
 
 def run(settings):
-    """A run on the smaller network."""
-    with unittest.mock.patch.dict(resnet.DEPTHS, FEW_BLOCKS):
-        experiment.run(config_lib.Config(**settings), eval_split_given=True)
+    """A run on the smaller network, with the export, which takes seconds, only at its end."""
+    config = config_lib.Config(**settings)
+    with unittest.mock.patch.dict(resnet.DEPTHS, FEW_BLOCKS), contextlib.ExitStack() as stack:
+        if config.mode == "train":
+            stack.enter_context(unittest.mock.patch.object(experiment.export, "export_to_model_dir"))
+        experiment.run(config, eval_split_given=True)
 
 
 if __name__ == "__main__":

@@ -88,11 +88,12 @@ def test_nothing_is_started_before_a_tpu_or_hosts_are_connected(settings, enviro
 
 def lower_to_xla(function, *arguments):
     """The HLO text of `function`; raises if XLA has no kernel for one of its operations."""
-    return tf.function(function, jit_compile=True, autograph=False).experimental_get_compiler_ir(*arguments)(stage="hlo")
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    return compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
 
 
 @pytest.mark.parametrize("settings", [
-    dict(linear_head_learning_rate=0.1), dict(optimizer="adam", train_mode="finetune", stem="imagenet")])
+    dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet")])
 def test_xla_knows_all_operations_of_the_training_step(settings, tmp_path):
     config = config_lib.Config(**{**SMALL, **settings})
     model = model_lib.build_model(config, 10)
