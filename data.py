@@ -365,7 +365,10 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
 
     dataset = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch).skip(done)
     dataset = dataset.map(_make_views(source, view_policies(config), config.image_size), tf.data.AUTOTUNE)
-    return dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    dataset = dataset.batch(batch_size, drop_remainder=True)
+    # Otherwise several hosts ask each other at every step whether there is one more.
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return dataset.prefetch(tf.data.AUTOTUNE)
 
 
 def build_eval_dataset(config, source, split, batch_size, input_context=None, replicas=1):

@@ -39,20 +39,29 @@ def protocols(config, source):
 
 
 def _eval_batches(config, source, split, strategy):
-    """The distributed evaluation data of a split, cut after `eval_steps` batches if that is set."""
+    """The distributed evaluation data of a split, cut after `eval_steps` batches if that is set.
+
+    Beside images, labels and weights it has positions [batch] int64, by which `features.extract` restores the order
+    that a single host would have.
+    """
     size = config.eval_batch_size // strategy.num_replicas_in_sync
     limit = config.eval_steps if split == config.eval_split and config.eval_steps else -1
 
     def build(context, replicas):
-        return data.build_eval_dataset(config, source, split, size, context, replicas).take(
+        def add_positions(number, batch):
+            rows = number * size + tf.range(size, dtype=tf.int64)
+            return (*batch, rows * context.num_input_pipelines + context.input_pipeline_id)
+
+        batches = data.build_eval_dataset(config, source, split, size, context, replicas).take(
             limit * replicas if limit > 0 else -1)
+        return batches.enumerate().map(add_positions)
     return data.distribute(strategy, build)
 
 
 def linear_head(config, source, model, strategy):
     """Top-1 and top-5 accuracy of the linear head, every example once."""
     def step(batch):
-        images, labels, weights = batch
+        images, labels, weights, _ = batch
         logits = model(images, training=False)["logits_sup"]
         hits = (metrics.top_1_hits(labels, logits), metrics.top_k_hits(labels, logits, 5))
         return [tf.reduce_sum(weights * tf.cast(hit, tf.float32)) for hit in hits] + [tf.reduce_sum(weights)]

@@ -1,19 +1,21 @@
-"""One run from settings to summary: strategy, data set, checks, and dispatch by mode."""
+"""One run from settings to summary: data set, checks, and dispatch by mode."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
-import socket
 import tempfile
 import warnings
+import zlib
 
 import absl.logging
 import tensorflow as tf
 
 import checkpoint
 import data
+import devices
 import evaluate
 import export
 import metrics
@@ -21,70 +23,12 @@ import progress
 import train
 from config import UserError
 
-_TPU_PORT, _TPU_SECONDS = 8470, 30
-_BFLOAT16_CAPABILITY = (8, 0)  # Nvidia's Ampere
+_SETTINGS_OF_A_HOST = {"model_dir", "data_dir", "log_seconds", "shuffle_buffer_mb"}  # may differ among hosts
 
 # Deprecations inside the libraries are not for the user to mend.
 tf.get_logger().setLevel("ERROR")
 absl.logging.set_verbosity(absl.logging.ERROR)
 warnings.filterwarnings("ignore", module="tensorflow|tf_keras|tensorflow_datasets")
-if "TF_CONFIG" not in os.environ:  # With several hosts, collective operations must be set up before the runtime starts.
-    tf.config.list_logical_devices()
-
-# ------------------------------------------------------------------------------------------------------- strategy
-
-
-def make_strategy(config):
-    """Where to compute: a TPU, several hosts (TF_CONFIG), several GPUs, or one device. Raises `UserError`."""
-    if config.use_tpu:
-        return _tpu_strategy(config)
-    if count_hosts() > 1:
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    if len(tf.config.list_logical_devices("GPU")) > 1:
-        return tf.distribute.MirroredStrategy()
-    return tf.distribute.get_strategy()
-
-
-def count_hosts():
-    """Number of training hosts that TF_CONFIG names. Raises `UserError` if it cannot be read."""
-    text = os.environ.get("TF_CONFIG") or "{}"
-    try:
-        cluster = json.loads(text).get("cluster", {})
-        return max(sum(len(cluster.get(task, [])) for task in ("chief", "worker")), 1)
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"TF_CONFIG={text[:80]} is not the JSON that TensorFlow asks for ({error}): see README, "
-                        "'Several devices'") from error
-
-
-def _tpu_strategy(config):
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
-            tpu=config.tpu_address, zone=config.tpu_zone, project=config.gcp_project)
-        _check_reachable(resolver.master())
-        tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-    except Exception as error:  # The resolver asks Google's services, which fail in many ways; the remedy is the same.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-        raise UserError(f"--use_tpu: no TPU could be reached ({reason}); check --tpu_name, or leave --use_tpu out") \
-            from error
-    return tf.distribute.TPUStrategy(resolver)
-
-
-def _check_reachable(address):
-    """Raises OSError if nobody answers at grpc://host:port, where TensorFlow would wait for ever."""
-    if address.startswith("grpc://"):
-        host, _, port = address[len("grpc://"):].partition(":")
-        socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
-
-
-def is_chief(strategy):
-    """Whether this process's files are those that remain."""
-    resolver = strategy.cluster_resolver
-    if resolver is None or resolver.task_type in (None, "", "chief"):
-        return True
-    has_chief = "chief" in resolver.cluster_spec().jobs
-    return resolver.task_type == "worker" and not resolver.task_id and not has_chief
-
 
 # ----------------------------------------------------------------------------------------------------- the settings
 
@@ -102,8 +46,6 @@ def complete(config, source, eval_split_given):
         progress.say(f"linear head: off ({source.name} has no labels)")
         config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
                                 zero_init_logits_layer=False)
-    if config.seed is None and count_hosts() > 1:
-        raise UserError("--seed must be given with several hosts, the same for all: add --seed=1")
     if config.seed is None:
         known = metrics.read_json(os.path.join(config.model_dir, "flags.json")) or {}
         config = config.replace(seed=known.get("seed", random.SystemRandom().randrange(2**31)))
@@ -118,21 +60,29 @@ def check(config, source, strategy):
     if source.num_classes is None:
         _check_unlabelled(config, source)
     train.check_batch(config, source, strategy)
-    _check_precision(config)
+    devices.check_precision(config)
     if config.mode != "eval":
         _check_start(config)
-        _check_writable(config.model_dir)
+        if devices.is_chief(strategy):
+            _check_writable(config.model_dir)
 
 
-def _check_precision(config):
-    """Whether the GPUs, if there are any, know the arithmetic that is asked for."""
-    if config.precision != "mixed_bfloat16" or config.use_tpu:
-        return
-    for gpu in tf.config.list_physical_devices("GPU"):
-        details = tf.config.experimental.get_device_details(gpu)
-        if details.get("compute_capability", _BFLOAT16_CAPABILITY) < _BFLOAT16_CAPABILITY:
-            raise UserError(f"--precision=mixed_bfloat16: {details.get('device_name', 'a GPU')} does not know "
-                            "bfloat16 (compute capability 8.0 does): use mixed_float16 or float32")
+def check_agreement(config, source, strategy):
+    """Whether all hosts run the same settings, on the same data, from the same checkpoint. Raises `UserError`."""
+    newest = checkpoint.latest(config.model_dir)
+    settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in _SETTINGS_OF_A_HOST}
+    mine = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
+            -1 if newest is None else checkpoint.step_of(newest)]
+    gathered = devices.gather_from_hosts(mine, strategy)
+    flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
+    if len(set(flags)) > 1:
+        raise UserError("the hosts of TF_CONFIG were started with different flags: give all of them the same")
+    if len(set(examples)) > 1:
+        raise UserError(f"--dataset={config.dataset}: the hosts find different numbers of training examples "
+                        f"({', '.join(examples)}): give all of them the same data")
+    if len(set(steps)) > 1:
+        raise UserError(f"--model_dir={config.model_dir}: the hosts find different checkpoints (steps "
+                        f"{', '.join(steps)}; -1: none): it must be on storage that all of them see")
 
 
 def _check_unlabelled(config, source):
@@ -176,11 +126,26 @@ def run(config, eval_split_given):
       eval_split_given: whether `eval_split` was set, so that it must exist.
     """
     elapsed = progress.stopwatch()
-    strategy = make_strategy(config)
+    devices.check_hosts(config)
+    strategy = devices.make_strategy(config)
     source = data.open_source(config.dataset, config.data_dir)
     config = complete(config, source, eval_split_given)
     check(config, source, strategy)
-    chief = is_chief(strategy)
+    try:
+        check_agreement(config, source, strategy)
+        _run(config, source, strategy, elapsed)
+        # Whoever leaves is missed: nobody does before all are done.
+        devices.gather_from_hosts([0], strategy)
+    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        if devices.count_hosts() == 1:
+            raise
+        raise UserError("another host has stopped or cannot be reached any more: see what it says, then start all "
+                        "hosts anew; they resume from the newest checkpoint") from error
+
+
+def _run(config, source, strategy, elapsed):
+    """What `run` does once all is checked."""
+    chief = devices.is_chief(strategy)
     if config.mode == "eval":
         evaluate.evaluate_continuously(config, source, strategy, chief)
         return

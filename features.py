@@ -21,20 +21,21 @@ def extract(strategy, function, dataset, description="features"):
     Args:
       strategy: the strategy that distributes `dataset`.
       function: images [n, size, size, 3] -> vectors [n, d], called in replica context.
-      dataset: distributed; yields (images, labels, weights), weight 0 for padding.
+      dataset: distributed; yields (images, labels, weights, positions), weight 0 for padding.
       description: for the progress bar.
 
     Returns:
-      features [examples, d] float32 and labels [examples] int64, as NumPy arrays.
+      features [examples, d] float32 and labels [examples] int64, as NumPy arrays, in the order of their positions.
     """
     @tf.function(autograph=False)
     def run(batch):
-        vectors, labels, weights = strategy.run(lambda x, y, w: (tf.cast(function(x), tf.float32), y, w), args=batch)
-        return tuple(strategy.gather(part, axis=0) for part in (vectors, labels, weights))
+        parts = strategy.run(lambda images, *others: (tf.cast(function(images), tf.float32), *others), args=batch)
+        return tuple(strategy.gather(part, axis=0) for part in parts)
 
     rows = [[part.numpy() for part in run(batch)] for batch in progress.track(dataset, None, description)]
-    vectors, labels, weights = (np.concatenate(column) for column in zip(*rows))
-    labelled = (weights > 0) & (labels >= 0)
+    vectors, labels, weights, positions = (np.concatenate(column) for column in zip(*rows))
+    labelled = np.argsort(positions)
+    labelled = labelled[(weights[labelled] > 0) & (labels[labelled] >= 0)]
     return vectors[labelled], labels[labelled]
 
 

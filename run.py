@@ -57,7 +57,9 @@ def main(argv):
         config = config_lib.from_flags()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         with _quiet_stderr():
+            import devices
             import experiment  # Here: TensorFlow takes seconds to load, and wrong flags should be told at once.
+            devices.start_runtime(config)
         experiment.run(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
     except config_lib.UserError as error:
         _fail(error)

@@ -105,6 +105,10 @@ class TrainStep:
         shared = loss / self._replicas
         return self._optimizer.get_scaled_loss(shared) if _scales_loss(self._config) else shared
 
+    def _gradients(self, tape, part):
+        """Gradients of all trainable variables; what is not used, as a projection head in fine-tuning, has zeros."""
+        return tape.gradient(part, self._model.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
     def _head_losses(self, endpoints, labels):
         """Loss and metrics of the linear head, which sees both views while pretraining; empty without one."""
         if "logits_sup" not in endpoints:
@@ -174,7 +178,7 @@ class TrainStep:
                     endpoints["proj_head_output"], self._config, self._strategy)
                 losses, reported = {**contrast_losses, **losses}, {**contrast_reported, **reported}
             part = self._part_of_gradient(tf.add_n(list(losses.values())))
-        gradients = tape.gradient(part, self._model.trainable_variables)
+        gradients = self._gradients(tape, part)
         return self._finish(gradients, self._head_moments(endpoints), losses, reported)
 
     # In micro-batches. The loops stand outside of replica context, since replicas cannot meet inside of a loop.
@@ -249,7 +253,7 @@ class TrainStep:
             if contrast:
                 outputs = tf.reshape(endpoints["proj_head_output"], contrast[0].shape[1:])
                 part = tf.cast(part, outputs.dtype) + tf.reduce_sum(contrast[0][number] * outputs)
-        gradients = tape.gradient(part, self._model.trainable_variables)
+        gradients = self._gradients(tape, part)
         moments = tuple(tf.tensor_scatter_nd_update(tf.zeros_like(total), [[number]], [moment])
                         for total, moment in zip(sums[1], self._head_moments(endpoints)))
         return _add(sums, (gradients, moments, losses, reported))

@@ -11,6 +11,7 @@ import tf_keras as keras
 import checkpoint
 import config as config_lib
 import data
+import devices
 import evaluate
 import experiment
 import export
@@ -324,12 +325,12 @@ def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
     details = {"device_name": "Card", **({"compute_capability": capability} if capability else {})}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
-    experiment._check_precision(Config(**TINY))
+    devices.check_precision(Config(**TINY))
     if refused:
         with pytest.raises(UserError, match="--precision=mixed_bfloat16: Card .* use mixed_float16"):
-            experiment._check_precision(Config(**TINY, precision="mixed_bfloat16"))
+            devices.check_precision(Config(**TINY, precision="mixed_bfloat16"))
     else:
-        experiment._check_precision(Config(**TINY, precision="mixed_bfloat16"))
+        devices.check_precision(Config(**TINY, precision="mixed_bfloat16"))
 
 
 def test_micro_batches_must_divide_among_replicas(two_replicas):
@@ -340,20 +341,6 @@ def test_micro_batches_must_divide_among_replicas(two_replicas):
 def test_batches_must_divide_among_replicas(two_replicas):
     with pytest.raises(UserError, match="--train_batch_size=33 does not divide among 2 replicas: use 32"):
         train.check_batch(Config(**{**TINY, "train_batch_size": 33}), data.digits_source(), two_replicas)
-
-
-@pytest.mark.parametrize("text", ["{cluster: 1}", "[1]", '{"cluster": 5}'])
-def test_unreadable_tf_config_is_told(text, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match="TF_CONFIG="):
-        experiment.count_hosts()
-
-
-def test_several_hosts_need_a_seed(monkeypatch, tmp_path):
-    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}')
-    assert experiment.count_hosts() == 2
-    with pytest.raises(UserError, match="--seed"):
-        experiment.complete(Config(**{**TINY, "seed": None, "model_dir": str(tmp_path)}), data.digits_source(), True)
 
 
 def test_one_class_is_nothing_to_evaluate_on(tmp_path):
@@ -378,36 +365,8 @@ def test_two_replicas_evaluate_as_one(two_replicas):
             model = model_lib.build_model(config, 10)
         batches = evaluate._eval_batches(config, source, config.eval_split, strategy)
         vectors, labels = features.extract(strategy, features.encoder_function(model), batches)
-        order = np.lexsort(vectors.T)
-        results.append((evaluate.linear_head(config, source, model, strategy), vectors[order], labels[order]))
+        results.append((evaluate.linear_head(config, source, model, strategy), vectors, labels))
     assert results[0][0] == pytest.approx(results[1][0])
     assert results[0][1].shape == (101, 512)
     np.testing.assert_allclose(results[1][1], results[0][1], atol=1e-6)
     np.testing.assert_array_equal(results[1][2], results[0][2])
-
-
-def test_two_replicas_train_as_one(two_replicas, float64, tmp_path):
-    config = Config(**{**TINY, "train_batch_size": 8}, use_blur=True, linear_head_learning_rate=0.1)
-    views = np.random.default_rng(0).uniform(0, 1, (8, 8, 8, 6))
-    labels, results = np.arange(8) % 4, []
-    for strategy in (tf.distribute.get_strategy(), two_replicas):
-        size = 8 // strategy.num_replicas_in_sync
-        with strategy.scope():
-            keras.utils.set_random_seed(3)
-            model = model_lib.build_model(config, 4)
-            for variable in model.variables:
-                if "gamma" in variable.name:
-                    variable.assign(tf.ones_like(variable))  # so that gradients reach everything
-            optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
-            checkpoint.TrainingState(model, optimizer, str(tmp_path), 1)
-        step = train_step.TrainStep(model=model, optimizer=optimizer, config=config, num_classes=4, seed=5,
-                                    strategy=strategy)
-        run_steps = train.make_run_steps(step)
-        dataset = data.distribute(strategy, lambda context, _, size=size: tf.data.Dataset.from_tensor_slices(
-            (views, labels)).repeat().batch(size))
-        means = run_steps(iter(dataset), tf.constant(3))
-        results.append((dict(zip(step.metric_names, means.numpy())), [v.numpy() for v in model.variables]))
-    for name, value in results[0][0].items():
-        assert results[1][0][name] == pytest.approx(value, rel=1e-5), name
-    for one, two in zip(results[0][1], results[1][1]):
-        np.testing.assert_allclose(two, one, rtol=1e-8, atol=1e-11)

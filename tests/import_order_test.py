@@ -6,7 +6,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [
     ("config", "data_util", "objective", "lars_optimizer", "resnet", "metrics", "progress"),
-    ("data", "model"),
+    ("data", "devices", "model"),
     ("checkpoint", "features", "train_step"),
     ("export",),
     ("evaluate",),

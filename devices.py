@@ -1,0 +1,183 @@
+"""Where to compute: one device, several GPUs, several hosts (TF_CONFIG), or a TPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+
+import numpy as np
+import tensorflow as tf
+
+import progress
+from config import UserError
+
+_TPU_PORT, _TPU_SECONDS = 8470, 30
+_BFLOAT16_CAPABILITY = (8, 0)  # Nvidia's Ampere
+_JOBS = ("chief", "worker")  # of TF_CONFIG, in the order of their replicas
+
+
+def start_runtime(config):
+    """Starts TensorFlow's runtime, which chatters; unless hosts or a TPU must be set up before that."""
+    if not config.use_tpu and not os.environ.get("TF_CONFIG"):
+        tf.config.list_logical_devices()
+
+
+# ---------------------------------------------------------------------------------------------------------- hosts
+
+
+def count_hosts():
+    """Number of training hosts, 1 without TF_CONFIG. Raises `UserError` if TF_CONFIG cannot work."""
+    return sum(len(addresses) for addresses in _read_tf_config()[0].values()) or 1
+
+
+def _read_tf_config():
+    """Cluster (job -> addresses, {} if there is none) and task (dict) of TF_CONFIG. Raises `UserError`."""
+    text = os.environ.get("TF_CONFIG") or "{}"
+    try:
+        content = json.loads(text)
+        cluster = {job: addresses for job, addresses in content.get("cluster", {}).items() if addresses}
+        task = dict(content.get("task", {}))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"TF_CONFIG={text[:80]} is not the JSON that TensorFlow asks for ({error}): see README, "
+                        "'Several devices'") from error
+    if cluster:
+        _check_cluster(cluster)
+        _check_task(cluster, task)
+    return cluster, task
+
+
+def _check_cluster(cluster):
+    """Raises `UserError` for a cluster that names other jobs, or hosts that cannot be told apart."""
+    for job, addresses in cluster.items():
+        if job not in _JOBS:
+            raise UserError(f"TF_CONFIG: the cluster has {job!r}, which is not used here: name all machines as worker "
+                            "(--mode=eval runs on one more machine without TF_CONFIG)")
+        if not isinstance(addresses, list):
+            raise UserError(f'TF_CONFIG: {job} must be a list of addresses, such as ["host1:2222", "host2:2222"]')
+    addresses = [address for job in _JOBS for address in cluster.get(job, [])]
+    for address in addresses:
+        if not (isinstance(address, str) and re.fullmatch(r".+:\d+", address)):
+            raise UserError(f"TF_CONFIG: {address!r} is not an address: write host:port, such as host1:2222")
+        if addresses.count(address) > 1:
+            raise UserError(f"TF_CONFIG: {address} is listed twice: give every process an address of its own")
+    if len(cluster.get("chief", [])) > 1:
+        raise UserError("TF_CONFIG: the cluster has several chiefs: name one, and the others as worker")
+
+
+def _check_task(cluster, task):
+    """Raises `UserError` for a task that is not in the cluster."""
+    if not {"type", "index"} <= set(task):
+        raise UserError('TF_CONFIG: the task is missing: add "task": {"type": "worker", "index": 0}, with an index of '
+                        "its own on every host")
+    job, index = task["type"], task["index"]
+    if job not in cluster:
+        raise UserError(f"TF_CONFIG: the task's type {job!r} is not in the cluster: use {' or '.join(cluster)}")
+    if not str(index).isdigit():
+        raise UserError(f"TF_CONFIG: the task's index {index!r} is not a whole number: use 0 for the first {job}")
+    if int(index) >= len(cluster[job]):
+        raise UserError(f"TF_CONFIG: the task's index {index} is beyond the {len(cluster[job])} addresses of {job}: "
+                        "indices begin at 0, and all hosts need the whole list")
+
+
+def check_hosts(config):
+    """Settings that several hosts do not bear, before they wait for each other. Raises `UserError`."""
+    if count_hosts() == 1:
+        return
+    if config.use_tpu:
+        raise UserError("--use_tpu: one process drives a TPU of any size: leave TF_CONFIG out")
+    if config.mode == "eval":
+        raise UserError("--mode=eval runs on one host: leave TF_CONFIG out (--mode=train_then_eval evaluates on all)")
+    if config.seed is None:
+        raise UserError("--seed must be given with several hosts, the same for all: add --seed=1")
+
+
+def gather_from_hosts(numbers, strategy):
+    """Every replica's list of integers, as rows [replicas, len(numbers)]; returns once all hosts have come here."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return np.array([numbers])
+
+    @tf.function(autograph=False)
+    def gather():
+        return strategy.run(lambda: tf.distribute.get_replica_context().all_gather(
+            tf.constant([numbers], tf.int64), axis=0))
+    return strategy.experimental_local_results(gather())[0].numpy()
+
+
+# ------------------------------------------------------------------------------------------------------- strategy
+
+
+def make_strategy(config):
+    """Where to compute: a TPU, several hosts (TF_CONFIG), several GPUs, or one device. Raises `UserError`."""
+    if config.use_tpu:
+        return _tpu_strategy(config)
+    if count_hosts() > 1:
+        return _hosts_strategy()
+    if len(tf.config.list_logical_devices("GPU")) > 1:
+        return tf.distribute.MirroredStrategy()
+    return tf.distribute.get_strategy()
+
+
+def _hosts_strategy():
+    """Connects to the other hosts of TF_CONFIG, waiting until all are there."""
+    task = _read_tf_config()[1]
+    progress.say(f"{task['type']} {task['index']}: waiting until all {count_hosts()} hosts of TF_CONFIG are there")
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise UserError(f"TF_CONFIG: the hosts could not be connected ({_reason(error)}): check addresses and free "
+                        "ports, and start all hosts anew") from error
+
+
+def _tpu_strategy(config):
+    """Connects to the TPU, as TensorFlow's guide 'Use TPUs' does: resolver, cluster, system, strategy.
+
+    Untried on hardware. What is known: `--tpu_name=local` is a TPU VM's own TPU, and nothing is connected then; with
+    another name the input pipeline and all files are on the TPU's hosts, which see `gs://` only, so that `folder:` and
+    local directories do not work. `lbfgs` and `knn` fit on the coordinator; `contrastive`, which evaluates on one
+    replica, and the export run on the host's processor. The tests lower the training step and the evaluation to XLA,
+    so that there is no operation in them that XLA does not know; they cannot tell speed or memory.
+    """
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
+            tpu=config.tpu_address, zone=config.tpu_zone, project=config.gcp_project)
+        _check_reachable(resolver.master())
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except Exception as error:  # The resolver asks Google's services, which fail in many ways; the remedy is the same.
+        raise UserError(f"--use_tpu: no TPU could be reached ({_reason(error)}); check --tpu_name, or leave --use_tpu "
+                        "out") from error
+
+
+def _reason(error):
+    """The first line of an error, shortened."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+
+
+def _check_reachable(address):
+    """Raises OSError if nobody answers at grpc://host:port, where TensorFlow would wait for ever."""
+    if address.startswith("grpc://"):
+        host, _, port = address[len("grpc://"):].partition(":")
+        socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
+
+
+def is_chief(strategy):
+    """Whether this process's files are those that remain."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or resolver.task_type in (None, "", "chief"):
+        return True
+    has_chief = "chief" in resolver.cluster_spec().jobs
+    return resolver.task_type == "worker" and not resolver.task_id and not has_chief
+
+
+def check_precision(config):
+    """Whether the GPUs, if there are any, know the arithmetic that is asked for. Raises `UserError`."""
+    if config.precision != "mixed_bfloat16" or config.use_tpu:
+        return
+    for gpu in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        if details.get("compute_capability", _BFLOAT16_CAPABILITY) < _BFLOAT16_CAPABILITY:
+            raise UserError(f"--precision=mixed_bfloat16: {details.get('device_name', 'a GPU')} does not know "
+                            "bfloat16 (compute capability 8.0 does): use mixed_float16 or float32")

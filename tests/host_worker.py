@@ -1,0 +1,38 @@
+"""One host of `hosts_test.py`, in double precision: `python tests/host_worker.py SETTINGS_JSON`, with TF_CONFIG set."""
+
+import contextlib
+import json
+import os
+import sys
+import unittest.mock
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import tensorflow as tf  # noqa: E402
+import tf_keras as keras  # noqa: E402
+
+import config as config_lib  # noqa: E402
+import experiment  # noqa: E402
+import resnet  # noqa: E402
+
+FEW_BLOCKS = {18: (False, (1, 1, 1, 1))}  # half the time to trace
+
+
+def run(settings):
+    """A run on the smaller network, with the export, which takes seconds, only at its end."""
+    config = config_lib.Config(**settings)
+    with unittest.mock.patch.dict(resnet.DEPTHS, FEW_BLOCKS), contextlib.ExitStack() as stack:
+        if config.mode == "train":
+            stack.enter_context(unittest.mock.patch.object(experiment.export, "export_to_model_dir"))
+        experiment.run(config, eval_split_given=True)
+
+
+if __name__ == "__main__":
+    keras.backend.set_floatx("float64")
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # takes longer than what it saves
+    try:
+        run(json.loads(sys.argv[1]))
+    except config_lib.UserError as error:
+        print(f"error: {error}")
+        sys.exit(2)

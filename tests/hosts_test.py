@@ -1,0 +1,203 @@
+"""Several hosts: what TF_CONFIG may say, and two processes on loopback that do what one does."""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import config as config_lib
+import data
+import devices
+import evaluate
+import host_worker
+
+CLUSTER = {"worker": ["a:1", "b:1"]}
+
+# ------------------------------------------------------------------------------------------------------- TF_CONFIG
+
+
+def tf_config(cluster, job="worker", index=0):
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+
+
+@pytest.mark.parametrize("text, words", [
+    ("{cluster: 1}", "is not the JSON"), ("[1]", "is not the JSON"), ('{"cluster": 5}', "is not the JSON"),
+    (json.dumps({"cluster": CLUSTER}), "the task is missing"),
+    (json.dumps({"cluster": CLUSTER, "task": {"type": "worker"}}), "the task is missing"),
+    (tf_config(CLUSTER, "chief"), "type 'chief' is not in the cluster: use worker"),
+    (tf_config(CLUSTER, "evaluator"), "type 'evaluator' is not in the cluster"),
+    (tf_config(CLUSTER, index=2), "index 2 is beyond the 2 addresses of worker"),
+    (tf_config({"worker": ["a:1"]}, index=1), "index 1 is beyond the 1 addresses"),
+    (tf_config(CLUSTER, index=-1), "index -1 is not a whole number"),
+    (tf_config(CLUSTER, index=0.5), "index 0.5 is not a whole number"),
+    (tf_config(CLUSTER, index="first"), "index 'first' is not a whole number"),
+    (tf_config(CLUSTER, index=True), "index True is not a whole number"),
+    (tf_config({"worker": ["a:1", "a:1"]}), "a:1 is listed twice"),
+    (tf_config({"chief": ["a:1"], "worker": ["a:1"]}), "a:1 is listed twice"),
+    (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "several chiefs"),
+    (tf_config({"worker": ["a", "b:1"]}), "'a' is not an address: write host:port"),
+    (tf_config({"worker": [1, 2]}), "1 is not an address"),
+    (tf_config({"worker": "a:1"}), "worker must be a list"),
+    (tf_config({**CLUSTER, "ps": ["c:1"]}), "'ps', which is not used here"),
+    (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "'evaluator', which is not used here")])
+def test_a_tf_config_that_cannot_work_is_told_in_one_line(text, words, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(config_lib.UserError, match=words) as error:
+        devices.count_hosts()
+    assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text, hosts", [
+    ("", 1), ("{}", 1), ('{"task": {"type": "worker", "index": 3}}', 1), (tf_config({"worker": ["a:1"]}), 1),
+    (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1), (tf_config(CLUSTER, index=1), 2),
+    (tf_config(CLUSTER, index="1"), 2), (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3)])
+def test_hosts_are_counted(text, hosts, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert devices.count_hosts() == hosts
+
+
+def test_one_host_is_as_none(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1"]}))
+    devices.check_hosts(config_lib.Config(mode="eval"))
+    strategy = devices.make_strategy(config_lib.Config())
+    assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
+
+
+@pytest.mark.parametrize("settings, words", [
+    (dict(seed=None), "--seed must be given"), (dict(seed=1, mode="eval"), "--mode=eval runs on one host"),
+    (dict(seed=1, use_tpu=True), "--use_tpu: one process")])
+def test_what_several_hosts_do_not_bear_is_told_before_they_wait(settings, words, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
+    with pytest.raises(config_lib.UserError, match=words):
+        devices.check_hosts(config_lib.Config(**settings))
+
+
+@pytest.mark.parametrize("cluster, job, index, chief", [
+    (CLUSTER, "worker", 0, True), (CLUSTER, "worker", 1, False),
+    ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 0, True),
+    ({"chief": ["a:1"], "worker": ["b:1"]}, "worker", 0, False)])
+def test_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
+    class Strategy:
+        cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
+    monkeypatch.setenv("TF_CONFIG", tf_config(cluster, job, index))
+    assert devices.is_chief(Strategy) == chief
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_each_host_trains_on_its_share(hosts):
+    source, parts = data.digits_source(), []
+    for host in range(hosts):
+        parts.append([int(key) for key, _, _ in source.records("train[:60]", 5, hosts, host)])
+    whole = [int(key) for key, _, _ in source.records("train[:60]", 5)]
+    assert sorted(sum(parts, [])) == sorted(whole) and len(set(whole)) == 60
+    size = 60 // hosts // 5
+    for batch in range(5):  # the hosts' batches together are the whole's batch
+        joined = set().union(*(part[batch * size:(batch + 1) * size] for part in parts))
+        assert joined == set(whole[batch * size * hosts:(batch + 1) * size * hosts])
+
+
+# ---------------------------------------------------------------------------------------------------- two processes
+
+
+SETTINGS = dict(
+    dataset="digits", resnet_depth=18, image_size=8, train_split="train[:64]", train_batch_size=16, num_proj_layers=2,
+    proj_out_dim=16, seed=7, color_jitter_strength=0.0, learning_rate=0.3, warmup_epochs=0, use_blur=False,
+    linear_head_learning_rate=0.1, train_steps=3, eval_split="test[:101]", eval_batch_size=14)
+FINISH = dict(train_steps=5, mode="train_then_eval", eval_protocol="linear_head,lbfgs,knn,contrastive")
+TOLERANCE = 1e-9
+
+
+def free_addresses(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+def run_hosts(directories, settings, seconds=300, status=0):
+    """Runs a process for each directory as `model_dir`, and returns what they printed.
+
+    `settings` are those of all, or a list with those of each. Fails, with all that was printed, unless all end with
+    `status` in time.
+    """
+    settings = settings if isinstance(settings, list) else [settings] * len(directories)
+    addresses = free_addresses(len(directories))
+    with contextlib.ExitStack() as stack:
+        logs, processes = [], []
+        for index, directory in enumerate(directories):
+            logs.append(stack.enter_context(tempfile.TemporaryFile("w+")))
+            environment = {**os.environ, "TF_CONFIG": tf_config({"worker": addresses}, index=index)}
+            processes.append(subprocess.Popen(
+                [sys.executable, host_worker.__file__, json.dumps({**settings[index], "model_dir": str(directory)})],
+                env=environment, stdout=logs[-1], stderr=subprocess.STDOUT))
+            stack.callback(processes[-1].wait)
+            stack.callback(processes[-1].kill)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and any(process.poll() is None for process in processes):
+            time.sleep(0.1)
+        printed = []
+        for log in logs:
+            log.seek(0)
+            printed.append(log.read())
+        statuses = [process.poll() for process in processes]
+        assert statuses == [status] * len(processes), "\n".join([f"exit status {statuses}", *printed])
+    return printed
+
+
+def assert_same_checkpoint(one, two, step):
+    """All of the two files agree to `TOLERANCE` of the largest entry of each array."""
+    readers = [tf.train.load_checkpoint(str(pathlib.Path(path, f"ckpt-{step}"))) for path in (one, two)]
+    shapes = [reader.get_variable_to_shape_map() for reader in readers]
+    assert shapes[0] == shapes[1] and sum("Momentum" in key for key in shapes[0]) > 30
+    for key in shapes[0]:
+        if "OBJECT_GRAPH" not in key:
+            ours, theirs = (reader.get_tensor(key) for reader in readers)
+            np.testing.assert_allclose(theirs, ours, rtol=0, atol=TOLERANCE * np.abs(ours).max() + 1e-15, err_msg=key)
+
+
+@pytest.mark.slow
+def test_two_hosts_train_resume_and_evaluate_as_one(tmp_path, float64):
+    one, two, elsewhere = (tmp_path / name for name in ("one", "two", "elsewhere"))
+    host_worker.run({**SETTINGS, "model_dir": str(one)})
+    run_hosts([two, elsewhere], SETTINGS)
+    assert not elsewhere.exists()
+    assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
+    assert_same_checkpoint(one, two, 3)
+
+    host_worker.run({**SETTINGS, **FINISH, "model_dir": str(one)})
+    printed = run_hosts([two, two], {**SETTINGS, **FINISH})
+    assert all("resumed at step 3" in text for text in printed)
+    assert "linear head, top-1" in printed[0] and "linear head, top-1" not in printed[1]
+    assert_same_checkpoint(one, two, 5)
+    results = [json.loads((path / "result.json").read_text()) for path in (one, two)]
+    assert {evaluate.LINEAR_TOP_1, evaluate.LBFGS, evaluate.KNN, "eval/contrast_loss"} <= set(results[0])
+    assert results[1] == pytest.approx(results[0], rel=1e-6)
+    assert files_in(two) == files_in(one)
+
+
+def files_in(directory):
+    """Relative paths, but for event files, whose names hold time and host."""
+    return {path.relative_to(directory) for path in directory.rglob("*") if "tfevents" not in path.name}
+
+
+@pytest.mark.slow
+def test_hosts_that_do_not_fit_together_are_told(tmp_path):
+    with_checkpoint, without = tmp_path / "with", tmp_path / "without"
+    with_checkpoint.mkdir()
+    tf.train.Checkpoint().write(str(with_checkpoint / "ckpt-3"))
+    tf.compat.v1.train.update_checkpoint_state(str(with_checkpoint), "ckpt-3")
+    for text in run_hosts([with_checkpoint, without], SETTINGS, status=2):
+        assert "error: --model_dir=" in text and "different checkpoints (steps 3, -1" in text
+    for text in run_hosts([without, without], [SETTINGS, {**SETTINGS, "learning_rate": 0.2}], status=2):
+        assert "error: the hosts of TF_CONFIG were started with different flags" in text

@@ -1,0 +1,138 @@
+"""What `replicas_test.py` runs on one device and on two replicas of its own process, and on four in another.
+
+    python tests/replica_worker.py 4 OUT.npz '{"use_blur": true}'
+"""
+
+import json
+import os
+import sys
+import tempfile
+import unittest.mock
+
+import numpy as np
+
+REPLICAS = int(sys.argv[1]) if __name__ == "__main__" else None
+if REPLICAS:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import tensorflow as tf  # noqa: E402
+import tf_keras as keras  # noqa: E402
+
+import checkpoint  # noqa: E402
+import data  # noqa: E402
+import lars_optimizer  # noqa: E402
+import model as model_lib  # noqa: E402
+import objective  # noqa: E402
+import resnet  # noqa: E402
+import train  # noqa: E402
+from config import Config  # noqa: E402
+from train_step import TrainStep  # noqa: E402
+
+BATCH, CLASSES, SEED = 8, 4, 5
+SMALL = dict(dataset="digits", resnet_depth=18, image_size=8, train_batch_size=BATCH, num_proj_layers=2,
+             proj_out_dim=16, seed=SEED, learning_rate=0.3, warmup_epochs=0, linear_head_learning_rate=0.1)
+TWO_BLOCKS = (False, (1, 1))  # A ResNet-18 takes four times as long to trace.
+
+
+class RecordingLARS(lars_optimizer.LARSOptimizer):
+    """LARS that keeps the gradient it was given last, summed over replicas, in a slot."""
+
+    def _create_slots(self, var_list):
+        super()._create_slots(var_list)
+        for var in var_list:
+            self.add_slot(var, "gradient")
+
+    def _resource_apply_dense(self, grad, var, apply_state=None):
+        with tf.control_dependencies([self.get_slot(var, "gradient").assign(grad)]):
+            return super()._resource_apply_dense(grad, var, apply_state)
+
+
+def make_config(settings):
+    """The settings of a case."""
+    return Config(**{**SMALL, **settings})
+
+
+def batch_of(config):
+    """views [8, 8, 8, 6] float64 and labels [8] of the global batch."""
+    views = np.random.default_rng(0).uniform(0, 1, (BATCH, config.image_size, config.image_size, 6))
+    return views, np.arange(BATCH) % CLASSES
+
+
+def build_model(config):
+    """The model of a case: always the same weights, and gammas that let gradients reach all of them."""
+    keras.utils.set_random_seed(3)
+    with unittest.mock.patch.dict(resnet.DEPTHS, {config.resnet_depth: TWO_BLOCKS}):
+        model = model_lib.build_model(config, CLASSES)
+    for layer in model.submodules:
+        if isinstance(layer, resnet.BatchNorm):
+            layer.gamma.assign(tf.ones_like(layer.gamma))
+    return model
+
+
+def distributed_batches(config, strategy):
+    """The same global batch for ever; replica r has rows [r n, (r + 1) n)."""
+    size = BATCH // strategy.num_replicas_in_sync
+    rows = tf.data.Dataset.from_tensor_slices(batch_of(config))
+    return iter(data.distribute(strategy, lambda *_: rows.repeat().batch(size, drop_remainder=True)))
+
+
+def train_case(strategy, settings):
+    """Three steps: name -> array of the first step's scalars and gradients, and of all variables at the end."""
+    config = make_config(settings)
+    with strategy.scope():
+        model = build_model(config)
+        head = model_lib._head_refs(model)
+        optimizer = RecordingLARS(
+            model_lib.build_schedule(config, 64), config.momentum, weight_decay=config.weight_decay,
+            exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
+        state = checkpoint.TrainingState(model, optimizer, tempfile.gettempdir(), 1)
+    step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=CLASSES, seed=SEED,
+                     strategy=strategy)
+    run_steps = train.make_run_steps(step)
+    batches = distributed_batches(config, strategy)
+    results = dict(zip(step.metric_names, run_steps(batches, tf.constant(1)).numpy()))
+    variables = checkpoint.variables_by_key(model=model)
+    trained = {key: variable for key, variable in variables.items() if variable.trainable}
+    results.update({f"step 1: {key}": variable.numpy()
+                    for key, variable in variables.items() if not variable.trainable})
+    results.update({f"gradient: {key}": optimizer.get_slot(variable, "gradient").numpy()
+                    for key, variable in trained.items()})
+    run_steps(batches, tf.constant(2))
+    assert state.step == 3
+    results.update({f"step 3: {key}": variable.numpy() for key, variable in variables.items()})
+    results.update({f"momentum: {key}": optimizer.get_slot(variable, "Momentum").numpy()
+                    for key, variable in trained.items()})
+    return results
+
+
+def first_loss(strategy, settings):
+    """The contrastive loss and metrics of the first step, without training."""
+    config = make_config(settings)
+    with strategy.scope():
+        model = build_model(config)
+
+    @tf.autograph.experimental.do_not_convert
+    def forward(batch):
+        first_row = objective.replica_offset(batch[0].shape[0], strategy)
+        views = model_lib.blurred_views(tf.cast(batch[0], keras.backend.floatx()), config, SEED, 0, first_row, BATCH)
+        hidden = model(views, training=True)["proj_head_output"]
+        losses, reported = model_lib.contrastive_losses(hidden, config, strategy)
+        return {**losses, **reported}
+
+    @tf.function(autograph=False)
+    def run(batch):
+        return {name: strategy.reduce("MEAN", value, axis=None)
+                for name, value in strategy.run(forward, args=(batch,)).items()}
+
+    return {name: value.numpy() for name, value in run(next(distributed_batches(config, strategy))).items()}
+
+
+if __name__ == "__main__":
+    keras.backend.set_floatx("float64")
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # takes longer than the three steps
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS)
+    mirrored = tf.distribute.MirroredStrategy([f"/cpu:{number}" for number in range(REPLICAS)])
+    np.savez(sys.argv[2], **{name.replace("/", "|"): value
+                             for name, value in train_case(mirrored, json.loads(sys.argv[3])).items()})

@@ -1,0 +1,118 @@
+"""Two and four replicas compute what one device computes; local batch norm is each replica's own."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import checkpoint
+import objective
+import replica_worker
+
+ONE = tf.distribute.get_strategy()
+BLUR, PLAIN, LOCAL = ({"use_blur": True}, {"use_blur": False}, {"use_blur": False, "global_bn": False})
+
+
+def assert_equal(results, expected, rtol=1e-9):
+    """All arrays agree to `rtol` of the largest entry of each; those that are zero but for rounding, to 1e-12."""
+    assert set(results) == set(expected)
+    for name, value in expected.items():
+        # What passes through float32 on its way to the logs is not exact.
+        tolerance = 2e-7 if np.asarray(value).dtype == np.float32 else rtol
+        np.testing.assert_allclose(results[name], value, rtol=0, atol=max(tolerance * np.abs(value).max(), 1e-12),
+                                   err_msg=name)
+
+
+def assert_different(results, expected, words):
+    """Some array whose name has `words` differs by more than rounding."""
+    names = [name for name in expected if words in name]
+    assert names and any(np.abs(results[name] - expected[name]).max() > 1e-3 * np.abs(expected[name]).max()
+                         for name in names), words
+
+
+@pytest.fixture(scope="module")
+def four_replicas(tmp_path_factory):
+    """A function that waits for what four replicas compute in a process of their own, which begins at once."""
+    out = tmp_path_factory.mktemp("four") / "out.npz"
+    command = [sys.executable, replica_worker.__file__, "4", str(out), json.dumps(BLUR)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def wait():
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        with np.load(out) as arrays:
+            return {name.replace("|", "/"): arrays[name] for name in arrays}
+    yield wait
+    process.kill()
+
+
+def test_two_replicas_train_as_one_and_with_local_statistics_as_themselves(four_replicas, two_replicas, float64):
+    one, two, local = (replica_worker.train_case(*case) for case in (
+        (ONE, PLAIN), (two_replicas, PLAIN), (two_replicas, LOCAL)))
+    assert one["train/contrast_loss"] > 1
+    assert min(np.abs(value).max() for name, value in one.items() if "gradient" in name) > 1e-9
+    assert_equal(two, one)
+    for words in ("contrast_loss", "gradient", "step 1", "step 3"):
+        assert_different(local, one, words)
+    by_hand = naive_local_step(replica_worker.make_config(LOCAL), 2)
+    assert_equal({name: local[name] for name in by_hand}, by_hand)
+
+
+def naive_local_step(config, replicas):
+    """The first step with local batch norm, on one device: a forward pass for each replica, and one loss over all."""
+    model = replica_worker.build_model(config)
+    variables = checkpoint.variables_by_key(model=model)
+    start = {key: variable.numpy() for key, variable in variables.items()}
+    views, _ = replica_worker.batch_of(config)
+    firsts, seconds, statistics = [], [], []
+    with tf.GradientTape() as tape:
+        for part in np.split(views, replicas):
+            for key, variable in variables.items():
+                variable.assign(start[key])
+            output = model(np.concatenate([part[..., :3], part[..., 3:]]), training=True)["proj_head_output"]
+            first, second = tf.split(output, 2)
+            firsts.append(first), seconds.append(second)
+            statistics.append({key: v.numpy() for key, v in variables.items() if not v.trainable})
+        loss, logits, labels = objective.add_contrastive_loss(
+            tf.concat(firsts + seconds, 0), config.hidden_norm, config.temperature)
+    encoder = {key: variable for key, variable in variables.items() if variable.trainable and "supervised" not in key}
+    gradients = tape.gradient(loss, encoder)
+    return {
+        "train/contrast_loss": np.float32(loss),
+        "train/contrast_acc": np.mean(np.argmax(labels, 1) == np.argmax(logits, 1), dtype=np.float32),
+        **{f"gradient: {key}": gradient.numpy() for key, gradient in gradients.items()},
+        **{f"step 1: {key}": np.mean([each[key] for each in statistics], axis=0) for key in statistics[0]}}
+
+
+def test_four_replicas_train_as_one_with_blur(four_replicas, float64):
+    assert_equal(four_replicas(), replica_worker.train_case(ONE, BLUR))
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-9)])
+def test_the_first_loss_agrees_in_both_precisions(dtype, rtol, two_replicas, request):
+    if dtype == "float64":
+        request.getfixturevalue("float64")
+    one, two = (replica_worker.first_loss(strategy, BLUR) for strategy in (ONE, two_replicas))
+    assert set(one) == set(two) and one["contrast_loss"].dtype == dtype
+    np.testing.assert_allclose(two["contrast_loss"], one["contrast_loss"], rtol=rtol)
+
+
+def test_each_replica_has_its_own_positives_and_all_negatives(two_replicas):
+    hidden = np.random.default_rng(1).standard_normal((2, 6, 5))  # replica, 3 first views and 3 second views, width
+    parts = two_replicas.experimental_distribute_values_from_function(
+        lambda context: tf.constant(hidden[context.replica_id_in_sync_group]))
+    function = tf.function(lambda parts: two_replicas.run(
+        lambda part: objective.add_contrastive_loss(part, False, 0.5, two_replicas)[1:], args=(parts,)))
+    logits, labels = (two_replicas.experimental_local_results(value) for value in function(parts))
+    all_b = np.concatenate([hidden[0, 3:], hidden[1, 3:]])
+    for replica in range(2):
+        np.testing.assert_array_equal(np.argmax(labels[replica], 1), [3 * replica, 3 * replica + 1, 3 * replica + 2])
+        np.testing.assert_array_equal(np.sum(labels[replica], 1), [1, 1, 1])
+        assert labels[replica].shape == [3, 12]
+        np.testing.assert_allclose(logits[replica], hidden[replica, :3] @ all_b.T / 0.5, rtol=1e-12)
+    operations = {node.op for graph in (function.get_concrete_function(parts).graph.as_graph_def(),)
+                  for node in graph.node}
+    assert any(operation.startswith("CollectiveGather") for operation in operations)  # no padded sums

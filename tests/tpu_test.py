@@ -1,0 +1,126 @@
+"""TPUs, as far as a CPU can tell: the order of the calls, errors, and whether XLA knows all operations."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import checkpoint
+import config as config_lib
+import data
+import devices
+import features
+import metrics
+import model as model_lib
+from train_step import TrainStep
+
+SMALL = dict(dataset="digits", resnet_depth=18, image_size=8, train_batch_size=4, num_proj_layers=2, proj_out_dim=16,
+             seed=1)
+
+
+class FakeTpu:
+    """Stands in for TensorFlow's TPU functions and notes their calls."""
+
+    def __init__(self, monkeypatch, master="", fails_at=None):
+        self.calls = []
+
+        def note(name, result=None):
+            def function(*args, **kwargs):
+                self.calls.append((name, args, kwargs))
+                if name == fails_at:
+                    raise tf.errors.NotFoundError(None, None, "TPUs not found\nin many lines")
+                return self if result is None else result
+            return function
+
+        self.master = lambda: master
+        for owner, name in ((tf.distribute.cluster_resolver, "TPUClusterResolver"),
+                            (tf.config, "experimental_connect_to_cluster"),
+                            (tf.tpu.experimental, "initialize_tpu_system"), (tf.distribute, "TPUStrategy"),
+                            (devices.socket, "create_connection")):
+            monkeypatch.setattr(owner, name, note(name))
+
+    def close(self):
+        """That of a socket."""
+
+    @property
+    def names(self):
+        return [name for name, _, _ in self.calls]
+
+
+def make_strategy(**settings):
+    return devices.make_strategy(config_lib.Config(use_tpu=True, **settings))
+
+
+def test_a_tpu_is_connected_in_the_order_of_the_guide(monkeypatch):
+    tpu = FakeTpu(monkeypatch, "grpc://10.0.0.2:8470")
+    assert make_strategy(tpu_name="mine", tpu_zone="zone", gcp_project="project") is tpu
+    assert tpu.names == ["TPUClusterResolver", "create_connection", "experimental_connect_to_cluster",
+                         "initialize_tpu_system", "TPUStrategy"]
+    assert tpu.calls[0][2] == dict(tpu="mine", zone="zone", project="project")
+    assert tpu.calls[1][1] == (("10.0.0.2", 8470),)
+    assert all(call[1:] == ((tpu,), {}) for call in tpu.calls[2:])
+
+
+def test_the_tpu_of_a_tpu_vm_is_not_looked_for_in_the_network(monkeypatch):
+    tpu = FakeTpu(monkeypatch)
+    make_strategy(tpu_name="local")
+    assert tpu.calls[0][2]["tpu"] == "local" and "create_connection" not in tpu.names
+
+
+@pytest.mark.parametrize("step", [
+    "TPUClusterResolver", "create_connection", "experimental_connect_to_cluster", "initialize_tpu_system",
+    "TPUStrategy"])
+def test_a_tpu_that_cannot_be_had_is_told_in_one_line(step, monkeypatch):
+    FakeTpu(monkeypatch, "grpc://10.0.0.2:8470", step)
+    with pytest.raises(config_lib.UserError, match="--use_tpu: no TPU could be reached .TPUs not found.") as error:
+        make_strategy(master="mine")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("settings, environment, started", [
+    ({}, "", True), (dict(use_tpu=True), "", False), ({}, '{"cluster": {}}', False)])
+def test_nothing_is_started_before_a_tpu_or_hosts_are_connected(settings, environment, started, monkeypatch):
+    calls = []
+    monkeypatch.setenv("TF_CONFIG", environment)
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))
+    devices.start_runtime(config_lib.Config(**settings))
+    assert bool(calls) == started
+
+
+def lower_to_xla(function, *arguments):
+    """The HLO text of `function`; raises if XLA has no kernel for one of its operations."""
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    return compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
+
+
+@pytest.mark.parametrize("settings", [
+    dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet")])
+def test_xla_knows_all_operations_of_the_training_step(settings, tmp_path):
+    config = config_lib.Config(**{**SMALL, **settings})
+    model = model_lib.build_model(config, 10)
+    optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+    checkpoint.TrainingState(model, optimizer, str(tmp_path), 1)
+    step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=10, seed=1,
+                     strategy=tf.distribute.get_strategy())
+    batch = next(iter(data.build_train_dataset(config, data.digits_source(), 1, 4)))
+    assert "convolution" in lower_to_xla(step, batch)
+
+
+def test_xla_knows_all_operations_of_the_evaluation():
+    config = config_lib.Config(**SMALL)
+    model = model_lib.build_model(config, 10)
+    encode = features.encoder_function(model)
+
+    def evaluate(images, labels):
+        logits = model(images, training=False)["logits_sup"]
+        return encode(images), metrics.top_1_hits(labels, logits), metrics.top_k_hits(labels, logits, 5)
+
+    assert "convolution" in lower_to_xla(evaluate, tf.zeros([4, 8, 8, 3]), tf.constant([1, 2, 3, -1], tf.int64))
+
+
+def test_all_batches_have_static_shapes():
+    config, source = config_lib.Config(**SMALL), data.digits_source()
+    training = data.build_train_dataset(config, source, 1, 4)
+    for dataset in (training, data.build_eval_dataset(config, source, "test", 7, replicas=8)):
+        assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
+    assert training.cardinality() == tf.data.INFINITE_CARDINALITY
+    assert np.all([spec.dtype != tf.string for spec in training.element_spec])
