@@ -10,11 +10,27 @@ import tf_keras as keras
 EETA_DEFAULT = 0.001
 
 
+def _l2_norm(tensor):
+    """Scalar, float32 at least. Unlike `tf.norm`, it makes no squares of the tensor's size."""
+    tensor = tf.convert_to_tensor(tensor)
+    return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
+
+
 def trust_ratio(param, update, eeta):
-    """eeta * |param| / |update| in l2 norms, or 1 where either norm is 0."""
-    param_norm, update_norm = tf.norm(param), tf.norm(update)
+    """eeta * |param| / |update| in l2 norms, or 1 where either norm is 0; a scalar, float32 at least."""
+    param_norm, update_norm = _l2_norm(param), _l2_norm(update)
     ratio = eeta * tf.math.divide_no_nan(param_norm, update_norm)
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))
+
+
+def _scaled(param, update, learning_rate, adapt, eeta):
+    """r lr update, in the dtype of `update`; r = 1 unless `adapt`."""
+    rate = tf.cast(trust_ratio(param, update, eeta), update.dtype) * learning_rate if adapt else learning_rate
+    return rate * update
+
+
+def _decayed(param, grad, weight_decay):
+    return grad + weight_decay * param if weight_decay else grad
 
 
 def lars_update(param, grad, velocity, *, learning_rate, momentum, weight_decay=0.0, adapt=True, classic_momentum=True,
@@ -41,16 +57,13 @@ def lars_update(param, grad, velocity, *, learning_rate, momentum, weight_decay=
     Returns:
       The new param and the new velocity.
     """
-    def ratio(update):
-        return trust_ratio(param, update, eeta) if adapt else tf.ones([], param.dtype)
-
-    if weight_decay:
-        grad = grad + weight_decay * param
-    step = ratio(grad) * learning_rate * grad if classic_momentum else grad
+    step = _decayed(param, grad, weight_decay)
+    if classic_momentum:
+        step = _scaled(param, step, learning_rate, adapt, eeta)
     velocity = momentum * velocity + step
     update = momentum * velocity + step if use_nesterov else velocity
     if not classic_momentum:
-        update = ratio(update) * learning_rate * update
+        update = _scaled(param, update, learning_rate, adapt, eeta)
     return param - update, velocity
 
 
@@ -103,11 +116,20 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         slot = self.get_slot(var, "Momentum")
         settings = (apply_state or {}).get((var.device, var.dtype.base_dtype)) or self._fallback_apply_state(
             var.device, var.dtype.base_dtype)
+        learning_rate, rule = settings["lr_t"], self._rules[id(slot)]
+        if self.classic_momentum:
+            return self._apply_in_place(var, grad, slot, learning_rate, **rule)
         param, velocity = lars_update(
-            var, grad, slot, learning_rate=settings["lr_t"], momentum=self.momentum,
-            classic_momentum=self.classic_momentum, use_nesterov=self.use_nesterov, eeta=self.eeta,
-            **self._rules[id(slot)])
+            var, grad, slot, learning_rate=learning_rate, momentum=self.momentum, classic_momentum=False,
+            use_nesterov=self.use_nesterov, eeta=self.eeta, **rule)
         return tf.group(slot.assign(velocity), var.assign(param))
+
+    def _apply_in_place(self, var, grad, slot, learning_rate, weight_decay, adapt):
+        """`lars_update` with classic momentum, by the operation that changes variable and slot where they lie."""
+        step = _scaled(var, _decayed(var, grad, weight_decay), learning_rate, adapt, self.eeta)
+        one, momentum = tf.constant(1, step.dtype), tf.constant(self.momentum, step.dtype)
+        return tf.raw_ops.ResourceApplyMomentum(
+            var=var.handle, accum=slot.handle, lr=one, grad=step, momentum=momentum, use_nesterov=self.use_nesterov)
 
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
         raise ValueError(f"LARS needs the gradient of the whole variable; {var.name} has a sparse one")

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 # Of the similarities of one block, in bytes: beyond it time no longer falls (measured on 2 cores), memory still grows.
 _BLOCK_BYTES = 32 * 2**20
-# Fewer rows than that, and adding up the gradient of all rows takes longer than the similarities do.
+# Every block adds to the gradient of all rows, which for fewer rows than that is too much work.
 _LEAST_ROWS = 128
 
 

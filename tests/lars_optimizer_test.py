@@ -57,6 +57,28 @@ def test_first_step_by_hand(classic, nesterov, expected):
     np.testing.assert_allclose(param, expected(g, ratio), rtol=1e-12)
 
 
+@pytest.mark.parametrize("use_nesterov", [False, True])
+@pytest.mark.parametrize("classic_momentum", [False, True])
+def test_optimizer_is_the_function_in_float64(classic_momentum, use_nesterov):
+    settings = dict(momentum=0.9, weight_decay=0.1, classic_momentum=classic_momentum, use_nesterov=use_nesterov)
+    variable = tf.Variable([[3.0, 4.0, -1.0]], dtype=tf.float64)
+    optimizer = LARSOptimizer(tf.constant(0.3, tf.float64), **settings)
+    param, velocity = tf.constant(variable), tf.zeros_like(variable)
+    for grad in np.random.default_rng(0).standard_normal((3, 1, 3)):
+        optimizer.apply_gradients([(tf.constant(grad), variable)])
+        param, velocity = lars_update(param, grad, velocity, learning_rate=tf.constant(0.3, tf.float64), **settings)
+        np.testing.assert_allclose(variable, param, rtol=1e-14)
+        np.testing.assert_allclose(optimizer.get_slot(variable, "Momentum"), velocity, rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_norms_of_half_precision_do_not_overflow(dtype):
+    param, grad = tf.fill([200, 200], tf.constant(8, dtype)), tf.fill([200, 200], tf.constant(2, dtype))
+    new, _ = lars_update(param, grad, tf.zeros_like(param), learning_rate=100.0, momentum=0.9, eeta=0.01)
+    assert new.dtype == dtype  # |param| = 1600, |grad| = 400: a step of 0.01 * 4 * 100 * 2.
+    np.testing.assert_allclose(tf.cast(new, tf.float32), np.zeros([200, 200]), atol=0.05)
+
+
 def test_zero_norms_leave_the_learning_rate_alone():
     for param, grad in (([0.0, 0.0], [1.0, 2.0]), ([1.0, 2.0], [0.0, 0.0])):
         new, _ = lars_update(tf.constant(param), tf.constant(grad), tf.zeros(2), learning_rate=0.5, momentum=0.9)
