@@ -45,22 +45,26 @@ def ours(config, model, gradients):
     return update
 
 
-def yardstick(config, model, gradients):
-    """The update by `plain_update`, of variables and slots that start as the model's."""
-    variables = [tf.Variable(variable) for variable in model.trainable_variables]
+def plain_updater(variables, excluded, learning_rate, momentum, weight_decay):
+    """A function that updates `variables` by `plain_update`, given their gradients; `excluded` as there, for each."""
     slots = [tf.Variable(tf.zeros_like(variable)) for variable in variables]
-    head = {variable.ref() for variable in model.supervised_head.variables}
-    excluded = [v.shape.rank <= 1 or v.ref() in head for v in model.trainable_variables]
 
-    @tf.function(autograph=False)
-    def update():
+    def update(gradients):
         for variable, grad, slot, left_out in zip(variables, gradients, slots, excluded):
-            param, velocity = plain_update(variable, grad, slot, config.learning_rate, config.momentum,
-                                           config.weight_decay, left_out)
+            param, velocity = plain_update(variable, grad, slot, learning_rate, momentum, weight_decay, left_out)
             slot.assign(velocity)
             variable.assign(param)
 
     return update
+
+
+def yardstick(config, model, gradients):
+    """The update by `plain_update`, of variables that start as the model's."""
+    head = {variable.ref() for variable in model.supervised_head.variables}
+    update = plain_updater([tf.Variable(variable) for variable in model.trainable_variables],
+                           [v.shape.rank <= 1 or v.ref() in head for v in model.trainable_variables],
+                           config.learning_rate, config.momentum, config.weight_decay)
+    return tf.function(lambda: update(gradients), autograph=False)
 
 
 def main():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 import tf_keras as keras
 
-_LARGE = 1e9
+from benchmarks import loss, optimizer
 
 
 def _norm_relu(inputs, relu=True):
@@ -39,33 +39,20 @@ def resnet18(size, out_dim=128, num_layers=3, classes=10):
     return keras.Model(images, [projections, logits])
 
 
-def nt_xent(hidden, temperature):
-    """The loss by the original's formula: four matrices of logits, and one-hot masks times a large number."""
-    view_1, view_2 = tf.split(tf.math.l2_normalize(tf.cast(hidden, tf.float32), -1), 2, 0)
-    batch = tf.shape(view_1)[0]
-    labels, mask = tf.one_hot(tf.range(batch), 2 * batch), tf.one_hot(tf.range(batch), batch) * _LARGE
-    aa, bb = (tf.matmul(view, view, transpose_b=True) / temperature - mask for view in (view_1, view_2))
-    ab = tf.matmul(view_1, view_2, transpose_b=True) / temperature
-    ba = tf.matmul(view_2, view_1, transpose_b=True) / temperature
-    losses = [tf.nn.softmax_cross_entropy_with_logits(labels, tf.concat(logits, 1)) for logits in ((ab, aa), (ba, bb))]
-    return tf.reduce_mean(losses[0] + losses[1]), ab, labels
+def make_step(model):
+    """A function that takes one step of LARS on (views [n, h, w, 6], labels [n]) and returns loss and metrics."""
+    update = optimizer.plain_updater(model.trainable_variables, [v.shape.rank <= 1 for v in model.trainable_variables],
+                                     learning_rate=0.1, momentum=0.9, weight_decay=1e-6)
 
-
-def make_step(model, optimizer, temperature=0.1):
-    """A function that takes one step on (views [n, h, w, 6], labels [n]) and returns the total loss."""
     @tf.function(autograph=False)
     def step(views, labels):
         with tf.GradientTape() as tape:
             projections, logits = model(tf.concat(tf.split(views, 2, -1), 0), training=True)
-            contrast, logits_ab, targets = nt_xent(projections, temperature)
+            contrast, accuracy, entropy = loss.plain(tf.cast(projections, tf.float32))
             supervised = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
                 tf.concat([labels, labels], 0), tf.cast(logits, tf.float32)))
             total = contrast + supervised
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(total, variables), variables))
-        probabilities = tf.nn.softmax(logits_ab)
-        entropy = -tf.reduce_mean(tf.reduce_sum(probabilities * tf.math.log(probabilities + 1e-8), -1))
-        accuracy = tf.reduce_mean(tf.cast(tf.argmax(targets, 1) == tf.argmax(logits_ab, 1), tf.float32))
-        return tf.stack([total, entropy, accuracy])
+        update(tape.gradient(total, model.trainable_variables))
+        return tf.stack([total, accuracy, entropy])
 
     return step

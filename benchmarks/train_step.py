@@ -41,11 +41,11 @@ def ours(batch, views, labels, **settings):
 
 
 def plain(views, labels, precision="float32"):
-    """A call that takes one step of the yardstick, with Keras's momentum SGD."""
+    """A call that takes one step of the yardstick."""
     keras.mixed_precision.set_global_policy(precision)
     model = plain_keras.resnet18(_SIZE, classes=_CLASSES)
     keras.mixed_precision.set_global_policy("float32")
-    step = plain_keras.make_step(model, keras.optimizers.legacy.SGD(0.1, 0.9))
+    step = plain_keras.make_step(model)
     return lambda: step(views, labels).numpy()
 
 

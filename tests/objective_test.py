@@ -172,7 +172,7 @@ def test_a_step_holds_no_more_rows_than_it_may(monkeypatch):
 
     monkeypatch.setattr(tf, "matmul", matmul)  # Run eagerly, every product passes here with its real shape.
     hidden, config = similar_views(100, 4, tf.float32), config_lib.Config(loss_block_rows=30)
-    losses, _ = model_lib.pretraining_losses({"proj_head_output": hidden}, None, config, None, None)
+    losses, _ = model_lib.contrastive_losses(hidden, config, None)
     assert [tuple(product.shape) for product in made] == [(25, 200), (25, 4), (200, 4)] * 8
     np.testing.assert_allclose(losses["contrast_loss"], plain(hidden, True, config.temperature)[0], rtol=1e-5)
 
