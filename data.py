@@ -401,6 +401,11 @@ def _with_seed(seed, handles):
 def build_train_dataset(config, source, seed, batch_size, start_step=0, input_context=None):
     """The endless training data of one input pipeline.
 
+    Memory: encoded examples are shuffled, at most `config.shuffle_buffer_mb` of them (images in folders and `digits`: 8
+    bytes an example, a full permutation of indices); `config.cache_dataset` keeps all encoded examples. Beyond that, a
+    few chunks of decoded views for each core, and the batches that are read ahead, which `tf.data` limits to a part of
+    the free memory.
+
     Args:
       config: settings.
       source: where the records come from.

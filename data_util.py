@@ -305,8 +305,8 @@ def color_jitter(images, seeds, strength=1.0, brightness="multiplicative", rando
         amounts = tf.gather(amounts, order, batch_dims=1)
     amounts = tf.unstack(tf.reshape(amounts, [-1, 4, 1, 1, 1]), axis=1)
     for position in range(4):
-        # From [0, 1], saturation and hue do not lead out of it; the crop's overshoot is gone after one clip.
-        clipped = [_then_clip(step) if position == 0 or number < 2 else step for number, step in enumerate(steps)]
+        # Saturation and hue lead out of [0, 1] by rounding only, once the first clip has removed the crop's overshoot.
+        clipped = [_then_clip(step) if number < 2 or position in (0, 3) else step for number, step in enumerate(steps)]
         if random_order:
             images = apply_by_kind(order[:, position], clipped, images, amounts[position])
         else:
