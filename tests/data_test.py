@@ -213,7 +213,7 @@ def test_views_do_not_depend_on_the_batch_size():
     source = data.digits_source()
     reference = None
     for batch_size in (1, 6, 20):
-        config = make_config(train_split="train[:24]", train_batch_size=batch_size)
+        config = make_config(train_split="train[:24]")
         dataset = data.build_train_dataset(config, source, 5, batch_size).unbatch().take(60)
         views = np.stack([views for views, _ in dataset.as_numpy_iterator()])
         reference = views if reference is None else reference
