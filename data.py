@@ -32,9 +32,10 @@ class Source:
     - `split_names`: names of the whole splits;
     - `num_examples(split, shards=1, shard=0)`: examples of a split (slices allowed), or of one of its shards;
       ValueError for an unknown split;
-    - `records(split, seed=None, shards=1, shard=0, buffer_mb=1024)`: a dataset of `(key, item, label)`. `seed` is an
-      int64 scalar, a tensor or not: another order for each; None: always the same. `buffer_mb`: most memory for
-      shuffling, where examples have no random access.
+    - `handles(split, seed=None, shards=1, shard=0, buffer_mb=1024)`: a dataset of what stands for an example until it
+      is needed. `seed` is an int64 scalar, a tensor or not: another order for each; None: always the same. `buffer_mb`:
+      most memory for shuffling, where examples have no random access.
+    - `fetch(split)`: a function from a handle to `(key, item, label)`.
     """
 
     name: str
@@ -44,6 +45,10 @@ class Source:
     def num_classes(self):
         """Number of classes, or None without labels."""
         return None if self.class_names is None else len(self.class_names)
+
+    def records(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
+        """A dataset of `(key, item, label)`; arguments as for `handles`."""
+        return self.handles(split, seed, shards, shard, buffer_mb).map(self.fetch(split), tf.data.AUTOTUNE)
 
     def decode(self, item):
         """An item as uint8 [h, w, 3]."""
@@ -89,15 +94,18 @@ class IndexedSource(Source):
             parts.append((index + offset, items[index], labels[index]))
         return [np.concatenate(column) for column in zip(*parts)]
 
-    def records(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
+    def handles(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
         """See `Source`; `buffer_mb` has no use, since only indices are shuffled."""
-        keys, items, labels = (tf.constant(column) for column in self._select(split))
-        count = keys.shape[0]
+        count = len(self._select(split)[0])
         indices = tf.data.Dataset.range(count)
         if seed is not None:
             indices = indices.shuffle(count, seed=seed, reshuffle_each_iteration=False)
-        return indices.shard(shards, shard).map(
-            lambda i: (keys[i], self._load(items[i]), labels[i]), num_parallel_calls=tf.data.AUTOTUNE)
+        return indices.shard(shards, shard)
+
+    def fetch(self, split):
+        """See `Source`."""
+        keys, items, labels = (tf.constant(column) for column in self._select(split))
+        return lambda index: (keys[index], self._load(items[index]), labels[index])
 
     def decode(self, item):
         """See `Source`."""
@@ -215,7 +223,7 @@ class TfdsSource(Source):
         total = self._builder.info.splits[split].num_examples
         return len(range(shard, total, shards))
 
-    def records(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
+    def handles(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
         """See `Source`. Files are interleaved in an order drawn from the seed, then records shuffled in a buffer."""
         files = self._files(split, shards, shard)
         by_records = len(self._builder.info.splits[split].file_instructions) < shards
@@ -231,7 +239,7 @@ class TfdsSource(Source):
         if seed is not None:
             size = self.shuffle_buffer_size(split, buffer_mb, shards, shard)
             records = records.shuffle(size, seed=seed + 1, reshuffle_each_iteration=False)
-        return records.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE)
+        return records
 
     def shuffle_buffer_size(self, split, buffer_mb, shards=1, shard=0):
         """Examples that fit into `buffer_mb` at their mean encoded size, at most all of the shard."""
@@ -239,10 +247,13 @@ class TfdsSource(Source):
         mean_bytes = max(sum(info.num_bytes for info in whole) / max(sum(info.num_examples for info in whole), 1), 1)
         return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)
 
-    def _parse(self, key, serialized):
-        example = self._features.deserialize_example(serialized, decoders=self._decoders)
-        label = tf.cast(example[self._label], tf.int64) if self._label else tf.constant(-1, tf.int64)
-        return key, example[self._image], label
+    def fetch(self, split):
+        """See `Source`; a handle is a key and a serialized example."""
+        def parse(key, serialized):
+            example = self._features.deserialize_example(serialized, decoders=self._decoders)
+            label = tf.cast(example[self._label], tf.int64) if self._label else tf.constant(-1, tf.int64)
+            return key, example[self._image], label
+        return parse
 
 
 def _file_key(filename):
@@ -252,8 +263,9 @@ def _file_key(filename):
 
 def _read_file(filename, skip, take, file_key):
     """(key, serialized example) of the wanted part of one record file."""
-    records = tf.data.TFRecordDataset(filename).enumerate().skip(skip).take(take)
-    return records.map(lambda index, serialized: (tf.cast(file_key, tf.int64) + index, serialized))
+    # Zipped, not enumerated and mapped: a function called for every record would cost ten times the reading.
+    keys = tf.data.Dataset.range(file_key, file_key + (1 << 32))
+    return tf.data.Dataset.zip((keys, tf.data.TFRecordDataset(filename))).skip(skip).take(take)
 
 
 def _tfds_builder(tfds, name, data_dir):
@@ -321,20 +333,78 @@ def view_policies(config):
     return (data_util.simclr_policy(config.color_jitter_strength, config.brightness, **geometry),) * 2
 
 
-def _make_views(source, policies, size):
-    """(seed, key, item, label) -> views [size, size, 3 * len(policies)] float32, label."""
+def _chunk_size(size, batch_size):
+    """Images whose colours are changed together: the divisor of `batch_size` next below 32 images of 32 x 32 pixels.
+
+    More would not stay in the processor's cache. A divisor, so that training continued at any step has the same chunks.
+    """
+    most = max(32**3 // size**2, 1)
+    return max(count for count in range(1, min(most, batch_size) + 1) if batch_size % count == 0)
+
+
+def _batch_views(records, fetch, source, policies, size, batch_size):
+    """Augments and batches.
+
+    Args:
+      records: dataset of (seed, handle); `seed` is an int64 scalar, the same for all examples of an epoch.
+      fetch: from a handle to (key, item, label).
+      source: decodes items.
+      policies: one a view.
+      size: of a view.
+      batch_size: examples an element; a last incomplete batch is left out.
+
+    Returns:
+      dataset of (views [batch_size, size, size, 3 * len(policies)] float32, labels [batch_size]).
+    """
+    chunk = _chunk_size(size, batch_size)
+
+    def view_seed(seed, view):
+        return data_util.nth_seed(seed, view, data_util.VIEW)
+
     @tf.autograph.experimental.do_not_convert  # Nothing to convert, and long to look for it.
-    def make(seed, key, item, label):
-        image = tf.image.convert_image_dtype(source.decode(item), tf.float32)
-        seed = data_util.fold_in(seed, key)
-        views = [data_util.apply_policy(image, policy, data_util.fold_in(seed, number), size)
-                 for number, policy in enumerate(policies)]
-        return tf.concat(views, -1), label
-    return make
+    def crop(seed, handle):
+        key, item, label = fetch(*tf.nest.flatten(handle))
+        image, seed = source.decode(item), tf.stack([seed, key])
+        crops = [data_util.crop_by_policy(image, policy, view_seed(seed, view), size)
+                 for view, policy in enumerate(policies)]
+        return seed, label, *crops
+
+    @tf.autograph.experimental.do_not_convert
+    def finish(seeds, labels, *crops):
+        planes = [data_util.finish_by_policy(data_util.to_planes(images), policy, view_seed(seeds, view))
+                  for view, (images, policy) in enumerate(zip(crops, policies))]
+        return data_util.from_planes(tf.concat(planes, 1)), labels
+
+    if chunk == 1:
+        views = records.map(lambda *record: _first(finish(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)
+        return views.batch(batch_size, drop_remainder=True)
+    chunks = records.map(crop, tf.data.AUTOTUNE).batch(chunk, drop_remainder=True).map(finish, tf.data.AUTOTUNE)
+    batches = chunks.batch(batch_size // chunk, drop_remainder=True)
+    return batches.map(lambda views, labels: (
+        tf.reshape(views, [batch_size, *views.shape[2:]]), tf.reshape(labels, [batch_size])))
+
+
+def _as_batch(tensors):
+    return [tensor[tf.newaxis] for tensor in tensors]
+
+
+def _first(tensors):
+    return tuple(tensor[0] for tensor in tensors)
+
+
+def _with_seed(seed, handles):
+    """(seed, handle) for every handle."""
+    # Zipped, not mapped: a function call for every record would cost more than all else that happens to it here.
+    return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), handles))
 
 
 def build_train_dataset(config, source, seed, batch_size, start_step=0, input_context=None):
     """The endless training data of one input pipeline.
+
+    Memory: encoded examples are shuffled, at most `config.shuffle_buffer_mb` of them (images in folders and `digits`: 8
+    bytes an example, a full permutation of indices); `config.cache_dataset` keeps all encoded examples. Beyond that, a
+    few chunks of decoded views for each core, and the batches that are read ahead, which `tf.data` limits to a part of
+    the free memory.
 
     Args:
       config: settings.
@@ -352,22 +422,23 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
     in_epoch = source.num_examples(split, shards, shard)
     first_epoch, done = divmod(start_step * (config.train_batch_size // shards), in_epoch)
     cached = source.records(split, None, shards, shard).cache() if config.cache_dataset else None
+    fetch = source.fetch(split) if cached is None else lambda *record: record
 
     @tf.autograph.experimental.do_not_convert
     def epoch(number):
-        order = data_util.scalar_seed(data_util.fold_in(tf.constant([seed, _ORDER], tf.int64), number))
-        views = data_util.fold_in(tf.constant([seed, _VIEWS], tf.int64), number)
+        order, views = (data_util.scalar_seed(data_util.fold_in(tf.constant([seed, purpose], tf.int64), number))
+                        for purpose in (_ORDER, _VIEWS))
         if cached is None:
-            records = source.records(split, order, shards, shard, config.shuffle_buffer_mb)
+            handles = source.handles(split, order, shards, shard, config.shuffle_buffer_mb)
         else:
-            records = cached.shuffle(in_epoch, seed=order, reshuffle_each_iteration=False)
-        return records.map(lambda key, item, label: (views, key, item, label))
+            handles = cached.shuffle(in_epoch, seed=order, reshuffle_each_iteration=False)
+        return _with_seed(views, handles)
 
-    dataset = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch).skip(done)
-    dataset = dataset.map(_make_views(source, view_policies(config), config.image_size), tf.data.AUTOTUNE)
-    dataset = dataset.batch(batch_size, drop_remainder=True)
+    records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch).skip(done)
+    dataset = _batch_views(records, fetch, source, view_policies(config), config.image_size, batch_size)
     # Otherwise several hosts ask each other at every step whether there is one more.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return dataset.prefetch(tf.data.AUTOTUNE)
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
@@ -408,10 +479,10 @@ def build_view_pairs(config, source, split, seed, batch_size):
     Returns:
       dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
     """
-    seed = tf.constant([seed, _EVAL_VIEWS], tf.int64)
-    records = source.records(split).map(lambda key, item, label: (seed, key, item, label))
-    views = records.map(_make_views(source, view_policies(config), config.image_size), tf.data.AUTOTUNE)
-    return views.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    seed = data_util.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
+    records = _with_seed(seed, source.handles(split))
+    dataset = _batch_views(records, source.fetch(split), source, view_policies(config), config.image_size, batch_size)
+    return dataset.prefetch(tf.data.AUTOTUNE)
 
 
 def _shards(input_context):

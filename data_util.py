@@ -1,16 +1,30 @@
 """Image operators as small functions, and augmentation policies as data.
 
-Images are float, height x width x 3, nominally in [0, 1]. Random operators take `seed`, an integer tensor of shape
-[2], and are functions of it alone: the same seed gives the same result, eager or inside `tf.data`.
+Images are float, nominally in [0, 1]: one image is height x width x 3. Where several are changed at once, each in its
+own way, they are planes [n, 3, height, width]: arithmetic on whole planes is several times faster than on interleaved
+colours, and n images share the cost of starting an operation, which at 32 pixels is most of it.
+
+Random operators take `seed`, an integer tensor of shape [2] for one image or [n, 2] for planes, and are functions of it
+alone: the same seed gives the same result, eager or inside `tf.data`, whichever images lie beside it.
 
 A policy is a tuple of `(operator name, parameters)`, applied in order by `apply_policy`.
 """
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import tensorflow as tf
 
 CROP_PROPORTION = 0.875  # evaluation crops this share of the shorter side (224 of 256)
+
+_GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+# Odd numbers without pattern, so that sums of few multiples of them, a key and a seed do not meet.
+_SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
+_STRIDES = np.array([0x2545F4914F6CDD1D, 0x9FB21C651E98DF25, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F], np.uint64)
+_OPERATOR, VIEW, _INNER = range(3)  # levels of `nth_seed`
+_TINY = 1e-12  # far below any difference between colours; in place of a division by 0
 
 # ---------------------------------------------------------------------------------------------------------- seeds
 
@@ -25,14 +39,74 @@ def scalar_seed(seed):
     return tf.random.stateless_uniform([], seed, minval=None, maxval=None, dtype=tf.int64)
 
 
-def _uniform(seed, low=0.0, high=1.0, dtype=tf.float32):
-    return tf.random.stateless_uniform([], seed, low, high, dtype)
+def nth_seed(seed, number, level=0):
+    """The seed [2] or [n, 2] numbered `number` (an int) that follows from each `seed`; 0 is `seed` itself.
+
+    Cheaper than `fold_in`, for generators that scramble their seed, as `uniforms` and `tf.image.stateless_*` do. Seeds
+    of different `level` (0, 1, ...) can be combined.
+    """
+    offset = (number * _STRIDES[level:level + 2]).astype(np.int64)
+    return seed + tf.cast(offset, seed.dtype) if number else seed
 
 
-def random_apply(function, probability, image, seed):
-    """`function(image, seed)` with `probability`, else `image`."""
-    seeds = tf.random.experimental.stateless_split(seed, 2)
-    return tf.cond(_uniform(seeds[0]) < probability, lambda: function(image, seeds[1]), lambda: image)
+def uniforms(seeds, count):
+    """Uniform draws in [0, 1) for every image: SplitMix64 (Steele, Lea, Flood 2014), all of them at once.
+
+    `tf.random` has no draws for many seeds in one operation, and a call of it for each would be half of a small image's
+    cost.
+
+    Args:
+      seeds: int tensor [n, 2].
+      count: draws an image.
+
+    Returns:
+      [n, count] float32.
+    """
+    seeds = tf.bitcast(tf.cast(seeds, tf.int64), tf.uint64) * _SEED_FACTORS
+    bits = seeds[:, :1] + seeds[:, 1:] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, np.uint64(shift))) * factor
+    # The upper 24 bits: a float32 holds no more, and the last xor of the generator would not reach them.
+    return tf.cast(tf.bitcast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.int64), tf.float32) * 2.0**-24
+
+
+# --------------------------------------------------------------------------------------------- one of many functions
+
+
+def apply_by_kind(kinds, functions, images, rows):
+    """Every image through the function that its kind numbers.
+
+    Args:
+      kinds: int32 [n].
+      functions: of (images, rows); each sees the images of its kind only.
+      images: planes [n, 3, h, w]; where n is known to be 1, nothing is divided and copied.
+      rows: a tensor [n, ...] that goes with the images.
+
+    Returns:
+      [n, 3, h, w].
+    """
+    if images.shape[0] == 1:
+        return tf.switch_case(kinds[0], [functools.partial(function, images, rows) for function in functions])
+    columns = (images, rows, tf.range(tf.shape(images)[0]))
+    parts, part_rows, places = (tf.dynamic_partition(column, kinds, len(functions)) for column in columns)
+    results = [function(part, part_row) for function, part, part_row in zip(functions, parts, part_rows)]
+    return tf.ensure_shape(tf.dynamic_stitch(places, results), images.shape)
+
+
+def random_apply(function, probability, images, seeds):
+    """`function(images, seeds)` for each image with `probability`, else the image.
+
+    Args:
+      function: of planes and seeds.
+      probability: of applying it.
+      images: planes [n, 3, h, w].
+      seeds: int tensor [n, 2].
+
+    Returns:
+      [n, 3, h, w].
+    """
+    chosen = tf.cast(uniforms(seeds, 1)[:, 0] < probability, tf.int32)
+    return apply_by_kind(chosen, (lambda x, _: x, function), images, nth_seed(seeds, 1, _INNER))
 
 
 # ------------------------------------------------------------------------------------------------- crop and flip
@@ -59,23 +133,53 @@ def random_crop_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_r
     Returns:
       offset_y, offset_x, height, width: int32 scalars, in pixels.
     """
+    begin, size = _random_window(image_shape, seed, area_range, aspect_ratio_range)
+    return begin[0], begin[1], size[0], size[1]
+
+
+def _random_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_range=(3 / 4, 4 / 3)):
+    """The same as what `tf.slice` takes: begin [3] and size [3]."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=0.1,
         aspect_ratio_range=aspect_ratio_range, area_range=area_range, max_attempts=100,
         use_image_if_no_bounding_boxes=True)
-    return begin[0], begin[1], size[0], size[1]
+    return begin, size
 
 
 def random_crop_and_resize(image, seed, height, width, **window):
-    """Random crop (`random_crop_window`), resized bicubically to `height` x `width`."""
-    top, left, crop_height, crop_width = random_crop_window(tf.shape(image), seed, **window)
-    crop = tf.image.crop_to_bounding_box(image, top, left, crop_height, crop_width)
-    return resize_bicubic(crop, height, width)
+    """Random crop (`random_crop_window`), resized bicubically.
+
+    Only the window is converted to float: a photograph is several times as large as its view.
+
+    Args:
+      image: [h, w, 3] uint8, or float in [0, 1].
+      seed: int tensor [2].
+      height: of the result.
+      width: of the result.
+      **window: as for `random_crop_window`.
+
+    Returns:
+      [height, width, 3] float32; may overshoot [0, 1].
+    """
+    begin, size = _random_window(tf.shape(image), seed, **window)
+    crop = tf.cast(tf.slice(image, begin, size), tf.float32)
+    resized = tf.raw_ops.ResizeBicubic(images=crop[tf.newaxis], size=[height, width], half_pixel_centers=True)[0]
+    return resized * (1 / 255) if image.dtype == tf.uint8 else resized
 
 
-def random_flip(image, seed):
-    """Left-right flip of every second image."""
-    return tf.image.stateless_random_flip_left_right(image, seed)
+def random_flip(images, seeds):
+    """Left-right flip of every second image of planes [n, 3, h, w]; seeds [n, 2]."""
+    return random_apply(lambda x, _: tf.reverse(x, [3]), 0.5, images, seeds)
+
+
+def to_planes(images):
+    """[n, h, w, c] -> [n, c, h, w]."""
+    return tf.transpose(images, [0, 3, 1, 2])
+
+
+def from_planes(images):
+    """[n, c, h, w] -> [n, h, w, c]."""
+    return tf.transpose(images, [0, 2, 3, 1])
 
 
 def center_crop(image, height, width, crop_proportion):
@@ -105,60 +209,113 @@ def center_crop(image, height, width, crop_proportion):
 # --------------------------------------------------------------------------------------------------------- colour
 
 
-def random_brightness(image, seed, strength, kind="multiplicative"):
-    """Brightness by up to `strength`: multiplied by (SimCLR v2) or increased by (the paper, v1) a uniform draw."""
-    if kind == "multiplicative":
-        return image * _uniform(seed, max(1.0 - strength, 0.0), 1.0 + strength, image.dtype)
-    return image + _uniform(seed, -strength, strength, image.dtype)
+# Every `adjust_*` takes planes [n, 3, h, w] and one amount an image, [n, 1, 1, 1], and returns planes, not clipped.
 
 
-def random_contrast(image, seed, strength):
-    """Distance from each channel's mean, multiplied by a uniform draw from 1 +- `strength` (not below 0)."""
-    return tf.image.adjust_contrast(image, _uniform(seed, max(1.0 - strength, 0.0), 1.0 + strength))
+def adjust_brightness(images, factor):
+    """Brightness multiplied by `factor` (SimCLR v2)."""
+    return images * factor
 
 
-def random_saturation(image, seed, strength):
-    """Saturation multiplied by a uniform draw from 1 +- `strength` (not below 0)."""
-    return tf.image.adjust_saturation(image, _uniform(seed, max(1.0 - strength, 0.0), 1.0 + strength))
+def shift_brightness(images, shift):
+    """Brightness increased by `shift` (the paper, SimCLR v1)."""
+    return images + shift
 
 
-def random_hue(image, seed, strength):
-    """Hue turned by a uniform draw from +-`strength`, in turns of the colour circle (at most 0.5)."""
-    return tf.image.adjust_hue(image, _uniform(seed, -min(strength, 0.5), min(strength, 0.5)))
+def adjust_contrast(images, factor):
+    """Distance from each channel's mean multiplied by `factor`."""
+    return images * factor + tf.reduce_mean(images, [2, 3], keepdims=True) * (1 - factor)
 
 
-def to_grayscale(image):
-    """Luminance, repeated over three channels."""
-    return tf.tile(tf.image.rgb_to_grayscale(image), [1, 1, 3])
+def _extremes(images):
+    """The colours [n, 1, h, w], their largest and their smallest."""
+    red, green, blue = tf.split(images, 3, axis=1)
+    highest = tf.maximum(tf.maximum(red, green), blue)
+    return red, green, blue, highest, tf.minimum(tf.minimum(red, green), blue)
 
 
-def color_jitter(image, seed, strength=1.0, brightness="multiplicative", random_order=True):
+def adjust_saturation(images, factor):
+    """HSV saturation s multiplied by `factor` >= 0, to s' <= 1: distances from the highest colour, times s' / s."""
+    *_, highest, lowest = _extremes(images)
+    ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _TINY))
+    return highest - (highest - images) * ratio
+
+
+def adjust_hue(images, turns):
+    """HSV hue turned by `turns` of the colour circle.
+
+    The circle is a hexagon. A pixel's distance from red along it is 1/6 + (g + b - r - min) / (6 (max - min)) turns,
+    clockwise or not as g >= b; each new colour is a function of the distance from its own corner.
+    """
+    red, green, blue, highest, lowest = _extremes(images)
+    chroma = highest - lowest
+    distance = (green + blue - red - lowest) / tf.maximum(6 * chroma, _TINY) + 1 / 6
+    side = tf.sign(green - blue + _TINY)  # 1 also for a tie: opposite to red, it must not become 0.
+    hue = side * distance + turns
+    hue -= tf.floor(hue)
+    corner, slope, offset = np.float32([[1 / 2, 1 / 3, 2 / 3], [6, -6, -6], [-1, 2, 2]])[:, :, np.newaxis, np.newaxis]
+    return lowest + chroma * _clip(tf.abs(hue - corner) * slope + offset)
+
+
+def to_grayscale(images):
+    """Luminance (BT.601) of planes [n, 3, h, w], repeated over the three channels."""
+    red, green, blue = tf.split(images, 3, axis=1)
+    return tf.repeat(0.2989 * red + 0.5870 * green + 0.1140 * blue, 3, axis=1)
+
+
+def _clip(images):
+    return tf.clip_by_value(images, 0.0, 1.0)
+
+
+def jitter_amounts(seeds, strength, brightness="multiplicative"):
+    """Uniform draws for the steps of `color_jitter`, and the order of the steps.
+
+    Brightness, contrast and saturation are drawn from 1 +- 0.8 * strength (not below 0; additive brightness from
+    +-0.8 * strength), hue from +-0.2 * strength (at most half a turn).
+
+    Returns:
+      [n, 4] float32 amounts of brightness, contrast, saturation, hue; [n, 4] int32 permutations of the four.
+    """
+    factors, hue = (max(1 - 0.8 * strength, 0.0), 1 + 0.8 * strength), min(0.2 * strength, 0.5)
+    first = factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
+    low, high = np.float32([first, factors, factors, (-hue, hue)]).T
+    draws = uniforms(seeds, 8)
+    return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
+
+
+def color_jitter(images, seeds, strength=1.0, brightness="multiplicative", random_order=True):
     """Brightness, contrast, saturation (each 0.8 * strength) and hue (0.2 * strength), clipped after each step.
 
     Args:
-      image: [h, w, 3].
-      seed: int tensor [2].
+      images: planes [n, 3, h, w].
+      seeds: int tensor [n, 2].
       strength: 0 leaves the image alone (paper, Appendix A).
       brightness: multiplicative or additive.
-      random_order: draw the order of the four anew; else as listed.
+      random_order: draw the order of the four anew for every image; else as listed.
 
     Returns:
-      [h, w, 3] in [0, 1].
+      [n, 3, h, w] in [0, 1].
     """
     if strength == 0:
-        return image
-    seeds = tf.unstack(tf.random.experimental.stateless_split(seed, 5))
-    steps = (
-        lambda x: random_brightness(x, seeds[0], 0.8 * strength, brightness),
-        lambda x: random_contrast(x, seeds[1], 0.8 * strength),
-        lambda x: random_saturation(x, seeds[2], 0.8 * strength),
-        lambda x: random_hue(x, seeds[3], 0.2 * strength),
-    )
-    order = tf.argsort(tf.random.stateless_uniform([4], seeds[4])) if random_order else tf.range(4)
+        return images
+    amounts, order = jitter_amounts(seeds, strength, brightness)
+    steps = (adjust_brightness if brightness == "multiplicative" else shift_brightness, adjust_contrast,
+             adjust_saturation, adjust_hue)
+    if random_order:
+        amounts = tf.gather(amounts, order, batch_dims=1)
+    amounts = tf.unstack(tf.reshape(amounts, [-1, 4, 1, 1, 1]), axis=1)
     for position in range(4):
-        branches = [lambda step=step, x=image: step(x) for step in steps]
-        image = tf.clip_by_value(tf.switch_case(order[position], branches), 0.0, 1.0)
-    return image
+        # Saturation and hue lead out of [0, 1] by rounding only, once the first clip has removed the crop's overshoot.
+        clipped = [_then_clip(step) if number < 2 or position in (0, 3) else step for number, step in enumerate(steps)]
+        if random_order:
+            images = apply_by_kind(order[:, position], clipped, images, amounts[position])
+        else:
+            images = clipped[position](images, amounts[position])
+    return images
+
+
+def _then_clip(step):
+    return lambda images, amount: _clip(step(images, amount))
 
 
 # ----------------------------------------------------------------------------------------------------------- blur
@@ -228,14 +385,18 @@ def batch_random_blur(images, seed, height, probability=0.5, first_row=0, total_
 
 # ------------------------------------------------------------------------------------------------------- policies
 
-# name -> function(image, seed, size, **parameters); `size` is the output's height and width in pixels.
-OPERATORS = {
+# The first operator of a policy: name -> function(image [h, w, 3] of any size, seed, size, **parameters) that returns
+# [size, size, 3]; `size` is in pixels.
+CROPS = {
     "crop_and_resize": lambda image, seed, size, **window: random_crop_and_resize(image, seed, size, size, **window),
-    "flip": lambda image, seed, size: random_flip(image, seed),
-    "color_jitter": lambda image, seed, size, probability=0.8, **jitter: random_apply(
-        lambda x, s: color_jitter(x, s, **jitter), probability, image, seed),
-    "grayscale": lambda image, seed, size, probability=0.2: random_apply(
-        lambda x, s: to_grayscale(x), probability, image, seed),
+}
+# The others: name -> function(planes [n, 3, size, size], seeds [n, 2], **parameters) that returns planes.
+OPERATORS = {
+    "flip": random_flip,
+    "color_jitter": lambda images, seeds, probability=0.8, **jitter: random_apply(
+        functools.partial(color_jitter, **jitter), probability, images, seeds),
+    "grayscale": lambda images, seeds, probability=0.2: random_apply(
+        lambda x, _: to_grayscale(x), probability, images, seeds),
 }
 
 
@@ -250,19 +411,39 @@ def simclr_policy(strength, brightness, min_area=0.08, flip=True):
     return crop_and_flip_policy(min_area, flip) + (jitter if strength > 0 else ())
 
 
-def apply_policy(image, policy, seed, size):
-    """Applies the operators of `policy` in order; the result is [size, size, 3] in [0, 1].
+def crop_by_policy(image, policy, seed, size):
+    """The first operator of `policy`, a crop: image [h, w, 3], uint8 or float, to [size, size, 3] float32."""
+    (name, parameters), *_ = policy
+    return tf.ensure_shape(CROPS[name](image, seed, size, **parameters), [size, size, 3])
+
+
+def finish_by_policy(images, policy, seeds):
+    """All operators of `policy` but the first, on many crops.
 
     Args:
-      image: [h, w, 3] float in [0, 1].
-      policy: tuple of (name in `OPERATORS`, keyword parameters).
+      images: planes [n, 3, size, size] from `crop_by_policy`.
+      policy: tuple of (name, keyword parameters).
+      seeds: int tensor [n, 2], the same as for the crops; every operator gets its own from them.
+
+    Returns:
+      [n, 3, size, size] in [0, 1].
+    """
+    for number, (name, parameters) in enumerate(policy[1:], 1):
+        images = OPERATORS[name](images, nth_seed(seeds, number, _OPERATOR), **parameters)
+    return _clip(images)
+
+
+def apply_policy(image, policy, seed, size):
+    """Applies the operators of `policy` in order to one image; the result is [size, size, 3] in [0, 1].
+
+    Args:
+      image: [h, w, 3] uint8, or float in [0, 1].
+      policy: tuple of (name in `CROPS`, then names in `OPERATORS`; keyword parameters).
       seed: int tensor [2]; every operator gets its own seed from it.
       size: height and width of the result, in pixels.
     """
-    seeds = tf.unstack(tf.random.experimental.stateless_split(seed, len(policy)))
-    for (name, parameters), operator_seed in zip(policy, seeds):
-        image = OPERATORS[name](image, operator_seed, size, **parameters)
-    return tf.clip_by_value(tf.ensure_shape(image, [size, size, 3]), 0.0, 1.0)
+    planes = to_planes(crop_by_policy(image, policy, seed, size)[tf.newaxis])
+    return from_planes(finish_by_policy(planes, policy, seed[tf.newaxis]))[0]
 
 
 def preprocess_for_eval(image, size, crop=True):
@@ -293,7 +474,7 @@ def preprocess_image(image, height, width, is_training=False, color_jitter_stren
     """
     if height != width:
         raise ValueError(f"only square outputs: {height} x {width}")
-    image = tf.image.convert_image_dtype(image, tf.float32)
+    image = tf.convert_to_tensor(image)
     if is_training:
         return apply_policy(image, simclr_policy(color_jitter_strength, brightness), seed, height)
-    return preprocess_for_eval(image, height, test_crop)
+    return preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), height, test_crop)

@@ -170,10 +170,11 @@ def test_training_data_has_the_shapes_and_range_of_the_network():
     assert next(iter(data.build_train_dataset(finetune, data.digits_source(), 3, 16)))[0].shape == [16, 8, 8, 3]
 
 
-@pytest.mark.parametrize("name, cache", [("digits", False), ("tiny_shapes", False), ("tiny_shapes", True)])
-def test_any_step_can_be_continued_at(name, cache, tiny_tfds):
+@pytest.mark.parametrize("name, cache, strength", [
+    ("digits", False, 1.0), ("tiny_shapes", False, 0.0), ("tiny_shapes", True, 0.0)])
+def test_any_step_can_be_continued_at(name, cache, strength, tiny_tfds):
     source = data.open_source(name, tiny_tfds)
-    config = make_config(train_split="train[:40]", cache_dataset=cache, color_jitter_strength=0.0)
+    config = make_config(train_split="train[:40]", cache_dataset=cache, color_jitter_strength=strength)
     whole = data.build_train_dataset(config, source, 5, 16)
     expected = list(whole.take(7).as_numpy_iterator())
     for step in (0, 1, 4, 6):
@@ -205,6 +206,25 @@ def test_views_follow_seed_and_epoch_not_the_order():
     assert np.abs(first - second).max() > 0.1  # epochs differ
     np.testing.assert_array_equal(first, batches(1, cache_dataset=True)[0])  # cached: another order, the same views
     assert np.abs(first - batches(2)[0]).max() > 0.1
+
+
+def test_views_do_not_depend_on_the_batch_size():
+    """Batches of 1, 6 and 20 are cropped and coloured in chunks of as many, and in other company."""
+    source = data.digits_source()
+    reference = None
+    for batch_size in (1, 6, 20):
+        config = make_config(train_split="train[:24]")
+        dataset = data.build_train_dataset(config, source, 5, batch_size).unbatch().take(60)
+        views = np.stack([views for views, _ in dataset.as_numpy_iterator()])
+        reference = views if reference is None else reference
+        np.testing.assert_allclose(views, reference, atol=1e-5)
+    assert reference.shape == (60, 8, 8, 6) and np.abs(reference[0] - reference[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("size, batch_size, expected", [
+    (32, 512, 32), (32, 40, 20), (32, 7, 7), (224, 64, 1), (8, 16, 16)])
+def test_chunks_divide_the_batch(size, batch_size, expected):
+    assert data._chunk_size(size, batch_size) == expected
 
 
 def test_cache_reads_files_once(tmp_path):

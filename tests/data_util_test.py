@@ -20,6 +20,16 @@ def seeds(count):
     return tf.data.Dataset.range(count).map(lambda i: tf.stack([tf.constant(5, tf.int64), i]))
 
 
+def seed_rows(count):
+    """The same as rows [count, 2]."""
+    return tf.stack([tf.fill([count], tf.constant(5, tf.int64)), tf.range(count, dtype=tf.int64)], 1)
+
+
+def on_planes(operator, images, *rows, **parameters):
+    """`operator` of planes on images [n, h, w, 3]."""
+    return data_util.from_planes(operator(data_util.to_planes(tf.constant(images)), *rows, **parameters)).numpy()
+
+
 # ------------------------------------------------------------------------------------------- against the original
 
 
@@ -32,8 +42,8 @@ def test_evaluation_crop_equals_the_originals(image, size):
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_grayscale_equals_the_originals(image):
-    gray = data_util.to_grayscale(tf.image.convert_image_dtype(ARRAYS[f"{image}/image"], tf.float32))
-    np.testing.assert_allclose(tf.reduce_mean(gray, [0, 1]), ARRAYS[f"{image}/grayscale_mean"], rtol=1e-5)
+    gray = on_planes(data_util.to_grayscale, ARRAYS[f"{image}/image"][np.newaxis] / np.float32(255))[0]
+    np.testing.assert_allclose(gray.mean((0, 1), dtype=np.float64), ARRAYS[f"{image}/grayscale_mean"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -44,13 +54,14 @@ def test_blur_equals_the_originals_one_sigma_an_image(image):
         np.testing.assert_allclose(row, ARRAYS[f"{image}/blur_k6_sigma{sigma}"], atol=1e-6)
 
 
-def view_statistics(view):
-    """The recorded statistics of one view, in their order."""
-    spread = tf.reduce_mean(tf.reduce_max(view, -1) - tf.reduce_min(view, -1))
-    edge_x = tf.reduce_mean(tf.abs(view[:, 1:] - view[:, :-1]))
-    edge_y = tf.reduce_mean(tf.abs(view[1:] - view[:-1]))
-    clipped = tf.reduce_mean(tf.cast((view <= 0) | (view >= 1), tf.float32))
-    return tf.concat([tf.reduce_mean(view, [0, 1]), [tf.math.reduce_std(view), spread, edge_x, edge_y, clipped]], 0)
+def view_statistics(views):
+    """The recorded statistics of views [n, h, w, 3], in their order: [n, 8]."""
+    spread = tf.reduce_mean(tf.reduce_max(views, -1) - tf.reduce_min(views, -1), [1, 2])
+    edge_x = tf.reduce_mean(tf.abs(views[:, :, 1:] - views[:, :, :-1]), [1, 2, 3])
+    edge_y = tf.reduce_mean(tf.abs(views[:, 1:] - views[:, :-1]), [1, 2, 3])
+    clipped = tf.reduce_mean(tf.cast((views <= 0) | (views >= 1), tf.float32), [1, 2, 3])
+    others = tf.stack([tf.math.reduce_std(views, [1, 2, 3]), spread, edge_x, edge_y, clipped], 1)
+    return tf.concat([tf.reduce_mean(views, [1, 2]), others], 1)
 
 
 @pytest.mark.parametrize("case, strength, brightness", [
@@ -58,10 +69,15 @@ def view_statistics(view):
     ("s1.0_v1", 1.0, "additive")])
 def test_views_are_distributed_as_the_originals(case, strength, brightness):
     policy = data_util.simclr_policy(strength, brightness)
-    image = tf.image.convert_image_dtype(ARRAYS["view/image"], tf.float32)
-    views = seeds(20_000).map(lambda seed: view_statistics(data_util.apply_policy(image, policy, seed, 32)),
-                              tf.data.AUTOTUNE)
-    ours = np.stack(list(views.batch(1000).as_numpy_iterator())).reshape(-1, 8)
+    image = tf.constant(ARRAYS["view/image"])
+
+    def statistics(crops, rows):
+        planes = data_util.finish_by_policy(data_util.to_planes(crops), policy, rows)
+        return view_statistics(data_util.from_planes(planes))
+
+    crops = seeds(20_000).map(lambda seed: (data_util.crop_by_policy(image, policy, seed, 32), seed), tf.data.AUTOTUNE)
+    ours = np.concatenate(list(crops.batch(100).map(statistics, tf.data.AUTOTUNE).as_numpy_iterator()))
+    assert ours.shape == (20_000, 8)
     quantiles, mean, std = (ARRAYS[f"view/{case}/{name}"] for name in ("quantiles", "mean", "std"))
     for column, name in enumerate(_STATISTICS):
         if name in _WITH_ATOMS:
@@ -116,49 +132,101 @@ def test_smallest_crop_can_be_set():
     assert 0.48 < min(int(height) * int(width) / 1e4 for height, width in sizes) < 0.6
 
 
+def test_crop_of_bytes_equals_crop_of_floats():
+    """The whole image converted first and cropped by NumPy, then resized by the public function."""
+    image = ARRAYS["97x131/image"]
+    for seed in seeds(20):
+        top, left, height, width = map(int, data_util.random_crop_window(image.shape, seed))
+        window = (image / np.float32(255))[top:top + height, left:left + width]
+        expected = tf.image.resize(window, [24, 40], tf.image.ResizeMethod.BICUBIC)
+        for given in (image, image / np.float32(255)):
+            crop = data_util.random_crop_and_resize(tf.constant(given), seed, 24, 40)
+            np.testing.assert_allclose(crop, expected, atol=2e-6)
+
+
 def test_flip_flips_half():
-    image = tf.reshape(tf.range(12.0), [2, 2, 3])
-    flipped = [bool((data_util.random_flip(image, seed) != image).numpy().any()) for seed in seeds(400)]
-    assert 160 < sum(flipped) < 240
+    images = np.tile(np.arange(12, dtype=np.float32).reshape(2, 2, 3), [400, 1, 1, 1])
+    flipped = on_planes(data_util.random_flip, images, seed_rows(400))
+    same, turned = ((flipped == expected).all((1, 2, 3)) for expected in (images, images[:, :, ::-1]))
+    assert (same ^ turned).all() and 160 < turned.sum() < 240
 
 
-def test_brightness_kinds():
-    image = tf.constant([[[0.2, 0.4, 0.8]]])
-    for kind, change in (("multiplicative", lambda new: new / image), ("additive", lambda new: new - image)):
-        drawn = [data_util.random_brightness(image, seed, 0.4, kind) for seed in seeds(300)]
-        changes = np.array([change(new).numpy().ravel() for new in drawn])
-        np.testing.assert_allclose(changes[:, 0], changes[:, 2], atol=1e-5)  # the same for all channels
-        centre = 1 if kind == "multiplicative" else 0
-        assert centre - 0.4 <= changes.min() < centre - 0.35 and centre + 0.35 < changes.max() <= centre + 0.4
+# Beyond [0, 1], as crops are; some with ties and grey pixels, where hue and saturation have their special cases.
+_COLORS = np.random.default_rng(4).uniform(-0.1, 1.1, (40, 6, 7, 3)).astype(np.float32)
+_COLORS[:10] = np.round(4 * _COLORS[:10]) / 4
+_COLORS[10] = _COLORS[10, ..., :1]
+
+
+@pytest.mark.parametrize("ours, theirs, low, high", [
+    (data_util.adjust_brightness, lambda image, amount: image * amount, 0, 2),
+    (data_util.shift_brightness, tf.image.adjust_brightness, -0.8, 0.8),
+    (data_util.adjust_contrast, tf.image.adjust_contrast, 0, 2),
+    (data_util.adjust_saturation, tf.image.adjust_saturation, 0, 2),
+    (data_util.adjust_hue, tf.image.adjust_hue, -0.5, 0.5)])
+def test_colour_against_tensorflow_one_amount_an_image(ours, theirs, low, high):
+    amounts = np.linspace(low, high, len(_COLORS), dtype=np.float32)
+    actual = on_planes(ours, _COLORS, amounts.reshape(-1, 1, 1, 1))
+    for image, amount, result in zip(_COLORS, amounts, actual):
+        expected = theirs(tf.constant(image), amount)
+        np.testing.assert_allclose(np.clip(result, 0, 1), np.clip(expected, 0, 1), atol=3e-6)
+
+
+def test_jitter_draws_from_the_ranges_of_its_strength():
+    for brightness, lowest, highest in (("multiplicative", 0.6, 1.4), ("additive", -0.4, 0.4)):
+        amounts, order = (part.numpy() for part in data_util.jitter_amounts(seed_rows(2000), 0.5, brightness))
+        expected = np.array([(lowest, highest), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1)])
+        for column, (low, high) in enumerate(expected):
+            assert scipy.stats.kstest(amounts[:, column], "uniform", (low, high - low)).pvalue > 1e-3
+        orders, counts = np.unique(order, axis=0, return_counts=True)
+        assert len(orders) == 24 and (np.sort(orders) == range(4)).all()
+        assert scipy.stats.chisquare(counts).pvalue > 1e-3
+    assert data_util.jitter_amounts(seed_rows(500), 2.0)[0].numpy().min(0) == pytest.approx([0, 0, 0, -0.4], abs=0.05)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 2.0])
 def test_jitter_stays_in_range(strength):
-    image = tf.random.stateless_uniform([6, 6, 3], [3, 4])
-    for seed in seeds(20):
-        jittered = data_util.color_jitter(image, seed, strength)
-        assert np.isfinite(jittered).all() and np.min(jittered) >= 0 and np.max(jittered) <= 1
-        if strength == 0:
-            np.testing.assert_array_equal(jittered, image)
+    jittered = on_planes(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength)
+    if strength == 0:
+        np.testing.assert_array_equal(jittered, _COLORS)
+    else:
+        assert np.isfinite(jittered).all() and jittered.min() >= 0 and jittered.max() <= 1
 
 
-def test_jitter_in_fixed_order_runs_every_step_once():
-    image = tf.random.stateless_uniform([6, 6, 3], [3, 4])
-    parts = tf.unstack(tf.random.experimental.stateless_split(SEED, 5))
-    expected = image
-    for step, seed in ((data_util.random_brightness, parts[0]), (data_util.random_contrast, parts[1]),
-                       (data_util.random_saturation, parts[2])):
-        expected = tf.clip_by_value(step(expected, seed, 0.4), 0, 1)
-    expected = tf.clip_by_value(data_util.random_hue(expected, parts[3], 0.1), 0, 1)
-    np.testing.assert_allclose(data_util.color_jitter(image, SEED, 0.5, random_order=False), expected, atol=1e-6)
+@pytest.mark.parametrize("random_order", [False, True])
+@pytest.mark.parametrize("brightness", ["multiplicative", "additive"])
+def test_jitter_equals_steps_one_after_the_other(brightness, random_order):
+    """Image by image and step by step, by `tf.image`, each step clipped."""
+    amounts, orders = data_util.jitter_amounts(seed_rows(40), 0.5, brightness)
+    bright = (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
+    steps = (bright, tf.image.adjust_contrast, tf.image.adjust_saturation, tf.image.adjust_hue)
+    jittered = on_planes(data_util.color_jitter, _COLORS, seed_rows(40), strength=0.5, brightness=brightness,
+                         random_order=random_order)
+    for image, amount, order, result in zip(_COLORS, amounts, orders, jittered):
+        for step in order.numpy() if random_order else range(4):
+            image = np.clip(steps[step](tf.constant(image), amount[step]), 0, 1)
+        np.testing.assert_allclose(result, image, atol=1e-5)
 
 
-def test_jitter_order_is_random():
-    """Over many draws, each of the four steps comes first about as often."""
-    orders = [tuple(tf.argsort(tf.random.stateless_uniform([4], tf.unstack(
-        tf.random.experimental.stateless_split(seed, 5))[4])).numpy()) for seed in seeds(400)]
-    assert len(set(orders)) == 24
-    assert all(70 < sum(order[0] == first for order in orders) < 130 for first in range(4))
+def test_draws_are_uniform_and_independent():
+    draws = data_util.uniforms(seed_rows(20_000), 8).numpy()
+    assert draws.min() >= 0 and draws.max() < 1
+    assert all(scipy.stats.kstest(column, "uniform").pvalue > 1e-3 for column in draws.T)
+    nearby = [data_util.uniforms(data_util.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
+              for number in (1, 2) for level in range(3)]
+    columns = np.concatenate([draws, draws[np.r_[1:20_000, 0]], np.stack(nearby, 1)], 1)
+    correlations = np.corrcoef(columns.T) - np.eye(columns.shape[1])
+    assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
+
+
+def test_draws_are_those_of_splitmix64():
+    """Two draws of the published generator, in Python's integers."""
+    mask = 2**64 - 1
+    state = sum(part * int(factor) for part, factor in zip((3, 7), data_util._SEED_FACTORS)) & mask
+    for draw in data_util.uniforms(tf.constant([[3, 7]]), 2)[0]:
+        state = z = (state + 0x9E3779B97F4A7C15) & mask
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+        assert float(draw) == ((z ^ z >> 31) >> 40) / 2**24
 
 
 @pytest.mark.parametrize("shape", [(50, 50), (33, 80), (80, 33), (8, 8)])
@@ -185,9 +253,20 @@ def test_policies_are_the_same_eager_and_in_tf_data():
     assert np.abs(piped[0] - piped[1]).max() > 0.05
 
 
+@pytest.mark.parametrize("size", [16, 33])
+def test_views_do_not_depend_on_the_images_beside_them(size):
+    policy = data_util.simclr_policy(1.0, "multiplicative")
+    image = tf.constant(ARRAYS["97x131/image"])
+    rows = seed_rows(12)
+    crops = tf.stack([data_util.crop_by_policy(image, policy, seed, size) for seed in rows])
+    together = on_planes(data_util.finish_by_policy, crops, policy, rows)
+    for seed, view in zip(rows, together):
+        np.testing.assert_allclose(view, data_util.apply_policy(image, policy, seed, size), atol=2e-6)
+
+
 def test_unused_operators_leave_a_policy_short():
     assert data_util.simclr_policy(0, "additive") == data_util.crop_and_flip_policy()
     assert len(data_util.crop_and_flip_policy(flip=False)) == 1
     names = [name for name, _ in data_util.simclr_policy(0.5, "additive")]
     assert names == ["crop_and_resize", "flip", "color_jitter", "grayscale"]
-    assert set(names) <= set(data_util.OPERATORS)
+    assert names[0] in data_util.CROPS and set(names[1:]) <= set(data_util.OPERATORS)
