@@ -167,9 +167,9 @@ class Config:
     hidden_norm: bool = setting(True, "l2-normalise the projections in the contrastive loss.", identity=True)
     loss_block_rows: int = setting(
         0,
-        "Most rows of similarities that the contrastive loss holds at once while training and evaluating; 0 chooses "
-        "(about 32 MB of them). Fewer take less memory, but more time from some hundreds downwards; the loss is the "
-        "same.",
+        "Most rows of similarities that the contrastive loss holds at once, on each replica; 0 chooses (16 MB of "
+        "them, but 256 rows at least; on a TPU all rows of a view). Fewer take less memory and, below some hundreds, "
+        "more time; the loss is the same.",
         minimum=0,
     )
     optimizer: str = setting("lars", "Optimizer.", choices=("momentum", "adam", "lars"), identity=True)
