@@ -439,7 +439,6 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
     # Otherwise several hosts ask each other at every step whether there is one more.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return dataset.prefetch(tf.data.AUTOTUNE)
-    return dataset.prefetch(tf.data.AUTOTUNE)
 
 
 def build_eval_dataset(config, source, split, batch_size, input_context=None, replicas=1):
