@@ -322,7 +322,7 @@ class ResNet(keras.layers.Layer):
         block = functools.partial(kind, sk_ratio=sk_ratio, se_ratio=se_ratio, norm=norm)
         width = 64 * width_multiplier
         self.cifar_stem = cifar_stem
-        self.num_features = 8 * width * kind.expansion
+        self.num_features = width * 2 ** (len(blocks) - 1) * kind.expansion
         self.initial_conv_relu_max_pool = _stem(width, cifar_stem, sk_ratio, norm)
         self.block_groups = [
             BlockGroup(block, width * 2**group, count, strides=1 if group == 0 else 2)

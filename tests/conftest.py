@@ -32,6 +32,14 @@ def float64():
     keras.backend.set_floatx("float32")
 
 
+@pytest.fixture
+def unoptimized_graphs():
+    """Graphs as they are traced: for tests of a few steps, where optimizing takes longer than running."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
 @pytest.fixture(autouse=True)
 def _fresh_keras():
     keras.backend.clear_session()
@@ -40,5 +48,5 @@ def _fresh_keras():
 
 @pytest.fixture
 def tiny_resnet(monkeypatch):
-    """`resnet_depth=18` with one block a group, for tests whose time is that of tracing."""
-    monkeypatch.setitem(resnet.DEPTHS, 18, (False, (1, 1, 1, 1)))
+    """`resnet_depth=18` with two blocks, for tests whose time is that of tracing."""
+    monkeypatch.setitem(resnet.DEPTHS, 18, (False, (1, 1)))
