@@ -175,23 +175,24 @@ def test_half_precision_is_for_the_layers_between():
         assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
 
 
-def test_a_step_that_overflows_is_left_out_and_counted(tmp_path):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_that_overflows_is_left_out_and_counted(replicas, two_replicas, tmp_path):
+    strategy = two_replicas if replicas == 2 else None
     config = Config(**SMALL, precision="mixed_float16")
-    state = make_state(config, tmp_path)
+    state = make_state(config, tmp_path, strategy)
     set_loss_scale(state, 1e30)
-    start = [variable.numpy() for variable in state.model.trainable_variables + state.optimizer.variables()[1:]]
-    step = make_step(config, state)
-    run = tf.function(step)
-    (views, labels), _ = batches(config)
-    first = dict(zip(step.metric_names, run((views, labels)).numpy()))
+    weights = state.model.trainable_variables + state.optimizer.variables()[1:]  # all but the number of steps
+    start = [variable.numpy() for variable in weights]
+    first, _ = take_steps(config, state, strategy=strategy)
     assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30)
-    for variable, old in zip(state.model.trainable_variables + state.optimizer.variables()[1:], start):
+    assert state.step == 2 and state.optimizer.loss_scale.numpy() == np.float32(2.5e29)
+    for variable, old in zip(weights, start):
         np.testing.assert_array_equal(variable, old)
-    assert state.step == 1 and state.optimizer.loss_scale == np.float32(5e29)
     set_loss_scale(state, 64.0)
-    second = dict(zip(step.metric_names, run((views, labels)).numpy()))
-    assert second["train/skipped_steps"] == 0 and state.step == 2
-    assert (state.model.trainable_variables[0].numpy() != start[0]).any()
+    for scalars in take_steps(config, state, strategy=strategy):
+        assert scalars["train/skipped_steps"] == 0 and scalars["train/loss_scale"] == 64
+    assert state.step == 4
+    assert all((variable.numpy() != old).any() for variable, old in zip(weights, start))
 
 
 @pytest.mark.parametrize("wrote, reads", [("float32", "mixed_float16"), ("mixed_float16", "mixed_bfloat16"),
