@@ -161,11 +161,13 @@ def train(config, source, strategy, is_chief) -> Trained:
 
 
 @contextlib.contextmanager
-def _profile(directory, first, last):
-    """Writes a TensorBoard profile of what is done within it, the steps from `first` to `last`."""
+def _profile(directory, first, last, is_chief):
+    """Writes a TensorBoard profile of what is done within it, the steps `first` to `last`; the chief says where."""
     with tf.profiler.experimental.Profile(directory):
         yield
-    progress.say(f"profile of steps {first} to {last}: {directory}/plugins/profile (tensorboard --logdir {directory})")
+    if is_chief:
+        progress.say(f"profile of steps {first} to {last}: {directory}/plugins/profile (tensorboard --logdir "
+                     f"{directory})")
 
 
 def _run(config, source, strategy, is_chief, steps, state, writer):
@@ -183,7 +185,7 @@ def _run(config, source, strategy, is_chief, steps, state, writer):
         count, profiled = pace.steps(due - step), contextlib.nullcontext()
         if pace.calls and 0 < to_profile <= due - step:
             count, to_profile = to_profile, 0
-            profiled = _profile(os.path.join(state.directory, "train"), step + 1, step + count)
+            profiled = _profile(os.path.join(state.directory, "train"), step + 1, step + count, is_chief)
         watch = progress.stopwatch()
         with profiled:
             means = dict(zip(names, run_steps(iterator, tf.constant(count)).numpy().tolist()))
