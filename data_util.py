@@ -209,7 +209,8 @@ def center_crop(image, height, width, crop_proportion):
 # --------------------------------------------------------------------------------------------------------- colour
 
 
-# Every `adjust_*` takes planes [n, 3, h, w] and one amount an image, [n, 1, 1, 1], and returns planes, not clipped.
+# Every `adjust_*` takes planes [n, 3, h, w] and one amount an image, [n, 1, 1, 1] (or a scalar for all), and returns
+# planes, not clipped.
 
 
 def adjust_brightness(images, factor):
@@ -227,39 +228,47 @@ def adjust_contrast(images, factor):
     return images * factor + tf.reduce_mean(images, [2, 3], keepdims=True) * (1 - factor)
 
 
-def _extremes(images):
-    """The colours [n, 1, h, w], their largest and their smallest."""
-    red, green, blue = tf.split(images, 3, axis=1)
-    highest = tf.maximum(tf.maximum(red, green), blue)
-    return red, green, blue, highest, tf.minimum(tf.minimum(red, green), blue)
+def _colors(images):
+    """Red, green and blue, each [n, 1, h, w]."""
+    if images.shape[0] == 1:  # Split along the first axis, nothing is copied.
+        return tf.split(tf.reshape(images, [3, 1, *images.shape[2:]]), 3, axis=0)
+    return tf.split(images, 3, axis=1)
+
+
+def _extremes(red, green, blue):
+    """The highest and the lowest of the three colours of each pixel."""
+    return tf.maximum(tf.maximum(red, green), blue), tf.minimum(tf.minimum(red, green), blue)
 
 
 def adjust_saturation(images, factor):
     """HSV saturation s multiplied by `factor` >= 0, to s' <= 1: distances from the highest colour, times s' / s."""
-    *_, highest, lowest = _extremes(images)
+    colors = _colors(images)
+    highest, lowest = _extremes(*colors)
     ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _TINY))
-    return highest - (highest - images) * ratio
+    return tf.concat([highest - (highest - color) * ratio for color in colors], 1)
 
 
 def adjust_hue(images, turns):
     """HSV hue turned by `turns` of the colour circle.
 
-    The circle is a hexagon. A pixel's distance from red along it is 1/6 + (g + b - r - min) / (6 (max - min)) turns,
-    clockwise or not as g >= b; each new colour is a function of the distance from its own corner.
+    The circle is a hexagon with sides of length 1. A pixel's distance from red along it is
+    1 + (g + b - r - min) / (max - min), in one direction or the other as g >= b; each new colour is a function of the
+    distance from its own corner.
     """
-    red, green, blue, highest, lowest = _extremes(images)
+    red, green, blue = _colors(images)
+    highest, lowest = _extremes(red, green, blue)
     chroma = highest - lowest
-    distance = (green + blue - red - lowest) / tf.maximum(6 * chroma, _TINY) + 1 / 6
+    distance = (green + blue - red - lowest) / tf.maximum(chroma, _TINY) + 1
     side = tf.sign(green - blue + _TINY)  # 1 also for a tie: opposite to red, it must not become 0.
-    hue = side * distance + turns
-    hue -= tf.floor(hue)
-    corner, slope, offset = np.float32([[1 / 2, 1 / 3, 2 / 3], [6, -6, -6], [-1, 2, 2]])[:, :, np.newaxis, np.newaxis]
-    return lowest + chroma * _clip(tf.abs(hue - corner) * slope + offset)
+    hue = side * distance + 6 * turns
+    hue -= 6 * tf.floor(hue * (1 / 6))
+    shares = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
+    return tf.concat([lowest + chroma * _clip(share) for share in shares], 1)
 
 
 def to_grayscale(images):
     """Luminance (BT.601) of planes [n, 3, h, w], repeated over the three channels."""
-    red, green, blue = tf.split(images, 3, axis=1)
+    red, green, blue = _colors(images)
     return tf.repeat(0.2989 * red + 0.5870 * green + 0.1140 * blue, 3, axis=1)
 
 
@@ -303,7 +312,10 @@ def color_jitter(images, seeds, strength=1.0, brightness="multiplicative", rando
              adjust_saturation, adjust_hue)
     if random_order:
         amounts = tf.gather(amounts, order, batch_dims=1)
-    amounts = tf.unstack(tf.reshape(amounts, [-1, 4, 1, 1, 1]), axis=1)
+    if images.shape[0] == 1:
+        amounts = tf.unstack(amounts[0])  # Scalars are multiplied faster.
+    else:
+        amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
         # Saturation and hue lead out of [0, 1] by rounding only, once the first clip has removed the crop's overshoot.
         clipped = [_then_clip(step) if number < 2 or position in (0, 3) else step for number, step in enumerate(steps)]
