@@ -384,12 +384,20 @@ def _batch_views(records, fetch, source, policies, size, batch_size):
         tf.reshape(views, [batch_size, *views.shape[2:]]), tf.reshape(labels, [batch_size])))
 
 
+def _read_ahead(dataset):
+    """The end of every training pipeline."""
+    options = tf.data.Options()
+    # Examples are worked on in parallel already: to divide each small operation as well costs more than it gains.
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
 def _as_batch(tensors):
     return [tensor[tf.newaxis] for tensor in tensors]
 
 
 def _first(tensors):
-    return tuple(tensor[0] for tensor in tensors)
+    return tuple(tf.squeeze(tensor, 0) for tensor in tensors)
 
 
 def _with_seed(seed, handles):
@@ -436,7 +444,7 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
 
     records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch).skip(done)
     dataset = _batch_views(records, fetch, source, view_policies(config), config.image_size, batch_size)
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    return _read_ahead(dataset)
 
 
 def build_eval_dataset(config, source, split, batch_size, input_context=None, replicas=1):
@@ -479,7 +487,7 @@ def build_view_pairs(config, source, split, seed, batch_size):
     seed = data_util.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.handles(split))
     dataset = _batch_views(records, source.fetch(split), source, view_policies(config), config.image_size, batch_size)
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    return _read_ahead(dataset)
 
 
 def _shards(input_context):

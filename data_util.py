@@ -22,8 +22,8 @@ CROP_PROPORTION = 0.875  # evaluation crops this share of the shorter side (224 
 _GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 # Odd numbers without pattern, so that sums of few multiples of them, a key and a seed do not meet.
 _SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
-_STRIDES = np.array([0x2545F4914F6CDD1D, 0x9FB21C651E98DF25, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F], np.uint64)
-_OPERATOR, VIEW, _INNER = range(3)  # levels of `nth_seed`
+_STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD93, 0xA0761D6478BD642F]], np.uint64)
+VIEW = 1  # level of `nth_seed` for views; operators have 0
 _TINY = 1e-12  # far below any difference between colours; in place of a division by 0
 
 # ---------------------------------------------------------------------------------------------------------- seeds
@@ -43,9 +43,9 @@ def nth_seed(seed, number, level=0):
     """The seed [2] or [n, 2] numbered `number` (an int) that follows from each `seed`; 0 is `seed` itself.
 
     Cheaper than `fold_in`, for generators that scramble their seed, as `uniforms` and `tf.image.stateless_*` do. Seeds
-    of different `level` (0, 1, ...) can be combined.
+    of different `level` (0 or 1) can be combined.
     """
-    offset = (number * _STRIDES[level:level + 2]).astype(np.int64)
+    offset = (number * _STRIDES[level]).astype(np.int64)
     return seed + tf.cast(offset, seed.dtype) if number else seed
 
 
@@ -91,22 +91,6 @@ def apply_by_kind(kinds, functions, images, rows):
     parts, part_rows, places = (tf.dynamic_partition(column, kinds, len(functions)) for column in columns)
     results = [function(part, part_row) for function, part, part_row in zip(functions, parts, part_rows)]
     return tf.ensure_shape(tf.dynamic_stitch(places, results), images.shape)
-
-
-def random_apply(function, probability, images, seeds):
-    """`function(images, seeds)` for each image with `probability`, else the image.
-
-    Args:
-      function: of planes and seeds.
-      probability: of applying it.
-      images: planes [n, 3, h, w].
-      seeds: int tensor [n, 2].
-
-    Returns:
-      [n, 3, h, w].
-    """
-    chosen = tf.cast(uniforms(seeds, 1)[:, 0] < probability, tf.int32)
-    return apply_by_kind(chosen, (lambda x, _: x, function), images, nth_seed(seeds, 1, _INNER))
 
 
 # ------------------------------------------------------------------------------------------------- crop and flip
@@ -163,13 +147,14 @@ def random_crop_and_resize(image, seed, height, width, **window):
     """
     begin, size = _random_window(tf.shape(image), seed, **window)
     crop = tf.cast(tf.slice(image, begin, size), tf.float32)
-    resized = tf.raw_ops.ResizeBicubic(images=crop[tf.newaxis], size=[height, width], half_pixel_centers=True)[0]
+    resized = tf.raw_ops.ResizeBicubic(images=crop[tf.newaxis], size=[height, width], half_pixel_centers=True)
+    resized = tf.squeeze(resized, 0)
     return resized * (1 / 255) if image.dtype == tf.uint8 else resized
 
 
-def random_flip(images, seeds):
-    """Left-right flip of every second image of planes [n, 3, h, w]; seeds [n, 2]."""
-    return random_apply(lambda x, _: tf.reverse(x, [3]), 0.5, images, seeds)
+def flip(images):
+    """Planes [n, 3, h, w], left and right exchanged."""
+    return tf.reverse(images, [3])
 
 
 def to_planes(images):
@@ -303,7 +288,7 @@ def color_jitter(images, seeds, strength=1.0, brightness="multiplicative", rando
       random_order: draw the order of the four anew for every image; else as listed.
 
     Returns:
-      [n, 3, h, w] in [0, 1].
+      [n, 3, h, w] in [0, 1], up to rounding.
     """
     if strength == 0:
         return images
@@ -317,8 +302,8 @@ def color_jitter(images, seeds, strength=1.0, brightness="multiplicative", rando
     else:
         amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
-        # Saturation and hue lead out of [0, 1] by rounding only, once the first clip has removed the crop's overshoot.
-        clipped = [_then_clip(step) if number < 2 or position in (0, 3) else step for number, step in enumerate(steps)]
+        # Once a clip has removed the crop's overshoot, saturation and hue lead out of [0, 1] by rounding only.
+        clipped = [_then_clip(step) if number < 2 or position == 0 else step for number, step in enumerate(steps)]
         if random_order:
             images = apply_by_kind(order[:, position], clipped, images, amounts[position])
         else:
@@ -402,13 +387,12 @@ def batch_random_blur(images, seed, height, probability=0.5, first_row=0, total_
 CROPS = {
     "crop_and_resize": lambda image, seed, size, **window: random_crop_and_resize(image, seed, size, size, **window),
 }
-# The others: name -> function(planes [n, 3, size, size], seeds [n, 2], **parameters) that returns planes.
+# The others: name -> (probability, unless the parameters say another; function(planes [n, 3, size, size], seeds [n, 2],
+# **parameters) that returns planes).
 OPERATORS = {
-    "flip": random_flip,
-    "color_jitter": lambda images, seeds, probability=0.8, **jitter: random_apply(
-        functools.partial(color_jitter, **jitter), probability, images, seeds),
-    "grayscale": lambda images, seeds, probability=0.2: random_apply(
-        lambda x, _: to_grayscale(x), probability, images, seeds),
+    "flip": (0.5, lambda images, seeds: flip(images)),
+    "color_jitter": (0.8, color_jitter),
+    "grayscale": (0.2, lambda images, seeds: to_grayscale(images)),
 }
 
 
@@ -440,9 +424,21 @@ def finish_by_policy(images, policy, seeds):
     Returns:
       [n, 3, size, size] in [0, 1].
     """
-    for number, (name, parameters) in enumerate(policy[1:], 1):
-        images = OPERATORS[name](images, nth_seed(seeds, number, _OPERATOR), **parameters)
+    operators = [_operator(name, **parameters) for name, parameters in policy[1:]]
+    draws = uniforms(seeds, len(operators))
+    for number, (probability, function) in enumerate(operators):
+        chosen = tf.cast(draws[:, number] < probability, tf.int32)
+        images = apply_by_kind(chosen, (_same, function), images, nth_seed(seeds, number + 1))
     return _clip(images)
+
+
+def _operator(name, probability=None, **parameters):
+    usual, function = OPERATORS[name]
+    return usual if probability is None else probability, functools.partial(function, **parameters)
+
+
+def _same(images, seeds):
+    return images
 
 
 def apply_policy(image, policy, seed, size):
@@ -455,7 +451,7 @@ def apply_policy(image, policy, seed, size):
       size: height and width of the result, in pixels.
     """
     planes = to_planes(crop_by_policy(image, policy, seed, size)[tf.newaxis])
-    return from_planes(finish_by_policy(planes, policy, seed[tf.newaxis]))[0]
+    return tf.squeeze(from_planes(finish_by_policy(planes, policy, seed[tf.newaxis])), 0)
 
 
 def preprocess_for_eval(image, size, crop=True):
