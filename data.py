@@ -373,7 +373,7 @@ def _batch_views(records, fetch, source, policies, size, batch_size):
     def finish(seeds, labels, *crops):
         planes = [data_util.finish_by_policy(data_util.to_planes(images), policy, view_seed(seeds, view))
                   for view, (images, policy) in enumerate(zip(crops, policies))]
-        return data_util.from_planes(tf.concat(planes, 1)), labels
+        return data_util.from_planes(sum(planes, [])), labels
 
     if chunk == 1:
         views = records.map(lambda *record: _first(finish(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)

@@ -165,7 +165,7 @@ _COLORS[10] = _COLORS[10, ..., :1]
     (data_util.adjust_hue, tf.image.adjust_hue, -0.5, 0.5)])
 def test_colour_against_tensorflow_one_amount_an_image(ours, theirs, low, high):
     amounts = np.linspace(low, high, len(_COLORS), dtype=np.float32)
-    actual = on_planes(ours, _COLORS, amounts.reshape(-1, 1, 1, 1))
+    actual = on_planes(ours, _COLORS, amounts.reshape(-1, 1, 1))
     for image, amount, result in zip(_COLORS, amounts, actual):
         expected = theirs(tf.constant(image), amount)
         np.testing.assert_allclose(np.clip(result, 0, 1), np.clip(expected, 0, 1), atol=3e-6)
