@@ -373,7 +373,7 @@ def _batch_views(records, fetch, source, policies, size, batch_size):
     def finish(seeds, labels, *crops):
         planes = [data_util.finish_by_policy(data_util.to_planes(images), policy, view_seed(seeds, view))
                   for view, (images, policy) in enumerate(zip(crops, policies))]
-        return data_util.from_planes(tf.concat(planes, 1)), labels
+        return data_util.from_planes(sum(planes, [])), labels
 
     if chunk == 1:
         views = records.map(lambda *record: _first(finish(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)
@@ -384,12 +384,20 @@ def _batch_views(records, fetch, source, policies, size, batch_size):
         tf.reshape(views, [batch_size, *views.shape[2:]]), tf.reshape(labels, [batch_size])))
 
 
+def _read_ahead(dataset):
+    """The end of every training pipeline."""
+    options = tf.data.Options()
+    # Examples are worked on in parallel already: to divide each small operation as well costs more than it gains.
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
 def _as_batch(tensors):
     return [tensor[tf.newaxis] for tensor in tensors]
 
 
 def _first(tensors):
-    return tuple(tensor[0] for tensor in tensors)
+    return tuple(tf.squeeze(tensor, 0) for tensor in tensors)
 
 
 def _with_seed(seed, handles):
@@ -438,7 +446,7 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
     dataset = _batch_views(records, fetch, source, view_policies(config), config.image_size, batch_size)
     # Otherwise several hosts ask each other at every step whether there is one more.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    return _read_ahead(dataset)
 
 
 def build_eval_dataset(config, source, split, batch_size, input_context=None, replicas=1):
@@ -481,7 +489,7 @@ def build_view_pairs(config, source, split, seed, batch_size):
     seed = data_util.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.handles(split))
     dataset = _batch_views(records, source.fetch(split), source, view_policies(config), config.image_size, batch_size)
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    return _read_ahead(dataset)
 
 
 def _shards(input_context):

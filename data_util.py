@@ -1,8 +1,8 @@
 """Image operators as small functions, and augmentation policies as data.
 
 Images are float, nominally in [0, 1]: one image is height x width x 3. Where several are changed at once, each in its
-own way, they are planes [n, 3, height, width]: arithmetic on whole planes is several times faster than on interleaved
-colours, and n images share the cost of starting an operation, which at 32 pixels is most of it.
+own way, they are planes: red, green and blue, three tensors [n, height, width]. Arithmetic on whole planes is faster
+than on interleaved colours, and n images share the cost of starting an operation, which at 32 pixels is most of it.
 
 Random operators take `seed`, an integer tensor of shape [2] for one image or [n, 2] for planes, and are functions of it
 alone: the same seed gives the same result, eager or inside `tf.data`, whichever images lie beside it.
@@ -22,8 +22,8 @@ CROP_PROPORTION = 0.875  # evaluation crops this share of the shorter side (224 
 _GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 # Odd numbers without pattern, so that sums of few multiples of them, a key and a seed do not meet.
 _SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
-_STRIDES = np.array([0x2545F4914F6CDD1D, 0x9FB21C651E98DF25, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F], np.uint64)
-_OPERATOR, VIEW, _INNER = range(3)  # levels of `nth_seed`
+_STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD93, 0xA0761D6478BD642F]], np.uint64)
+VIEW = 1  # level of `nth_seed` for views; operators have 0
 _TINY = 1e-12  # far below any difference between colours; in place of a division by 0
 
 # ---------------------------------------------------------------------------------------------------------- seeds
@@ -43,9 +43,9 @@ def nth_seed(seed, number, level=0):
     """The seed [2] or [n, 2] numbered `number` (an int) that follows from each `seed`; 0 is `seed` itself.
 
     Cheaper than `fold_in`, for generators that scramble their seed, as `uniforms` and `tf.image.stateless_*` do. Seeds
-    of different `level` (0, 1, ...) can be combined.
+    of different `level` (0 or 1) can be combined.
     """
-    offset = (number * _STRIDES[level:level + 2]).astype(np.int64)
+    offset = (number * _STRIDES[level]).astype(np.int64)
     return seed + tf.cast(offset, seed.dtype) if number else seed
 
 
@@ -73,40 +73,25 @@ def uniforms(seeds, count):
 # --------------------------------------------------------------------------------------------- one of many functions
 
 
-def apply_by_kind(kinds, functions, images, rows):
+def apply_by_kind(kinds, functions, planes, rows):
     """Every image through the function that its kind numbers.
 
     Args:
       kinds: int32 [n].
-      functions: of (images, rows); each sees the images of its kind only.
-      images: planes [n, 3, h, w]; where n is known to be 1, nothing is divided and copied.
+      functions: of (planes, rows); each sees the images of its kind only.
+      planes: three tensors [n, h, w]; where n is known to be 1, nothing is divided and copied.
       rows: a tensor [n, ...] that goes with the images.
 
     Returns:
-      [n, 3, h, w].
+      planes.
     """
-    if images.shape[0] == 1:
-        return tf.switch_case(kinds[0], [functools.partial(function, images, rows) for function in functions])
-    columns = (images, rows, tf.range(tf.shape(images)[0]))
-    parts, part_rows, places = (tf.dynamic_partition(column, kinds, len(functions)) for column in columns)
-    results = [function(part, part_row) for function, part, part_row in zip(functions, parts, part_rows)]
-    return tf.ensure_shape(tf.dynamic_stitch(places, results), images.shape)
-
-
-def random_apply(function, probability, images, seeds):
-    """`function(images, seeds)` for each image with `probability`, else the image.
-
-    Args:
-      function: of planes and seeds.
-      probability: of applying it.
-      images: planes [n, 3, h, w].
-      seeds: int tensor [n, 2].
-
-    Returns:
-      [n, 3, h, w].
-    """
-    chosen = tf.cast(uniforms(seeds, 1)[:, 0] < probability, tf.int32)
-    return apply_by_kind(chosen, (lambda x, _: x, function), images, nth_seed(seeds, 1, _INNER))
+    shape = planes[0].shape
+    if shape[0] == 1:
+        return tf.switch_case(kinds[0], [lambda f=function: list(f(planes, rows)) for function in functions])
+    columns = (*planes, rows, tf.range(tf.shape(planes[0])[0]))
+    *parts, places = (tf.dynamic_partition(column, kinds, len(functions)) for column in columns)
+    results = [function(part, part_rows) for function, *part, part_rows in zip(functions, *parts)]
+    return [tf.ensure_shape(tf.dynamic_stitch(places, plane), shape) for plane in zip(*results)]
 
 
 # ------------------------------------------------------------------------------------------------- crop and flip
@@ -163,23 +148,25 @@ def random_crop_and_resize(image, seed, height, width, **window):
     """
     begin, size = _random_window(tf.shape(image), seed, **window)
     crop = tf.cast(tf.slice(image, begin, size), tf.float32)
-    resized = tf.raw_ops.ResizeBicubic(images=crop[tf.newaxis], size=[height, width], half_pixel_centers=True)[0]
+    resized = tf.raw_ops.ResizeBicubic(images=crop[tf.newaxis], size=[height, width], half_pixel_centers=True)
+    resized = tf.squeeze(resized, 0)
     return resized * (1 / 255) if image.dtype == tf.uint8 else resized
 
 
-def random_flip(images, seeds):
-    """Left-right flip of every second image of planes [n, 3, h, w]; seeds [n, 2]."""
-    return random_apply(lambda x, _: tf.reverse(x, [3]), 0.5, images, seeds)
+def flip(planes):
+    """Left and right exchanged."""
+    return [tf.reverse(plane, [2]) for plane in planes]
 
 
 def to_planes(images):
-    """[n, h, w, c] -> [n, c, h, w]."""
-    return tf.transpose(images, [0, 3, 1, 2])
+    """[n, h, w, c] -> c tensors [n, h, w]."""
+    return tf.unstack(images, axis=-1)
 
 
-def from_planes(images):
-    """[n, c, h, w] -> [n, h, w, c]."""
-    return tf.transpose(images, [0, 2, 3, 1])
+def from_planes(planes):
+    """c tensors [n, h, w] -> [n, h, w, c]."""
+    # In two steps: to stack along the last axis is to copy single numbers.
+    return tf.transpose(tf.stack(planes, axis=1), [0, 2, 3, 1])
 
 
 def center_crop(image, height, width, crop_proportion):
@@ -209,30 +196,22 @@ def center_crop(image, height, width, crop_proportion):
 # --------------------------------------------------------------------------------------------------------- colour
 
 
-# Every `adjust_*` takes planes [n, 3, h, w] and one amount an image, [n, 1, 1, 1] (or a scalar for all), and returns
-# planes, not clipped.
+# Every `adjust_*` takes planes and one amount an image, [n, 1, 1] or a scalar, and returns planes, not clipped.
 
 
-def adjust_brightness(images, factor):
+def adjust_brightness(planes, factor):
     """Brightness multiplied by `factor` (SimCLR v2)."""
-    return images * factor
+    return [plane * factor for plane in planes]
 
 
-def shift_brightness(images, shift):
+def shift_brightness(planes, shift):
     """Brightness increased by `shift` (the paper, SimCLR v1)."""
-    return images + shift
+    return [plane + shift for plane in planes]
 
 
-def adjust_contrast(images, factor):
-    """Distance from each channel's mean multiplied by `factor`."""
-    return images * factor + tf.reduce_mean(images, [2, 3], keepdims=True) * (1 - factor)
-
-
-def _colors(images):
-    """Red, green and blue, each [n, 1, h, w]."""
-    if images.shape[0] == 1:  # Split along the first axis, nothing is copied.
-        return tf.split(tf.reshape(images, [3, 1, *images.shape[2:]]), 3, axis=0)
-    return tf.split(images, 3, axis=1)
+def adjust_contrast(planes, factor):
+    """Distance from each plane's mean multiplied by `factor`."""
+    return [plane * factor + tf.reduce_mean(plane, [1, 2], keepdims=True) * (1 - factor) for plane in planes]
 
 
 def _extremes(red, green, blue):
@@ -240,22 +219,21 @@ def _extremes(red, green, blue):
     return tf.maximum(tf.maximum(red, green), blue), tf.minimum(tf.minimum(red, green), blue)
 
 
-def adjust_saturation(images, factor):
+def adjust_saturation(planes, factor):
     """HSV saturation s multiplied by `factor` >= 0, to s' <= 1: distances from the highest colour, times s' / s."""
-    colors = _colors(images)
-    highest, lowest = _extremes(*colors)
+    highest, lowest = _extremes(*planes)
     ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _TINY))
-    return tf.concat([highest - (highest - color) * ratio for color in colors], 1)
+    return [highest - (highest - plane) * ratio for plane in planes]
 
 
-def adjust_hue(images, turns):
+def adjust_hue(planes, turns):
     """HSV hue turned by `turns` of the colour circle.
 
     The circle is a hexagon with sides of length 1. A pixel's distance from red along it is
     1 + (g + b - r - min) / (max - min), in one direction or the other as g >= b; each new colour is a function of the
     distance from its own corner.
     """
-    red, green, blue = _colors(images)
+    red, green, blue = planes
     highest, lowest = _extremes(red, green, blue)
     chroma = highest - lowest
     distance = (green + blue - red - lowest) / tf.maximum(chroma, _TINY) + 1
@@ -263,17 +241,17 @@ def adjust_hue(images, turns):
     hue = side * distance + 6 * turns
     hue -= 6 * tf.floor(hue * (1 / 6))
     shares = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
-    return tf.concat([lowest + chroma * _clip(share) for share in shares], 1)
+    return [lowest + chroma * share for share in _clip(shares)]
 
 
-def to_grayscale(images):
-    """Luminance (BT.601) of planes [n, 3, h, w], repeated over the three channels."""
-    red, green, blue = _colors(images)
-    return tf.repeat(0.2989 * red + 0.5870 * green + 0.1140 * blue, 3, axis=1)
+def to_grayscale(planes):
+    """Luminance (BT.601), three times."""
+    red, green, blue = planes
+    return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
 
 
-def _clip(images):
-    return tf.clip_by_value(images, 0.0, 1.0)
+def _clip(planes):
+    return [tf.clip_by_value(plane, 0.0, 1.0) for plane in planes]
 
 
 def jitter_amounts(seeds, strength, brightness="multiplicative"):
@@ -292,42 +270,42 @@ def jitter_amounts(seeds, strength, brightness="multiplicative"):
     return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
 
 
-def color_jitter(images, seeds, strength=1.0, brightness="multiplicative", random_order=True):
+def color_jitter(planes, seeds, strength=1.0, brightness="multiplicative", random_order=True):
     """Brightness, contrast, saturation (each 0.8 * strength) and hue (0.2 * strength), clipped after each step.
 
     Args:
-      images: planes [n, 3, h, w].
+      planes: three tensors [n, h, w].
       seeds: int tensor [n, 2].
       strength: 0 leaves the image alone (paper, Appendix A).
       brightness: multiplicative or additive.
       random_order: draw the order of the four anew for every image; else as listed.
 
     Returns:
-      [n, 3, h, w] in [0, 1].
+      planes in [0, 1], up to rounding.
     """
     if strength == 0:
-        return images
+        return planes
     amounts, order = jitter_amounts(seeds, strength, brightness)
     steps = (adjust_brightness if brightness == "multiplicative" else shift_brightness, adjust_contrast,
              adjust_saturation, adjust_hue)
     if random_order:
         amounts = tf.gather(amounts, order, batch_dims=1)
-    if images.shape[0] == 1:
+    if planes[0].shape[0] == 1:
         amounts = tf.unstack(amounts[0])  # Scalars are multiplied faster.
     else:
-        amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis, tf.newaxis], axis=1)
+        amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
-        # Saturation and hue lead out of [0, 1] by rounding only, once the first clip has removed the crop's overshoot.
-        clipped = [_then_clip(step) if number < 2 or position in (0, 3) else step for number, step in enumerate(steps)]
+        # Once a clip has removed the crop's overshoot, saturation and hue lead out of [0, 1] by rounding only.
+        clipped = [_then_clip(step) if number < 2 or position == 0 else step for number, step in enumerate(steps)]
         if random_order:
-            images = apply_by_kind(order[:, position], clipped, images, amounts[position])
+            planes = apply_by_kind(order[:, position], clipped, planes, amounts[position])
         else:
-            images = clipped[position](images, amounts[position])
-    return images
+            planes = clipped[position](planes, amounts[position])
+    return planes
 
 
 def _then_clip(step):
-    return lambda images, amount: _clip(step(images, amount))
+    return lambda planes, amount: _clip(step(planes, amount))
 
 
 # ----------------------------------------------------------------------------------------------------------- blur
@@ -402,13 +380,12 @@ def batch_random_blur(images, seed, height, probability=0.5, first_row=0, total_
 CROPS = {
     "crop_and_resize": lambda image, seed, size, **window: random_crop_and_resize(image, seed, size, size, **window),
 }
-# The others: name -> function(planes [n, 3, size, size], seeds [n, 2], **parameters) that returns planes.
+# The others: name -> (probability, unless the parameters say another; function(planes, seeds [n, 2], **parameters) that
+# returns planes of the same size).
 OPERATORS = {
-    "flip": random_flip,
-    "color_jitter": lambda images, seeds, probability=0.8, **jitter: random_apply(
-        functools.partial(color_jitter, **jitter), probability, images, seeds),
-    "grayscale": lambda images, seeds, probability=0.2: random_apply(
-        lambda x, _: to_grayscale(x), probability, images, seeds),
+    "flip": (0.5, lambda planes, seeds: flip(planes)),
+    "color_jitter": (0.8, color_jitter),
+    "grayscale": (0.2, lambda planes, seeds: to_grayscale(planes)),
 }
 
 
@@ -429,20 +406,32 @@ def crop_by_policy(image, policy, seed, size):
     return tf.ensure_shape(CROPS[name](image, seed, size, **parameters), [size, size, 3])
 
 
-def finish_by_policy(images, policy, seeds):
+def finish_by_policy(planes, policy, seeds):
     """All operators of `policy` but the first, on many crops.
 
     Args:
-      images: planes [n, 3, size, size] from `crop_by_policy`.
+      planes: three tensors [n, size, size], of crops by `crop_by_policy`.
       policy: tuple of (name, keyword parameters).
       seeds: int tensor [n, 2], the same as for the crops; every operator gets its own from them.
 
     Returns:
-      [n, 3, size, size] in [0, 1].
+      planes in [0, 1].
     """
-    for number, (name, parameters) in enumerate(policy[1:], 1):
-        images = OPERATORS[name](images, nth_seed(seeds, number, _OPERATOR), **parameters)
-    return _clip(images)
+    operators = [_operator(name, **parameters) for name, parameters in policy[1:]]
+    draws = uniforms(seeds, len(operators))
+    for number, (probability, function) in enumerate(operators):
+        chosen = tf.cast(draws[:, number] < probability, tf.int32)
+        planes = apply_by_kind(chosen, (_same, function), planes, nth_seed(seeds, number + 1))
+    return _clip(planes)
+
+
+def _operator(name, probability=None, **parameters):
+    usual, function = OPERATORS[name]
+    return usual if probability is None else probability, functools.partial(function, **parameters)
+
+
+def _same(planes, seeds):
+    return planes
 
 
 def apply_policy(image, policy, seed, size):
@@ -455,7 +444,7 @@ def apply_policy(image, policy, seed, size):
       size: height and width of the result, in pixels.
     """
     planes = to_planes(crop_by_policy(image, policy, seed, size)[tf.newaxis])
-    return from_planes(finish_by_policy(planes, policy, seed[tf.newaxis]))[0]
+    return tf.squeeze(from_planes(finish_by_policy(planes, policy, seed[tf.newaxis])), 0)
 
 
 def preprocess_for_eval(image, size, crop=True):

@@ -19,7 +19,7 @@ import config as config_lib
 import data
 from benchmarks import measure, original_pipeline
 
-_WARM_UP = 1.0  # seconds in which a new iterator fills its shuffle buffer's successors and finds its parallelism
+_WARM_UP = 1.0  # seconds in which a new iterator finds its parallelism
 
 
 def pairs_per_second(dataset, batch_size, seconds):
