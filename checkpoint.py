@@ -50,6 +50,10 @@ def slot_keys_in_file(path):
     return {key[:-len(_SUFFIX)] for key in keys if _SLOT in key}
 
 
+def _has_loss_scale(path):
+    return any(key.startswith("optimizer/loss_scale/") for key, _ in tf.train.list_variables(path))
+
+
 def resolve(path):
     """The checkpoint prefix that `--checkpoint` means: a directory's latest, or the prefix itself."""
     if tf.io.gfile.isdir(path):
@@ -156,10 +160,18 @@ class TrainingState:
         """Restores everything from `path`, or raises `UserError`. The state of loss scaling (float16) may be absent."""
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         _refuse(flag, name, mismatches(variables_by_key(model=self.model), shapes_in_file(path)))
+        other = UserError(f"{flag}: {name} was written with another optimizer or other frozen blocks; give its flags, "
+                          "or another directory")
         if self._slot_keys() != slot_keys_in_file(path):
-            raise UserError(f"{flag}: {name} was written with another optimizer or other frozen blocks; give its "
-                            "flags, or another directory")
-        self._checkpoint.restore(path).expect_partial()
+            raise other
+        status = self._checkpoint.restore(path)
+        if hasattr(self.optimizer, "loss_scale") != _has_loss_scale(path):
+            status.expect_partial()  # One of them has state of loss scaling that the other cannot match.
+            return
+        try:
+            status.assert_consumed()
+        except AssertionError as error:
+            raise other from error
 
     def _slot_keys(self):
         """Checkpoint keys (without suffix) of the optimizer's slots."""

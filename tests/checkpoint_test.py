@@ -101,6 +101,14 @@ def test_another_network_or_optimizer_is_refused_and_nothing_is_changed(changes,
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
+def test_a_file_with_more_than_a_training_has_is_refused(tmp_path):
+    state = make_state(tmp_path, Config(**SMALL))
+    path = tf.train.Checkpoint(model=state.model, optimizer=state.optimizer, global_step=state.optimizer.iterations,
+                               average=tf.Variable(1.0)).write(str(tmp_path / "ckpt-0"))
+    with pytest.raises(UserError, match="another optimizer"):
+        make_state(tmp_path, Config(**SMALL)).resume(path)
+
+
 def test_warm_start_takes_directories_and_prefixes_and_tells(tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
     take_step(state)
