@@ -108,7 +108,7 @@ def parse_arguments():
 def main():
     """Prints one JSON line a case."""
     arguments = parse_arguments()
-    measure.report("input_pipeline", "machine", None, None, None, **measure.machine())
+    measure.report_machine()
     for name, function, source, config in cases(arguments):
         if arguments.only in name:
             function(name, source, config, arguments)

@@ -84,7 +84,7 @@ def measure_one(quantity, case, size, form=None):
 
 def main():
     """Prints all cases, each from a process of its own."""
-    print(json.dumps(measure.machine()), flush=True)
+    measure.report_machine()
     for size in _SIZES:
         for case in _WITH:
             name = f"{case}, 2N={size}"

@@ -55,11 +55,12 @@ def _short(number):
     return None if number is None else float(f"{number:.4g}")
 
 
-def machine():
-    """Processor, cores and versions, for a line of their own."""
+def report_machine():
+    """Prints a JSON line of its own: processor, cores and versions."""
     import tensorflow as tf
 
     with open("/proc/cpuinfo") as file:
         names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return dict(processor=names[0] if names else platform.processor(), cores=len(names),
+    line = dict(processor=names[0] if names else platform.processor(), cores=len(names),
                 python=platform.python_version(), tensorflow=tf.__version__)
+    print(json.dumps(line), flush=True)

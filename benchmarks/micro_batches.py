@@ -51,6 +51,7 @@ def main():
     if arguments.child:
         one_step(arguments.batch, arguments.micro, arguments.precision)
         return
+    measure.report_machine()
     settings = ["--child", f"--batch={arguments.batch}", f"--precision={arguments.precision}"]
     ours = measure.in_child("benchmarks.micro_batches", *settings, f"--micro={arguments.micro}")
     whole = measure.in_child("benchmarks.micro_batches", *settings, "--micro=0") if arguments.whole else {}

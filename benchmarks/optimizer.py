@@ -8,8 +8,6 @@ are timed in turn in one process, each on variables of its own. Every case print
 
 from __future__ import annotations
 
-import json
-
 import tensorflow as tf
 
 import config as config_lib
@@ -69,7 +67,7 @@ def yardstick(config, model, gradients):
 
 def main():
     """Prints all cases."""
-    print(json.dumps(measure.machine()), flush=True)
+    measure.report_machine()
     for depth in _DEPTHS:
         config = config_lib.Config(resnet_depth=depth)
         model = model_lib.build_model(config, 1000)

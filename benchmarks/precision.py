@@ -42,6 +42,7 @@ def main():
     parser.add_argument("--tfds_dir")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
+    measure.report_machine()
     data_sets = {"digits": [_RECIPE]}
     if arguments.tfds_dir:
         data_sets["cifar10"] = [*_CIFAR, f"--data_dir={arguments.tfds_dir}"]

@@ -75,6 +75,7 @@ def main():
         call = {"ours": functools.partial(ours, 2), "yardstick": plain}[arguments.first_step](*make_batch(2))
         print(json.dumps(call().tolist()))
         return
+    measure.report_machine()
     report_start(min(arguments.rounds, 3))
     views, labels = make_batch(arguments.batch)
     calls = {"yardstick": plain(views, labels)}
