@@ -342,6 +342,36 @@ def _chunk_size(size, batch_size):
     return max(count for count in range(1, min(most, batch_size) + 1) if batch_size % count == 0)
 
 
+def _decode_windows(source, item, draw, size):
+    """Decodes what windows of an image need of it.
+
+    Args:
+      source: of the item.
+      item: an image.
+      draw: from an image's shape [3] to the windows' begins and sizes, two sequences of int32 [3].
+      size: side of what will be made of a window, in pixels.
+
+    Returns:
+      part of the image, uint8 [h, w, 3]; begins in it; sizes.
+    """
+    def whole():
+        image = source.decode(item)
+        return image, *map(tf.stack, draw(tf.shape(image)))
+
+    def jpeg():
+        shape = tf.image.extract_jpeg_shape(item)
+        begins, sizes = map(tf.stack, draw(shape))
+        # One pixel more: the colours at the edge of what is decoded depend on how far that reaches.
+        low = tf.maximum(tf.reduce_min(begins[:, :2], 0) - 1, 0)
+        high = tf.minimum(tf.reduce_max(begins[:, :2] + sizes[:, :2], 0) + 1, shape[:2])
+        part = tf.image.decode_and_crop_jpeg(item, tf.concat([low, high - low], 0), channels=3)
+        return part, begins - tf.pad(low, [[0, 1]]), sizes
+
+    # Small images are decoded faster than it is found out what they are.
+    window = whole() if item.dtype != tf.string or size <= 32 else tf.cond(tf.io.is_jpeg(item), jpeg, whole)
+    return window[0], *map(tf.unstack, window[1:])
+
+
 def _batch_views(records, fetch, source, policies, size, batch_size):
     """Augments and batches.
 
@@ -364,9 +394,14 @@ def _batch_views(records, fetch, source, policies, size, batch_size):
     @tf.autograph.experimental.do_not_convert  # Nothing to convert, and long to look for it.
     def crop(seed, handle):
         key, item, label = fetch(*tf.nest.flatten(handle))
-        image, seed = source.decode(item), tf.stack([seed, key])
-        crops = [data_util.crop_by_policy(image, policy, view_seed(seed, view), size)
-                 for view, policy in enumerate(policies)]
+        seed = tf.stack([seed, key])
+
+        def draw(shape):
+            return zip(*[data_util.window_by_policy(shape, policy, view_seed(seed, view))
+                         for view, policy in enumerate(policies)])
+
+        part, begins, sizes = _decode_windows(source, item, draw, size)
+        crops = [data_util.resize_window(part, *window, size, size) for window in zip(begins, sizes)]
         return seed, label, *crops
 
     @tf.autograph.experimental.do_not_convert

@@ -123,7 +123,7 @@ def random_crop_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_r
 
 
 def _random_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_range=(3 / 4, 4 / 3)):
-    """The same as what `tf.slice` takes: begin [3] and size [3]."""
+    """The same as what `tf.slice` takes: begin [3] and size [3], all channels."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=0.1,
         aspect_ratio_range=aspect_ratio_range, area_range=area_range, max_attempts=100,
@@ -131,26 +131,30 @@ def _random_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_range
     return begin, size
 
 
-def random_crop_and_resize(image, seed, height, width, **window):
-    """Random crop (`random_crop_window`), resized bicubically.
+def resize_window(image, begin, size, height, width):
+    """`tf.slice(image, begin, size)`, resized bicubically.
 
     Only the window is converted to float: a photograph is several times as large as its view.
 
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
-      seed: int tensor [2].
+      begin: int32 [3].
+      size: int32 [3].
       height: of the result.
       width: of the result.
-      **window: as for `random_crop_window`.
 
     Returns:
       [height, width, 3] float32; may overshoot [0, 1].
     """
-    begin, size = _random_window(tf.shape(image), seed, **window)
-    crop = tf.cast(tf.slice(image, begin, size), tf.float32)
-    resized = tf.raw_ops.ResizeBicubic(images=crop[tf.newaxis], size=[height, width], half_pixel_centers=True)
-    resized = tf.squeeze(resized, 0)
+    window = tf.cast(tf.slice(image, begin, size), tf.float32)
+    resized = tf.raw_ops.ResizeBicubic(images=window[tf.newaxis], size=[height, width], half_pixel_centers=True)
+    resized = tf.ensure_shape(tf.squeeze(resized, 0), [height, width, 3])
     return resized * (1 / 255) if image.dtype == tf.uint8 else resized
+
+
+def random_crop_and_resize(image, seed, height, width, **window):
+    """Random crop (`random_crop_window`, which takes `window`), resized as by `resize_window`."""
+    return resize_window(image, *_random_window(tf.shape(image), seed, **window), height, width)
 
 
 def flip(planes):
@@ -165,8 +169,10 @@ def to_planes(images):
 
 def from_planes(planes):
     """c tensors [n, h, w] -> [n, h, w, c]."""
-    # In two steps: to stack along the last axis is to copy single numbers.
-    return tf.transpose(tf.stack(planes, axis=1), [0, 2, 3, 1])
+    # In two steps: to stack along the last axis is to copy single numbers. As matrices, which are transposed fastest.
+    height, width = planes[0].shape[1:]
+    rows = tf.reshape(tf.stack(planes, axis=1), [-1, len(planes), height * width])
+    return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(planes)])
 
 
 def center_crop(image, height, width, crop_proportion):
@@ -375,11 +381,9 @@ def batch_random_blur(images, seed, height, probability=0.5, first_row=0, total_
 
 # ------------------------------------------------------------------------------------------------------- policies
 
-# The first operator of a policy: name -> function(image [h, w, 3] of any size, seed, size, **parameters) that returns
-# [size, size, 3]; `size` is in pixels.
-CROPS = {
-    "crop_and_resize": lambda image, seed, size, **window: random_crop_and_resize(image, seed, size, size, **window),
-}
+# The first operator of a policy: name -> function(image_shape [3], seed, **parameters) that returns begin [3] and size
+# [3] of a window, which is then resized.
+CROPS = {"crop_and_resize": _random_window}
 # The others: name -> (probability, unless the parameters say another; function(planes, seeds [n, 2], **parameters) that
 # returns planes of the same size).
 OPERATORS = {
@@ -400,10 +404,15 @@ def simclr_policy(strength, brightness, min_area=0.08, flip=True):
     return crop_and_flip_policy(min_area, flip) + (jitter if strength > 0 else ())
 
 
+def window_by_policy(image_shape, policy, seed):
+    """The window that the first operator of `policy` cuts out of an image: begin [3] and size [3], for `tf.slice`."""
+    (name, parameters), *_ = policy
+    return CROPS[name](image_shape, seed, **parameters)
+
+
 def crop_by_policy(image, policy, seed, size):
     """The first operator of `policy`, a crop: image [h, w, 3], uint8 or float, to [size, size, 3] float32."""
-    (name, parameters), *_ = policy
-    return tf.ensure_shape(CROPS[name](image, seed, size, **parameters), [size, size, 3])
+    return resize_window(image, *window_by_policy(tf.shape(image), policy, seed), size, size)
 
 
 def finish_by_policy(planes, policy, seeds):

@@ -192,7 +192,9 @@ def _over_few_blocks(block, local, count, sums, shared):
     """`_over_blocks` without a loop in the graph."""
     size, parts = -(-local // count), []
     for begin in range(0, local, size):
-        with tf.control_dependencies([sums, shared]):  # Blocks side by side would take the memory of all.
+        # Many blocks side by side would take the memory of all; a single one of each view may run beside the other's,
+        # which is how small products occupy several cores.
+        with tf.control_dependencies([sums, shared] if count > 1 else []):
             more, part, asked = block(begin, min(begin + size, local))
         sums, shared = sums + more, shared + asked
         parts.append(part)

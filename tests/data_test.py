@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import config as config_lib
 import data
+import data_util
 from config import UserError
 
 
@@ -225,6 +226,35 @@ def test_views_do_not_depend_on_the_batch_size():
     (32, 512, 32), (32, 40, 20), (32, 7, 7), (224, 64, 1), (8, 16, 16)])
 def test_chunks_divide_the_batch(size, batch_size, expected):
     assert data._chunk_size(size, batch_size) == expected
+
+
+@pytest.mark.parametrize("pixels", ["jpeg", "jpeg_gray", "jpeg_without_subsampling", "png"])
+def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
+    colors = np.random.default_rng(0).integers(0, 256, [13, 17, 1 if pixels == "jpeg_gray" else 3])
+    image = np.uint8(tf.image.resize(colors, [130, 171], tf.image.ResizeMethod.BICUBIC))
+    options = {"chroma_downsampling": False} if pixels == "jpeg_without_subsampling" else {}
+    encoded = tf.io.encode_png(image) if pixels == "png" else tf.io.encode_jpeg(image, quality=80, **options)
+    (tmp_path / "a.png").write_bytes(encoded.numpy())  # Contents count, not suffixes.
+    source = data.open_source(f"folder:{tmp_path}")
+    whole = source.decode(encoded).numpy()
+    policy = data_util.simclr_policy(0.0, "multiplicative")
+
+    @tf.function(autograph=False)
+    def decode(seed):
+        def draw(shape):
+            return zip(*[data_util.window_by_policy(shape, policy, seed + view) for view in range(2)])
+        part, begins, sizes = data._decode_windows(source, encoded, draw, 64)
+        return part, [tf.slice(part, *window) for window in zip(begins, sizes)]
+
+    smaller = 0
+    for number in range(40):
+        seed = tf.constant([number, 7], tf.int64)
+        part, windows = decode(seed)
+        smaller += part.shape[0] * part.shape[1] < 0.8 * 130 * 171
+        for view, window in enumerate(windows):
+            begin, size = data_util.window_by_policy(whole.shape, policy, seed + view)
+            np.testing.assert_array_equal(window, tf.slice(whole, begin, size))
+    assert smaller == 0 if pixels == "png" else smaller >= 10
 
 
 def test_cache_reads_files_once(tmp_path):
