@@ -1,17 +1,26 @@
-"""Checkpoints: resume, and warm start from any other run; strict, and explained.
+"""Checkpoints: resume, and warm start from any SimCLR network; strict, and explained.
 
-The keys are the original's: `tf.train.Checkpoint(model=, optimizer=, global_step=)`.
+The keys are the original's: `tf.train.Checkpoint(model=, optimizer=, global_step=)`. Other files: see `weights.py`.
+
+    python checkpoint.py describe PATH
+
+tells what a file holds and the flags of its network.
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import os
+import sys
 
 import tensorflow as tf
 
-from config import UserError
+import model as model_lib
+import progress
+import weights
+from config import Config, UserError
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SLOT = "/.OPTIMIZER_SLOT/"
@@ -37,13 +46,6 @@ def variables_by_key(**trackables):
     return found
 
 
-def shapes_in_file(path):
-    """Checkpoint key (without suffix) -> shape, for the model's variables in the checkpoint `path`."""
-    shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-    return {key[:-len(_SUFFIX)]: tuple(shape) for key, shape in shapes.items()
-            if key.startswith("model/") and key.endswith(_SUFFIX) and _SLOT not in key}
-
-
 def slot_keys_in_file(path):
     """Checkpoint keys (without suffix) of the optimizer's slots in the checkpoint `path`."""
     keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
@@ -54,51 +56,69 @@ def _has_loss_scale(path):
     return any(key.startswith("optimizer/loss_scale/") for key, _ in tf.train.list_variables(path))
 
 
-def resolve(path):
-    """The checkpoint prefix that `--checkpoint` means: a directory's latest, or the prefix itself."""
-    if tf.io.gfile.isdir(path):
-        prefix = tf.train.latest_checkpoint(path)
-        if prefix is None:
-            raise UserError(f"--checkpoint={path}: no checkpoint in this directory; name one such as DIR/ckpt-100")
-        return prefix
-    if not tf.io.gfile.exists(f"{path}.index"):
-        raise UserError(f"--checkpoint={path}: no such checkpoint; name a directory or a prefix such as DIR/ckpt-100")
-    return path
-
-
 def step_of(path):
     """The step in a checkpoint's name, ckpt-<step>."""
     return int(path.rsplit("-", 1)[-1])
 
 
-def mismatches(variables, shapes):
-    """How a file differs from a model: lines of text, none if they agree."""
-    lines = [f"{key} is missing there" for key in variables if key not in shapes]
-    lines += [f"{key} is only there" for key in shapes if key not in variables]
-    return lines + [f"{key} is {list(shapes[key])} there, {variable.shape.as_list()} here"
-                    for key, variable in variables.items()
-                    if key in shapes and shapes[key] != tuple(variable.shape)]
+def mismatches(here, there):
+    """How a file differs from a model: lines of text, none if they agree. Both are dicts from names to shapes."""
+    lines = [f"{name} is missing there" for name in here if name not in there]
+    lines += [f"{name} is only there" for name in there if name not in here]
+    return lines + [f"{name} is {list(there[name])} there, {list(shape)} here"
+                    for name, shape in here.items() if name in there and tuple(there[name]) != tuple(shape)]
 
 
-def _refuse(flag, path, lines):
+def _shapes(variables, names):
+    """The shapes of `variables` (key -> variable) under other names (key -> name)."""
+    return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
+
+
+def _below(prefixes, entries):
+    return {key: value for key, value in entries.items() if key.startswith(prefixes)}
+
+
+def _refuse(flag, file, lines):
     """Ends with an error if there are mismatches."""
     if lines:
         more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        raise UserError(f"{flag}: {path} holds another network ({'; '.join(lines[:_SHOWN])}{more}); give the flags of "
-                        "the run that wrote it, or another directory")
+        raise UserError(f"{flag}: {file.path} holds another network ({'; '.join(lines[:_SHOWN])}{more}); "
+                        f"{_remedy(weights.fitting_flags(file))}")
 
 
-def _assign(variables, path):
-    reader = tf.train.load_checkpoint(path)
+def _remedy(flags):
+    if flags is None:
+        return "it is none that these flags can describe: name another"
+    return f"it was written with {as_flags(flags)}: give these flags, or name another"
+
+
+def as_flags(flags):
+    """Settings as one would type them; `num_classes`, which the data set decides, is left out."""
+    return " ".join(f"--{name}={value:g}" if isinstance(value, float) else f"--{name}={value}"
+                    for name, value in flags.items() if name != "num_classes")
+
+
+def _assign(variables, names, file):
+    read = file.reader()
     for key, variable in variables.items():
-        variable.assign(tf.cast(reader.get_tensor(key + _SUFFIX), variable.dtype))
+        variable.assign(tf.cast(read(names[key]), variable.dtype))
 
 
 def load_model(model, path, flag="--model_dir"):
-    """Loads all of `model` from `path`, strictly. Raises `UserError` at the first differences."""
+    """Loads all of `model` from what `path` names (see `weights.locate`), strictly.
+
+    Returns:
+      the `weights.WeightFile`.
+
+    Raises:
+      UserError: at the first differences.
+    """
+    file = weights.open_weights(path, flag)
     variables = variables_by_key(model=model)
-    _refuse(flag, path, mismatches(variables, shapes_in_file(path)))
-    _assign(variables, path)
+    names = file.names(variables)
+    _refuse(flag, file, mismatches(_shapes(variables, names), file.shapes))
+    _assign(variables, names, file)
+    return file
 
 
 def warm_start(model, path):
@@ -106,29 +126,32 @@ def warm_start(model, path):
 
     Args:
       model: a built `model.Model`.
-      path: what `--checkpoint` says.
+      path: what `--checkpoint` says; see `weights.locate`.
 
     Returns:
       Lines that tell what was loaded and what was left out.
     """
-    prefix = resolve(path)
-    shapes = shapes_in_file(prefix)
+    file = weights.open_weights(path)
     variables = variables_by_key(model=model)
+    names = file.names(variables)
 
-    def below(part, entries):
-        return {key: value for key, value in entries.items() if key.startswith(f"model/{part}/")}
-
-    chosen, lines = below("resnet_model", variables), []
-    _refuse("--checkpoint", prefix, mismatches(chosen, below("resnet_model", shapes)))
-    for head, name in (("_projection_head", "projection head"), ("supervised_head", "linear head")):
-        here, there = below(head, variables), below(head, shapes)
-        differences = mismatches(here, there)
-        if differences:
-            lines.append(f"left out: {name} ({differences[0]})")
+    encoder = ("model/resnet_model/", "base_model/")
+    _refuse("--checkpoint", file, mismatches(_shapes(_below(encoder, variables), names), _below(encoder, file.shapes)))
+    chosen, lines = _below(encoder, variables), []
+    for prefixes, head in ((("model/_projection_head/", "head_contrastive/"), "projection head"),
+                           (("model/supervised_head/", "head_supervised/"), "linear head")):
+        here, there = _below(prefixes, variables), _below(prefixes, file.shapes)
+        lines_of_head = mismatches(_shapes(here, names), there)
+        if not here and there:
+            lines.append(f"left out: {head} (this run has none)")
+        elif lines_of_head:
+            lines.append(f"left out: {head} ({lines_of_head[0]}); it starts anew")
         else:
             chosen.update(here)
-    _assign(chosen, prefix)
-    return [f"loaded {len(chosen)} of {len(variables)} variables from {prefix}", *lines]
+    if file.others:
+        lines.append(f"left out: {file.others} tensors of the optimizer and counters; only resuming loads them")
+    _assign(chosen, names, file)
+    return [f"loaded {len(chosen)} of {len(variables)} variables from {file.path} ({file.kind})", *lines]
 
 
 @dataclasses.dataclass
@@ -159,7 +182,8 @@ class TrainingState:
     def resume(self, path):
         """Restores everything from `path`, or raises `UserError`. The state of loss scaling (float16) may be absent."""
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
-        _refuse(flag, name, mismatches(variables_by_key(model=self.model), shapes_in_file(path)))
+        file, variables = weights.open_weights(path, flag), variables_by_key(model=self.model)
+        _refuse(flag, file, mismatches(_shapes(variables, file.names(variables)), file.shapes))
         other = UserError(f"{flag}: {name} was written with another optimizer or other frozen blocks; give its flags, "
                           "or another directory")
         if self._slot_keys() != slot_keys_in_file(path):
@@ -183,3 +207,53 @@ class TrainingState:
 def latest(model_dir):
     """The newest checkpoint of a run, or None."""
     return tf.train.latest_checkpoint(model_dir)
+
+
+# --------------------------------------------------------------------------------------------------- command line
+
+
+def config_of_file(file, image_size=224):
+    """The `Config` of the network that a `weights.WeightFile` holds, and its number of classes (or None)."""
+    flags = weights.fitting_flags(file)
+    if flags is None:
+        raise UserError(f"{file.path} holds an encoder that this program cannot build: no ResNet of depth 18 to 200 "
+                        f"has its {len(file.shapes)} tensors")
+    classes = flags.pop("num_classes")
+    return Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None), classes
+
+
+def describe(path):
+    """What a file holds, as a table of text. Raises `UserError`."""
+    file = weights.open_weights(path, "PATH")
+    config, classes = config_of_file(file)
+    variables = variables_by_key(model=model_lib.build_model(config, classes))
+    names = file.names(variables)
+    differences = mismatches(_shapes(variables, names), file.shapes)
+    encoder = _below("model/resnet_model/", variables)
+    head = {"none": "none"}.get(config.proj_head_mode, f"{config.num_proj_layers} layers, to {config.proj_out_dim}")
+    flags = weights.fitting_flags(file)
+    rows = [("file", file.path), ("kind", file.kind), ("step", "unknown" if file.step is None else file.step), None,
+            ("encoder", f"{config.network_name}, {sum(v.shape.num_elements() for v in encoder.values()) / 1e6:.1f} "
+                        "million weights"),
+            ("projection head", head), ("linear head", "none" if classes is None else f"{classes} classes"),
+            ("other tensors", f"{file.others} (optimizer, counters; loaded on resuming only)"), None,
+            ("flags", as_flags(flags)),
+            ("fits", "every tensor" if not differences else f"all but {len(differences)}: {differences[0]}")]
+    return progress.table("SimCLR weights", rows)
+
+
+def main(arguments=None):
+    """The command line; `UserError` becomes one line and exit status 2."""
+    parser = argparse.ArgumentParser(description="Tells what a checkpoint or SavedModel of SimCLR holds.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("describe", help="kind, step, network, heads, and the flags that fit")
+    command.add_argument("path", help="a directory, a prefix, a SavedModel or a TF Hub handle")
+    try:
+        print(describe(parser.parse_args(arguments).path))
+    except UserError as error:
+        print(f"checkpoint.py: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -52,8 +52,10 @@ class Config:
     )
     train_mode: str = setting(
         "pretrain",
-        "pretrain: contrastive learning; finetune: supervised training of a checkpoint's encoder.",
-        choices=("pretrain", "finetune"),
+        "pretrain: contrastive learning; finetune: training of a checkpoint's encoder on labels, with crops and flips; "
+        "supervised: training from scratch on labels, with the augmentation of pretraining and without projection "
+        "head.",
+        choices=("pretrain", "finetune", "supervised"),
         identity=True,
     )
     model_dir: str | None = setting(
@@ -93,6 +95,14 @@ class Config:
         "whole).",
         minimum=1,
     )
+    label_fraction: float = setting(
+        1.0,
+        "Share of the training split whose labels fine-tuning, supervised training, lbfgs and knn may use: as many "
+        "examples of every class, as far as there are (paper, B.5); the rest is not used at all. Reads the split once "
+        "at start, and keeps the chosen examples, encoded, in memory.",
+        above=0, maximum=1, identity=True,
+    )
+    label_seed: int = setting(0, "Which examples --label_fraction chooses.", minimum=0, identity=True)
     image_size: int = setting(224, "Height and width of the network's input, in pixels.", minimum=8, identity=True)
 
     # Augmentation (paper, Appendix A).
@@ -104,7 +114,7 @@ class Config:
         True, "Flip every second view left to right (paper, Appendix A); off where mirror images differ.", identity=True
     )
     color_jitter_strength: float = setting(
-        1.0, "Strength of colour distortion while pretraining; 0 leaves it out.", minimum=0, identity=True
+        1.0, "Strength of colour distortion, except in fine-tuning; 0 leaves it out.", minimum=0, identity=True
     )
     brightness: str = setting(
         "multiplicative",
@@ -114,7 +124,7 @@ class Config:
         identity=True,
     )
     use_blur: bool = setting(
-        True, "Gaussian blur of half the views while pretraining, sigma 0.1 to 2 for each image.", identity=True
+        True, "Gaussian blur of half the views, sigma 0.1 to 2 for each image, except in fine-tuning.", identity=True
     )
 
     # Network.
@@ -268,6 +278,16 @@ class Config:
         return self.train_mode == "pretrain"
 
     @property
+    def distorts_views(self) -> bool:
+        """Whether views get more than a crop and a flip: colour distortion and blur."""
+        return self.train_mode != "finetune"
+
+    @property
+    def head_mode(self) -> str:
+        """The projection head that the model has: none in supervised training."""
+        return "none" if self.train_mode == "supervised" else self.proj_head_mode
+
+    @property
     def has_linear_head(self) -> bool:
         """Whether the model has a supervised head."""
         return not self.pretraining or self.lineareval_while_pretraining
@@ -296,8 +316,9 @@ class Config:
         return f"resnet{self.resnet_depth}" + "".join(marks)
 
     def identity(self) -> dict:
-        """The settings that make this run the run it is, by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["identity"]}
+        """The settings that make this run the run it is, by name; those that have their default do not count."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
+                if f.metadata["identity"] and getattr(self, f.name) != f.default}
 
     def default_model_dir(self) -> str:
         """runs/<dataset>_<network>_<hash of `identity`>: the same command finds its own run again."""
@@ -331,13 +352,16 @@ def _check_value(field, value):
 
 def _check_combinations(config):
     """Settings that contradict each other."""
-    if config.pretraining and config.fine_tune_after_block > -1:
-        raise UserError("--fine_tune_after_block is for --train_mode=finetune: leave it at -1 while pretraining")
-    layers = {"none": 0, "linear": 1, "nonlinear": config.num_proj_layers}[config.proj_head_mode]
+    if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
+        raise UserError("--fine_tune_after_block is for --train_mode=finetune: leave it at -1 otherwise")
+    if config.pretraining and config.label_fraction < 1:
+        raise UserError("--label_fraction is for --train_mode=finetune and supervised: to pretrain on less, give a "
+                        "slice such as --train_split='train[:10%]'")
+    layers = {"none": 0, "linear": 1, "nonlinear": config.num_proj_layers}[config.head_mode]
     if not -(layers + 1) <= config.ft_proj_selector <= layers:
         raise UserError(
-            f"--ft_proj_selector={config.ft_proj_selector} names no layer: the head of --proj_head_mode="
-            f"{config.proj_head_mode} has {layers}; use {-layers - 1} to {layers}"
+            f"--ft_proj_selector={config.ft_proj_selector} names no layer: the projection head ({config.head_mode}) "
+            f"has {layers}; use {-layers - 1} to {layers}"
         )
     if config.linear_head_learning_rate is not None:
         _check_linear_head(config)

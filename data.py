@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import data_util
+import progress
 from config import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
@@ -46,6 +47,15 @@ class Source:
         """Number of classes, or None without labels."""
         return None if self.class_names is None else len(self.class_names)
 
+    def restrict(self, split, fraction, seed):
+        """From now on `split` is `choose_balanced` of its labelled examples. Raises `UserError` if that is too few."""
+        raise NotImplementedError
+
+    def is_sparse(self, split):
+        """Whether reading the split means to read much more than its examples, so that they should be cached."""
+        del split
+        return False
+
     def records(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
         """A dataset of `(key, item, label)`; arguments as for `handles`."""
         return self.handles(split, seed, shards, shard, buffer_mb).map(self.fetch(split), tf.data.AUTOTUNE)
@@ -53,6 +63,38 @@ class Source:
     def decode(self, item):
         """An item as uint8 [h, w, 3]."""
         return tf.io.decode_image(item, channels=3, expand_animations=False)
+
+
+def choose_balanced(labels, fraction, seed):
+    """A share of labelled examples with as many of every class, as far as there are.
+
+    Args:
+      labels: int [n]; -1: no label, never chosen.
+      fraction: in (0, 1], of the labelled examples, rounded.
+      seed: which ones.
+
+    Returns:
+      sorted indices. Raises ValueError if there would be a class without examples.
+    """
+    random = np.random.default_rng(seed)
+    members = {label: random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels[labels >= 0])}
+    wanted = round(fraction * sum(map(len, members.values())))
+    if wanted < len(members):
+        raise ValueError(f"{wanted} examples for {len(members)} classes")
+    # One more of every class, in an order drawn anew for each round, until there are enough.
+    turns = [(turn, random.random(), label) for label, rows in members.items() for turn in range(len(rows))]
+    chosen = [members[label][turn] for turn, _, label in sorted(turns)[:wanted]]
+    return np.sort(np.array(chosen, np.int64))
+
+
+def _choose(labels, split, fraction, seed):
+    """`choose_balanced`, its error told to the user."""
+    try:
+        return choose_balanced(labels, fraction, seed)
+    except ValueError as error:
+        least = len(np.unique(labels[labels >= 0])) / max((labels >= 0).sum(), 1)
+        raise UserError(f"--label_fraction={fraction:g} of --train_split={split} is {error}: use at least {least:.2g}"
+                        ) from error
 
 
 class IndexedSource(Source):
@@ -93,6 +135,12 @@ class IndexedSource(Source):
             offset = sorted(self._splits).index(part.splitname) << 40
             parts.append((index + offset, items[index], labels[index]))
         return [np.concatenate(column) for column in zip(*parts)]
+
+    def restrict(self, split, fraction, seed):
+        """See `Source`."""
+        columns = self._select(split)
+        rows = _choose(columns[2], split, fraction, seed)
+        self._selected[split] = [column[rows] for column in columns]
 
     def handles(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
         """See `Source`; `buffer_mb` has no use, since only indices are shuffled."""
@@ -194,6 +242,7 @@ class TfdsSource(Source):
         self._image, self._label = image, label
         self._features = tfds.decode.PartialDecoding(wanted).extract_features(info.features)
         self._decoders = {image: tfds.decode.SkipDecoding()}
+        self._kept = {}  # split -> sorted keys of the examples that it is restricted to
         self.class_names = list(info.features[label].names) if label else None
 
     def _find_features(self, tfds, info):
@@ -217,6 +266,8 @@ class TfdsSource(Source):
 
     def num_examples(self, split, shards=1, shard=0):
         """See `Source`."""
+        if split in self._kept:
+            return len(range(shard, len(self._kept[split]), shards))
         files = self._files(split, shards, shard)
         if len(self._builder.info.splits[split].file_instructions) >= shards:
             return sum(file.take if file.take >= 0 else file.examples_in_shard - file.skip for file in files)
@@ -225,8 +276,9 @@ class TfdsSource(Source):
 
     def handles(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
         """See `Source`. Files are interleaved in an order drawn from the seed, then records shuffled in a buffer."""
-        files = self._files(split, shards, shard)
-        by_records = len(self._builder.info.splits[split].file_instructions) < shards
+        sparse = self.is_sparse(split)
+        files = self._files(split, 1 if sparse else shards, 0 if sparse else shard)
+        by_records = sparse or len(self._builder.info.splits[split].file_instructions) < shards
         table = tf.data.Dataset.from_tensor_slices((
             [file.filename for file in files], tf.constant([file.skip for file in files], tf.int64),
             tf.constant([file.take for file in files], tf.int64), [_file_key(file.filename) for file in files]))
@@ -234,12 +286,32 @@ class TfdsSource(Source):
             table = table.shuffle(len(files), seed=seed, reshuffle_each_iteration=False)
         records = table.interleave(_read_file, cycle_length=min(len(files), 16), block_length=16,
                                    num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        if sparse:
+            kept = tf.constant(self._kept[split])
+            last = len(self._kept[split]) - 1
+            records = records.filter(lambda key, _: kept[tf.minimum(tf.searchsorted(kept, [key])[0], last)] == key)
         if by_records:
             records = records.shard(shards, shard)
         if seed is not None:
             size = self.shuffle_buffer_size(split, buffer_mb, shards, shard)
             records = records.shuffle(size, seed=seed + 1, reshuffle_each_iteration=False)
         return records
+
+    def restrict(self, split, fraction, seed):
+        """See `Source`; reads all of the split."""
+        read = self.handles(split).map(self._key_and_label, tf.data.AUTOTUNE).batch(1024)
+        tracked = progress.track(read.as_numpy_iterator(), None, f"labels of {split}")
+        keys, labels = (np.concatenate(column) for column in zip(*tracked))
+        order = np.argsort(keys)  # Which does not depend on the order of reading.
+        self._kept[split] = keys[order][_choose(labels[order], split, fraction, seed)]
+
+    def _key_and_label(self, key, serialized):
+        key, _, label = self._parse(key, serialized)
+        return key, label
+
+    def is_sparse(self, split):
+        """See `Source`; record files have no random access."""
+        return split in self._kept
 
     def shuffle_buffer_size(self, split, buffer_mb, shards=1, shard=0):
         """Examples that fit into `buffer_mb` at their mean encoded size, at most all of the shard."""
@@ -249,11 +321,13 @@ class TfdsSource(Source):
 
     def fetch(self, split):
         """See `Source`; a handle is a key and a serialized example."""
-        def parse(key, serialized):
-            example = self._features.deserialize_example(serialized, decoders=self._decoders)
-            label = tf.cast(example[self._label], tf.int64) if self._label else tf.constant(-1, tf.int64)
-            return key, example[self._image], label
-        return parse
+        del split
+        return self._parse
+
+    def _parse(self, key, serialized):
+        example = self._features.deserialize_example(serialized, decoders=self._decoders)
+        label = tf.cast(example[self._label], tf.int64) if self._label else tf.constant(-1, tf.int64)
+        return key, example[self._image], label
 
 
 def _file_key(filename):
@@ -326,11 +400,12 @@ def choose_eval_split(source, eval_split, given):
 
 
 def view_policies(config):
-    """The augmentation policy of each view: two views while pretraining, one crop and flip when fine-tuning."""
+    """The augmentation policy of each view: two views while pretraining, else one; crop and flip in fine-tuning."""
     geometry = dict(min_area=config.min_crop_area, flip=config.random_flip)
-    if not config.pretraining:
+    if not config.distorts_views:
         return (data_util.crop_and_flip_policy(**geometry),)
-    return (data_util.simclr_policy(config.color_jitter_strength, config.brightness, **geometry),) * 2
+    policy = data_util.simclr_policy(config.color_jitter_strength, config.brightness, **geometry)
+    return (policy,) * (2 if config.pretraining else 1)
 
 
 def _chunk_size(size, batch_size):
@@ -464,7 +539,8 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
     split = config.train_split
     in_epoch = source.num_examples(split, shards, shard)
     first_epoch, done = divmod(start_step * (config.train_batch_size // shards), in_epoch)
-    cached = source.records(split, None, shards, shard).cache() if config.cache_dataset else None
+    cache = config.cache_dataset or source.is_sparse(split)
+    cached = source.records(split, None, shards, shard).cache() if cache else None
     fetch = source.fetch(split) if cached is None else lambda *record: record
 
     @tf.autograph.experimental.do_not_convert

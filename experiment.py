@@ -21,6 +21,7 @@ import export
 import metrics
 import progress
 import train
+import weights
 from config import UserError
 
 _SETTINGS_OF_A_HOST = {"model_dir", "data_dir", "log_seconds", "shuffle_buffer_mb"}  # may differ among hosts
@@ -88,7 +89,8 @@ def check_agreement(config, source, strategy):
 def _check_unlabelled(config, source):
     remedy = "sort its images into one sub-folder a class"
     if not config.pretraining:
-        raise UserError(f"--train_mode=finetune needs labels, and --dataset={source.name} has none: {remedy}")
+        raise UserError(f"--train_mode={config.train_mode} needs labels, and --dataset={source.name} has none: "
+                        f"{remedy}")
     if config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
         raise UserError(f"--eval_protocol={config.eval_protocol} needs labels, and {source.name} has none: {remedy}, "
                         "or use --eval_protocol=contrastive")
@@ -99,8 +101,8 @@ def _check_start(config):
     if checkpoint.latest(config.model_dir) is not None:
         return
     if config.checkpoint:
-        checkpoint.resolve(config.checkpoint)
-    elif not config.pretraining:
+        weights.locate(config.checkpoint)
+    elif config.train_mode == "finetune":
         raise UserError("--train_mode=finetune needs --checkpoint, the pretrained encoder to start from")
 
 
@@ -131,6 +133,9 @@ def run(config, eval_split_given):
     source = data.open_source(config.dataset, config.data_dir)
     config = complete(config, source, eval_split_given)
     check(config, source, strategy)
+    if config.label_fraction < 1:
+        source.restrict(config.train_split, config.label_fraction, config.label_seed)
+        train.check_batch(config, source, strategy)
     try:
         check_agreement(config, source, strategy)
         _run(config, source, strategy, elapsed)

@@ -103,7 +103,7 @@ class Model(keras.Model):
             config.resnet_depth, config.width_multiplier, config.cifar_stem, sk_ratio=config.sk_ratio,
             se_ratio=config.se_ratio, batch_norm_decay=config.batch_norm_decay, global_bn=config.global_bn)
         self._projection_head = ProjectionHead(
-            config.proj_head_mode, config.proj_out_dim, config.num_proj_layers, norm)
+            config.head_mode, config.proj_out_dim, config.num_proj_layers, norm)
         self.supervised_head = SupervisedHead(num_classes) if config.has_linear_head else None
         self._selector = config.ft_proj_selector
         self._detached = config.pretraining

@@ -123,7 +123,7 @@ def write_preview(config, source, directory, writer):
     """Writes a grid of augmented views, an image a column, to views.png and to TensorBoard."""
     pairs = min(_PREVIEW_PAIRS, source.num_examples(config.train_split))
     views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, pairs)))
-    if config.pretraining:
+    if config.distorts_views:
         images = model_lib.blurred_views(views, config, config.seed, 0)
     else:
         images = views

@@ -94,7 +94,7 @@ class TrainStep:
     def _images(self, views, first=0):
         """The network's input for this replica's rows from `first` on; `views` are these rows."""
         views = tf.cast(views, keras.backend.floatx())
-        if not self._config.pretraining:
+        if not self._config.distorts_views:
             return views
         first_row = objective.replica_offset(self._rows, self._strategy) + first
         return model_lib.blurred_views(views, self._config, self._seed, self._optimizer.iterations, first_row,

@@ -6,7 +6,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [
     ("config", "data_util", "objective", "lars_optimizer", "resnet", "metrics", "progress"),
-    ("data", "devices", "model"),
+    ("data", "devices", "model", "weights"),
     ("checkpoint", "features", "train_step"),
     ("export",),
     ("evaluate",),

@@ -1,0 +1,198 @@
+"""Files of every kind that SimCLR's weights come in: what is found in them, loaded from them, and told about them."""
+
+import http.server
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import checkpoint
+import export
+import golden
+import model as model_lib
+import weights
+from config import Config, UserError
+from conftest import ROOT
+
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+SMALL = dict(resnet_depth=18, image_size=32, num_proj_layers=2, proj_out_dim=16)
+TF2_NETWORKS = golden.load_json("checkpoint_keys")
+TF1_NETWORKS = golden.load_json("tf1_checkpoint_names")
+
+
+def config_of(name):
+    """The `Config` that a name such as resnet_depth=18_image_size=64 spells."""
+    settings = {key: float(value) if "." in value else int(value)
+                for key, value in re.findall(r"_?([a-z_]+)=([0-9.]+)", name)}
+    return Config(**{"image_size": 32, **settings})
+
+
+def formula_file(directory, shapes, suffix, extra=()):
+    """A checkpoint with formula weights, written tensor by tensor; `extra` are further names, of scalars."""
+    path = str(directory / "ckpt-7")
+    tensors = {f"{name}{suffix}": golden.formula_weight(name, tuple(shape)) for name, shape in shapes.items()}
+    tensors.update({name: np.int64(7) for name in extra})
+    tf.raw_ops.SaveV2(prefix=path, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
+                      tensors=[tf.constant(value) for value in tensors.values()])
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(TF1_NETWORKS))
+def test_tf1_checkpoints_give_the_recorded_outputs(name, tmp_path):
+    arrays, config = golden.load("tf1_network"), config_of(name)
+    case = next(case for case in ("case0", "case1", "case2") if golden.config_of(arrays, case)[0] == config)
+    model = model_lib.build_model(config, 10)
+    file = checkpoint.load_model(model, formula_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",)))
+    assert (file.kind, file.step, file.others) == ("TF1 checkpoint", 7, 1)
+    random = np.random.default_rng(int(arrays[f"{case}/images_seed"]))
+    images = random.uniform(0, 1, (4, config.image_size, config.image_size, 3)).astype(np.float32)
+    outputs = model(images, training=False)
+    for ours, theirs in (("final_avg_pool", "hidden"), ("proj_head_output", "proj"), ("logits_sup", "logits")):
+        assert golden.relative_error(outputs[ours], arrays[f"{case}/{theirs}"]) < 1e-5
+
+
+@pytest.mark.parametrize("name, shapes, suffix", [
+    *((name, shapes, SUFFIX) for name, shapes in TF2_NETWORKS.items()),
+    *((name, shapes, "") for name, shapes in TF1_NETWORKS.items())])
+def test_the_network_is_worked_out_from_the_file(name, shapes, suffix, tmp_path):
+    expected = config_of(name)
+    config, classes = checkpoint.config_of_file(
+        weights.open_weights(formula_file(tmp_path, shapes, suffix)), expected.image_size)
+    assert classes == 10 and config.cifar_stem == expected.cifar_stem
+    for setting in ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "proj_head_mode", "num_proj_layers",
+                    "proj_out_dim"):
+        assert getattr(config, setting) == getattr(expected, setting), setting
+
+
+@pytest.fixture(scope="module")
+def saved_models(tmp_path_factory):
+    """SavedModels of one model with formula weights: kind -> directory."""
+    model = model_lib.build_model(Config(**SMALL), 4)
+    golden.assign_formula_weights(model)
+    directories = {}
+
+    def save(kind, module, **options):
+        directories[kind] = str(tmp_path_factory.mktemp(kind))
+        tf.saved_model.save(module, directories[kind], **options)
+
+    module, signatures = export.build_module(model, Config(**SMALL))
+    save("ours", module, signatures=signatures)
+    # As the original's: a tf.Module that holds the Keras model, of which every layer is saved.
+    module = tf.Module()
+    module.saved_model = model
+    save("original", module)
+    # As one converted from TF1: a list of variables, which alone know their names.
+    module = tf.Module()
+    names = weights.tf1_names(checkpoint.variables_by_key(model=model))
+    module.variables_ = [tf.Variable(variable, name=names[key])
+                         for key, variable in checkpoint.variables_by_key(model=model).items()]
+    save("converted", module)
+    return directories
+
+
+def assert_formula_weights(model):
+    for key, variable in checkpoint.variables_by_key(model=model).items():
+        np.testing.assert_array_equal(variable, golden.formula_weight(key, tuple(variable.shape)), err_msg=key)
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("ours", "SavedModel"), ("original", "SavedModel"), ("converted", "SavedModel (TF1 names)")])
+def test_saved_models_are_read_as_data(kind, words, saved_models):
+    model = model_lib.build_model(Config(**SMALL), 4)
+    assert checkpoint.load_model(model, saved_models[kind]).kind == words
+    assert_formula_weights(model)
+
+
+def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        tar.add(saved_models["ours"], arcname=".")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            found = self.path.startswith("/simclr/1") and "tf-hub-format=compressed" in self.path
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            if found:
+                self.wfile.write(archive.getvalue())
+
+        def log_message(self, *_):
+            """Nothing on the screen."""
+
+    monkeypatch.setenv("TFHUB_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        model = model_lib.build_model(Config(**SMALL), 4)
+        lines = checkpoint.warm_start(model, f"{address}/simclr/1")
+        with pytest.raises(UserError, match="--checkpoint=.*/simclr/2 could not be downloaded") as error:
+            weights.open_weights(f"{address}/simclr/2")
+        server.shutdown()
+    assert "\n" not in str(error.value)
+    assert lines[0].startswith(f"loaded {len(model.variables)} of {len(model.variables)} variables")
+    assert_formula_weights(model)
+
+
+def test_a_wrong_network_is_told_with_the_flags_that_fit(tmp_path):
+    path = formula_file(tmp_path, TF2_NETWORKS["resnet_depth=50_sk_ratio=0.0625_image_size=64"], SUFFIX)
+    with pytest.raises(UserError) as error:
+        checkpoint.warm_start(model_lib.build_model(Config(resnet_depth=50, image_size=64), 10), path)
+    assert "--resnet_depth=50 --width_multiplier=1 --sk_ratio=0.0625" in str(error.value)
+    assert "is missing there" in str(error.value) and "\n" not in str(error.value)
+    tf1 = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    with pytest.raises(UserError, match="base_model/conv2d.*--resnet_depth=18"):
+        checkpoint.warm_start(model_lib.build_model(Config(resnet_depth=34, image_size=32), 10), tf1)
+
+
+def test_warm_start_from_tf1_leaves_out_what_does_not_fit(tmp_path):
+    shapes = TF1_NETWORKS["resnet_depth=18_image_size=32"]
+    path = formula_file(tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum"))
+    model = model_lib.build_model(Config(resnet_depth=18, image_size=32, train_mode="finetune"), 7)
+    lines = checkpoint.warm_start(model, path)
+    assert lines[0] == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
+    assert lines[1].startswith("left out: linear head (head_supervised/linear_layer/dense/kernel is [512, 10] there")
+    assert lines[2].startswith("left out: 2 tensors of the optimizer and counters")
+
+
+@pytest.mark.parametrize("names, words", [
+    (["something/else"], "holds no SimCLR network"),
+    (["model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel/.ATTRIBUTES/VARIABLE_VALUE"],
+     "cannot build|another network")])
+def test_other_files_are_refused(names, words, tmp_path):
+    path = formula_file(tmp_path, {name: [3, 3, 3, 8] for name in names}, "")
+    with pytest.raises(UserError, match=words):
+        checkpoint.describe(path)
+
+
+def test_places_without_a_file_are_told(tmp_path):
+    for path, words in ((tmp_path, "no checkpoint and no SavedModel in this directory"),
+                        (tmp_path / "ckpt-1", "no such checkpoint")):
+        with pytest.raises(UserError, match=f"--checkpoint=.*{words}"):
+            weights.open_weights(str(path))
+    formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
+    with pytest.raises(UserError, match="no file named checkpoint, so name one of its prefixes, such as .*ckpt-7"):
+        weights.open_weights(str(tmp_path))
+    (tmp_path / "ckpt-7.index").write_bytes(b"broken")
+    with pytest.raises(UserError, match="cannot be read"):
+        weights.open_weights(str(tmp_path / "ckpt-7"))
+
+
+def test_describe_tells_and_refuses_by_command_line(tmp_path):
+    path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "", extra=("global_step",))
+
+    def run(target):
+        return subprocess.run([sys.executable, "checkpoint.py", "describe", str(target)], cwd=ROOT, text=True,
+                              capture_output=True)
+
+    good, bad = run(path), run(tmp_path / "nothing")
+    assert good.returncode == 0, good.stderr
+    for words in ("TF1 checkpoint", "--resnet_depth=18 --width_multiplier=1", "10 classes", "every tensor", "step  "):
+        assert words in good.stdout
+    assert bad.returncode == 2 and bad.stderr.startswith("checkpoint.py: error: PATH=") and bad.stderr.count("\n") == 1

@@ -1,0 +1,287 @@
+"""The weights in any file that SimCLR was ever written to, under one kind of keys.
+
+What is read: TF2 checkpoints (ours and the original's), SavedModels (ours, the original's, and those converted from
+TF1), and the original's TF1 checkpoints. Files are read as data: nothing of a SavedModel is run.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+
+import tensorflow as tf
+
+import resnet
+from config import UserError
+
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_SLOT = "/.OPTIMIZER_SLOT/"
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_LEAVES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
+# What a key of ours is made of, below `model`. An object graph has many other ways to every variable.
+_KEY = re.compile(
+    r"(?:resnet_model/(?:initial_conv_relu_max_pool/\d+|block_groups/\d+/layers/\d+/"
+    r"(?:(?:projection_layers|shortcut_layers|conv_relu_dropblock_layers|conv2d_bn_layers)/\d+|se_layer))"
+    r"(?:/(?:conv2d_fixed_padding|conv2d|conv2d_0|conv2d_1|batch_norm_relu|batch_norm_relu_1|bn|se_reduce|se_expand))*"
+    r"|_projection_head/linear_layers/\d+/(?:dense|bn_relu/bn)|supervised_head/linear_layer/dense)"
+    rf"/(?:{'|'.join(_LEAVES)})")
+_PARTS = re.compile(  # Names that a way may take to such a key.
+    r"\d+|resnet_model|initial_conv_relu_max_pool|block_groups|layers|projection_layers|shortcut_layers|"
+    r"conv_relu_dropblock_layers|conv2d_bn_layers|se_layer|se_reduce|se_expand|conv2d_fixed_padding|conv2d|conv2d_0|"
+    r"conv2d_1|batch_norm_relu|batch_norm_relu_1|bn|bn_relu|_projection_head|linear_layers|dense|supervised_head|"
+    rf"linear_layer|{'|'.join(_LEAVES)}")
+_TF1_NAME = re.compile(
+    rf"(base_model/(?:conv2d|batch_normalization)(?:_\d+)?/(?:{'|'.join(_LEAVES)})"
+    rf"|head_contrastive/n?l_\d+/(?:dense|batch_normalization)/(?:{'|'.join(_LEAVES)})"
+    r"|head_supervised/linear_layer/dense/(?:kernel|bias))(?::0)?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightFile:
+    """A file with the weights of a SimCLR network."""
+
+    path: str  # prefix of the checkpoint or of a SavedModel's variables
+    kind: str  # for people
+    tf1: bool  # whether `tensors` has the names of TF1
+    tensors: dict  # name (a key of ours without suffix, or TF1's name) -> key in the file
+    shapes: dict  # the same names -> shape, a tuple
+    others: int  # tensors that are no weights: slots of optimizers, counters
+    step: int | None  # steps taken, if it says so
+
+    def names(self, keys):
+        """How the variables with the given checkpoint keys (all of a model's encoder) are called here: key -> name."""
+        return tf1_names(keys) if self.tf1 else {key: key for key in keys}
+
+    def reader(self):
+        """A function from a name to its array."""
+        reader = tf.train.load_checkpoint(self.path)
+        return lambda name: reader.get_tensor(self.tensors[name])
+
+
+# ------------------------------------------------------------------------------------------------------- finding
+
+
+def locate(path, flag="--checkpoint"):
+    """The prefix of the tensors that `path` means, and whether they are a SavedModel's.
+
+    Args:
+      path: a directory (its latest checkpoint, or a SavedModel), a prefix, or a TF Hub handle (https://...), which is
+        downloaded. Any file system that TensorFlow knows, such as gs://.
+      flag: for errors.
+
+    Raises:
+      UserError: there is nothing.
+    """
+    if path.startswith(("http://", "https://")):
+        path = _download(path, flag)
+    if tf.io.gfile.isdir(path):
+        if any(tf.io.gfile.exists(tf.io.gfile.join(path, name)) for name in ("saved_model.pb", "saved_model.pbtxt")):
+            return tf.io.gfile.join(path, "variables", "variables"), True
+        prefix = tf.train.latest_checkpoint(path)
+        if prefix is None:
+            raise UserError(f"{flag}={path}: no checkpoint and no SavedModel in this directory; {_inside(path)}")
+        return prefix, False
+    prefix = path[:-len(".index")] if path.endswith(".index") else path
+    if not tf.io.gfile.exists(f"{prefix}.index"):
+        raise UserError(f"{flag}={path}: no such checkpoint; name a directory, a SavedModel or a prefix such as "
+                        "DIR/ckpt-100")
+    return prefix, False
+
+
+def _inside(path):
+    """What to name instead of a directory."""
+    names = sorted(name[:-len(".index")] for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
+    if names:
+        return f"it has no file named checkpoint, so name one of its prefixes, such as {path.rstrip('/')}/{names[-1]}"
+    return "name one such as DIR/ckpt-100"
+
+
+def _download(handle, flag):
+    import tensorflow_hub as hub  # Here: only handles need it.
+
+    try:
+        return hub.resolve(handle)
+    except Exception as error:  # Whatever network, server and archive can raise, the remedy is the same.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{flag}={handle} could not be downloaded ({reason}): check the handle, or name a local copy"
+                        ) from error
+
+
+def open_weights(path, flag="--checkpoint") -> WeightFile:
+    """Finds out what `path` (see `locate`) holds. Raises `UserError`."""
+    prefix, saved_model = locate(path, flag)
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        shapes = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items()}
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{flag}={path}: {prefix} cannot be read ({reason}): is it complete?") from error
+    tensors = {key: key for key in shapes}
+    candidates = [("TF2", _flat_keys(tensors)), ("TF1", _tf1_keys(tensors))]
+    if _GRAPH in shapes:
+        walked, named = _graph_keys(reader.get_tensor(_GRAPH))
+        candidates += [("TF2", walked), ("TF1", _tf1_keys(named))]
+    version, tensors = next(((version, found) for version, found in candidates if found), (None, None))
+    if tensors is None:
+        raise UserError(f"{flag}={path}: {prefix} holds no SimCLR network (neither model/resnet_model/... nor "
+                        f"base_model/...; its first keys: {', '.join(sorted(shapes)[:3])})")
+    kind = f"SavedModel{' (TF1 names)' if version == 'TF1' else ''}" if saved_model else f"{version} checkpoint"
+    return WeightFile(prefix, kind, version == "TF1", tensors, {name: shapes[key] for name, key in tensors.items()},
+                      len(shapes.keys() - set(tensors.values()) - {_GRAPH}), _step(reader, shapes))
+
+
+def _step(reader, shapes):
+    for key in ("global_step", f"global_step{_SUFFIX}", f"optimizer/iter{_SUFFIX}"):
+        if shapes.get(key) == ():
+            return int(reader.get_tensor(key))
+    return None
+
+
+def _flat_keys(tensors):
+    """Keys that say `model/...` themselves, without suffix."""
+    names = {key[:-len(_SUFFIX)]: key for key in tensors if key.endswith(_SUFFIX) and _SLOT not in key}
+    return {name: key for name, key in names.items() if _KEY.fullmatch(name.removeprefix("model/"))
+            and name.startswith("model/")}
+
+
+def _tf1_keys(tensors):
+    """TF1's names in a dict from names to keys; a Hub module may have a scope before them."""
+    found = {}
+    for name, key in tensors.items():
+        match = _TF1_NAME.search(name)
+        if match:
+            found[match[1]] = key
+    return found
+
+
+def _graph_keys(serialized):
+    """The tensors that a file's object graph leads to.
+
+    Returns:
+      walked: key of ours -> key in the file, below the first object that has a `resnet_model`.
+      named: name that the variable had when it was made -> key in the file.
+    """
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(serialized).nodes
+    values = {number: attribute for number, node in enumerate(nodes) for attribute in node.attributes
+              if attribute.name == "VARIABLE_VALUE"}
+    named = {attribute.full_name: attribute.checkpoint_key for attribute in values.values()}
+    roots = [node for node in nodes if any(child.local_name == "resnet_model" for child in node.children)]
+    walked, queue = {}, collections.deque([(roots[0], "model", 0)] if roots else [])
+    while queue:
+        node, path, depth = queue.popleft()
+        for child in node.children:
+            if not _PARTS.fullmatch(child.local_name) or depth > 10:
+                continue
+            name = f"{path}/{child.local_name}"
+            if child.node_id in values and _KEY.fullmatch(name.removeprefix("model/")):
+                walked[name] = values[child.node_id].checkpoint_key
+            else:
+                queue.append((nodes[child.node_id], name, depth + 1))
+    return walked, named
+
+
+# ---------------------------------------------------------------------------------------------------- TF1's names
+
+
+def tf1_names(keys):
+    """What the original's TF1 code calls the variables with the given checkpoint keys.
+
+    It numbers convolutions and batch norms in the order in which they are called: shortcuts before the rest of a
+    block. So all of an encoder's keys must be there.
+
+    Args:
+      keys: of an encoder and perhaps heads.
+
+    Returns:
+      key -> name.
+    """
+    names, counts = {}, collections.Counter()
+    layers = sorted({key.rpartition("/")[0] for key in keys if key.startswith("model/resnet_model/")}, key=_call_order)
+    for layer in layers:
+        kind = "batch_normalization" if layer.endswith("/bn") else "conv2d"
+        number = f"_{counts[kind]}" if counts[kind] else ""
+        counts[kind] += 1
+        names[layer] = f"base_model/{kind}{number}"
+    heads = sum(key.startswith("model/_projection_head/") and key.endswith("/dense/kernel") for key in keys)
+    prefix = "head_contrastive/nl_" if heads > 1 else "head_contrastive/l_"
+    for key in keys:
+        layer = key.rpartition("/")[0]
+        head = re.fullmatch(r"model/_projection_head/linear_layers/(\d+)/(dense|bn_relu/bn)", layer)
+        if head:
+            names[layer] = f"{prefix}{head[1]}/{'dense' if head[2] == 'dense' else 'batch_normalization'}"
+        elif layer == "model/supervised_head/linear_layer/dense":
+            names[layer] = "head_supervised/linear_layer/dense"
+    return {key: f"{names[layer]}/{leaf}" for key in keys for layer, _, leaf in [key.rpartition("/")]}
+
+
+def _call_order(layer):
+    """Sorts an encoder's layers, given by key, as they are called."""
+    part_order = {"initial_conv_relu_max_pool": 0, "block_groups": 1, "layers": 0, "projection_layers": 0,
+                  "shortcut_layers": 0, "conv_relu_dropblock_layers": 1, "conv2d_bn_layers": 1, "se_layer": 2,
+                  "conv2d_fixed_padding": 0, "conv2d": 0, "bn": 0, "batch_norm_relu": 1, "conv2d_0": 2,
+                  "batch_norm_relu_1": 3, "conv2d_1": 4, "se_reduce": 0, "se_expand": 1}
+    return [int(part) if part.isdigit() else part_order[part] for part in layer.split("/")[2:]]
+
+
+# ------------------------------------------------------------------------------------------- which network it is
+
+
+def fitting_flags(weights):
+    """The settings of the network that a file holds, worked out from the number and the shapes of its tensors.
+
+    Returns:
+      dict from names of `Config`'s settings to values, and `num_classes`, None without a linear head; None in place of
+      the dict if the encoder is none that this program can build.
+    """
+    kernels = _kernels(weights)
+    encoder = _encoder_flags(weights, kernels)
+    if encoder is None:
+        return None
+    tf1_head, head = r"head_contrastive/n?l_\d+/dense/kernel", r"model/_projection_head/linear_layers/\d+/dense/kernel"
+    layers = _in_order(weights, tf1_head if weights.tf1 else head)
+    flags = dict(encoder, proj_head_mode={0: "none", 1: "linear"}.get(len(layers), "nonlinear"))
+    if len(layers) > 1:
+        flags["num_proj_layers"] = len(layers)
+    if layers:
+        flags["proj_out_dim"] = layers[-1][-1]
+    part = "head_supervised" if weights.tf1 else "model/supervised_head"
+    classifier = weights.shapes.get(f"{part}/linear_layer/dense/kernel")
+    return dict(flags, num_classes=None if classifier is None else classifier[-1])
+
+
+def _in_order(weights, pattern):
+    """Shapes of the tensors whose names match, sorted by the numbers in them."""
+    names = [name for name in weights.shapes if re.fullmatch(pattern, name)]
+    return [weights.shapes[name] for name in sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])]
+
+
+def _kernels(weights):
+    """Shapes of the encoder's convolutions, in the order in which they are called."""
+    if weights.tf1:
+        return _in_order(weights, r"base_model/conv2d(?:_\d+)?/kernel")
+    keys = [key for key in weights.shapes if key.startswith("model/resnet_model/") and key.endswith("/kernel")]
+    return [weights.shapes[key] for key in sorted(keys, key=lambda key: _call_order(key.rpartition("/")[0]))]
+
+
+def _encoder_flags(weights, kernels):
+    """Depth, width, ratios and stem, or None."""
+    excited = any(re.search(r"(?:base_model/conv2d(?:_\d+)?|se_expand)/bias$", name) for name in weights.shapes)
+    deep_stem = len(kernels) > 3 and kernels[1] == (3, 3, kernels[0][3], kernels[0][3]) \
+        and kernels[2] == (3, 3, kernels[0][3], 2 * kernels[0][3])
+    pooled = any(re.search(r"block_groups/0/layers/0/(?:projection|shortcut)_layers/2/", name)
+                 for name in weights.shapes)
+    for selective in (deep_stem or pooled, True):
+        for depth, (bottleneck, blocks) in resnet.DEPTHS.items():
+            in_block = (5 if selective else 3) if bottleneck else 2
+            if len(kernels) != (3 if deep_stem else 1) + 4 + sum(blocks) * (in_block + 2 * excited):
+                continue
+            filters = kernels[-1][-1] // (4 if bottleneck else 1)  # inner width of the last block
+            mixing = kernels[-5 if excited else -3]
+            ratio = mixing[-1] / filters if bottleneck else 1 / 16  # Basic blocks have no selective kernels.
+            return dict(resnet_depth=depth, width_multiplier=filters // 512, sk_ratio=ratio if selective else 0.0,
+                        se_ratio=kernels[-2][-1] / filters if excited else 0.0,
+                        stem="imagenet" if deep_stem or kernels[0][0] == 7 else "cifar")
+    return None
