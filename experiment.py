@@ -159,7 +159,7 @@ def _run(config, source, strategy, elapsed):
     if config.mode == "train_then_eval":
         results = evaluate.evaluate_and_write(config, source, trained.model, strategy, trained.step, chief)
     if chief:
-        saved_model = export.export_to_model_dir(config, source.num_classes, trained.checkpoint)
+        saved_model = export.export_to_model_dir(config, source.class_names, trained.checkpoint, results)
         progress.say(_summary(config, source, trained, results, saved_model, elapsed()))
 
 

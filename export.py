@@ -1,14 +1,27 @@
-"""SavedModels for TF Hub: the original's ten outputs, both call spellings, signatures, and fine-tuning."""
+"""SavedModels for TF Hub: the original's ten outputs, both call spellings, signatures, and fine-tuning.
+
+    python export.py --checkpoint=CHECKPOINT --export_dir=DIR [--archive=FILE.tar.gz]
+    python export.py embed MODEL FOLDER --out=FILE.npz
+    python export.py predict MODEL IMAGE...
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
+import tarfile
 
 import tensorflow as tf
 
 import checkpoint
 import data_util
+import embeddings
+import metrics
 import model as model_lib
+import progress
+import weights
+from config import Config, UserError
 
 
 def _forward(model):
@@ -83,24 +96,166 @@ def build_module(model, config):
     return module, {"serving_default": serving_default, "serving_uint8": serving_uint8}
 
 
-def export(config, num_classes, checkpoint_path, export_dir):
+def export(config, class_names, checkpoint_path, export_dir, results=None):
     """Writes the model of a checkpoint as a SavedModel to `export_dir`.
 
     The model is built anew, in float32, so that neither a strategy nor frozen blocks nor half precision of the
     training are carried along.
+
+    Args:
+      config: settings of the network.
+      class_names: of the linear head, in order; None without one.
+      checkpoint_path: see `weights.locate`.
+      export_dir: made if need be.
+      results: of an evaluation, to be noted.
     """
-    model = model_lib.build_model(config.replace(precision="float32"), num_classes)
-    checkpoint.load_model(model, checkpoint_path)
+    model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
+    file = checkpoint.load_model(model, checkpoint_path, "--checkpoint")
     module, signatures = build_module(model, config)
     tf.saved_model.save(module, export_dir, signatures=signatures)
+    embeddings.write_description(export_dir, dict(
+        network=config.network_name, image_size=config.image_size, step=file.step, weights=file.kind,
+        class_names=class_names if config.has_linear_head else None, flags=config.identity(), results=results or {}))
 
 
-def export_to_model_dir(config, num_classes, checkpoint_path):
+def export_to_model_dir(config, class_names, checkpoint_path, results=None):
     """Writes model_dir/saved_model/<step>/ and drops all but the newest `keep_hub_module_max`; returns its path."""
     root = os.path.join(config.model_dir, "saved_model")
     path = os.path.join(root, str(checkpoint.step_of(checkpoint_path)))
-    export(config, num_classes, checkpoint_path, path)
+    export(config, class_names, checkpoint_path, path, results)
     steps = sorted(int(name.rstrip("/")) for name in tf.io.gfile.listdir(root) if name.rstrip("/").isdigit())
     for step in steps[:-config.keep_hub_module_max] if config.keep_hub_module_max else []:
         tf.io.gfile.rmtree(os.path.join(root, str(step)))
     return path
+
+
+# ------------------------------------------------------------------------------------------------------- TF Hub
+
+
+def model_card(saved_model):
+    """A Markdown page about a SavedModel of ours: what it takes and gives, and how it was trained."""
+    known = embeddings.read_description(saved_model)
+    flags = "\n".join(f"    --{name}={value}" for name, value in sorted(known["flags"].items()))
+    results = "\n".join(f"| {name} | {value:.4f} |" for name, value in sorted(known["results"].items())
+                        if isinstance(value, float))
+    classes = known["class_names"]
+    head = f"`logits_sup` are the logits of {len(classes)} classes: {', '.join(classes[:10])}" + (
+        ", ..." if len(classes) > 10 else "") + "." if classes else "There is no linear head."
+    return f"""# {known['network']}, pretrained with SimCLR
+
+An image encoder, trained as in *A Simple Framework for Contrastive Learning of Visual Representations* (Chen,
+Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709). {f"{known['step']:,} steps." if known['step'] is not None else ""}
+
+## Use
+
+```python
+import tensorflow_hub as hub
+layer = hub.KerasLayer(HANDLE, trainable=False, output_key="final_avg_pool")  # trainable=True: to fine-tune
+h = layer(images)  # float32 [n, height, width, 3] in [0, 1], no mean subtraction
+```
+
+Trained at {known['image_size']} pixels. Without output key the layer gives a dict of `initial_conv`,
+`initial_max_pool`, `block_group1` to `block_group4`, `final_avg_pool` and, if there are such heads,
+`proj_head_input`, `proj_head_output`, `logits_sup`. The signature `serving_default` gives the
+same, and `serving_uint8` crops and resizes uint8 images of any size first. {head}
+
+## Training
+
+{flags or "    (all settings at their defaults)"}
+
+## Results
+
+{f"| what | value |{chr(10)}|---|---|{chr(10)}{results}" if results else "None recorded."}
+"""
+
+
+def archive(saved_model, path):
+    """Writes `path` (.tar.gz), as TF Hub takes it, and the model card beside it (.md); returns the card's path."""
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(saved_model, arcname=".")
+    card = f"{path.removesuffix('.tar.gz')}.md"
+    with open(card, "w", encoding="utf-8") as file:
+        file.write(model_card(saved_model))
+    return card
+
+
+# ------------------------------------------------------------------------------------------------- command line
+
+
+def _settings_of_checkpoint(path, image_size):
+    """Settings and class names of a checkpoint: from the run that wrote it or, without such a run, from its tensors."""
+    file = weights.open_weights(path)
+    directory = os.path.dirname(file.path)
+    settings = metrics.read_json(os.path.join(directory, "flags.json"))
+    config, classes = checkpoint.config_of_file(file, image_size or 224)
+    if settings is not None:
+        config = Config(**{name: value for name, value in settings.items() if name in Config.__dataclass_fields__})
+        if image_size is not None:
+            config = config.replace(image_size=image_size, stem="cifar" if config.cifar_stem else "imagenet")
+    names = metrics.read_json(os.path.join(directory, "classes.json"))
+    return config, names or (None if classes is None else [f"class {number}" for number in range(classes)])
+
+
+def _main_export(arguments):
+    if not (arguments.checkpoint and arguments.export_dir):
+        raise UserError("give --checkpoint=PATH and --export_dir=DIR, or one of the commands embed and predict")
+    if tf.io.gfile.exists(os.path.join(arguments.export_dir, "saved_model.pb")):
+        raise UserError(f"--export_dir={arguments.export_dir} has a SavedModel already: name another, or remove it")
+    config, class_names = _settings_of_checkpoint(arguments.checkpoint, arguments.image_size)
+    export(config, class_names, arguments.checkpoint, arguments.export_dir)
+    progress.say(f"SavedModel: {arguments.export_dir}")
+    if arguments.archive:
+        progress.say(f"archive: {arguments.archive}, model card: {archive(arguments.export_dir, arguments.archive)}")
+
+
+def _main_embed(arguments):
+    written, unreadable = embeddings.embed(arguments.model, arguments.folder, arguments.out, arguments.output,
+                                           arguments.image_size)
+    for path in unreadable[:10]:
+        progress.say(f"left out: {path} cannot be read as an image")
+    more = f"; {len(unreadable)} cannot be read" if unreadable else ""
+    progress.say(f"{written} vectors in {arguments.out}{more}")
+
+
+def _main_predict(arguments):
+    for path, classes in embeddings.predict(arguments.model, arguments.images, arguments.image_size).items():
+        told = "cannot be read as an image" if classes is None else ", ".join(
+            f"{name} {probability:.3f}" for name, probability in classes)
+        progress.say(f"{path}: {told}")
+
+
+def _parser():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(run=_main_export)
+    parser.add_argument("--checkpoint", help="a directory, a prefix, a SavedModel or a TF Hub handle")
+    parser.add_argument("--export_dir", help="where the SavedModel is written")
+    parser.add_argument("--archive", help="also write FILE.tar.gz for TF Hub, and a model card FILE.md")
+    parser.add_argument("--image_size", type=int, help="pixels; default: the run's, or 224")
+    commands = parser.add_subparsers()
+    command = commands.add_parser("embed", help="vectors of all images in a folder")
+    command.set_defaults(run=_main_embed)
+    command.add_argument("model", help="SavedModel or TF Hub handle, of this program or the original")
+    command.add_argument("folder", help="searched at any depth")
+    command.add_argument("--out", required=True, help="FILE.npz or FILE.csv")
+    command.add_argument("--output", default="final_avg_pool", help="endpoint (default: %(default)s)")
+    command.add_argument("--image_size", type=int, help="pixels; default: the model's, or 224")
+    command = commands.add_parser("predict", help="classes of image files")
+    command.set_defaults(run=_main_predict)
+    command.add_argument("model", help="SavedModel with a linear head")
+    command.add_argument("images", nargs="+", help="image files")
+    command.add_argument("--image_size", type=int, help="pixels; default: the model's, or 224")
+    return parser
+
+
+def main(arguments=None):
+    """The command line; `UserError` becomes one line and exit status 2."""
+    arguments = _parser().parse_args(arguments)
+    try:
+        arguments.run(arguments)
+    except UserError as error:
+        print(f"export.py: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -154,6 +154,7 @@ def train(config, source, strategy, is_chief) -> Trained:
         state = build_training_state(config, source, strategy, directory)
         # Not before: settings that do not fit the run in this directory must not replace its own.
         metrics.write_json(os.path.join(directory, "flags.json"), dataclasses.asdict(config))
+        metrics.write_json(os.path.join(directory, "classes.json"), source.class_names)
         writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
         if state.step == 0 and is_chief:
             write_preview(config, source, directory, writer)

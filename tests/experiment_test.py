@@ -14,7 +14,6 @@ import data
 import devices
 import evaluate
 import experiment
-import export
 import features
 import model as model_lib
 import train
@@ -124,89 +123,6 @@ def test_training_ends_at_train_steps_not_at_a_checkpoint(tmp_path):
     run(tmp_path, with_export=True, train_steps=2, checkpoint_steps=5)
     assert {path.name for path in tmp_path.glob("ckpt*.index")} == {"ckpt-2.index"}
     assert (tmp_path / "saved_model" / "2" / "saved_model.pb").exists()  # exported without evaluation
-
-
-# ------------------------------------------------------------------------------------------------------- SavedModel
-
-
-@pytest.fixture(scope="module")
-def exported(whole_run):
-    return tf.saved_model.load(str(whole_run[0] / "saved_model" / "4"))
-
-
-OUTPUTS = {"initial_conv", "initial_max_pool", "block_group1", "block_group2", "block_group3", "block_group4",
-           "final_avg_pool", "logits_sup", "proj_head_input", "proj_head_output"}
-
-
-def test_saved_model_has_the_originals_outputs_in_both_spellings(whole_run, exported):
-    model = model_lib.build_model(Config(**TINY), 10)
-    checkpoint.load_model(model, str(whole_run[0] / "ckpt-4"))
-    images = tf.random.stateless_uniform([5, 8, 8, 3], [1, 2])
-    expected = model(images, training=False)
-    signatures = exported.signatures
-    for outputs in (exported(images, trainable=False), exported(images, training=False), exported(images),
-                    signatures["serving_default"](inputs=images)):
-        assert set(outputs) == OUTPUTS
-        for name in OUTPUTS:
-            np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
-
-
-def test_saved_model_takes_uint8_of_any_size(exported):
-    images = tf.cast(tf.random.stateless_uniform([3, 20, 30, 3], [1, 2], 0, 256, tf.int32), tf.uint8)
-    outputs = exported.signatures["serving_uint8"](inputs=images)
-    square = tf.image.resize(tf.cast(images[:, :, 5:25], tf.float32) / 255, [8, 8], "bicubic")
-    np.testing.assert_allclose(outputs["final_avg_pool"], exported(tf.clip_by_value(square, 0, 1))["final_avg_pool"],
-                               rtol=1e-4, atol=1e-5)
-
-
-def test_saved_model_fine_tunes_and_moves_statistics_only_when_asked(exported):
-    images, labels = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([0, 1] * 4)
-    trainable = {v.ref() for v in exported.trainable_variables}
-    statistics = [v for v in exported.variables if v.ref() not in trainable]
-    assert len(statistics) > 20 and len(exported.regularization_losses) == 1 and exported.regularization_losses[0]() > 0
-    before = [v.numpy() for v in statistics]
-    exported(images, training=False), exported(images, trainable=False)
-    assert all((v.numpy() == old).all() for v, old in zip(statistics, before))
-    head = tf.Variable(tf.zeros([512, 2]))
-    optimizer, losses = keras.optimizers.legacy.SGD(0.05), []
-    saved = [v.numpy() for v in exported.variables]
-    for _ in range(4):
-        with tf.GradientTape() as tape:
-            logits = exported(images, training=True)["final_avg_pool"] @ head
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        variables = [*exported.trainable_variables, head]
-        gradients = tape.gradient(loss, variables)
-        optimizer.apply_gradients((g, v) for g, v in zip(gradients, variables) if g is not None)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
-    assert any((v.numpy() != old).any() for v, old in zip(statistics, before))
-    for variable, old in zip(exported.variables, saved):
-        variable.assign(old)
-
-
-@pytest.mark.parametrize("trainable", [False, True])
-def test_saved_model_works_in_hub_keras_layer(whole_run, trainable):
-    hub = pytest.importorskip("tensorflow_hub")
-    layer = hub.KerasLayer(str(whole_run[0] / "saved_model" / "4"), trainable=trainable, output_key="final_avg_pool")
-    assert layer(tf.zeros([2, 8, 8, 3])).shape == [2, 512]
-    assert bool(layer.trainable_variables) == trainable
-
-
-def test_a_second_export_works_and_a_missing_head_leaves_its_outputs_out(tmp_path):
-    for number, settings in enumerate((dict(proj_head_mode="none"), dict(lineareval_while_pretraining=False))):
-        config = Config(**{**TINY, **settings})
-        model = model_lib.build_model(config, 10)
-        path = tf.train.Checkpoint(model=model).write(str(tmp_path / f"ckpt-{number}"))
-        export.export(config, 10, path, str(tmp_path / str(number)))
-        missing = {"proj_head_input", "proj_head_output"} if number == 0 else {"logits_sup"}
-        assert set(tf.saved_model.load(str(tmp_path / str(number)))(tf.zeros([1, 8, 8, 3]))) == OUTPUTS - missing
-
-
-def test_old_exports_are_dropped(whole_run, tmp_path):
-    config = Config(**TINY, model_dir=str(tmp_path), keep_hub_module_max=1)
-    for step in (3, 4):
-        export.export_to_model_dir(config, 10, str(whole_run[0] / f"ckpt-{step}"))
-    assert [path.name for path in (tmp_path / "saved_model").iterdir()] == ["4"]
 
 
 # ------------------------------------------------------------------------------------------------------- evaluation

@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [
     ("config", "data_util", "objective", "lars_optimizer", "resnet", "metrics", "progress"),
     ("data", "devices", "model", "weights"),
-    ("checkpoint", "features", "train_step"),
+    ("checkpoint", "embeddings", "features", "train_step"),
     ("export",),
     ("evaluate",),
     ("train",),

@@ -1,0 +1,205 @@
+"""What a SavedModel makes of image files: vectors for a folder, classes for some files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import shutil
+import tempfile
+import zipfile
+from concurrent import futures
+
+import numpy as np
+import tensorflow as tf
+
+import data
+import data_util
+import metrics
+import progress
+import weights
+from config import UserError
+
+
+def _description_path(saved_model):
+    # The folder that SavedModels reserve for what is not TensorFlow's.
+    return os.path.join(saved_model, "assets.extra", "simclr.json")
+
+
+def write_description(saved_model, description):
+    """Notes in a SavedModel, beside its weights, what they are: a dict."""
+    tf.io.gfile.makedirs(os.path.dirname(_description_path(saved_model)))
+    metrics.write_json(_description_path(saved_model), description)
+
+
+def read_description(saved_model):
+    """What `write_description` noted; empty for a SavedModel that is not ours."""
+    return metrics.read_json(_description_path(saved_model)) or {}
+
+
+def load_endpoint(saved_model, name):
+    """A function from images [n, size, size, 3] in [0, 1] to an endpoint [n, d], and what `read_description` says.
+
+    Args:
+      saved_model: directory or TF Hub handle of a SavedModel, ours or the original's. Unlike `--checkpoint`, this runs
+        what is in it.
+      name: of the endpoint.
+
+    Raises:
+      UserError: it is none, or lacks that endpoint.
+    """
+    directory = os.path.dirname(os.path.dirname(weights.locate(saved_model, "MODEL")[0]))
+    if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
+        raise UserError(f"MODEL={saved_model} is a checkpoint: make a SavedModel of it with python export.py "
+                        f"--checkpoint={saved_model} --export_dir=DIR")
+    module = tf.saved_model.load(directory)
+    if not callable(module):
+        raise UserError(f"MODEL={saved_model} cannot be called: it is not SimCLR's, or from TF1; if you have its "
+                        "checkpoint, export that")
+    description = read_description(directory)
+    size = description.get("image_size", 224)
+    outputs = module(tf.zeros([1, size, size, 3]), trainable=False)
+    if name not in outputs:
+        raise UserError(f"MODEL={saved_model} has no {name}: it has {', '.join(sorted(outputs))}")
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, None, 3])])
+    def function(images):
+        return module(images, trainable=False)[name]
+
+    function.module = module  # Which nothing else keeps alive.
+    return function, description
+
+
+def _load_image(path, size):
+    """A file as float32 [size, size, 3], or an error."""
+    try:
+        image = tf.io.decode_image(tf.io.read_file(path), channels=3, expand_animations=False, dtype=tf.float32)
+        return data_util.preprocess_for_eval(image, size, crop=size > 32)
+    except tf.errors.OpError as error:
+        return error
+
+
+def endpoint_of_files(function, size, paths, batch_size=64):
+    """Yields (paths, array [len(paths), d], unreadable paths) for one batch of image files after the other.
+
+    While the network works on a batch, the next one is decoded.
+    """
+    with futures.ThreadPoolExecutor() as pool:
+        def load(begin):
+            batch = paths[begin:begin + batch_size]
+            return batch, [pool.submit(_load_image, path, size) for path in batch]
+
+        following = load(0)
+        for begin in range(0, len(paths), batch_size):
+            (batch, loading), following = following, load(begin + batch_size)
+            images = [task.result() for task in loading]
+            good = [(path, image) for path, image in zip(batch, images) if not isinstance(image, Exception)]
+            bad = [path for path, image in zip(batch, images) if isinstance(image, Exception)]
+            values = function(tf.stack([image for _, image in good])).numpy() if good else np.zeros([0, 0])
+            yield [path for path, _ in good], values, bad
+
+
+def _find_images(folder):
+    """All image files below a folder, sorted. Raises `UserError` if there are none."""
+    files = sorted(os.path.join(where, name) for where, folders, names in os.walk(folder)
+                   for name in names if name.lower().endswith(data.IMAGE_SUFFIXES) and not name.startswith("."))
+    if not files:
+        raise UserError(f"FOLDER={folder} has no images ({', '.join(data.IMAGE_SUFFIXES)}): check the path")
+    return files
+
+
+@contextlib.contextmanager
+def _npz_writer(path):
+    """Gives a function that appends (files, vectors) to `files` [n] and `vectors` [n, d] float32 of a .npz.
+
+    The vectors pass through a file, not through memory. `path` appears once all is written.
+    """
+    files, widths = [], set()
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(path) or ".") as scratch:
+        part = os.path.join(scratch, "part.npz")
+        with open(os.path.join(scratch, "raw"), "w+b") as raw:
+            def add(names, vectors):
+                files.extend(names)
+                widths.add(vectors.shape[1])
+                vectors.astype(np.float32).tofile(raw)
+
+            yield add
+            raw.seek(0)
+            with zipfile.ZipFile(part, "w") as bundle:
+                with bundle.open("files.npy", "w") as member:
+                    np.lib.format.write_array(member, np.array(files))
+                with bundle.open("vectors.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array_header_1_0(
+                        member, dict(descr="<f4", fortran_order=False, shape=(len(files), *widths)))
+                    shutil.copyfileobj(raw, member)
+        os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _csv_writer(path):
+    """The same for a .csv: a line a file, its name and the numbers of its vector."""
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(path) or ".") as scratch:
+        part = os.path.join(scratch, "part.csv")
+        with open(part, "w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+
+            def add(names, vectors):
+                if not file.tell():
+                    rows.writerow(["file", *(f"v{number}" for number in range(vectors.shape[1]))])
+                rows.writerows([name, *map(str, vector)] for name, vector in zip(names, vectors))
+
+            yield add
+        os.replace(part, path)
+
+
+_WRITERS = {".npz": _npz_writer, ".csv": _csv_writer}
+
+
+def embed(saved_model, folder, out, output="final_avg_pool", image_size=None):
+    """Writes a vector for every image below `folder`, in constant memory; returns (written, unreadable files).
+
+    Args:
+      saved_model: see `load_endpoint`.
+      folder: searched at any depth; names are written relative to it, in sorted order.
+      out: .npz (`files`, `vectors`) or .csv.
+      output: endpoint to write.
+      image_size: pixels, where the model does not tell.
+
+    Raises:
+      UserError: what the user can mend.
+    """
+    writer = _WRITERS.get(os.path.splitext(out)[1].lower())
+    if writer is None:
+        raise UserError(f"--out={out}: name a file that ends in {' or '.join(_WRITERS)}")
+    if not os.path.isdir(os.path.dirname(out) or "."):
+        raise UserError(f"--out={out}: there is no directory {os.path.dirname(out)}; make it first")
+    paths = _find_images(folder)
+    function, description = load_endpoint(saved_model, output)
+    size = image_size or description.get("image_size", 224)
+    written, unreadable = 0, []
+    with writer(out) as add, progress.track(None, len(paths), "images") as bar:
+        for good, vectors, bad in endpoint_of_files(function, size, paths):
+            if good:
+                add([os.path.relpath(path, folder) for path in good], vectors.reshape(len(good), -1))
+            written, unreadable = written + len(good), unreadable + bad
+            bar.update(len(good) + len(bad))
+        if not written:
+            raise UserError(f"FOLDER={folder}: none of its {len(paths)} images can be read")
+    return written, unreadable
+
+
+def predict(saved_model, paths, image_size=None, most=5):
+    """The likeliest classes of image files.
+
+    Returns:
+      dict: path -> list of (class name, probability), likeliest first; None for a file that cannot be read.
+    """
+    function, description = load_endpoint(saved_model, "logits_sup")
+    names, size = description.get("class_names"), image_size or description.get("image_size", 224)
+    found = {}
+    for good, logits, bad in endpoint_of_files(function, size, paths):
+        found.update(dict.fromkeys(bad))
+        for path, row in zip(good, tf.nn.softmax(logits).numpy() if good else []):
+            found[path] = [(names[index] if names else f"class {index}", float(row[index]))
+                           for index in np.argsort(-row)[:most]]
+    return {path: found[path] for path in paths}

@@ -1,0 +1,269 @@
+"""SavedModels: what is in them, who can use them, and what the command line makes of them."""
+
+import csv
+import importlib.metadata
+import json
+import pathlib
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import embeddings
+import export
+import golden
+import model as model_lib
+from config import Config
+
+TINY = dict(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
+CLASSES = [f"kind {number}" for number in range(10)]
+OUTPUTS = {"initial_conv", "initial_max_pool", "block_group1", "block_group2", "block_group3", "block_group4",
+           "final_avg_pool", "logits_sup", "proj_head_input", "proj_head_output"}
+
+
+def test_saved_model_has_the_originals_outputs_in_both_spellings(exported):
+    model = model_lib.build_model(Config(**TINY), 10)
+    golden.assign_formula_weights(model)
+    images = tf.random.stateless_uniform([5, 8, 8, 3], [1, 2])
+    expected = model(images, training=False)
+    signatures = exported.signatures
+    for outputs in (exported(images, trainable=False), exported(images, training=False), exported(images),
+                    signatures["serving_default"](inputs=images)):
+        assert set(outputs) == OUTPUTS
+        for name in OUTPUTS:
+            np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_saved_model_takes_uint8_of_any_size(exported):
+    images = tf.cast(tf.random.stateless_uniform([3, 20, 30, 3], [1, 2], 0, 256, tf.int32), tf.uint8)
+    outputs = exported.signatures["serving_uint8"](inputs=images)
+    square = tf.image.resize(tf.cast(images[:, :, 5:25], tf.float32) / 255, [8, 8], "bicubic")
+    np.testing.assert_allclose(outputs["final_avg_pool"], exported(tf.clip_by_value(square, 0, 1))["final_avg_pool"],
+                               rtol=1e-4, atol=1e-5)
+
+
+def test_saved_model_fine_tunes_and_moves_statistics_only_when_asked(exported):
+    images, labels = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([0, 1] * 4)
+    trainable = {v.ref() for v in exported.trainable_variables}
+    statistics = [v for v in exported.variables if v.ref() not in trainable]
+    assert len(statistics) > 20 and len(exported.regularization_losses) == 1 and exported.regularization_losses[0]() > 0
+    before = [v.numpy() for v in statistics]
+    exported(images, training=False), exported(images, trainable=False)
+    assert all((v.numpy() == old).all() for v, old in zip(statistics, before))
+    head = tf.Variable(tf.zeros([512, 2]))
+    optimizer, losses = keras.optimizers.legacy.SGD(0.05), []
+    saved = [v.numpy() for v in exported.variables]
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            logits = exported(images, training=True)["final_avg_pool"] @ head
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        variables = [*exported.trainable_variables, head]
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients((g, v) for g, v in zip(gradients, variables) if g is not None)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    assert any((v.numpy() != old).any() for v, old in zip(statistics, before))
+    for variable, old in zip(exported.variables, saved):
+        variable.assign(old)
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_saved_model_works_in_hub_keras_layer(saved_model, trainable):
+    hub = pytest.importorskip("tensorflow_hub")
+    layer = hub.KerasLayer(saved_model, trainable=trainable, output_key="final_avg_pool")
+    assert layer(tf.zeros([2, 8, 8, 3])).shape == [2, 512]
+    assert bool(layer.trainable_variables) == trainable
+
+
+def test_a_second_export_works_and_a_missing_head_leaves_its_outputs_out(tmp_path):
+    for number, settings in enumerate((dict(proj_head_mode="none"), dict(lineareval_while_pretraining=False))):
+        config = Config(**{**TINY, **settings})
+        model = model_lib.build_model(config, 10)
+        path = tf.train.Checkpoint(model=model).write(str(tmp_path / f"ckpt-{number}"))
+        export.export(config, CLASSES, path, str(tmp_path / str(number)))
+        missing = {"proj_head_input", "proj_head_output"} if number == 0 else {"logits_sup"}
+        assert set(tf.saved_model.load(str(tmp_path / str(number)))(tf.zeros([1, 8, 8, 3]))) == OUTPUTS - missing
+
+
+def test_old_exports_are_dropped(tmp_path):
+    config = Config(**TINY, model_dir=str(tmp_path), keep_hub_module_max=1)
+    for step in (3, 4):
+        path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / f"ckpt-{step}"))
+        export.export_to_model_dir(config, CLASSES, path)
+    assert [path.name for path in (tmp_path / "saved_model").iterdir()] == ["4"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """What a run leaves behind: a checkpoint with formula weights, its flags, its classes."""
+    directory = tmp_path_factory.mktemp("run")
+    model = model_lib.build_model(Config(**TINY), 10)
+    golden.assign_formula_weights(model)
+    tf.train.Checkpoint(model=model, global_step=tf.Variable(4, dtype=tf.int64)).write(str(directory / "ckpt-4"))
+    (directory / "checkpoint").write_text('model_checkpoint_path: "ckpt-4"\n')
+    (directory / "flags.json").write_text(json.dumps(TINY))
+    (directory / "classes.json").write_text(json.dumps(CLASSES))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def saved_model(run_dir):
+    """The SavedModel that the command line makes of it."""
+    path = run_dir / "exported"
+    export.main([f"--checkpoint={run_dir}", f"--export_dir={path}", f"--archive={run_dir / 'simclr.tar.gz'}"])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def exported(saved_model):
+    return tf.saved_model.load(saved_model)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder with images of several sizes and kinds, one damaged file and one that is none."""
+    folder = tmp_path_factory.mktemp("photos")
+    random = np.random.default_rng(0)
+    for name, size in {"b/x.png": (9, 12), "a.jpg": (20, 11), "b/c/y.PNG": (8, 8)}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        encode = tf.io.encode_jpeg if name.endswith("jpg") else tf.io.encode_png
+        path.write_bytes(encode(random.integers(0, 256, [*size, 3], np.uint8)).numpy())
+    (folder / "broken.jpg").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("no image either")
+    return folder
+
+
+_CLIENT = """
+import importlib.util, json, sys
+import numpy as np, tensorflow as tf
+assert not any(importlib.util.find_spec(name) for name in ("experiment", "lars_optimizer", "train_step"))
+path = sys.argv[1]
+module = tf.saved_model.load(path)
+images = tf.constant(np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)), tf.float32)
+found = {"plain": module(images, trainable=False)["final_avg_pool"],
+         "serving": module.signatures["serving_default"](inputs=images)["final_avg_pool"]}
+if sys.argv[2] == "TFSMLayer":
+    import keras
+    layer = keras.layers.TFSMLayer(path, call_endpoint="serving_default")
+    found["layer"] = layer(images)["final_avg_pool"]
+print(json.dumps({name: np.asarray(value).tolist() for name, value in found.items()}))
+"""
+
+
+def test_a_client_without_this_project_can_use_it(saved_model, tmp_path):
+    has_keras_3 = importlib.metadata.version("keras").startswith("3")
+    done = subprocess.run([sys.executable, "-c", _CLIENT, saved_model, "TFSMLayer" if has_keras_3 else "-"], text=True,
+                          cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {"plain", "serving"} | ({"layer"} if has_keras_3 else set())
+    model = model_lib.build_model(Config(**TINY), 10)
+    golden.assign_formula_weights(model)
+    images = np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)).astype(np.float32)
+    for values in found.values():
+        np.testing.assert_allclose(values, model(images, training=False)["final_avg_pool"], rtol=1e-4, atol=1e-6)
+
+
+def test_the_archive_is_a_module_and_its_card_tells(saved_model, run_dir, tmp_path):
+    with tarfile.open(run_dir / "simclr.tar.gz") as tar:
+        assert {"./saved_model.pb", "./variables/variables.index"} <= set(tar.getnames())
+        tar.extractall(tmp_path, filter="data")
+    assert "final_avg_pool" in tf.saved_model.load(str(tmp_path))(tf.zeros([1, 8, 8, 3]))
+    card = (run_dir / "simclr.md").read_text()
+    for words in ("# resnet18", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "Trained at 8 pixels"):
+        assert words in card
+
+
+def naive_vectors(exported, folder, names, output):
+    """One file at a time."""
+    rows = []
+    for name in names:
+        image = tf.io.decode_image((folder / name).read_bytes(), channels=3, dtype=tf.float32)
+        side = min(image.shape[:2])
+        top, left = (image.shape[0] - side + 1) // 2, (image.shape[1] - side + 1) // 2
+        square = tf.image.resize(image[top:top + side, left:left + side], [8, 8], "bicubic")
+        rows.append(exported(tf.clip_by_value(square, 0, 1)[tf.newaxis])[output][0])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("suffix, output", [("npz", "final_avg_pool"), ("csv", "proj_head_output")])
+def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, exported, photos, tmp_path, capsys):
+    out = tmp_path / f"vectors.{suffix}"
+    export.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
+    printed = capsys.readouterr().out
+    assert f"left out: {photos / 'broken.jpg'} cannot be read" in printed and "3 vectors in" in printed
+    if suffix == "npz":
+        with np.load(out) as arrays:
+            names, vectors = arrays["files"].tolist(), arrays["vectors"]
+        assert vectors.dtype == np.float32
+    else:
+        header, *rows = csv.reader(out.open())
+        assert header[:2] == ["file", "v0"] and len(header) == 17
+        names, vectors = [row[0] for row in rows], np.array([row[1:] for row in rows], np.float32)
+    assert names == ["a.jpg", "b/c/y.PNG", "b/x.png"]
+    np.testing.assert_allclose(vectors, naive_vectors(exported, photos, names, output), rtol=1e-4, atol=1e-5)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_embed_reads_many_files_batch_by_batch(exported, photos):
+    paths = [str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")]
+    batches = list(embeddings.endpoint_of_files(
+        lambda images: exported(images)["final_avg_pool"], 8, paths, batch_size=2))
+    assert [(len(good), len(bad)) for good, _, bad in batches] == [(2, 0), (1, 1), (1, 0)]
+    vectors = np.concatenate([values for _, values, _ in batches])
+    np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5)
+
+
+def test_embed_takes_the_originals_saved_models(photos, tmp_path):
+    class Original(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.kernel = tf.Variable(tf.eye(3))
+
+        @tf.function
+        def __call__(self, inputs, trainable):
+            return {"final_avg_pool": tf.reduce_mean(inputs, [1, 2]) @ self.kernel}
+
+    module = Original()
+    for trainable in (False, True):
+        module.__call__.get_concrete_function(tf.TensorSpec([None, None, None, 3]), trainable=trainable)
+    tf.saved_model.save(module, str(tmp_path / "module"))
+    assert embeddings.embed(str(tmp_path / "module"), str(photos), str(tmp_path / "v.npz"), image_size=16) == (
+        3, [str(photos / "broken.jpg")])
+    assert np.load(tmp_path / "v.npz")["vectors"].shape == (3, 3)
+
+
+def test_predict_tells_the_likeliest_classes(saved_model, exported, photos, capsys):
+    export.main(["predict", saved_model, str(photos / "a.jpg"), str(photos / "broken.jpg")])
+    first, second = capsys.readouterr().out.splitlines()
+    logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    best = int(np.argmax(logits))
+    assert first.startswith(f"{photos / 'a.jpg'}: kind {best} {probabilities[best]:.3f}, ") and first.count("kind") == 5
+    assert second == f"{photos / 'broken.jpg'}: cannot be read as an image"
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--checkpoint=x"], "give --checkpoint=PATH and --export_dir=DIR"),
+    (["--checkpoint=RUN", "--export_dir=MODEL"], "has a SavedModel already"),
+    (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
+    (["embed", "RUN", "PHOTOS", "--out=v.npz"], "is a checkpoint: make a SavedModel"),
+    (["embed", "MODEL", "RUN", "--out=v.npz"], "has no images"),
+    (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv"),
+    (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "there is no directory"),
+    (["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"], "has no pool: it has block_group1"),
+])
+def test_bad_command_lines_are_told_in_one_line(arguments, words, saved_model, run_dir, photos, capsys):
+    places = dict(RUN=run_dir, MODEL=saved_model, PHOTOS=photos)
+    for name, place in places.items():
+        arguments = [argument.replace(name, str(place)) for argument in arguments]
+    with pytest.raises(SystemExit) as stop:
+        export.main(arguments)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith("export.py: error: ") and error.count("\n") == 1
+    assert words in error and not pathlib.Path("v.npz").exists()
