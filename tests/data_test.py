@@ -257,6 +257,69 @@ def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
     assert smaller == 0 if pixels == "png" else smaller >= 10
 
 
+# ------------------------------------------------------------------------------------------------ label fractions
+
+
+@pytest.mark.parametrize("fraction, expected", [(0.1, [3, 3, 4]), (0.31, [10, 10, 11]), (0.61, [10, 25, 26]),
+                                                (1.0, [10, 30, 60])])
+def test_a_fraction_has_as_many_of_every_class_as_there_are(fraction, expected):
+    labels = np.random.default_rng(0).permutation([0] * 10 + [1] * 30 + [2] * 60 + [-1] * 50)
+    rows = data.choose_balanced(labels, fraction, 3)
+    counts = np.bincount(labels[rows], minlength=3)
+    assert sorted(counts) == expected and len(set(rows)) == len(rows) and (np.diff(rows) > 0).all()
+    assert (rows == data.choose_balanced(labels, fraction, 3)).all()
+    assert fraction == 1 or set(rows) != set(data.choose_balanced(labels, fraction, 4))
+
+
+def restricted(name, tiny_tfds, fraction=0.2, seed=0):
+    source = data.digits_source() if name == "digits" else data.TfdsSource("tiny_shapes", tiny_tfds)
+    source.restrict("train", fraction, seed)
+    return source
+
+
+@pytest.mark.parametrize("name, total", [("digits", 287), ("tfds", 8)])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_restricted_split_is_the_same_on_every_host_and_run(name, total, shards, tiny_tfds):
+    def records(seed):
+        source = restricted(name, tiny_tfds)
+        parts = [list(source.records("train", seed, shards, shard).as_numpy_iterator()) for shard in range(shards)]
+        assert [len(part) for part in parts] == [source.num_examples("train", shards, n) for n in range(shards)]
+        return sorted((int(key), int(label)) for part in parts for key, _, label in part)
+
+    found = records(None)
+    assert found == records(5) and len(found) == len(set(found)) == total
+    counts = np.bincount([label for _, label in found])
+    assert counts.max() - counts.min() <= 1
+    whole = data.digits_source() if name == "digits" else data.TfdsSource("tiny_shapes", tiny_tfds)
+    assert set(found) < {(int(key), int(label)) for key, _, label in whole.records("train").as_numpy_iterator()}
+    other = restricted(name, tiny_tfds, seed=1)
+    assert set(found) != {(int(key), int(label)) for key, _, label in other.records("train").as_numpy_iterator()}
+
+
+@pytest.mark.parametrize("name", ["digits", "tfds"])
+def test_training_sees_only_the_fraction(name, tiny_tfds):
+    source = restricted(name, tiny_tfds)
+    chosen = source.num_examples("train")
+    config = make_config(train_mode="finetune", label_fraction=0.2)
+    keys = {int(key) for key, _, _ in source.records("train").as_numpy_iterator()}
+    seen = set()
+
+    def spy(records, fetch, *_):
+        return records.map(lambda seed, handle: fetch(*tf.nest.flatten(handle))[0])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "_batch_views", spy)
+        for key in data.build_train_dataset(config, source, 3, 16).take(2 * chosen):
+            seen.add(int(key))
+    assert seen == keys
+
+
+def test_too_small_a_fraction_is_told(tiny_tfds):
+    with pytest.raises(UserError, match="--label_fraction=0.05 of --train_split=train is 2 examples for 4 classes: use "
+                                        "at least 0.1"):
+        restricted("tfds", tiny_tfds, 0.05)
+
+
 def test_cache_reads_files_once(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(10)))
     source = data.folder_source(str(tmp_path))
