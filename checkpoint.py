@@ -25,6 +25,10 @@ from config import Config, UserError
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SLOT = "/.OPTIMIZER_SLOT/"
 _SHOWN = 3  # mismatches that an error lists
+# Parts of a model: what keys begin with, ours and TF1's.
+PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
+         "projection head": ("model/_projection_head/", "head_contrastive/"),
+         "linear head": ("model/supervised_head/", "head_supervised/")}
 
 
 def variables_by_key(**trackables):
@@ -104,54 +108,58 @@ def _assign(variables, names, file):
         variable.assign(tf.cast(read(names[key]), variable.dtype))
 
 
-def load_model(model, path, flag="--model_dir"):
-    """Loads all of `model` from what `path` names (see `weights.locate`), strictly.
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What `load_parts` did."""
 
-    Returns:
-      the `weights.WeightFile`.
-
-    Raises:
-      UserError: at the first differences.
-    """
-    file = weights.open_weights(path, flag)
-    variables = variables_by_key(model=model)
-    names = file.names(variables)
-    _refuse(flag, file, mismatches(_shapes(variables, names), file.shapes))
-    _assign(variables, names, file)
-    return file
+    file: weights.WeightFile
+    left_out: dict  # part of the model that did not fit -> why
+    lines: list  # text that tells all of it
 
 
-def warm_start(model, path):
-    """Loads the encoder strictly, and the heads where they fit; the step and the optimizer stay as they are.
+def load_parts(model, path, required, flag="--checkpoint"):
+    """Loads those parts of `model` that what `path` names (see `weights.locate`) has.
 
     Args:
       model: a built `model.Model`.
-      path: what `--checkpoint` says; see `weights.locate`.
+      path: what the flag says.
+      required: names in `PARTS` that must fit.
+      flag: for errors.
 
     Returns:
-      Lines that tell what was loaded and what was left out.
-    """
-    file = weights.open_weights(path)
-    variables = variables_by_key(model=model)
-    names = file.names(variables)
+      `Loaded`.
 
-    encoder = ("model/resnet_model/", "base_model/")
-    _refuse("--checkpoint", file, mismatches(_shapes(_below(encoder, variables), names), _below(encoder, file.shapes)))
-    chosen, lines = _below(encoder, variables), []
-    for prefixes, head in ((("model/_projection_head/", "head_contrastive/"), "projection head"),
-                           (("model/supervised_head/", "head_supervised/"), "linear head")):
+    Raises:
+      UserError: a required part does not fit; the first differences, and the flags that would do.
+    """
+    file = weights.open_weights(path, flag)
+    variables = variables_by_key(model=model)
+    names, chosen, left_out = file.names(variables), {}, {}
+    for part, prefixes in PARTS.items():
         here, there = _below(prefixes, variables), _below(prefixes, file.shapes)
-        lines_of_head = mismatches(_shapes(here, names), there)
-        if not here and there:
-            lines.append(f"left out: {head} (this run has none)")
-        elif lines_of_head:
-            lines.append(f"left out: {head} ({lines_of_head[0]}); it starts anew")
-        else:
+        differences = mismatches(_shapes(here, names), there)
+        if not differences:
             chosen.update(here)
+            continue
+        if part in required:
+            _refuse(flag, file, differences)
+        left_out[part] = differences[0] if here else "this run has none"
+    _assign(chosen, names, file)
+    lines = [f"loaded {len(chosen)} of {len(variables)} variables from {file.path} ({file.kind})",
+             *(f"left out: {part} ({reason})" for part, reason in left_out.items())]
     if file.others:
         lines.append(f"left out: {file.others} tensors of the optimizer and counters; only resuming loads them")
-    _assign(chosen, names, file)
-    return [f"loaded {len(chosen)} of {len(variables)} variables from {file.path} ({file.kind})", *lines]
+    return Loaded(file, left_out, lines)
+
+
+def load_model(model, path, flag="--model_dir"):
+    """Loads all of `model`, strictly; see `load_parts`. Returns the `weights.WeightFile`."""
+    return load_parts(model, path, PARTS, flag).file
+
+
+def warm_start(model, path):
+    """Loads the encoder strictly, and the heads where they fit; see `load_parts`. Returns its lines."""
+    return load_parts(model, path, ("encoder",)).lines
 
 
 @dataclasses.dataclass

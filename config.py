@@ -47,7 +47,8 @@ class Config:
     mode: str = setting(
         "train",
         "train; eval: wait for checkpoints in --model_dir and evaluate each once, until the last step or "
-        "--eval_timeout; train_then_eval: train, then evaluate and export the last checkpoint.",
+        "--eval_timeout, or evaluate --checkpoint, where --model_dir has none; train_then_eval: train, then evaluate "
+        "and export the last checkpoint.",
         choices=("train", "eval", "train_then_eval"),
     )
     train_mode: str = setting(
@@ -66,7 +67,8 @@ class Config:
     data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. Unset: TFDS's own default.")
     checkpoint: str | None = setting(
         None,
-        "Weights to start from, if model_dir has no checkpoint yet: a directory (its latest) or a checkpoint prefix.",
+        "Weights to start from, if model_dir has no checkpoint yet: a directory (its latest), a checkpoint prefix, a "
+        "SavedModel or a TF Hub handle, of this program or of the original (TF2 or TF1).",
         identity=True,
     )
     seed: int | None = setting(

@@ -22,9 +22,11 @@ LINEAR_TOP_1 = "eval/label_top_1_accuracy"
 LINEAR_TOP_5 = "eval/label_top_5_accuracy"
 LBFGS = "eval/lbfgs_top_1_accuracy"
 KNN = "eval/knn_top_1_accuracy"
+WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
 _LABELS = {
     LINEAR_TOP_1: "linear head, top-1", LINEAR_TOP_5: "linear head, top-5", LBFGS: "logistic regression",
-    KNN: f"{features.KNN_NEIGHBORS} nearest neighbours", "eval/contrast_loss": "contrastive loss",
+    KNN: f"{features.KNN_NEIGHBORS} nearest neighbours",
+    WEIGHTED_KNN: f"{features.WEIGHTED_NEIGHBORS} neighbours, weighted", "eval/contrast_loss": "contrastive loss",
     "eval/contrast_acc": "contrastive accuracy",
 }
 _ENCODERS = {"": ", frozen encoder", "/untrained_encoder": ", untrained encoder", "/raw_pixels": ", raw pixels"}
@@ -114,6 +116,8 @@ def frozen(config, source, model, strategy, names):
             results.update({f"{LBFGS}{suffix}": fitted["accuracy"], f"eval/lbfgs_l2{suffix}": fitted["l2"]})
         if "knn" in names:
             results[f"{KNN}{suffix}"] = features.knn_accuracy(train_set, test_set)["accuracy"]
+            results[f"{WEIGHTED_KNN}{suffix}"] = features.knn_accuracy(
+                train_set, test_set, features.WEIGHTED_NEIGHBORS, features.WEIGHTED_TEMPERATURE)["accuracy"]
     return results
 
 
@@ -126,8 +130,8 @@ def _check_labels(train_set, test_set, config):
                         "labelled examples")
 
 
-def evaluate(config, source, model, strategy, step):
-    """Runs the protocols of `config` on a model.
+def evaluate(config, source, model, strategy, step, complete=True):
+    """Runs the protocols of `config` on a model; `complete`: whether all of its weights mean something.
 
     Returns:
       dict of floats under the original's keys: `eval/label_top_1_accuracy`, `eval/label_top_5_accuracy`,
@@ -140,8 +144,9 @@ def evaluate(config, source, model, strategy, step):
         results.update(contrastive(config, source, model, strategy))
     if {"lbfgs", "knn"} & set(names):
         results.update(frozen(config, source, model, strategy, names))
-    results["eval/regularization_loss"] = float(
-        model_lib.add_weight_decay(model, config.weight_decay, config.optimizer))
+    if complete:
+        results["eval/regularization_loss"] = float(
+            model_lib.add_weight_decay(model, config.weight_decay, config.optimizer))
     return {**results, "global_step": step}
 
 
@@ -151,7 +156,8 @@ def result_rows(results):
     for key, label in _LABELS.items():
         for suffix, encoder in _ENCODERS.items():
             if key + suffix in results:
-                rows.append((label + (encoder if key in (LBFGS, KNN) else ""), f"{results[key + suffix]:.4f}"))
+                of_features = key in (LBFGS, KNN, WEIGHTED_KNN)
+                rows.append((label + (encoder if of_features else ""), f"{results[key + suffix]:.4f}"))
     return rows
 
 
@@ -160,9 +166,9 @@ def results_dir(config):
     return os.path.join(config.model_dir, config.eval_name) if config.eval_name else config.model_dir
 
 
-def evaluate_and_write(config, source, model, strategy, step, is_chief=True):
+def evaluate_and_write(config, source, model, strategy, step, is_chief=True, complete=True):
     """`evaluate`, and the files that tell its results."""
-    results = evaluate(config, source, model, strategy, step)
+    results = evaluate(config, source, model, strategy, step, complete)
     if is_chief:
         metrics.write_results(results_dir(config), step, results)
         writer = tf.summary.create_file_writer(os.path.join(results_dir(config), "eval"))
@@ -197,21 +203,40 @@ def new_checkpoints(model_dir, last_step, timeout):
             time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
 
 
+def _needed_parts(config, source):
+    """The parts of a model, names in `checkpoint.PARTS`, that the protocols look at."""
+    names = protocols(config, source)
+    return ("encoder",) + (("projection head",) if "contrastive" in names else ()) + (
+        ("linear head",) if "linear_head" in names else ())
+
+
+def evaluate_start(config, source, strategy, is_chief=True):
+    """Evaluates what `--checkpoint` names, once, and returns the results."""
+    with strategy.scope():
+        model = model_lib.build_model(config, source.num_classes)
+    loaded = checkpoint.load_parts(model, config.checkpoint, _needed_parts(config, source))
+    for line in loaded.lines:
+        progress.say(line)
+    return evaluate_and_write(config, source, model, strategy, loaded.file.step or 0, is_chief, not loaded.left_out)
+
+
 def evaluate_continuously(config, source, strategy, is_chief=True):
     """Evaluates every checkpoint once, as it comes; returns the last results, or None if none came."""
+    needed = _needed_parts(config, source)
     last_step = model_lib.count_steps(config, source.num_examples(config.train_split)).train
     with strategy.scope():
         model = model_lib.build_model(config, source.num_classes)
     results = None
     for path in new_checkpoints(config.model_dir, last_step, config.eval_timeout):
         try:
-            checkpoint.load_model(model, path)
-        except tf.errors.OpError:
+            loaded = checkpoint.load_parts(model, path, needed, "--model_dir")
+        except (tf.errors.OpError, UserError):
             if tf.io.gfile.exists(f"{path}.index"):
                 raise
             progress.say(f"skipped {path}: it was removed before it could be read (--keep_checkpoint_max)")
             continue
-        results = evaluate_and_write(config, source, model, strategy, checkpoint.step_of(path), is_chief)
+        results = evaluate_and_write(config, source, model, strategy, checkpoint.step_of(path), is_chief,
+                                     not loaded.left_out)
         progress.say(f"evaluated {path}: " + ", ".join(
             f"{name} {value:.4f}" for name, value in results.items() if name != "global_step"))
     return results

@@ -151,6 +151,13 @@ def run(config, eval_split_given):
 def _run(config, source, strategy, elapsed):
     """What `run` does once all is checked."""
     chief = devices.is_chief(strategy)
+    if config.mode == "eval" and config.checkpoint and checkpoint.latest(config.model_dir) is None:
+        results = evaluate.evaluate_start(config, source, strategy, chief)
+        if chief:
+            rows = [*evaluate.result_rows(results), None,
+                    ("results", os.path.join(evaluate.results_dir(config), "result.json"))]
+            progress.say(progress.table(f"{config.network_name} on {source.name}", rows))
+        return
     if config.mode == "eval":
         evaluate.evaluate_continuously(config, source, strategy, chief)
         return

@@ -10,6 +10,8 @@ import tensorflow as tf
 import progress
 
 KNN_NEIGHBORS = 10
+# Neighbours that count by similarity, and how much (Wu et al. 2018, arXiv:1805.01978, with temperature 0.1).
+WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
 L2_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # per example, on standardised features
 _HELD_OUT = 0.2
 _MAX_ITERATIONS = 300
@@ -98,10 +100,18 @@ def _cross_entropy(model, inputs, labels):
     return -np.mean(np.log(np.maximum(chosen, 1e-12)))
 
 
-def knn_accuracy(train, test, neighbors=KNN_NEIGHBORS):
-    """Test accuracy of a majority vote among the cosine-nearest training features; see `lbfgs_accuracy`."""
+def knn_accuracy(train, test, neighbors=KNN_NEIGHBORS, temperature=None):
+    """Test accuracy of a vote among the cosine-nearest training features; see `lbfgs_accuracy`.
+
+    Args:
+      train: (features [n, d], labels [n]).
+      test: (features [m, d], labels [m]).
+      neighbors: how many vote; all, if there are fewer.
+      temperature: votes weigh exp(cosine / temperature); None: all the same.
+    """
     from sklearn import neighbors as sklearn_neighbors
 
     count = min(neighbors, len(train[0]))
-    classifier = sklearn_neighbors.KNeighborsClassifier(count, metric="cosine", algorithm="brute")
+    votes = "uniform" if temperature is None else lambda distances: np.exp(-distances / temperature)
+    classifier = sklearn_neighbors.KNeighborsClassifier(count, weights=votes, metric="cosine", algorithm="brute")
     return dict(accuracy=float(classifier.fit(*train).score(*test)))

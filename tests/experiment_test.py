@@ -131,7 +131,7 @@ def test_training_ends_at_train_steps_not_at_a_checkpoint(tmp_path):
 def test_continuous_evaluation_sees_each_checkpoint_once_and_ends(whole_run):
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate, "evaluate_and_write", lambda c, s, m, st, step, chief: seen.append(step) or {})
+        patch.setattr(evaluate, "evaluate_and_write", lambda c, s, m, st, step, *_: seen.append(step) or {})
         run(whole_run[0], mode="eval", train_steps=4)
     assert seen == [3, 4]
 
@@ -193,6 +193,46 @@ def test_fine_tuning_to_other_classes_from_a_head_of_zeros(whole_run, tmp_path, 
     run(tmp_path / "run", **settings, train_steps=1)
     key = "model/supervised_head/linear_layer/dense/bias/.ATTRIBUTES/VARIABLE_VALUE"
     assert weights(tmp_path / "run", 1)[key].shape == (3,)
+
+
+def test_supervised_training_from_scratch_on_a_fraction_of_the_labels(tmp_path, capsys):
+    run(tmp_path, train_mode="supervised", label_fraction=0.5, train_split="train[:80]", train_batch_size=16,
+        train_epochs=1, mode="train_then_eval", eval_steps=1, color_jitter_strength=0.5, optimizer="momentum")
+    saved = weights(tmp_path, 3)  # 40 examples, 16 a step
+    assert not any("_projection_head" in key for key in saved)
+    assert saved["model/supervised_head/linear_layer/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"].shape == (512, 10)
+    image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
+    assert image.shape[1] > 5 * image.shape[0]  # one view an image
+    assert "linear head, top-1" in capsys.readouterr().out
+
+
+def test_supervised_views_have_colour_and_blur_and_fine_tuning_has_not():
+    for mode, blurred in (("supervised", True), ("finetune", False)):
+        config = Config(**{**TINY, "image_size": 24}, train_mode=mode, optimizer="momentum")
+        assert len(data.view_policies(config)) == 1
+        config = config.replace(color_jitter_strength=1.0)
+        assert ("color_jitter" in dict(data.view_policies(config)[0])) == blurred
+        model = model_lib.build_model(config, 10)
+        step = train_step.TrainStep(model=model, optimizer=model_lib.build_optimizer(config, 0.1, model), config=config,
+                                    num_classes=10, seed=1, strategy=tf.distribute.get_strategy())
+        views = tf.random.stateless_uniform([32, 24, 24, 3], [1, 2])
+        changed = tf.reduce_any(step._images(views) != views, [1, 2, 3])
+        assert 8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24 if blurred else not tf.reduce_any(changed)
+
+
+def test_a_checkpoint_is_evaluated_on_other_classes_where_the_head_is_not_needed(whole_run, tmp_path, capsys):
+    write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
+    settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train[:16]", eval_split="train[16:]",
+                    eval_split_given=True, mode="eval", checkpoint=str(whole_run[0] / "ckpt-4"))
+    with pytest.raises(UserError, match="linear_layer/dense/.* there, .* here"):
+        run(tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+    run(tmp_path / "run", **settings, eval_protocol="knn,lbfgs")
+    printed = capsys.readouterr().out
+    assert "left out: linear head" in printed and "200 neighbours, weighted, frozen encoder" in printed
+    results = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert set(results) == {evaluate.KNN, evaluate.WEIGHTED_KNN, evaluate.LBFGS, "eval/lbfgs_l2", "global_step"}
+    assert results["global_step"] == 4
 
 
 # ------------------------------------------------------------------------------------------------------- bad input

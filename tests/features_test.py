@@ -1,0 +1,59 @@
+"""Logistic regression and nearest neighbours, against other code."""
+
+import numpy as np
+import pytest
+from scipy import optimize, special
+
+import features
+
+
+@pytest.fixture(scope="module")
+def sets():
+    """Two overlapping sets of three Gaussian classes in five dimensions."""
+    random = np.random.default_rng(0)
+    centers = random.normal(size=(3, 5)) * 1.2
+
+    def draw(count):
+        labels = random.integers(0, 3, count)
+        return (centers[labels] + random.normal(size=(count, 5))).astype(np.float32) * [1, 2, 3, 40, 0.1], labels
+
+    return draw(240), draw(150)
+
+
+@pytest.mark.parametrize("neighbors, temperature", [(1, None), (10, None), (200, 0.1), (999, 0.5)])
+def test_nearest_neighbours_against_loops(neighbors, temperature, sets):
+    (inputs, labels), (test_inputs, test_labels) = sets
+    hits = 0
+    for vector, label in zip(test_inputs, test_labels):
+        cosines = inputs @ vector / (np.linalg.norm(inputs, axis=1) * np.linalg.norm(vector))
+        votes = np.zeros(3)
+        for row in np.argsort(-cosines)[:neighbors]:
+            votes[labels[row]] += 1 if temperature is None else np.exp(cosines[row] / temperature)
+        hits += np.argmax(votes) == label
+    found = features.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)["accuracy"]
+    assert found == pytest.approx(hits / 150, abs=1e-9)
+
+
+def direct_accuracy(train, test, l2):
+    """Multinomial logistic regression on standardised inputs, by scipy alone."""
+    (inputs, labels), (test_inputs, test_labels) = train, test
+    mean, deviation = inputs.mean(0), inputs.std(0)
+    inputs, one_hot = (inputs - mean) / deviation, np.eye(3)[labels]
+
+    def loss(flat):
+        weights, bias = flat[:15].reshape(5, 3), flat[15:]
+        log_probabilities = special.log_softmax(inputs @ weights + bias, 1)
+        errors = np.exp(log_probabilities) - one_hot
+        value = -(one_hot * log_probabilities).sum(1).mean() + l2 / 2 * (weights**2).sum()
+        return value, np.concatenate([(inputs.T @ errors / len(inputs) + l2 * weights).ravel(), errors.mean(0)])
+
+    flat = optimize.minimize(loss, np.zeros(18), jac=True, method="L-BFGS-B", options=dict(maxiter=2000)).x
+    scores = (test_inputs - mean) / deviation @ flat[:15].reshape(5, 3) + flat[15:]
+    return (scores.argmax(1) == test_labels).mean()
+
+
+def test_logistic_regression_against_scipy(sets):
+    found = features.lbfgs_accuracy(*sets)
+    assert found["l2"] in features.L2_CHOICES
+    assert abs(found["accuracy"] - direct_accuracy(*sets, found["l2"])) <= 1 / 150
+    assert found["accuracy"] > 0.7
