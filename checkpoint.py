@@ -15,6 +15,9 @@ import dataclasses
 import os
 import sys
 
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Before TensorFlow is loaded.
+
 import tensorflow as tf
 
 import model as model_lib

@@ -12,6 +12,9 @@ import os
 import sys
 import tarfile
 
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Before TensorFlow is loaded.
+
 import tensorflow as tf
 
 import checkpoint
