@@ -16,7 +16,9 @@ import os
 import sys
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Before TensorFlow is loaded.
+    import progress
+
+    progress.load_quietly("tensorflow")
 
 import tensorflow as tf
 

@@ -13,7 +13,9 @@ import sys
 import tarfile
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Before TensorFlow is loaded.
+    import progress
+
+    progress.load_quietly("tensorflow")
 
 import tensorflow as tf
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib
+import os
 import shutil
 import sys
+import tempfile
 import time
 
 import tqdm
@@ -80,6 +84,31 @@ class Progress:
 def track(iterable, total, description):
     """Iterates with a bar on a terminal; silently elsewhere."""
     return _bar(iterable, total=total, desc=description, leave=False, disable=not sys.stdout.isatty())
+
+
+@contextlib.contextmanager
+def quiet_stderr():
+    """Keeps what native code writes to standard error off the screen, unless the body fails; for loading TensorFlow."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as chatter:
+        os.dup2(chatter.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            chatter.seek(0)
+            os.write(saved, chatter.read())
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def load_quietly(module):
+    """Imports a module by name under `quiet_stderr`."""
+    with quiet_stderr():
+        importlib.import_module(module)
 
 
 def table(title, rows):

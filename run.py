@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import tempfile
 
 from absl import app, flags
 
 import config as config_lib
+import progress
 
 config_lib.define_flags()
 flags.adopt_module_key_flags(config_lib)
-
-
-@contextlib.contextmanager
-def _quiet_stderr():
-    """Keeps what native code writes to standard error off the screen, unless the body fails."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as chatter:
-        os.dup2(chatter.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            chatter.seek(0)
-            os.write(saved, chatter.read())
-            raise
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
 
 
 def _parse_flags(argv):
@@ -55,8 +35,7 @@ def main(argv):
     del argv
     try:
         config = config_lib.from_flags()
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        with _quiet_stderr():
+        with progress.quiet_stderr():
             import devices
             import experiment  # Here: TensorFlow takes seconds to load, and wrong flags should be told at once.
             devices.start_runtime(config)
