@@ -359,6 +359,8 @@ def _check_combinations(config):
     if config.pretraining and config.label_fraction < 1:
         raise UserError("--label_fraction is for --train_mode=finetune and supervised: to pretrain on less, give a "
                         "slice such as --train_split='train[:10%]'")
+    if config.label_seed and config.label_fraction == 1:
+        raise UserError("--label_seed chooses among the labels: give --label_fraction below 1, or leave it out")
     layers = {"none": 0, "linear": 1, "nonlinear": config.num_proj_layers}[config.head_mode]
     if not -(layers + 1) <= config.ft_proj_selector <= layers:
         raise UserError(

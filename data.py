@@ -36,7 +36,9 @@ class Source:
     - `handles(split, seed=None, shards=1, shard=0, buffer_mb=1024)`: a dataset of what stands for an example until it
       is needed. `seed` is an int64 scalar, a tensor or not: another order for each; None: always the same. `buffer_mb`:
       most memory for shuffling, where examples have no random access.
-    - `fetch(split)`: a function from a handle to `(key, item, label)`.
+    - `fetch(split)`: a function from a handle to `(key, item, label)`;
+    - `restrict(split, fraction, seed)`: from then on, `split` is `choose_balanced` of its labelled examples;
+      `UserError` if these are too few.
     """
 
     name: str
@@ -46,10 +48,6 @@ class Source:
     def num_classes(self):
         """Number of classes, or None without labels."""
         return None if self.class_names is None else len(self.class_names)
-
-    def restrict(self, split, fraction, seed):
-        """From now on `split` is `choose_balanced` of its labelled examples. Raises `UserError` if that is too few."""
-        raise NotImplementedError
 
     def is_sparse(self, split):
         """Whether reading the split means to read much more than its examples, so that they should be cached."""

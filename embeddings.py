@@ -101,11 +101,14 @@ def endpoint_of_files(function, size, paths, batch_size=64):
 
 def _find_images(folder):
     """All image files below a folder, sorted. Raises `UserError` if there are none."""
-    files = sorted(os.path.join(where, name) for where, folders, names in os.walk(folder)
-                   for name in names if name.lower().endswith(data.IMAGE_SUFFIXES) and not name.startswith("."))
+    files = []
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # Hidden ones are not entered.
+        files += [os.path.join(where, name) for name in names
+                  if name.lower().endswith(data.IMAGE_SUFFIXES) and not name.startswith(".")]
     if not files:
         raise UserError(f"FOLDER={folder} has no images ({', '.join(data.IMAGE_SUFFIXES)}): check the path")
-    return files
+    return sorted(files)
 
 
 @contextlib.contextmanager

@@ -188,7 +188,7 @@ def archive(saved_model, path):
 
 
 def _settings_of_checkpoint(path, image_size):
-    """Settings and class names of a checkpoint: from the run that wrote it or, without such a run, from its tensors."""
+    """Settings, class names and results of a checkpoint: from the run that wrote it or, failing that, its tensors."""
     file = weights.open_weights(path)
     directory = os.path.dirname(file.path)
     settings = metrics.read_json(os.path.join(directory, "flags.json"))
@@ -198,7 +198,8 @@ def _settings_of_checkpoint(path, image_size):
         if image_size is not None:
             config = config.replace(image_size=image_size, stem="cifar" if config.cifar_stem else "imagenet")
     names = metrics.read_json(os.path.join(directory, "classes.json"))
-    return config, names or (None if classes is None else [f"class {number}" for number in range(classes)])
+    results = metrics.read_json(os.path.join(directory, f"result_{file.step}.json"))
+    return config, names or (None if classes is None else [f"class {number}" for number in range(classes)]), results
 
 
 def _main_export(arguments):
@@ -206,8 +207,8 @@ def _main_export(arguments):
         raise UserError("give --checkpoint=PATH and --export_dir=DIR, or one of the commands embed and predict")
     if tf.io.gfile.exists(os.path.join(arguments.export_dir, "saved_model.pb")):
         raise UserError(f"--export_dir={arguments.export_dir} has a SavedModel already: name another, or remove it")
-    config, class_names = _settings_of_checkpoint(arguments.checkpoint, arguments.image_size)
-    export(config, class_names, arguments.checkpoint, arguments.export_dir)
+    config, class_names, results = _settings_of_checkpoint(arguments.checkpoint, arguments.image_size)
+    export(config, class_names, arguments.checkpoint, arguments.export_dir, results)
     progress.say(f"SavedModel: {arguments.export_dir}")
     if arguments.archive:
         progress.say(f"archive: {arguments.archive}, model card: {archive(arguments.export_dir, arguments.archive)}")

@@ -54,6 +54,8 @@ def test_flags_make_the_config():
     (dict(tpu_name="x"), "tpu_name"), (dict(use_tpu=True, tpu_name="x", master="y"), "master"),
     (dict(eval_protocol="lbgfs"), "eval_protocol"), (dict(eval_baselines=True), "eval_baselines"),
     (dict(train_mode="finetune", eval_protocol="contrastive"), "eval_protocol"),
+    (dict(label_fraction=0.5), "label_fraction"), (dict(label_seed=3), "label_seed"),
+    (dict(train_mode="supervised", ft_proj_selector=1), "ft_proj_selector"),
     (dict(linear_head_learning_rate=0.1, optimizer="adam"), "linear_head_learning_rate"),
     (dict(linear_head_learning_rate=0.1, train_mode="finetune"), "linear_head_learning_rate"),
     (dict(linear_head_learning_rate=0.1, learning_rate=0.0), "linear_head_learning_rate"),

@@ -107,6 +107,7 @@ def run_dir(tmp_path_factory):
     (directory / "checkpoint").write_text('model_checkpoint_path: "ckpt-4"\n')
     (directory / "flags.json").write_text(json.dumps(TINY))
     (directory / "classes.json").write_text(json.dumps(CLASSES))
+    (directory / "result_4.json").write_text(json.dumps({"eval/label_top_1_accuracy": 0.51234, "global_step": 4}))
     return directory
 
 
@@ -134,6 +135,8 @@ def photos(tmp_path_factory):
         encode = tf.io.encode_jpeg if name.endswith("jpg") else tf.io.encode_png
         path.write_bytes(encode(random.integers(0, 256, [*size, 3], np.uint8)).numpy())
     (folder / "broken.jpg").write_bytes(b"no image")
+    (folder / ".thumbs").mkdir()
+    (folder / ".thumbs" / "a.jpg").write_bytes((folder / "a.jpg").read_bytes())
     (folder / "notes.txt").write_text("no image either")
     return folder
 
@@ -175,7 +178,8 @@ def test_the_archive_is_a_module_and_its_card_tells(saved_model, run_dir, tmp_pa
         tar.extractall(tmp_path, filter="data")
     assert "final_avg_pool" in tf.saved_model.load(str(tmp_path))(tf.zeros([1, 8, 8, 3]))
     card = (run_dir / "simclr.md").read_text()
-    for words in ("# resnet18", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "Trained at 8 pixels"):
+    for words in ("# resnet18", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "Trained at 8 pixels",
+                  "| eval/label_top_1_accuracy | 0.5123 |"):
         assert words in card
 
 
