@@ -6,7 +6,7 @@ PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 pyth
 # Two processes: tests trace more than they compute, and tracing keeps one core busy. One file's tests share fixtures.
 PYTEST = -m pytest -q -n 2 --dist loadfile tests
 
-.PHONY: quickstart test test-all test-current lint clean
+.PHONY: quickstart test test-all soak test-current lint clean
 
 quickstart: .venv/installed
 	.venv/bin/python run.py --flagfile=paper/recipes/digits.cfg
@@ -16,6 +16,9 @@ test: .venv/installed-dev
 
 test-all: .venv/installed-dev
 	.venv/bin/python $(PYTEST)
+
+soak: .venv/installed-dev
+	.venv/bin/python tests/faults/soak.py
 
 test-current: .venv-current/installed-dev
 	.venv-current/bin/python $(PYTEST) -m "not slow"

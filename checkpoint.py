@@ -13,7 +13,8 @@ import argparse
 import collections
 import dataclasses
 import os
-import sys
+import re
+import textwrap
 
 if __name__ == "__main__":
     import progress
@@ -25,11 +26,15 @@ import tensorflow as tf
 import model as model_lib
 import progress
 import weights
-from config import Config, UserError
+from config import Config, UserError, first_line
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SLOT = "/.OPTIMIZER_SLOT/"
 _SHOWN = 3  # mismatches that an error lists
+_FLAGS_WIDTH = 80  # characters of flags in a line
+# What a disk or network that fails for a while raises; the files may be whole.
+_PLACE_ERRORS = (tf.errors.PermissionDeniedError, tf.errors.UnknownError, tf.errors.ResourceExhaustedError,
+                 tf.errors.AbortedError, tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
 # Parts of a model: what keys begin with, ours and TF1's.
 PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
          "projection head": ("model/_projection_head/", "head_contrastive/"),
@@ -103,14 +108,14 @@ def _remedy(flags):
 
 def as_flags(flags):
     """Settings as one would type them; `num_classes`, which the data set decides, is left out."""
-    return " ".join(f"--{name}={value:g}" if isinstance(value, float) else f"--{name}={value}"
-                    for name, value in flags.items() if name != "num_classes")
+    return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
 
 
 def _assign(variables, names, file):
     read = file.reader()
+    arrays = {key: read(names[key]) for key in variables}  # All of them, before any is assigned.
     for key, variable in variables.items():
-        variable.assign(tf.cast(read(names[key]), variable.dtype))
+        variable.assign(tf.cast(arrays[key], variable.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +151,9 @@ def load_parts(model, path, required, flag="--checkpoint"):
         if not differences:
             chosen.update(here)
             continue
+        if part in required and part == "linear head":
+            raise UserError(f"{flag}: {file.path} has another linear head ({differences[0]}): evaluate without it, by "
+                            "--eval_protocol=lbfgs or knn, or name a checkpoint and a data set of the same classes")
         if part in required:
             _refuse(flag, file, differences)
         left_out[part] = differences[0] if here else "this run has none"
@@ -162,9 +170,12 @@ def load_model(model, path, flag="--model_dir"):
     return load_parts(model, path, PARTS, flag).file
 
 
-def warm_start(model, path):
-    """Loads the encoder strictly, and the heads where they fit; see `load_parts`. Returns its lines."""
-    return load_parts(model, path, ("encoder",)).lines
+def warm_start(model, path, required=("encoder",)):
+    """Loads what is `required` strictly, and the rest where it fits; see `load_parts`. Returns `Loaded`."""
+    loaded = load_parts(model, path, required)
+    if "projection head" in loaded.left_out and model.num_proj_layers:
+        loaded.lines.append("the projection head begins at random; --proj_head_mode=none leaves it out")
+    return loaded
 
 
 @dataclasses.dataclass
@@ -217,12 +228,79 @@ class TrainingState:
                 for variable in self.model.trainable_variables for slot in self.optimizer.get_slot_names()}
 
 
+def listed(model_dir):
+    """TensorFlow's list of the checkpoints of a run, or None."""
+    try:
+        return tf.train.get_checkpoint_state(model_dir)
+    except ValueError:  # It is empty.
+        return None
+
+
 def latest(model_dir):
     """The newest checkpoint of a run, or None."""
-    return tf.train.latest_checkpoint(model_dir)
+    return tf.train.latest_checkpoint(model_dir) if listed(model_dir) else None
+
+
+def repair(model_dir):
+    """Makes `latest` name the newest checkpoint that is whole; for the holder of the directory's lock.
+
+    Newer ones that are damaged are moved to model_dir/damaged, and said to be. What has no index was never finished,
+    and is removed. A list of checkpoints that is lost or disagrees with the files is written anew.
+    """
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(model_dir)]
+    steps = sorted(int(match[1]) for match in map(re.compile(r"ckpt-(\d+)\.index").fullmatch, names) if match)
+    for name in names:
+        match = re.fullmatch(r"ckpt-(\d+)\.data-.*", name)
+        if match and int(match[1]) not in steps:
+            tf.io.gfile.remove(os.path.join(model_dir, name))
+    while steps and (reason := _damage(os.path.join(model_dir, f"ckpt-{steps[-1]}"))):
+        damaged = f"ckpt-{steps.pop()}"
+        _set_aside(model_dir, [name for name in names if name.startswith(f"{damaged}.")])
+        if not steps:
+            raise UserError(f"--model_dir={model_dir}: {damaged} is damaged ({reason}), and there is none before it; "
+                            f"moved to {model_dir}/damaged: start the same command again to begin anew")
+        progress.say(f"warning: {damaged} is damaged ({reason}): moved to {model_dir}/damaged; going on from "
+                     f"ckpt-{steps[-1]}")
+    state = listed(model_dir)
+    newest = os.path.join(model_dir, f"ckpt-{steps[-1]}") if steps else None
+    if steps and (state is None or state.model_checkpoint_path != newest):
+        tf.compat.v1.train.update_checkpoint_state(
+            model_dir, f"ckpt-{steps[-1]}", [f"ckpt-{step}" for step in steps])
+    elif not steps and state is not None and tf.io.gfile.exists(f"{state.model_checkpoint_path}.index"):
+        raise UserError(f"--model_dir={model_dir} has {os.path.basename(state.model_checkpoint_path)}, which is no "
+                        "checkpoint of a training of this program: give it as --checkpoint, and choose another "
+                        "directory")
+    elif not steps and tf.io.gfile.exists(os.path.join(model_dir, "checkpoint")):
+        tf.io.gfile.remove(os.path.join(model_dir, "checkpoint"))
+
+
+def _damage(prefix):
+    """Why a checkpoint cannot be read, or None: every tensor has a checksum. Raises `UserError` if its place fails."""
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except _PLACE_ERRORS as error:
+        raise UserError(f"--model_dir: {prefix} cannot be read now ({first_line(error)}): mend that, and start the "
+                        "same command again") from error
+    except weights.READ_ERRORS as error:
+        return first_line(error)
+    return None
+
+
+def _set_aside(model_dir, names):
+    directory = os.path.join(model_dir, "damaged")
+    tf.io.gfile.makedirs(directory)
+    for name in sorted(names):  # The index last: what has none is removed.
+        tf.io.gfile.rename(os.path.join(model_dir, name), os.path.join(directory, name), overwrite=True)
 
 
 # --------------------------------------------------------------------------------------------------- command line
+
+
+# What `config_of_file` works out.
+NETWORK_SETTINGS = ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "stem", "proj_head_mode",
+                    "num_proj_layers", "proj_out_dim", "lineareval_while_pretraining", "image_size")
 
 
 def config_of_file(file, image_size=224):
@@ -243,14 +321,15 @@ def describe(path):
     names = file.names(variables)
     differences = mismatches(_shapes(variables, names), file.shapes)
     encoder = _below("model/resnet_model/", variables)
-    head = {"none": "none"}.get(config.proj_head_mode, f"{config.num_proj_layers} layers, to {config.proj_out_dim}")
-    flags = weights.fitting_flags(file)
+    million = sum(variable.shape.num_elements() for variable in encoder.values()) / 1e6
+    layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(config.proj_head_mode, config.proj_head_mode)
+    flags = textwrap.wrap(as_flags(weights.fitting_flags(file)), _FLAGS_WIDTH, break_on_hyphens=False)
     rows = [("file", file.path), ("kind", file.kind), ("step", "unknown" if file.step is None else file.step), None,
-            ("encoder", f"{config.network_name}, {sum(v.shape.num_elements() for v in encoder.values()) / 1e6:.1f} "
-                        "million weights"),
-            ("projection head", head), ("linear head", "none" if classes is None else f"{classes} classes"),
+            ("encoder", f"{config.network_name}, {million:.1f} million weights"),
+            ("projection head", layers if layers == "none" else f"{layers}, to {config.proj_out_dim}"),
+            ("linear head", "none" if classes is None else f"{classes} classes"),
             ("other tensors", f"{file.others} (optimizer, counters; loaded on resuming only)"), None,
-            ("flags", as_flags(flags)),
+            *zip(("flags", *[""] * len(flags)), flags),
             ("fits", "every tensor" if not differences else f"all but {len(differences)}: {differences[0]}")]
     return progress.table("SimCLR weights", rows)
 
@@ -261,11 +340,8 @@ def main(arguments=None):
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("describe", help="kind, step, network, heads, and the flags that fit")
     command.add_argument("path", help="a directory, a prefix, a SavedModel or a TF Hub handle")
-    try:
-        print(describe(parser.parse_args(arguments).path))
-    except UserError as error:
-        print(f"checkpoint.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    path = parser.parse_args(arguments).path
+    progress.say(progress.run_command("checkpoint.py", lambda: describe(path)))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,14 @@ EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 class UserError(Exception):
     """A mistake that the user can mend. Its text is one line that names the flag and the remedy."""
 
+    def __init__(self, text):
+        super().__init__(" ".join(str(text).splitlines()))
+
+
+def first_line(error):
+    """What an error says, for a line of our own."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
 
 def setting(default, help_text, *, choices=None, minimum=None, above=None, maximum=None, identity=False):
     """A field of `Config`.
@@ -47,8 +55,8 @@ class Config:
     mode: str = setting(
         "train",
         "train; eval: wait for checkpoints in --model_dir and evaluate each once, until the last step or "
-        "--eval_timeout, or evaluate --checkpoint, where --model_dir has none; train_then_eval: train, then evaluate "
-        "and export the last checkpoint.",
+        "--eval_timeout, or evaluate --checkpoint, unless that is what the run in --model_dir began with; "
+        "train_then_eval: train, then evaluate and export the last checkpoint.",
         choices=("train", "eval", "train_then_eval"),
     )
     train_mode: str = setting(
@@ -67,8 +75,9 @@ class Config:
     data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. Unset: TFDS's own default.")
     checkpoint: str | None = setting(
         None,
-        "Weights to start from, if model_dir has no checkpoint yet: a directory (its latest), a checkpoint prefix, a "
-        "SavedModel or a TF Hub handle, of this program or of the original (TF2 or TF1).",
+        "Weights to start from, if model_dir has no checkpoint yet, or to evaluate (--mode=eval): a directory (its "
+        "latest), a checkpoint prefix, a SavedModel or a TF Hub handle, of this program or of the original (TF2 or "
+        "TF1).",
         identity=True,
     )
     seed: int | None = setting(
@@ -77,6 +86,15 @@ class Config:
         minimum=0,
         maximum=2**31 - 1,
         identity=True,
+    )
+
+    allow_flag_changes: bool = setting(
+        False, "Resume a run although settings differ that make it another run than the one that was begun."
+    )
+    deterministic: bool = setting(
+        False,
+        "Let TensorFlow use deterministic operations only, so that runs repeat bit by bit on GPUs, too; on CPUs they "
+        "do without. May be slower.",
     )
 
     # Data.
@@ -90,6 +108,14 @@ class Config:
     eval_split: str = setting(
         "validation", "Split for evaluation. Unset and absent from the data set: test."
     )
+    bad_images: str = setting(
+        "error",
+        "What to do about images in a folder that cannot be read: error names the first of them; skip trains and "
+        "evaluates without them. All images are read once before a run begins, and again if some have changed when "
+        "it resumes.",
+        choices=("error", "skip"),
+    )
+    follow_links: bool = setting(False, "Read images that a folder holds as links to places outside of it.")
     cache_dataset: bool = setting(False, "Cache the encoded examples in memory after the first epoch.")
     shuffle_buffer_mb: int = setting(
         1024,
@@ -166,7 +192,7 @@ class Config:
     )
     fine_tune_after_block: int = setting(
         -1,
-        "Fine-tuning trains what comes after this block: -1 everything, 0 all after the stem, 4 the head only. What "
+        "Fine-tuning trains what comes after this block: -1 everything, 0 all after the stem, 4 the heads only. What "
         "lies before is frozen, batch norm statistics included.",
         minimum=-1,
         maximum=4,
@@ -216,6 +242,10 @@ class Config:
         0, "Steps between checkpoints; above 0 it overrides checkpoint_epochs.", minimum=0
     )
     keep_checkpoint_max: int = setting(5, "Checkpoints to keep.", minimum=1)
+    keep_best: bool = setting(
+        False,
+        "Evaluations keep the weights with the best top-1 accuracy of the linear head so far in model_dir/best.",
+    )
     keep_hub_module_max: int = setting(1, "SavedModels to keep; 0 keeps all.", minimum=0)
     log_seconds: float = setting(10.0, "Seconds between progress lines when not on a terminal.", above=0)
 
@@ -290,6 +320,16 @@ class Config:
         return "none" if self.train_mode == "supervised" else self.proj_head_mode
 
     @property
+    def num_proj_layers_used(self) -> int:
+        """Layers of the projection head that the model has."""
+        return {"none": 0, "linear": 1, "nonlinear": self.num_proj_layers}[self.head_mode]
+
+    @property
+    def head_on_projections(self) -> bool:
+        """Whether the linear head stands on a layer of the projection head, not on the encoder."""
+        return self.has_linear_head and self.ft_proj_selector % (self.num_proj_layers_used + 1) > 0
+
+    @property
     def has_linear_head(self) -> bool:
         """Whether the model has a supervised head."""
         return not self.pretraining or self.lineareval_while_pretraining
@@ -356,12 +396,15 @@ def _check_combinations(config):
     """Settings that contradict each other."""
     if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
         raise UserError("--fine_tune_after_block is for --train_mode=finetune: leave it at -1 otherwise")
-    if config.pretraining and config.label_fraction < 1:
-        raise UserError("--label_fraction is for --train_mode=finetune and supervised: to pretrain on less, give a "
-                        "slice such as --train_split='train[:10%]'")
+    if config.pretraining and config.label_fraction < 1 and config.mode != "eval":
+        raise UserError("--label_fraction is for --train_mode=finetune and supervised, and for --mode=eval: to "
+                        "pretrain on less, give a slice such as --train_split='train[:10%]'")
+    if config.train_mode == "supervised" and config.checkpoint and config.mode != "eval":
+        raise UserError("--train_mode=supervised begins from scratch: leave --checkpoint out, or use "
+                        "--train_mode=finetune")
     if config.label_seed and config.label_fraction == 1:
         raise UserError("--label_seed chooses among the labels: give --label_fraction below 1, or leave it out")
-    layers = {"none": 0, "linear": 1, "nonlinear": config.num_proj_layers}[config.head_mode]
+    layers = config.num_proj_layers_used
     if not -(layers + 1) <= config.ft_proj_selector <= layers:
         raise UserError(
             f"--ft_proj_selector={config.ft_proj_selector} names no layer: the projection head ({config.head_mode}) "
@@ -379,6 +422,10 @@ def _check_combinations(config):
         raise UserError(f"--eval_protocol={config.eval_protocol} is not known: use {', '.join(EVAL_PROTOCOLS)}")
     if not config.pretraining and "contrastive" in config.eval_protocols:
         raise UserError("--eval_protocol=contrastive is for --train_mode=pretrain: use linear_head, lbfgs or knn")
+    if config.keep_best and config.mode == "train":
+        raise UserError("--keep_best is for evaluations: use --mode=train_then_eval, or --mode=eval beside it")
+    if config.keep_best and not (config.has_linear_head and "linear_head" in config.eval_protocols):
+        raise UserError("--keep_best goes by the linear head's accuracy: evaluate one by --eval_protocol=linear_head")
     if config.eval_baselines and not {"lbfgs", "knn"} & set(config.eval_protocols):
         raise UserError("--eval_baselines needs --eval_protocol=lbfgs or knn")
     _check_tpu(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import progress
-from config import UserError
+from config import UserError, first_line
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
 _BFLOAT16_CAPABILITY = (8, 0)  # Nvidia's Ampere
@@ -97,12 +98,17 @@ def gather_from_hosts(numbers, strategy):
     """Every replica's list of integers, as rows [replicas, len(numbers)]; returns once all hosts have come here."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return np.array([numbers])
+    gathered = _gather_function(strategy)(tf.constant([numbers], tf.int64))
+    return strategy.experimental_local_results(gathered)[0].numpy()
 
-    @tf.function(autograph=False)
-    def gather():
-        return strategy.run(lambda: tf.distribute.get_replica_context().all_gather(
-            tf.constant([numbers], tf.int64), axis=0))
-    return strategy.experimental_local_results(gather())[0].numpy()
+
+@functools.cache  # Traced once: every trace has collectives of its own.
+def _gather_function(strategy):
+    @tf.function(autograph=False, reduce_retracing=True)
+    def gather(numbers):
+        # A copy, which has the replica's device.
+        return strategy.run(lambda: tf.distribute.get_replica_context().all_gather(tf.identity(numbers), axis=0))
+    return gather
 
 
 # ------------------------------------------------------------------------------------------------------- strategy
@@ -126,7 +132,7 @@ def _hosts_strategy():
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:
-        raise UserError(f"TF_CONFIG: the hosts could not be connected ({_reason(error)}): check addresses and free "
+        raise UserError(f"TF_CONFIG: the hosts could not be connected ({first_line(error)}): check addresses and free "
                         "ports, and start all hosts anew") from error
 
 
@@ -147,13 +153,8 @@ def _tpu_strategy(config):
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
     except Exception as error:  # The resolver asks Google's services, which fail in many ways; the remedy is the same.
-        raise UserError(f"--use_tpu: no TPU could be reached ({_reason(error)}); check --tpu_name, or leave --use_tpu "
-                        "out") from error
-
-
-def _reason(error):
-    """The first line of an error, shortened."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        raise UserError(f"--use_tpu: no TPU could be reached ({first_line(error)}); check --tpu_name, or leave "
+                        "--use_tpu out") from error
 
 
 def _check_reachable(address):

@@ -13,12 +13,12 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
-import data
 import data_util
 import metrics
 import progress
+import sources
 import weights
-from config import UserError
+from config import UserError, first_line
 
 
 def _description_path(saved_model):
@@ -52,13 +52,14 @@ def load_endpoint(saved_model, name):
     if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
         raise UserError(f"MODEL={saved_model} is a checkpoint: make a SavedModel of it with python export.py "
                         f"--checkpoint={saved_model} --export_dir=DIR")
-    module = tf.saved_model.load(directory)
-    if not callable(module):
-        raise UserError(f"MODEL={saved_model} cannot be called: it is not SimCLR's, or from TF1; if you have its "
-                        "checkpoint, export that")
     description = read_description(directory)
     size = description.get("image_size", 224)
-    outputs = module(tf.zeros([1, size, size, 3]), trainable=False)
+    try:
+        module = tf.saved_model.load(directory)
+        outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
+    except Exception as error:  # What a SavedModel of any origin can raise; the remedy is the same.
+        raise UserError(f"MODEL={saved_model} cannot be loaded and called as SimCLR's ({first_line(error)}): make one "
+                        f"of its weights by python export.py --checkpoint={saved_model} --export_dir=DIR") from error
     if name not in outputs:
         raise UserError(f"MODEL={saved_model} has no {name}: it has {', '.join(sorted(outputs))}")
 
@@ -75,7 +76,7 @@ def _load_image(path, size):
     try:
         image = tf.io.decode_image(tf.io.read_file(path), channels=3, expand_animations=False, dtype=tf.float32)
         return data_util.preprocess_for_eval(image, size, crop=size > 32)
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, ValueError) as error:  # ValueError: a name that is not UTF-8.
         return error
 
 
@@ -101,14 +102,18 @@ def endpoint_of_files(function, size, paths, batch_size=64):
 
 def _find_images(folder):
     """All image files below a folder, sorted. Raises `UserError` if there are none."""
-    files = []
-    for where, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # Hidden ones are not entered.
-        files += [os.path.join(where, name) for name in names
-                  if name.lower().endswith(data.IMAGE_SUFFIXES) and not name.startswith(".")]
+    files = sources.walk_images(folder)
     if not files:
-        raise UserError(f"FOLDER={folder} has no images ({', '.join(data.IMAGE_SUFFIXES)}): check the path")
-    return sorted(files)
+        raise UserError(f"FOLDER={folder} has no images ({', '.join(sources.IMAGE_SUFFIXES)}): check the path")
+    return files
+
+
+def _write_strings(file, strings, at_once=4096):
+    """Writes strings as a .npy array; few of them at once, since each takes as much room as the longest."""
+    kind = np.dtype((np.str_, max(map(len, strings), default=1)))
+    np.lib.format.write_array_header_1_0(file, dict(descr=kind.str, fortran_order=False, shape=(len(strings),)))
+    for begin in range(0, len(strings), at_once):
+        file.write(np.array(strings[begin:begin + at_once], kind).tobytes())
 
 
 @contextlib.contextmanager
@@ -129,8 +134,8 @@ def _npz_writer(path):
             yield add
             raw.seek(0)
             with zipfile.ZipFile(part, "w") as bundle:
-                with bundle.open("files.npy", "w") as member:
-                    np.lib.format.write_array(member, np.array(files))
+                with bundle.open("files.npy", "w", force_zip64=True) as member:
+                    _write_strings(member, files)
                 with bundle.open("vectors.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array_header_1_0(
                         member, dict(descr="<f4", fortran_order=False, shape=(len(files), *widths)))
@@ -155,11 +160,19 @@ def _csv_writer(path):
         os.replace(part, path)
 
 
+def check_place(flag, path):
+    """Raises `UserError` if nothing can be made at `path` (None: no matter), since its directory is not there."""
+    directory = os.path.dirname(path.rstrip("/")) if path else ""
+    if directory and "://" not in path and not os.access(directory, os.W_OK | os.X_OK):
+        reason = "is no directory that can be written to" if os.path.exists(directory) else "does not exist"
+        raise UserError(f"{flag}={path}: {directory} {reason}: make it first, or choose another")
+
+
 _WRITERS = {".npz": _npz_writer, ".csv": _csv_writer}
 
 
 def embed(saved_model, folder, out, output="final_avg_pool", image_size=None):
-    """Writes a vector for every image below `folder`, in constant memory; returns (written, unreadable files).
+    """Writes a vector for every image below `folder`, holding their names and two batches in memory.
 
     Args:
       saved_model: see `load_endpoint`.
@@ -168,19 +181,23 @@ def embed(saved_model, folder, out, output="final_avg_pool", image_size=None):
       output: endpoint to write.
       image_size: pixels, where the model does not tell.
 
+    Returns:
+      number of vectors written, and the files that cannot be read.
+
     Raises:
       UserError: what the user can mend.
     """
     writer = _WRITERS.get(os.path.splitext(out)[1].lower())
     if writer is None:
         raise UserError(f"--out={out}: name a file that ends in {' or '.join(_WRITERS)}")
-    if not os.path.isdir(os.path.dirname(out) or "."):
-        raise UserError(f"--out={out}: there is no directory {os.path.dirname(out)}; make it first")
+    check_place("--out", out)
+    if os.path.isdir(out):
+        raise UserError(f"--out={out} is a directory: name a file")
     paths = _find_images(folder)
     function, description = load_endpoint(saved_model, output)
     size = image_size or description.get("image_size", 224)
     written, unreadable = 0, []
-    with writer(out) as add, progress.track(None, len(paths), "images") as bar:
+    with writer(out) as add, progress.counter(None, len(paths), "images") as bar:
         for good, vectors, bad in endpoint_of_files(function, size, paths):
             if good:
                 add([os.path.relpath(path, folder) for path in good], vectors.reshape(len(good), -1))
@@ -197,6 +214,9 @@ def predict(saved_model, paths, image_size=None, most=5):
     Returns:
       dict: path -> list of (class name, probability), likeliest first; None for a file that cannot be read.
     """
+    for path in paths:
+        if not tf.io.gfile.exists(path):
+            raise UserError(f"IMAGE={path}: there is no such file")
     function, description = load_endpoint(saved_model, "logits_sup")
     names, size = description.get("class_names"), image_size or description.get("image_size", 224)
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 
 import tensorflow as tf
@@ -10,10 +11,13 @@ import tf_keras as keras
 
 import checkpoint
 import data
+import devices
 import features
 import metrics
 import model as model_lib
+import model_dir
 import progress
+import stopping
 from config import UserError
 
 _POLL_SECONDS = 5.0
@@ -133,21 +137,22 @@ def _check_labels(train_set, test_set, config):
 def evaluate(config, source, model, strategy, step, complete=True):
     """Runs the protocols of `config` on a model; `complete`: whether all of its weights mean something.
 
-    Returns:
-      dict of floats under the original's keys: `eval/label_top_1_accuracy`, `eval/label_top_5_accuracy`,
-      `eval/regularization_loss`, `global_step`; and under keys of ours, see the constants of this file.
+    Yields:
+      after each protocol, dict of floats under the original's keys: `eval/label_top_1_accuracy`,
+      `eval/label_top_5_accuracy`, `eval/regularization_loss`, `global_step`; and under keys of ours, see the constants
+      of this file.
     """
-    names, results = protocols(config, source), {}
-    if "linear_head" in names:
-        results.update(linear_head(config, source, model, strategy))
-    if "contrastive" in names:
-        results.update(contrastive(config, source, model, strategy))
-    if {"lbfgs", "knn"} & set(names):
-        results.update(frozen(config, source, model, strategy, names))
+    names = protocols(config, source)
+    yield {"global_step": step}
     if complete:
-        results["eval/regularization_loss"] = float(
-            model_lib.add_weight_decay(model, config.weight_decay, config.optimizer))
-    return {**results, "global_step": step}
+        yield {"eval/regularization_loss": float(
+            model_lib.add_weight_decay(model, config.weight_decay, config.optimizer))}
+    if "linear_head" in names:
+        yield linear_head(config, source, model, strategy)
+    if "contrastive" in names:
+        yield contrastive(config, source, model, strategy)
+    if {"lbfgs", "knn"} & set(names):
+        yield frozen(config, source, model, strategy, names)
 
 
 def result_rows(results):
@@ -167,14 +172,46 @@ def results_dir(config):
 
 
 def evaluate_and_write(config, source, model, strategy, step, is_chief=True, complete=True):
-    """`evaluate`, and the files that tell its results."""
-    results = evaluate(config, source, model, strategy, step, complete)
+    """`evaluate`, and the files that tell its results, as far as it gets; returns the results."""
+    results = {}
+    try:
+        for part in evaluate(config, source, model, strategy, step, complete):
+            results.update(part)
+    except BaseException:
+        # As far as it got, unless there are results of this step already.
+        if is_chief and not tf.io.gfile.exists(os.path.join(results_dir(config), f"result_{step}.json")):
+            _write(config, step, results)
+        raise
     if is_chief:
-        metrics.write_results(results_dir(config), step, results)
-        writer = tf.summary.create_file_writer(os.path.join(results_dir(config), "eval"))
-        metrics.write_scalars(writer, step, {name: value for name, value in results.items() if name != "global_step"})
-        writer.close()
+        _write(config, step, results)
+    if config.keep_best and complete:
+        _keep_best(config, source, model, strategy, step, results, is_chief)
     return results
+
+
+def _write(config, step, results):
+    metrics.write_results(results_dir(config), step, results)
+    writer = tf.summary.create_file_writer(os.path.join(results_dir(config), "eval"))
+    metrics.write_scalars(writer, step, {name: value for name, value in results.items() if name != "global_step"})
+    writer.close()
+
+
+def _keep_best(config, source, model, strategy, step, results, is_chief):
+    """Writes the weights to model_dir/best if their linear head is better than that of those there."""
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = os.path.join(results_dir(config), "best") if is_chief else scratch
+        best = metrics.read_json(os.path.join(directory, "result.json"))
+        if best is not None and not tf.io.gfile.exists(os.path.join(directory, f"ckpt-{best['global_step']}.index")):
+            best = None  # Killed between the two.
+        is_best = is_chief and (best is None or results[LINEAR_TOP_1] > best[LINEAR_TOP_1])
+        if not devices.gather_from_hosts([int(is_best)], strategy).any():
+            return
+        tf.io.gfile.makedirs(directory)
+        metrics.write_results(directory, step, results)
+        model_dir.write_flags(directory, config, source.class_names)
+        weights = tf.train.Checkpoint(model=model, global_step=tf.Variable(step, dtype=tf.int64))
+        # All hosts must take part in saving.
+        tf.train.CheckpointManager(weights, directory, max_to_keep=1).save(checkpoint_number=step)
 
 
 def new_checkpoints(model_dir, last_step, timeout):
@@ -188,7 +225,8 @@ def new_checkpoints(model_dir, last_step, timeout):
     seen, patience = set(), progress.stopwatch()
     progress.say(f"waiting for checkpoints in {model_dir}, up to step {last_step}")
     while True:
-        state = tf.train.get_checkpoint_state(model_dir)
+        stopping.safe_point()
+        state = checkpoint.listed(model_dir)
         fresh = [path for path in (state.all_model_checkpoint_paths if state else []) if path not in seen]
         for path in fresh:
             seen.add(path)
@@ -206,7 +244,8 @@ def new_checkpoints(model_dir, last_step, timeout):
 def _needed_parts(config, source):
     """The parts of a model, names in `checkpoint.PARTS`, that the protocols look at."""
     names = protocols(config, source)
-    return ("encoder",) + (("projection head",) if "contrastive" in names else ()) + (
+    projections = "contrastive" in names or "linear_head" in names and config.head_on_projections
+    return ("encoder",) + (("projection head",) if projections else ()) + (
         ("linear head",) if "linear_head" in names else ())
 
 
@@ -235,6 +274,9 @@ def evaluate_continuously(config, source, strategy, is_chief=True):
                 raise
             progress.say(f"skipped {path}: it was removed before it could be read (--keep_checkpoint_max)")
             continue
+        if results is None and is_chief:
+            for part, reason in loaded.left_out.items():
+                progress.say(f"left out: {part} ({reason})")
         results = evaluate_and_write(config, source, model, strategy, checkpoint.step_of(path), is_chief,
                                      not loaded.left_out)
         progress.say(f"evaluated {path}: " + ", ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,15 +15,16 @@ import absl.logging
 import tensorflow as tf
 
 import checkpoint
-import data
 import devices
 import evaluate
 import export
-import metrics
+import model_dir
 import progress
+import sources
+import stopping
 import train
 import weights
-from config import UserError
+from config import UserError, first_line
 
 _SETTINGS_OF_A_HOST = {"model_dir", "data_dir", "log_seconds", "shuffle_buffer_mb"}  # may differ among hosts
 
@@ -39,7 +41,7 @@ def complete(config, source, eval_split_given):
     if config.model_dir is None:
         config = config.replace(model_dir=config.default_model_dir())
         progress.say(f"model_dir: {config.model_dir} (the same command resumes there)")
-    eval_split = data.choose_eval_split(source, config.eval_split, eval_split_given)
+    eval_split = sources.choose_eval_split(source, config.eval_split, eval_split_given)
     if eval_split != config.eval_split and config.mode != "train":
         progress.say(f"eval_split: {eval_split} ({source.name} has no {config.eval_split})")
     config = config.replace(eval_split=eval_split)
@@ -48,24 +50,32 @@ def complete(config, source, eval_split_given):
         config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
                                 zero_init_logits_layer=False)
     if config.seed is None:
-        known = metrics.read_json(os.path.join(config.model_dir, "flags.json")) or {}
-        config = config.replace(seed=known.get("seed", random.SystemRandom().randrange(2**31)))
+        known = (model_dir.read_flags(config.model_dir) or {}).get("seed")
+        if known is None and config.mode != "eval" and _has_checkpoints(config):
+            raise UserError(f"--model_dir={config.model_dir} has checkpoints, but no flags.json that tells their seed: "
+                            "give --seed")
+        config = config.replace(seed=random.SystemRandom().randrange(2**31) if known is None else known)
     return config
 
 
 def check(config, source, strategy):
     """What can be wrong with data, replicas and places, before anything is built or written. Raises `UserError`."""
-    data.check_split(source, "train_split", config.train_split)
-    if config.mode != "train":
-        data.check_split(source, "eval_split", config.eval_split)
+    _check_data(config, source, strategy)
     if source.num_classes is None:
         _check_unlabelled(config, source)
-    train.check_batch(config, source, strategy)
     devices.check_precision(config)
     if config.mode != "eval":
         _check_start(config)
         if devices.is_chief(strategy):
             _check_writable(config.model_dir)
+
+
+def _check_data(config, source, strategy):
+    """Splits and batches against the examples that there are."""
+    sources.check_split(source, "train_split", config.train_split)
+    if config.mode != "train":
+        sources.check_split(source, "eval_split", config.eval_split)
+    train.check_batch(config, source, strategy)
 
 
 def check_agreement(config, source, strategy):
@@ -96,9 +106,13 @@ def _check_unlabelled(config, source):
                         "or use --eval_protocol=contrastive")
 
 
+def _has_checkpoints(config):
+    return bool(tf.io.gfile.glob(os.path.join(config.model_dir, "ckpt-*.index")))
+
+
 def _check_start(config):
     """A new run has what it starts from."""
-    if checkpoint.latest(config.model_dir) is not None:
+    if _has_checkpoints(config):
         return
     if config.checkpoint:
         weights.locate(config.checkpoint)
@@ -106,15 +120,16 @@ def _check_start(config):
         raise UserError("--train_mode=finetune needs --checkpoint, the pretrained encoder to start from")
 
 
-def _check_writable(model_dir):
+def _check_writable(directory):
     try:
-        tf.io.gfile.makedirs(model_dir)
-        if "://" not in model_dir:
-            with tempfile.TemporaryFile(dir=model_dir):
-                return
+        tf.io.gfile.makedirs(directory)
+        if "://" not in directory:
+            with tempfile.TemporaryFile(dir=directory) as file:
+                file.write(b"room for a byte?")
     except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(f"--model_dir={model_dir} cannot be written to ({reason}): choose another") from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"--model_dir={directory} cannot be written to ({reason}): make room, or choose another"
+                        ) from error
 
 
 # ------------------------------------------------------------------------------------------------------------- run
@@ -126,42 +141,89 @@ def run(config, eval_split_given):
     Args:
       config: settings as given.
       eval_split_given: whether `eval_split` was set, so that it must exist.
+
+    Raises:
+      stopping.Stopped: by SIGTERM or SIGINT.
     """
     elapsed = progress.stopwatch()
     devices.check_hosts(config)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
     strategy = devices.make_strategy(config)
-    source = data.open_source(config.dataset, config.data_dir)
-    config = complete(config, source, eval_split_given)
-    check(config, source, strategy)
+    with stopping.StopSignals() as stop, _errors_told(config):  # Not before: TensorFlow's hosts install handlers, too.
+        with stop.interruptible():
+            source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
+        config = complete(config, source, eval_split_given)
+        check(config, source, strategy)
+        if config.mode == "eval":
+            _prepare_source(config, source, strategy)
+            _evaluate(config, source, strategy)
+            return
+        with model_dir.locked(config.model_dir) if devices.is_chief(strategy) else contextlib.nullcontext():
+            _train(config, source, strategy, stop, elapsed)
+            # Whoever leaves is missed: nobody does before all are done.
+            devices.gather_from_hosts([0], strategy)
+
+
+@contextlib.contextmanager
+def _errors_told(config):
+    """Turns what can go wrong with data, hosts, memory and files in the middle of a run into a `UserError`."""
+    again = "start the same command again; it resumes from the newest checkpoint"
+    try:
+        yield
+    except (tf.errors.OpError, OSError) as error:
+        reason = first_line(error)
+        if "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError):
+            raise UserError(f"--dataset={config.dataset} cannot be read any more ({reason}): mend it or bring it back, "
+                            f"and {again}") from error
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and devices.count_hosts() > 1:
+            raise stopping.Stopped("another host has stopped or cannot be reached any more: see what it says, then "
+                                   "start all hosts anew; they resume from the newest checkpoint") from error
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            raise UserError(f"out of memory, or of room in --model_dir={config.model_dir} ({reason}): use a smaller "
+                            f"--train_batch_size, or the same in parts (--micro_batch_size); or make room, and {again}"
+                            ) from error
+        if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
+            raise UserError(f"--model_dir={config.model_dir} or another file cannot be used any more ({reason}): mend "
+                            f"that, and {again}") from error
+        raise
+
+
+def _prepare_source(config, source, strategy):
+    """What is found out by reading the data: images that cannot be used, labels that may be."""
+    model_dir.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
-        train.check_batch(config, source, strategy)
-    try:
-        check_agreement(config, source, strategy)
-        _run(config, source, strategy, elapsed)
-        # Whoever leaves is missed: nobody does before all are done.
-        devices.gather_from_hosts([0], strategy)
-    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-        if devices.count_hosts() == 1:
-            raise
-        raise UserError("another host has stopped or cannot be reached any more: see what it says, then start all "
-                        "hosts anew; they resume from the newest checkpoint") from error
+    _check_data(config, source, strategy)  # Once more: there may be fewer examples now.
 
 
-def _run(config, source, strategy, elapsed):
-    """What `run` does once all is checked."""
+def _evaluate(config, source, strategy):
+    """`--mode=eval`: of what `--checkpoint` names, or of every checkpoint of a training."""
     chief = devices.is_chief(strategy)
-    if config.mode == "eval" and config.checkpoint and checkpoint.latest(config.model_dir) is None:
-        results = evaluate.evaluate_start(config, source, strategy, chief)
-        if chief:
-            rows = [*evaluate.result_rows(results), None,
-                    ("results", os.path.join(evaluate.results_dir(config), "result.json"))]
-            progress.say(progress.table(f"{config.network_name} on {source.name}", rows))
-        return
-    if config.mode == "eval":
+    begun_with = (model_dir.read_flags(config.model_dir) or {}).get("checkpoint")
+    if not config.checkpoint or config.checkpoint == begun_with:
         evaluate.evaluate_continuously(config, source, strategy, chief)
         return
-    trained = train.train(config, source, strategy, chief)
+    results = evaluate.evaluate_start(config, source, strategy, chief)
+    if chief:
+        rows = [*evaluate.result_rows(results), None,
+                ("results", os.path.join(evaluate.results_dir(config), "result.json"))]
+        progress.say(progress.table(f"{config.network_name} on {source.name}", rows))
+
+
+def _train(config, source, strategy, stop, elapsed):
+    """`--mode=train` and `train_then_eval`, by whoever holds the directory's lock."""
+    chief = devices.is_chief(strategy)
+    if chief:
+        model_dir.remove_leftovers(config.model_dir)
+        checkpoint.repair(config.model_dir)
+    devices.gather_from_hosts([0], strategy)  # The others look at the checkpoints after that.
+    if checkpoint.latest(config.model_dir) is not None:
+        model_dir.check_flags(config)
+    _prepare_source(config, source, strategy)
+    stopping.safe_point()
+    check_agreement(config, source, strategy)
+    trained = train.train(config, source, strategy, chief, stop)
     results = {}
     if config.mode == "train_then_eval":
         results = evaluate.evaluate_and_write(config, source, trained.model, strategy, trained.step, chief)

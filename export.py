@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
-import sys
 import tarfile
 
 if __name__ == "__main__":
@@ -24,6 +24,7 @@ import data_util
 import embeddings
 import metrics
 import model as model_lib
+import model_dir
 import progress
 import weights
 from config import Config, UserError
@@ -101,7 +102,7 @@ def build_module(model, config):
     return module, {"serving_default": serving_default, "serving_uint8": serving_uint8}
 
 
-def export(config, class_names, checkpoint_path, export_dir, results=None):
+def export(config, class_names, checkpoint_path, export_dir, results=None, training=True, step=None):
     """Writes the model of a checkpoint as a SavedModel to `export_dir`.
 
     The model is built anew, in float32, so that neither a strategy nor frozen blocks nor half precision of the
@@ -111,16 +112,33 @@ def export(config, class_names, checkpoint_path, export_dir, results=None):
       config: settings of the network.
       class_names: of the linear head, in order; None without one.
       checkpoint_path: see `weights.locate`.
-      export_dir: made if need be.
+      export_dir: what is in it is replaced.
       results: of an evaluation, to be noted.
+      training: whether `config` is that of the training, too, to be noted.
+      step: of the training, where the weights do not tell it.
     """
     model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
     file = checkpoint.load_model(model, checkpoint_path, "--checkpoint")
     module, signatures = build_module(model, config)
-    tf.saved_model.save(module, export_dir, signatures=signatures)
-    embeddings.write_description(export_dir, dict(
-        network=config.network_name, image_size=config.image_size, step=file.step, weights=file.kind,
-        class_names=class_names if config.has_linear_head else None, flags=config.identity(), results=results or {}))
+    unfinished = export_dir if "://" in export_dir else f"{export_dir.rstrip('/')}.unfinished"
+    if unfinished != export_dir and tf.io.gfile.exists(unfinished):  # by a process that was killed
+        tf.io.gfile.rmtree(unfinished)
+    tf.saved_model.save(module, unfinished, signatures=signatures)
+    embeddings.write_description(unfinished, dict(
+        network=config.network_name, image_size=config.image_size, weights=file.kind,
+        step=step if file.step is None else file.step,
+        class_names=class_names if config.has_linear_head else None, results=results or {},
+        flags=_training_flags(config) if training else None))
+    if unfinished != export_dir:  # In one move: whoever looks for it finds all of it.
+        if tf.io.gfile.exists(export_dir):
+            tf.io.gfile.rmtree(export_dir)
+        tf.io.gfile.rename(unfinished, export_dir)
+
+
+def _training_flags(config):
+    """The settings that make the training what it was: data and mode always, others where they are not the default."""
+    return {"dataset": config.dataset, "train_split": config.train_split, "train_mode": config.train_mode,
+            "train_epochs": config.train_epochs, "train_steps": config.train_steps, **config.identity()}
 
 
 def export_to_model_dir(config, class_names, checkpoint_path, results=None):
@@ -137,19 +155,25 @@ def export_to_model_dir(config, class_names, checkpoint_path, results=None):
 # ------------------------------------------------------------------------------------------------------- TF Hub
 
 
+_TRAINED = {"pretrain": "pretrained", "finetune": "fine-tuned from a SimCLR encoder", "supervised": "trained on labels"}
+
+
 def model_card(saved_model):
     """A Markdown page about a SavedModel of ours: what it takes and gives, and how it was trained."""
     known = embeddings.read_description(saved_model)
-    flags = "\n".join(f"    --{name}={value}" for name, value in sorted(known["flags"].items()))
+    flags = known["flags"] or {}
+    listed = "\n".join(f"    --{name}={value}" for name, value in sorted(flags.items()))
     results = "\n".join(f"| {name} | {value:.4f} |" for name, value in sorted(known["results"].items())
                         if isinstance(value, float))
     classes = known["class_names"]
     head = f"`logits_sup` are the logits of {len(classes)} classes: {', '.join(classes[:10])}" + (
         ", ..." if len(classes) > 10 else "") + "." if classes else "There is no linear head."
-    return f"""# {known['network']}, pretrained with SimCLR
+    data = f" Trained on {flags['dataset']} ({flags['train_split']})." if flags else ""
+    steps = f" {known['step']:,} steps." if known["step"] is not None else ""
+    return f"""# {known['network']}, {_TRAINED[flags.get("train_mode", "pretrain")]}
 
-An image encoder, trained as in *A Simple Framework for Contrastive Learning of Visual Representations* (Chen,
-Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709). {f"{known['step']:,} steps." if known['step'] is not None else ""}
+An image encoder, of *A Simple Framework for Contrastive Learning of Visual Representations* (Chen, Kornblith, Norouzi,
+Hinton, 2020, arXiv:2002.05709).{data}{steps}
 
 ## Use
 
@@ -159,14 +183,14 @@ layer = hub.KerasLayer(HANDLE, trainable=False, output_key="final_avg_pool")  # 
 h = layer(images)  # float32 [n, height, width, 3] in [0, 1], no mean subtraction
 ```
 
-Trained at {known['image_size']} pixels. Without output key the layer gives a dict of `initial_conv`,
+Made for {known['image_size']} pixels. Without output key the layer gives a dict of `initial_conv`,
 `initial_max_pool`, `block_group1` to `block_group4`, `final_avg_pool` and, if there are such heads,
 `proj_head_input`, `proj_head_output`, `logits_sup`. The signature `serving_default` gives the
 same, and `serving_uint8` crops and resizes uint8 images of any size first. {head}
 
 ## Training
 
-{flags or "    (all settings at their defaults)"}
+{f"Settings that are not listed have their defaults.{chr(10)}{chr(10)}{listed}" if flags else "Not recorded."}
 
 ## Results
 
@@ -187,28 +211,47 @@ def archive(saved_model, path):
 # ------------------------------------------------------------------------------------------------- command line
 
 
-def _settings_of_checkpoint(path, image_size):
-    """Settings, class names and results of a checkpoint: from the run that wrote it or, failing that, its tensors."""
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What is known of a checkpoint."""
+
+    config: Config
+    class_names: list | None
+    results: dict | None
+    training: bool  # whether `config` is that of the training, too
+    step: int | None
+
+
+def _known_of(path, image_size):
+    """The network by its tensors; the rest from the run or the SavedModel that the weights are part of, if any."""
     file = weights.open_weights(path)
     directory = os.path.dirname(file.path)
-    settings = metrics.read_json(os.path.join(directory, "flags.json"))
-    config, classes = checkpoint.config_of_file(file, image_size or 224)
+    description = embeddings.read_description(os.path.dirname(directory)) if file.kind.startswith("SavedModel") else {}
+    settings = description.get("flags") or model_dir.read_flags(directory)
+    size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
+    network, classes = checkpoint.config_of_file(file, size)
+    config = network
     if settings is not None:
-        config = Config(**{name: value for name, value in settings.items() if name in Config.__dataclass_fields__})
-        if image_size is not None:
-            config = config.replace(image_size=image_size, stem="cifar" if config.cifar_stem else "imagenet")
-    names = metrics.read_json(os.path.join(directory, "classes.json"))
-    results = metrics.read_json(os.path.join(directory, f"result_{file.step}.json"))
-    return config, names or (None if classes is None else [f"class {number}" for number in range(classes)]), results
+        config = Config(**{**settings, **{name: getattr(network, name) for name in checkpoint.NETWORK_SETTINGS}})
+    names = description.get("class_names") or model_dir.read_classes(directory)
+    if classes is None or names is None or len(names) != classes:
+        names = None if classes is None else [f"class {number}" for number in range(classes)]
+    results = description.get("results") or metrics.read_json(os.path.join(directory, f"result_{file.step}.json"))
+    step = description.get("step") if file.step is None else file.step
+    return _Known(config, names, results, settings is not None, step)
 
 
 def _main_export(arguments):
     if not (arguments.checkpoint and arguments.export_dir):
         raise UserError("give --checkpoint=PATH and --export_dir=DIR, or one of the commands embed and predict")
-    if tf.io.gfile.exists(os.path.join(arguments.export_dir, "saved_model.pb")):
-        raise UserError(f"--export_dir={arguments.export_dir} has a SavedModel already: name another, or remove it")
-    config, class_names, results = _settings_of_checkpoint(arguments.checkpoint, arguments.image_size)
-    export(config, class_names, arguments.checkpoint, arguments.export_dir, results)
+    for flag in ("export_dir", "archive"):
+        embeddings.check_place(f"--{flag}", getattr(arguments, flag))
+    if tf.io.gfile.exists(arguments.export_dir) and (
+            not tf.io.gfile.isdir(arguments.export_dir) or tf.io.gfile.listdir(arguments.export_dir)):
+        raise UserError(f"--export_dir={arguments.export_dir} is not empty: name another, or remove it")
+    known = _known_of(arguments.checkpoint, arguments.image_size)
+    export(known.config, known.class_names, arguments.checkpoint, arguments.export_dir, known.results, known.training,
+           known.step)
     progress.say(f"SavedModel: {arguments.export_dir}")
     if arguments.archive:
         progress.say(f"archive: {arguments.archive}, model card: {archive(arguments.export_dir, arguments.archive)}")
@@ -230,13 +273,20 @@ def _main_predict(arguments):
         progress.say(f"{path}: {told}")
 
 
+def _pixels(text):
+    """The type of --image_size."""
+    if not text.isdigit() or int(text) < 8:
+        raise argparse.ArgumentTypeError(f"{text} is no number of pixels, at least 8")
+    return int(text)
+
+
 def _parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(run=_main_export)
     parser.add_argument("--checkpoint", help="a directory, a prefix, a SavedModel or a TF Hub handle")
     parser.add_argument("--export_dir", help="where the SavedModel is written")
     parser.add_argument("--archive", help="also write FILE.tar.gz for TF Hub, and a model card FILE.md")
-    parser.add_argument("--image_size", type=int, help="pixels; default: the run's, or 224")
+    parser.add_argument("--image_size", type=_pixels, help="default: the run's, or 224")
     commands = parser.add_subparsers()
     command = commands.add_parser("embed", help="vectors of all images in a folder")
     command.set_defaults(run=_main_embed)
@@ -244,23 +294,19 @@ def _parser():
     command.add_argument("folder", help="searched at any depth")
     command.add_argument("--out", required=True, help="FILE.npz or FILE.csv")
     command.add_argument("--output", default="final_avg_pool", help="endpoint (default: %(default)s)")
-    command.add_argument("--image_size", type=int, help="pixels; default: the model's, or 224")
+    command.add_argument("--image_size", type=_pixels, help="default: the model's, or 224")
     command = commands.add_parser("predict", help="classes of image files")
     command.set_defaults(run=_main_predict)
     command.add_argument("model", help="SavedModel with a linear head")
     command.add_argument("images", nargs="+", help="image files")
-    command.add_argument("--image_size", type=int, help="pixels; default: the model's, or 224")
+    command.add_argument("--image_size", type=_pixels, help="default: the model's, or 224")
     return parser
 
 
 def main(arguments=None):
     """The command line; `UserError` becomes one line and exit status 2."""
     arguments = _parser().parse_args(arguments)
-    try:
-        arguments.run(arguments)
-    except UserError as error:
-        print(f"export.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    progress.run_command("export.py", lambda: arguments.run(arguments))
 
 
 if __name__ == "__main__":

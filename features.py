@@ -75,8 +75,12 @@ def lbfgs_accuracy(train, test, seed=0):
     stratify = labels if counts[counts > 0].min() > 1 and _HELD_OUT * len(labels) >= (counts > 0).sum() else None
     fit, held_out = model_selection.train_test_split(
         np.arange(len(labels)), test_size=_HELD_OUT, stratify=stratify, random_state=seed)
+    # At least one of each class is fitted.
+    missing = [row for label, row in zip(*np.unique(labels, return_index=True)) if label not in labels[fit]]
+    fit, held_out = np.append(fit, missing).astype(int), np.setdiff1d(held_out, missing)
     # By cross-entropy: accuracies of a small part are coarse, and tie.
-    losses = [_cross_entropy(_fit(inputs[fit], labels[fit], l2), inputs[held_out], labels[held_out])
+    judged = held_out if len(held_out) else fit
+    losses = [_cross_entropy(_fit(inputs[fit], labels[fit], l2), inputs[judged], labels[judged])
               for l2 in progress.track(L2_CHOICES, len(L2_CHOICES), "logistic regression")]
     best = L2_CHOICES[int(np.argmin(losses))]
     return dict(accuracy=float(_fit(inputs, labels, best).score(*test)), l2=best)

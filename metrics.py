@@ -62,18 +62,21 @@ class MetricBag:
 
 def write_json(path, content):
     """Writes `content` to `path` in one move, so that a reader never sees half of it."""
-    temporary = f"{path}.tmp"
+    temporary = f"{path}.{os.getpid()}.tmp"
     with tf.io.gfile.GFile(temporary, "w") as file:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
 def read_json(path):
-    """The content of `path`, or None if there is no such file."""
+    """The content of `path`, or None if there is no such file, or it is damaged."""
     if not tf.io.gfile.exists(path):
         return None
-    with tf.io.gfile.GFile(path) as file:
-        return json.loads(file.read())
+    with tf.io.gfile.GFile(path, "rb") as file:
+        try:
+            return json.loads(file.read())
+        except ValueError:
+            return None
 
 
 def write_results(directory, step, results):

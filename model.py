@@ -211,7 +211,8 @@ def contrastive_losses(hidden, config, strategy):
     """
     loss, accuracy, entropy = objective.contrastive_loss_and_metrics(
         hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
-    return {"contrast_loss": loss}, {"contrast_acc": accuracy, "contrast_entropy": entropy}
+    return {"contrast_loss": loss}, {"contrast_acc": accuracy, "contrast_entropy": entropy,
+                                     "embedding_std": objective.embedding_std(tf.stop_gradient(hidden), strategy)}
 
 
 def supervised_losses(endpoints, labels, num_classes):

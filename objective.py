@@ -304,6 +304,22 @@ def merge_moments(means, variances, strategy):
     return mean, replica_mean(tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0), strategy)
 
 
+def embedding_std(hidden, strategy=None):
+    """How far embeddings spread: 1 in all directions alike, 0 if they have collapsed into one point.
+
+    Args:
+      hidden: [n, d].
+      strategy: whose replicas hold the batch, or None. Call it in replica context.
+
+    Returns:
+      float32: the standard deviation over the batch of the l2-normalised embeddings, mean over the columns, times
+      sqrt(d); as in Chen and He 2020 (arXiv:2011.10566), section 4.1. At most 1.
+    """
+    unit = tf.math.l2_normalize(tf.cast(hidden, tf.float32), -1)
+    variance = merge_moments(*tf.nn.moments(unit, [0]), strategy)[1]
+    return tf.reduce_mean(tf.sqrt(variance)) * tf.sqrt(tf.cast(tf.shape(hidden)[1], tf.float32))
+
+
 def standardized_gradients(kernel_gradient, bias_gradient, mean, variance):
     """Turns the gradients of a linear layer into those of gradient descent on standardised inputs.
 

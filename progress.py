@@ -13,11 +13,19 @@ import time
 
 import tqdm
 
+import stopping
+from config import UserError
+
 
 def say(text):
-    """One line on standard output, clear of any progress bar."""
-    tqdm.tqdm.write(text, file=sys.stdout)
-    sys.stdout.flush()
+    """One line on standard output, clear of any progress bar. Work goes on if nobody reads any more (`... | head`)."""
+    text = text.encode(errors="backslashreplace").decode()  # Names of files need not be text.
+    try:
+        tqdm.tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def duration(seconds):
@@ -82,7 +90,14 @@ class Progress:
 
 
 def track(iterable, total, description):
-    """Iterates with a bar on a terminal; silently elsewhere."""
+    """Iterates with a bar on a terminal, silently elsewhere; the program may be stopped at every turn."""
+    for item in counter(iterable, total, description):
+        stopping.safe_point()
+        yield item
+
+
+def counter(iterable, total, description):
+    """A tqdm bar on a terminal; silent elsewhere."""
     return _bar(iterable, total=total, desc=description, leave=False, disable=not sys.stdout.isatty())
 
 
@@ -109,6 +124,15 @@ def load_quietly(module):
     """Imports a module by name under `quiet_stderr`."""
     with quiet_stderr():
         importlib.import_module(module)
+
+
+def run_command(program, function):
+    """Calls `function`; a `UserError` becomes one line and exit status 2."""
+    try:
+        return function()
+    except UserError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def table(title, rows):

@@ -8,6 +8,7 @@ from absl import app, flags
 
 import config as config_lib
 import progress
+import stopping
 
 config_lib.define_flags()
 flags.adopt_module_key_flags(config_lib)
@@ -31,7 +32,7 @@ def _fail(message):
 
 
 def main(argv):
-    """Reads the flags and runs; `UserError` becomes one line and exit status 2."""
+    """Reads the flags and runs; `UserError` becomes one line and exit status 2, `Stopped` one and `stopping.STATUS`."""
     del argv
     try:
         config = config_lib.from_flags()
@@ -42,6 +43,11 @@ def main(argv):
         experiment.run(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
     except config_lib.UserError as error:
         _fail(error)
+    except stopping.Stopped as stopped:
+        progress.say(str(stopped))
+        sys.exit(stopping.STATUS)
+    except KeyboardInterrupt:  # Before there is anything to save.
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -8,32 +8,43 @@ import os
 import tempfile
 import time
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
 import checkpoint
 import data
+import devices
 import metrics
 import model as model_lib
+import model_dir
 import progress
-from config import UserError
+from config import UserError, first_line
 from train_step import TrainStep
 
 _SECONDS_PER_CALL = 1.0  # aim of one call to the device: long enough to hide the host, short enough to watch
-_STEPS_PER_CALL_OF_HOSTS = 20
+_COLLAPSED = 0.01  # of train/embedding_std
 _PREVIEW_PAIRS = 8
 _PREVIEW_PIXELS = 96  # least side length of one view in the preview
 
 
 def make_run_steps(train_step):
-    """Makes a function that takes several steps on the device: iterator, number of steps -> means of the metrics."""
+    """Makes a function that takes several steps on the device.
+
+    Args:
+      train_step: a `TrainStep`.
+
+    Returns:
+      function from an iterator and a number of steps to the means of the metrics, and how many steps were sound before
+      the first that was not.
+    """
     @tf.function
     def run_steps(iterator, steps):
-        totals = tf.zeros([len(train_step.metric_names)])
-        for _ in tf.range(steps):
-            totals += train_step(next(iterator))
-        return totals / tf.cast(steps, tf.float32)
+        totals, sound_steps = tf.zeros([len(train_step.metric_names)]), 0
+        for number in tf.range(steps):
+            scalars, sound = train_step(next(iterator))
+            totals += scalars
+            sound_steps += tf.cast(sound & (sound_steps == number), tf.int32)
+        return totals / tf.cast(steps, tf.float32), sound_steps
 
     return run_steps
 
@@ -50,27 +61,29 @@ class Trained:
 
 
 class _Pace:
-    """How many steps to hand to the device at once."""
+    """How many steps to hand to the device at once: one at first, since it compiles, then `_SECONDS_PER_CALL`."""
 
-    def __init__(self, fixed=None):
-        """`fixed`: steps of every call; several hosts must take as many each, whatever their clocks say."""
-        self._fixed = fixed
+    def __init__(self):
         self._seconds_per_step = None
+        self._agreed = 1
         self.calls = 0
 
     def steps(self, most):
-        """Steps of the next call: one at first, since it compiles, and then about `_SECONDS_PER_CALL`."""
-        if self._fixed:
-            return min(self._fixed, most)
-        if self._seconds_per_step is None:
-            return 1
-        return int(np.clip(_SECONDS_PER_CALL / max(self._seconds_per_step, 1e-6), 1, most))
+        """Steps of the next call."""
+        return min(self._agreed, most)
 
     def record(self, steps, seconds):
         """Notes how long a call took."""
         self.calls += 1
         if self.calls > 1:
             self._seconds_per_step = seconds / steps
+
+    def agree(self, stop, strategy):
+        """Agrees with the other hosts, which must take as many steps, on the next call; whether any wants to `stop`."""
+        wanted = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
+        stops, wishes = devices.gather_from_hosts([int(stop), wanted], strategy).T
+        self._agreed = int(wishes.min())
+        return bool(stops.any())
 
 
 def check_batch(config, source, strategy):
@@ -112,8 +125,14 @@ def build_training_state(config, source, strategy, directory):
 def _start_weights(config, model):
     """What a new run starts from: `--checkpoint`, a linear head of zeros."""
     if config.checkpoint:
-        for line in checkpoint.warm_start(model, config.checkpoint):
+        required = ("encoder", "projection head") if not config.pretraining and config.head_on_projections else (
+            "encoder",)
+        loaded = checkpoint.warm_start(model, config.checkpoint, required)
+        for line in loaded.lines:
             progress.say(line)
+        if not (config.pretraining or config.zero_init_logits_layer or "linear head" in loaded.left_out):
+            progress.say("the linear head goes on from the checkpoint's, and from the labels that it has seen; "
+                         "--zero_init_logits_layer begins a new one")
     if config.zero_init_logits_layer:
         for variable in model.supervised_head.variables:
             variable.assign(tf.zeros_like(variable))
@@ -138,7 +157,7 @@ def write_preview(config, source, directory, writer):
         tf.summary.image("views", grid[tf.newaxis])
 
 
-def train(config, source, strategy, is_chief) -> Trained:
+def train(config, source, strategy, is_chief, stop) -> Trained:
     """Trains to the last step, from the newest checkpoint of `config.model_dir` if there is one.
 
     Args:
@@ -146,6 +165,10 @@ def train(config, source, strategy, is_chief) -> Trained:
       source: the data set.
       strategy: that of this process.
       is_chief: whether this process's files are to remain.
+      stop: `stopping.StopSignals`. When it is requested, on any host, all of them save and raise `stopping.Stopped`.
+
+    Raises:
+      UserError: a loss or a gradient is not finite any more, or a checkpoint cannot be written.
     """
     steps = model_lib.count_steps(config, source.num_examples(config.train_split))
     # All hosts must take part in saving; what the others write goes with them.
@@ -153,12 +176,11 @@ def train(config, source, strategy, is_chief) -> Trained:
         directory = config.model_dir if is_chief else scratch
         state = build_training_state(config, source, strategy, directory)
         # Not before: settings that do not fit the run in this directory must not replace its own.
-        metrics.write_json(os.path.join(directory, "flags.json"), dataclasses.asdict(config))
-        metrics.write_json(os.path.join(directory, "classes.json"), source.class_names)
+        model_dir.write_flags(directory, config, source.class_names)
         writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
         if state.step == 0 and is_chief:
             write_preview(config, source, directory, writer)
-        return _run(config, source, strategy, is_chief, steps, state, writer)
+        return _run(config, source, strategy, is_chief, steps, state, writer, stop)
 
 
 @contextlib.contextmanager
@@ -171,10 +193,9 @@ def _profile(directory, first, last, is_chief):
                      f"{directory})")
 
 
-def _run(config, source, strategy, is_chief, steps, state, writer):
-    """The outer loop: run some steps, log, and save whenever a checkpoint is due."""
-    several_hosts = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    pace, bag = _Pace(_STEPS_PER_CALL_OF_HOSTS if several_hosts else None), metrics.MetricBag()
+def _run(config, source, strategy, is_chief, steps, state, writer, stop):
+    """The outer loop: run some steps, look at them, log, and save whenever a checkpoint is due."""
+    pace, bag = _Pace(), metrics.MetricBag()
     bar = progress.Progress(state.step, steps.train, config.train_batch_size, config.log_seconds, is_chief)
     prefix, logged = checkpoint.latest(config.model_dir), time.monotonic()
     if state.step < steps.train:
@@ -189,20 +210,65 @@ def _run(config, source, strategy, is_chief, steps, state, writer):
             profiled = _profile(os.path.join(state.directory, "train"), step + 1, step + count, is_chief)
         watch = progress.stopwatch()
         with profiled:
-            means = dict(zip(names, run_steps(iterator, tf.constant(count)).numpy().tolist()))
+            means, sound_steps = run_steps(iterator, tf.constant(count))
+        means = dict(zip(names, means.numpy().tolist()))
+        if sound_steps < count:
+            raise _divergence(config, step + int(sound_steps) + 1, means, prefix)
         step += count
         skipped += count * means.get("train/skipped_steps", 0.0)
         bar.update(step, watch(), means, timed=pace.calls > 0)
         pace.record(count, watch())
         bag.add(means, count)
-        if step == due or time.monotonic() - logged > config.log_seconds:
-            metrics.write_scalars(writer, step, bag.means())
-            bag.clear()
+        stopping = pace.agree(stop.requested, strategy)
+        if stopping or step == due:
+            prefix = _save(config, state, means, prefix)
+        if stopping or step == due or time.monotonic() - logged > config.log_seconds:
+            _log(writer, step, bag, is_chief)
             logged = time.monotonic()
-        if step == due:
-            prefix = state.save()
+        if stopping:
+            bar.close()
+            stop.stop(f"saved {prefix}; the same command goes on from there")
     bar.close()
     return Trained(state.model, step, prefix, bar.images_per_second, round(skipped))
+
+
+def _divergence(config, step, means, prefix):
+    """The error for a loss or a gradient that is not finite."""
+    kept = f"{prefix} is the newest checkpoint" if prefix else "no checkpoint was written yet"
+    float16 = ", another --precision than mixed_float16" if config.precision == "mixed_float16" else ""
+    return UserError(
+        f"training has diverged: at step {step}, loss, gradients or weights are not finite (--learning_rate="
+        f"{config.learning_rate:g}, by its schedule {means['learning_rate']:.3g}); {kept}: try a lower "
+        f"--learning_rate, longer --warmup_epochs{float16} (with --allow_flag_changes, to go on from there)")
+
+
+def _log(writer, step, bag, is_chief):
+    """Writes the mean metrics since the last time to TensorBoard, and tells if the encoder has collapsed."""
+    means = bag.means()
+    bag.clear()
+    try:
+        metrics.write_scalars(writer, step, means)
+    except tf.errors.OpError as error:  # Pictures of the training are not worth its end.
+        progress.say(f"warning: TensorBoard's events of step {step} could not be written ({first_line(error)})")
+    spread = means.get("train/embedding_std")
+    if is_chief and spread is not None and spread < _COLLAPSED:
+        progress.say(f"warning: at step {step} all images have nearly the same embedding (train/embedding_std "
+                     f"{spread:.4f}; 1: spread in all directions): the encoder has collapsed; try a lower "
+                     "--learning_rate or another --temperature")
+
+
+def _save(config, state, means, newest):
+    """Writes a checkpoint. Raises `UserError`, which names the `newest` one there is, if it cannot or should not."""
+    variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
+    if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):
+        raise _divergence(config, state.step, means, newest)
+    try:
+        return state.save()
+    except (tf.errors.OpError, OSError) as error:
+        kept = f"{newest} is whole" if newest else "there is none before it"
+        raise UserError(f"--model_dir={state.directory}: ckpt-{state.step} could not be written "
+                        f"({first_line(error)}); {kept}: make room or mend the directory, and start the same command "
+                        "again") from error
 
 
 def _prepare(config, source, strategy, state):

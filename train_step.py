@@ -9,10 +9,12 @@ import model as model_lib
 import objective
 import resnet
 
+_LEAST_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer halves no further.
+
 
 def metric_names(config):
     """The scalars that a step reports, under the original's TensorBoard tags and, with float16, two of ours."""
-    names = ["contrast_loss", "contrast_acc", "contrast_entropy"] if config.pretraining else []
+    names = ["contrast_loss", "contrast_acc", "contrast_entropy", "embedding_std"] if config.pretraining else []
     names += ["supervised_loss", "supervised_acc"] if config.has_linear_head else []
     names += ["weight_decay", "total_loss"] + (["loss_scale", "skipped_steps"] if _scales_loss(config) else [])
     return [f"train/{name}" for name in names] + ["learning_rate"]
@@ -20,6 +22,10 @@ def metric_names(config):
 
 def _scales_loss(config):
     return config.precision == "mixed_float16"
+
+
+def _are_finite(tensors):
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
 def _add(left, right):
@@ -84,10 +90,13 @@ class TrainStep:
           batch: (views [n, h, w, 3 or 6] in [0, 1], labels [n]) of every replica.
 
         Returns:
-          float32 [len(metric_names)]: the scalars, means over the replicas.
+          float32 [len(metric_names)]: the scalars, means over the replicas; and whether the step is sound: a boolean,
+          False if the loss or a gradient is not finite. A step that float16 leaves out is sound, as long as its loss
+          scale can shrink.
         """
         step = self._in_micro_batches if self._micro_batches > 1 else self._at_once
-        return self._strategy.reduce("MEAN", step(batch), axis=None)
+        scalars = self._strategy.reduce("MEAN", step(batch), axis=None)
+        return scalars[:-1], scalars[-1] == 1
 
     # What all forms of the step share; in replica context.
 
@@ -130,6 +139,9 @@ class TrainStep:
           head_moments: see `_head_moments`; may be stacked, [parts, inputs], for equal parts of the rows.
           losses: dict of scalars that add up to the total loss, without weight decay.
           reported: dict of further scalars.
+
+        Returns:
+          float32 [len(metric_names) + 1]: the metrics, and 1 if the step is sound, else 0.
         """
         variables, optimizer = self._model.trainable_variables, self._optimizer
         with tf.GradientTape() as tape:
@@ -144,11 +156,15 @@ class TrainStep:
             gradients = linear_head_gradients(self._model.supervised_head, variables, gradients, moments,
                                               model_lib.linear_head_rate_ratio(self._config))
         learning_rate = optimizer.learning_rate(optimizer.iterations)
+        finite = _are_finite([*losses.values(), *gradients])
         scaling = self._update(gradients, variables)
+        if scaling:
+            can_shrink = scaling["loss_scale"] > _LEAST_LOSS_SCALE
+            finite = _are_finite(losses.values()) & (finite | scaling["skipped_steps"] & can_shrink)
         total = tf.add_n([tf.cast(loss, decay.dtype) for loss in losses.values()]) + decay
         reported = {**losses, **reported, **scaling, "weight_decay": decay, "total_loss": total}
         reported = {**{f"train/{name}": value for name, value in reported.items()}, "learning_rate": learning_rate}
-        return tf.stack([tf.cast(reported[name], tf.float32) for name in self.metric_names])
+        return tf.stack([tf.cast(value, tf.float32) for value in (*map(reported.get, self.metric_names), finite)])
 
     def _update(self, gradients, variables):
         """Applies the gradients; returns what there is to tell about loss scaling."""

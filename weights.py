@@ -13,10 +13,12 @@ import re
 import tensorflow as tf
 
 import resnet
-from config import UserError
+from config import UserError, first_line
 
+READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)  # what damaged files raise
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SLOT = "/.OPTIMIZER_SLOT/"
+_SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _LEAVES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
 # What a key of ours is made of, below `model`. An object graph has many other ways to every variable.
@@ -54,9 +56,17 @@ class WeightFile:
         return tf1_names(keys) if self.tf1 else {key: key for key in keys}
 
     def reader(self):
-        """A function from a name to its array."""
+        """A function from a name to its array. It raises `UserError` where the file is damaged."""
         reader = tf.train.load_checkpoint(self.path)
-        return lambda name: reader.get_tensor(self.tensors[name])
+
+        def read(name):
+            try:
+                return reader.get_tensor(self.tensors[name])
+            except READ_ERRORS as error:
+                raise UserError(f"{self.path} is damaged ({name}: {first_line(error)}): name another, or copy it anew"
+                                ) from error
+
+        return read
 
 
 # ------------------------------------------------------------------------------------------------------- finding
@@ -66,8 +76,8 @@ def locate(path, flag="--checkpoint"):
     """The prefix of the tensors that `path` means, and whether they are a SavedModel's.
 
     Args:
-      path: a directory (its latest checkpoint, or a SavedModel), a prefix, or a TF Hub handle (https://...), which is
-        downloaded. Any file system that TensorFlow knows, such as gs://.
+      path: a directory (its latest checkpoint, a SavedModel, or SavedModels by step), a prefix, or a TF Hub handle
+        (https://...), which is downloaded. Any file system that TensorFlow knows, such as gs://.
       flag: for errors.
 
     Raises:
@@ -75,9 +85,21 @@ def locate(path, flag="--checkpoint"):
     """
     if path.startswith(("http://", "https://")):
         path = _download(path, flag)
+    try:
+        return _locate(path, flag)
+    except (tf.errors.OpError, ValueError) as error:  # ValueError: a list of checkpoints that is empty.
+        raise UserError(f"{flag}={path} cannot be read ({first_line(error)}): check the path, or name a local copy"
+                        ) from error
+
+
+def _locate(path, flag):
     if tf.io.gfile.isdir(path):
-        if any(tf.io.gfile.exists(tf.io.gfile.join(path, name)) for name in ("saved_model.pb", "saved_model.pbtxt")):
-            return tf.io.gfile.join(path, "variables", "variables"), True
+        steps = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
+        saved_models = [path, *(tf.io.gfile.join(path, step) for step in sorted(
+            (step for step in steps if step.isdigit()), key=int, reverse=True))]  # A run has saved_model/<step>/.
+        for directory in saved_models:
+            if any(tf.io.gfile.exists(tf.io.gfile.join(directory, name)) for name in _SAVED_MODEL_FILES):
+                return tf.io.gfile.join(directory, "variables", "variables"), True
         prefix = tf.train.latest_checkpoint(path)
         if prefix is None:
             raise UserError(f"{flag}={path}: no checkpoint and no SavedModel in this directory; {_inside(path)}")
@@ -103,9 +125,8 @@ def _download(handle, flag):
     try:
         return hub.resolve(handle)
     except Exception as error:  # Whatever network, server and archive can raise, the remedy is the same.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{flag}={handle} could not be downloaded ({reason}): check the handle, or name a local copy"
-                        ) from error
+        raise UserError(f"{flag}={handle} could not be downloaded ({first_line(error)}): check the handle, or name a "
+                        "local copy") from error
 
 
 def open_weights(path, flag="--checkpoint") -> WeightFile:
@@ -114,21 +135,26 @@ def open_weights(path, flag="--checkpoint") -> WeightFile:
     try:
         reader = tf.train.load_checkpoint(prefix)
         shapes = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items()}
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{flag}={path}: {prefix} cannot be read ({reason}): is it complete?") from error
-    tensors = {key: key for key in shapes}
-    candidates = [("TF2", _flat_keys(tensors)), ("TF1", _tf1_keys(tensors))]
-    if _GRAPH in shapes:
-        walked, named = _graph_keys(reader.get_tensor(_GRAPH))
-        candidates += [("TF2", walked), ("TF1", _tf1_keys(named))]
-    version, tensors = next(((version, found) for version, found in candidates if found), (None, None))
+        version, tensors = _find_tensors(reader, shapes)
+        step = _step(reader, shapes)
+    except READ_ERRORS as error:
+        raise UserError(f"{flag}={path}: {prefix} cannot be read ({first_line(error)}): is it complete?") from error
     if tensors is None:
         raise UserError(f"{flag}={path}: {prefix} holds no SimCLR network (neither model/resnet_model/... nor "
                         f"base_model/...; its first keys: {', '.join(sorted(shapes)[:3])})")
     kind = f"SavedModel{' (TF1 names)' if version == 'TF1' else ''}" if saved_model else f"{version} checkpoint"
     return WeightFile(prefix, kind, version == "TF1", tensors, {name: shapes[key] for name, key in tensors.items()},
-                      len(shapes.keys() - set(tensors.values()) - {_GRAPH}), _step(reader, shapes))
+                      len(shapes.keys() - set(tensors.values()) - {_GRAPH}), step)
+
+
+def _find_tensors(reader, shapes):
+    """Version of the names, and name -> key; (None, None) if there is no SimCLR network."""
+    tensors = {key: key for key in shapes}
+    candidates = [("TF2", _flat_keys(tensors)), ("TF1", _tf1_keys(tensors))]
+    if _GRAPH in shapes:
+        walked, named = _graph_keys(reader.get_tensor(_GRAPH))
+        candidates += [("TF2", walked), ("TF1", _tf1_keys(named))]
+    return next(((version, found) for version, found in candidates if found), (None, None))
 
 
 def _step(reader, shapes):

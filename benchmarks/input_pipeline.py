@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import config as config_lib
 import data
+import sources
 from benchmarks import measure, original_pipeline
 
 _WARM_UP = 1.0  # seconds in which a new iterator finds its parallelism
@@ -82,8 +83,8 @@ def run_decoding(name, source, config, arguments):
 
 def cases(arguments):
     """(name, function, source, config) of every case."""
-    cifar10 = data.TfdsSource("cifar10", arguments.tfds_dir)
-    photos = data.open_source(f"folder:{arguments.photos_dir}")
+    cifar10 = sources.TfdsSource("cifar10", arguments.tfds_dir)
+    photos = sources.open_source(f"folder:{arguments.photos_dir}")
     for strength in (1.0, 0.5):
         small = config_lib.Config(
             dataset="cifar10", image_size=32, train_batch_size=256, color_jitter_strength=strength)

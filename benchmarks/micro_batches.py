@@ -34,7 +34,7 @@ def one_step(batch, micro, precision):
                      strategy=tf.distribute.get_strategy())
     views = tf.random.stateless_uniform([batch, 32, 32, 6], [1, 2])
     begin = time.perf_counter()
-    scalars = tf.function(step)((views, tf.range(batch) % 10)).numpy()
+    scalars = tf.function(step)((views, tf.range(batch) % 10))[0].numpy()
     loss = float(scalars[step.metric_names.index("train/contrast_loss")])
     print(json.dumps(dict(seconds=time.perf_counter() - begin, megabytes=measure.peak_megabytes(), loss=loss)))
 

@@ -37,7 +37,7 @@ def ours(batch, views, labels, **settings):
     checkpoint.TrainingState(model, optimizer, "unused", 1)
     step = tf.function(TrainStep(model=model, optimizer=optimizer, config=config, num_classes=_CLASSES, seed=1,
                                  strategy=tf.distribute.get_strategy()))
-    return lambda: step((views, labels)).numpy()
+    return lambda: step((views, labels))[0].numpy()
 
 
 def plain(views, labels, precision="float32"):

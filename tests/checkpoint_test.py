@@ -115,7 +115,7 @@ def test_warm_start_takes_directories_and_prefixes_and_tells(tmp_path):
     prefix = state.save()
     for path in (str(tmp_path), prefix):
         model = model_lib.build_model(Config(**SMALL), 4)
-        lines = checkpoint.warm_start(model, path)
+        lines = checkpoint.warm_start(model, path).lines
         count = len(model.variables)
         assert lines[0] == f"loaded {count} of {count} variables from {prefix} (TF2 checkpoint)"
         assert lines[1].startswith("left out: ") and "tensors of the optimizer" in lines[1] and len(lines) == 2
@@ -127,7 +127,7 @@ def test_warm_start_leaves_out_heads_that_do_not_fit(tmp_path):
     prefix = write_formula_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
     model = model_lib.build_model(Config(**{**SMALL, "proj_out_dim": 8}, train_mode="finetune"), 7)
     fresh_head = model.supervised_head.linear_layer.dense.kernel.numpy()
-    lines = checkpoint.warm_start(model, prefix)
+    lines = checkpoint.warm_start(model, prefix).lines
     assert any("left out: linear head" in line and "is [512, 4] there, [512, 7] here" in line for line in lines)
     assert any("left out: projection head" in line for line in lines)
     np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)

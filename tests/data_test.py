@@ -9,6 +9,7 @@ import tensorflow as tf
 import config as config_lib
 import data
 import data_util
+import sources
 from config import UserError
 
 
@@ -56,7 +57,7 @@ def levels_of(records, source):
 
 
 def test_digits_are_real_balanced_and_divided_once_for_all():
-    source = data.digits_source()
+    source = sources.digits_source()
     assert (source.num_examples("train"), source.num_examples("test"), source.num_classes) == (1437, 360, 10)
     rows = {split: list(source.records(split).as_numpy_iterator()) for split in ("train", "test")}
     train, test = ({item.tobytes() for _, item, _ in rows[split]} for split in ("train", "test"))
@@ -70,7 +71,7 @@ def test_folder_of_classes(tmp_path):
     levels = write_images(tmp_path, "cats/a.png", "cats/deep/er/b.png", "dogs/c.png", ".hidden/d.png", "dogs/.e.png",
                           "dogs/.thumbs/f.png")
     (tmp_path / "dogs" / "notes.txt").write_text("not an image")
-    source = data.folder_source(str(tmp_path))
+    source = sources.folder_source(str(tmp_path))
     assert source.class_names == ["cats", "dogs"] and source.split_names == ["train"]
     found = {(int(source.decode(item)[0, 0, 0]), int(label)) for _, item, label in source.records("train")}
     assert found == {(levels["cats/a.png"], 0), (levels["cats/deep/er/b.png"], 0), (levels["dogs/c.png"], 1)}
@@ -78,7 +79,7 @@ def test_folder_of_classes(tmp_path):
 
 def test_folder_with_splits(tmp_path):
     write_images(tmp_path, "train/x/1.png", "train/y/2.png", "test/y/3.png", "val/x/4.png")
-    source = data.folder_source(str(tmp_path))
+    source = sources.folder_source(str(tmp_path))
     assert source.split_names == ["test", "train", "validation"] and source.class_names == ["x", "y"]
     assert [int(label) for _, _, label in source.records("test")] == [1]
 
@@ -86,7 +87,7 @@ def test_folder_with_splits(tmp_path):
 @pytest.mark.parametrize("names", [("1.png", "2.jpg.png"), ("train/1.png", "test/2.png")])
 def test_folder_without_classes_is_unlabelled(tmp_path, names):
     write_images(tmp_path, *names)
-    source = data.folder_source(str(tmp_path))
+    source = sources.folder_source(str(tmp_path))
     assert source.num_classes is None
     assert {int(label) for split in source.split_names for _, _, label in source.records(split)} == {-1}
 
@@ -97,13 +98,13 @@ def test_folder_without_classes_is_unlabelled(tmp_path, names):
 def test_bad_folders_are_told_in_one_line(tmp_path, names, word):
     write_images(tmp_path, *names)
     with pytest.raises(UserError, match=word) as error:
-        data.folder_source(str(tmp_path))
+        sources.folder_source(str(tmp_path))
     assert "--dataset=folder:" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_slices_of_folders_hold_all_classes(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(30)))
-    source = data.folder_source(str(tmp_path))
+    source = sources.folder_source(str(tmp_path))
     parts = [[int(key) for key, _, _ in source.records(split)] for split in ("train[:20]", "train[20:]")]
     assert sorted(parts[0] + parts[1]) == list(range(60)) and len(parts[0]) == 20
     labels = [int(label) for _, _, label in source.records("train[:20]")]
@@ -111,7 +112,7 @@ def test_slices_of_folders_hold_all_classes(tmp_path):
 
 
 def test_tfds_records(tiny_tfds):
-    source = data.open_source("tiny_shapes", tiny_tfds)
+    source = sources.open_source("tiny_shapes", tiny_tfds)
     assert source.num_classes == 4 and source.split_names == ["test", "train"]
     records = list(source.records("train"))
     assert sorted(levels_of(records, source)) == list(range(40))
@@ -122,8 +123,8 @@ def test_tfds_records(tiny_tfds):
 
 
 def test_keys_are_the_same_in_slices(tiny_tfds):
-    tiny = data.open_source("tiny_shapes", tiny_tfds)
-    for source, split in ((tiny, "train[30:]"), (data.digits_source(), "train[9:19]")):
+    tiny = sources.open_source("tiny_shapes", tiny_tfds)
+    for source, split in ((tiny, "train[30:]"), (sources.digits_source(), "train[9:19]")):
         def named(split, source=source):
             return {np.array(item).tobytes(): int(key) for key, item, _ in source.records(split).as_numpy_iterator()}
         whole, part = named("train"), named(split)
@@ -132,7 +133,7 @@ def test_keys_are_the_same_in_slices(tiny_tfds):
 
 @pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
 def test_order_depends_on_the_seed_alone(name, tiny_tfds):
-    source = data.open_source(name, tiny_tfds)
+    source = sources.open_source(name, tiny_tfds)
 
     def keys(seed, **kwargs):
         return [int(key) for key, _, _ in source.records("test", seed, **kwargs)]
@@ -144,7 +145,7 @@ def test_order_depends_on_the_seed_alone(name, tiny_tfds):
 @pytest.mark.parametrize("name, split", [("digits", "test"), ("tiny_shapes", "train"), ("tiny_shapes", "test")])
 @pytest.mark.parametrize("shards", [2, 3])
 def test_shards_divide_a_split(name, split, shards, tiny_tfds):
-    source = data.open_source(name, tiny_tfds)
+    source = sources.open_source(name, tiny_tfds)
     for seed in (None, 4):
         parts = [[int(key) for key, _, _ in source.records(split, seed, shards, shard)] for shard in range(shards)]
         assert [len(part) for part in parts] == [source.num_examples(split, shards, shard) for shard in range(shards)]
@@ -152,7 +153,7 @@ def test_shards_divide_a_split(name, split, shards, tiny_tfds):
 
 
 def test_shuffle_buffer_is_bounded_by_memory(tiny_tfds):
-    source = data.open_source("tiny_shapes", tiny_tfds)
+    source = sources.open_source("tiny_shapes", tiny_tfds)
     assert source.shuffle_buffer_size("train", 1) == 40
     mean = sum(info.num_bytes for info in source._builder.info.splits.values()) / 50
     assert source.shuffle_buffer_size("train", 5.01 * mean / 2**20) == 5
@@ -162,19 +163,19 @@ def test_shuffle_buffer_is_bounded_by_memory(tiny_tfds):
 
 
 def test_training_data_has_the_shapes_and_range_of_the_network():
-    dataset = data.build_train_dataset(make_config(), data.digits_source(), seed=3, batch_size=16)
+    dataset = data.build_train_dataset(make_config(), sources.digits_source(), seed=3, batch_size=16)
     views, labels = next(iter(dataset))
     assert views.shape == [16, 8, 8, 6] and views.dtype == tf.float32 and labels.shape == [16]
     assert np.min(views) >= 0 and np.max(views) <= 1
     assert np.abs(views[..., :3] - views[..., 3:]).mean() > 0.02  # two different views
     finetune = make_config(train_mode="finetune")
-    assert next(iter(data.build_train_dataset(finetune, data.digits_source(), 3, 16)))[0].shape == [16, 8, 8, 3]
+    assert next(iter(data.build_train_dataset(finetune, sources.digits_source(), 3, 16)))[0].shape == [16, 8, 8, 3]
 
 
 @pytest.mark.parametrize("name, cache, strength", [
     ("digits", False, 1.0), ("tiny_shapes", False, 0.0), ("tiny_shapes", True, 0.0)])
 def test_any_step_can_be_continued_at(name, cache, strength, tiny_tfds):
-    source = data.open_source(name, tiny_tfds)
+    source = sources.open_source(name, tiny_tfds)
     config = make_config(train_split="train[:40]", cache_dataset=cache, color_jitter_strength=strength)
     whole = data.build_train_dataset(config, source, 5, 16)
     expected = list(whole.take(7).as_numpy_iterator())
@@ -186,7 +187,7 @@ def test_any_step_can_be_continued_at(name, cache, strength, tiny_tfds):
 
 @pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
 def test_every_epoch_has_every_example_once_in_another_order(name, tiny_tfds):
-    source = data.open_source(name, tiny_tfds)
+    source = sources.open_source(name, tiny_tfds)
     config = make_config(train_split="train[:40]", color_jitter_strength=0.0)
     dataset = data.build_train_dataset(config, source, 5, 8)
     labels = np.concatenate([labels for _, labels in dataset.take(10).as_numpy_iterator()]).reshape(2, 40)
@@ -197,7 +198,7 @@ def test_every_epoch_has_every_example_once_in_another_order(name, tiny_tfds):
 
 def test_views_follow_seed_and_epoch_not_the_order():
     config = make_config(train_split="train[:40]", train_batch_size=40, color_jitter_strength=0.0)
-    source = data.digits_source()
+    source = sources.digits_source()
 
     def batches(seed, **settings):
         dataset = data.build_train_dataset(config.replace(**settings), source, seed, 40)
@@ -211,7 +212,7 @@ def test_views_follow_seed_and_epoch_not_the_order():
 
 def test_views_do_not_depend_on_the_batch_size():
     """Batches of 1, 6 and 20 are cropped and coloured in chunks of as many, and in other company."""
-    source = data.digits_source()
+    source = sources.digits_source()
     reference = None
     for batch_size in (1, 6, 20):
         config = make_config(train_split="train[:24]")
@@ -235,7 +236,7 @@ def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
     options = {"chroma_downsampling": False} if pixels == "jpeg_without_subsampling" else {}
     encoded = tf.io.encode_png(image) if pixels == "png" else tf.io.encode_jpeg(image, quality=80, **options)
     (tmp_path / "a.png").write_bytes(encoded.numpy())  # Contents count, not suffixes.
-    source = data.open_source(f"folder:{tmp_path}")
+    source = sources.open_source(f"folder:{tmp_path}")
     whole = source.decode(encoded).numpy()
     policy = data_util.simclr_policy(0.0, "multiplicative")
 
@@ -264,15 +265,15 @@ def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
                                                 (1.0, [10, 30, 60])])
 def test_a_fraction_has_as_many_of_every_class_as_there_are(fraction, expected):
     labels = np.random.default_rng(0).permutation([0] * 10 + [1] * 30 + [2] * 60 + [-1] * 50)
-    rows = data.choose_balanced(labels, fraction, 3)
+    rows = sources.choose_balanced(labels, fraction, 3)
     counts = np.bincount(labels[rows], minlength=3)
     assert sorted(counts) == expected and len(set(rows)) == len(rows) and (np.diff(rows) > 0).all()
-    assert (rows == data.choose_balanced(labels, fraction, 3)).all()
-    assert fraction == 1 or set(rows) != set(data.choose_balanced(labels, fraction, 4))
+    assert (rows == sources.choose_balanced(labels, fraction, 3)).all()
+    assert fraction == 1 or set(rows) != set(sources.choose_balanced(labels, fraction, 4))
 
 
 def restricted(name, tiny_tfds, fraction=0.2, seed=0):
-    source = data.digits_source() if name == "digits" else data.TfdsSource("tiny_shapes", tiny_tfds)
+    source = sources.digits_source() if name == "digits" else sources.TfdsSource("tiny_shapes", tiny_tfds)
     source.restrict("train", fraction, seed)
     return source
 
@@ -290,7 +291,7 @@ def test_a_restricted_split_is_the_same_on_every_host_and_run(name, total, shard
     assert found == records(5) and len(found) == len(set(found)) == total
     counts = np.bincount([label for _, label in found])
     assert counts.max() - counts.min() <= 1
-    whole = data.digits_source() if name == "digits" else data.TfdsSource("tiny_shapes", tiny_tfds)
+    whole = sources.digits_source() if name == "digits" else sources.TfdsSource("tiny_shapes", tiny_tfds)
     assert set(found) < {(int(key), int(label)) for key, _, label in whole.records("train").as_numpy_iterator()}
     other = restricted(name, tiny_tfds, seed=1)
     assert set(found) != {(int(key), int(label)) for key, _, label in other.records("train").as_numpy_iterator()}
@@ -322,7 +323,7 @@ def test_too_small_a_fraction_is_told(tiny_tfds):
 
 def test_cache_reads_files_once(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(10)))
-    source = data.folder_source(str(tmp_path))
+    source = sources.folder_source(str(tmp_path))
     config = make_config(train_batch_size=10, cache_dataset=True)
     batches = iter(data.build_train_dataset(config, source, 1, 10).prefetch(0))
     next(batches), next(batches)
@@ -334,7 +335,7 @@ def test_cache_reads_files_once(tmp_path):
 
 @pytest.mark.parametrize("batch, replicas", [(7, 1), (16, 1), (4, 2), (360, 1), (100, 4)])
 def test_evaluation_sees_every_example_once(batch, replicas):
-    source = data.digits_source()
+    source = sources.digits_source()
     dataset = data.build_eval_dataset(make_config(), source, "test", batch, replicas=replicas)
     batches = list(dataset.as_numpy_iterator())
     assert len(batches) % replicas == 0 and all(len(images) == batch for images, _, _ in batches)
@@ -346,7 +347,7 @@ def test_evaluation_sees_every_example_once(batch, replicas):
 
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_hosts_evaluate_as_many_batches(hosts):
-    source = data.digits_source()
+    source = sources.digits_source()
     counts, total = set(), 0
     for host in range(hosts):
         context = tf.distribute.InputContext(hosts, host, hosts)
@@ -357,7 +358,7 @@ def test_hosts_evaluate_as_many_batches(hosts):
 
 
 def test_view_pairs_are_reproducible():
-    source, config = data.digits_source(), make_config(color_jitter_strength=0.0)
+    source, config = sources.digits_source(), make_config(color_jitter_strength=0.0)
     first, second = (list(data.build_view_pairs(config, source, "test", 9, 50)) for _ in range(2))
     assert len(first) == 7
     np.testing.assert_array_equal(first[3][0], second[3][0])
@@ -368,19 +369,19 @@ def test_view_pairs_are_reproducible():
 
 def test_unknown_data_set_and_split():
     with pytest.raises(UserError, match="--dataset=cifar11 is not known.*did you mean cifar10"):
-        data.open_source("cifar11")
+        sources.open_source("cifar11")
     with pytest.raises(UserError, match="--dataset=folder:/no/such: there is no such directory"):
-        data.open_source("folder:/no/such")
-    source = data.digits_source()
+        sources.open_source("folder:/no/such")
+    source = sources.digits_source()
     for split in ("validation", "train[:10", "train[99%%:]"):
         with pytest.raises(UserError, match="--eval_split=.*it has test, train"):
-            data.check_split(source, "eval_split", split)
+            sources.check_split(source, "eval_split", split)
     with pytest.raises(UserError, match="is empty"):
-        data.check_split(source, "train_split", "train[5:5]")
+        sources.check_split(source, "train_split", "train[5:5]")
 
 
 def test_evaluation_split_falls_back_to_test_only_if_unset():
-    source = data.digits_source()
-    assert data.choose_eval_split(source, "validation", given=False) == "test"
-    assert data.choose_eval_split(source, "validation", given=True) == "validation"
-    assert data.choose_eval_split(source, "train[:10%]", given=True) == "train[:10%]"
+    source = sources.digits_source()
+    assert sources.choose_eval_split(source, "validation", given=False) == "test"
+    assert sources.choose_eval_split(source, "validation", given=True) == "validation"
+    assert sources.choose_eval_split(source, "train[:10%]", given=True) == "train[:10%]"

@@ -16,6 +16,7 @@ import evaluate
 import experiment
 import features
 import model as model_lib
+import sources
 import train
 import train_step
 from config import Config, UserError
@@ -86,7 +87,7 @@ def test_preview_shows_pairs(whole_run):
 
 def test_the_linear_head_is_evaluated_on_every_example(whole_run):
     config = Config(**TINY, model_dir=str(whole_run[0])).replace(eval_split="test", eval_batch_size=77)
-    source, model = data.digits_source(), model_lib.build_model(Config(**TINY), 10)
+    source, model = sources.digits_source(), model_lib.build_model(Config(**TINY), 10)
     checkpoint.load_model(model, str(whole_run[0] / "ckpt-4"))
     result = evaluate.linear_head(config, source, model, tf.distribute.get_strategy())
     images, labels, weights = next(iter(data.build_eval_dataset(config, source, "test", 360)))
@@ -157,7 +158,7 @@ def test_without_labels_it_pretrains_and_evaluates_the_contrastive_task(tmp_path
 
 def test_without_a_linear_head_labels_still_serve_knn():
     config = Config(**TINY, lineareval_while_pretraining=False)
-    assert evaluate.protocols(config, data.digits_source()) == ["contrastive", "knn"]
+    assert evaluate.protocols(config, sources.digits_source()) == ["contrastive", "knn"]
 
 
 # ------------------------------------------------------------------------------------------------------- fine-tuning
@@ -186,7 +187,7 @@ def test_fine_tuning_to_other_classes_from_a_head_of_zeros(whole_run, tmp_path, 
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train", train_mode="finetune",
                     checkpoint=str(whole_run[0] / "ckpt-4"), train_batch_size=12, zero_init_logits_layer=True)
     config = Config(**{**TINY, **settings, "model_dir": str(tmp_path / "run")})
-    state = train.build_training_state(config, data.open_source(config.dataset), tf.distribute.get_strategy(),
+    state = train.build_training_state(config, sources.open_source(config.dataset), tf.distribute.get_strategy(),
                                        config.model_dir)
     assert "left out: linear head" in capsys.readouterr().out
     assert not any(variable.numpy().any() for variable in state.model.supervised_head.variables)
@@ -256,8 +257,10 @@ def test_bad_input_is_refused_before_anything_is_written(settings, words, tmp_pa
 
 def test_another_architecture_in_model_dir_is_refused_and_nothing_is_lost(whole_run):
     before = {path: path.read_bytes() for path in whole_run[0].rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match="--model_dir=.*another network"):
+    with pytest.raises(UserError, match=r"--model_dir=.*was begun with --resnet_depth=18 \(now 34\)"):
         run(whole_run[0], resnet_depth=34)
+    with pytest.raises(UserError, match="--model_dir=.*another network"):
+        run(whole_run[0], resnet_depth=34, allow_flag_changes=True)
     with pytest.raises(UserError, match="--model_dir.*another network"):
         run(whole_run[0], resnet_depth=34, mode="eval")
     assert before == {path: path.read_bytes() for path in whole_run[0].rglob("*") if path.is_file()}
@@ -291,22 +294,22 @@ def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
 
 def test_micro_batches_must_divide_among_replicas(two_replicas):
     with pytest.raises(UserError, match="--micro_batch_size=1 does not divide among 2 replicas"):
-        train.check_batch(Config(**TINY, micro_batch_size=1), data.digits_source(), two_replicas)
+        train.check_batch(Config(**TINY, micro_batch_size=1), sources.digits_source(), two_replicas)
 
 
 def test_batches_must_divide_among_replicas(two_replicas):
     with pytest.raises(UserError, match="--train_batch_size=33 does not divide among 2 replicas: use 32"):
-        train.check_batch(Config(**{**TINY, "train_batch_size": 33}), data.digits_source(), two_replicas)
+        train.check_batch(Config(**{**TINY, "train_batch_size": 33}), sources.digits_source(), two_replicas)
 
 
 def test_one_class_is_nothing_to_evaluate_on(tmp_path):
     write_images(tmp_path, *(f"only/{number}.png" for number in range(8)))
     config = Config(**{**TINY, "dataset": f"folder:{tmp_path}"}, eval_protocol="knn").replace(
         train_split="train[:6]", eval_split="train[6:]", eval_batch_size=4)
-    source = data.open_source(config.dataset)
+    source = sources.open_source(config.dataset)
     model = model_lib.build_model(config, 1)
     with pytest.raises(UserError, match="two classes"):
-        evaluate.evaluate(config, source, model, tf.distribute.get_strategy(), 1)
+        list(evaluate.evaluate(config, source, model, tf.distribute.get_strategy(), 1))
 
 
 # ------------------------------------------------------------------------------------------------------- replicas
@@ -314,7 +317,7 @@ def test_one_class_is_nothing_to_evaluate_on(tmp_path):
 
 def test_two_replicas_evaluate_as_one(two_replicas):
     config = Config(**{**TINY, "train_split": "train[:30]"}).replace(eval_split="test[:101]", eval_batch_size=14)
-    source, results = data.digits_source(), []
+    source, results = sources.digits_source(), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):
         with strategy.scope():
             keras.utils.set_random_seed(3)

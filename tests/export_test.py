@@ -77,6 +77,28 @@ def test_saved_model_works_in_hub_keras_layer(saved_model, trainable):
     layer = hub.KerasLayer(saved_model, trainable=trainable, output_key="final_avg_pool")
     assert layer(tf.zeros([2, 8, 8, 3])).shape == [2, 512]
     assert bool(layer.trainable_variables) == trainable
+    if trainable:
+        assert_fine_tuning_helps(layer)
+
+
+def assert_fine_tuning_helps(layer):
+    """Gradient descent through a `hub.KerasLayer` lowers a loss, and moves batch norm's statistics in training only."""
+    images, target = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([[0.0], [2.0]] * 4)
+    statistics = [v for v in layer.variables if "moving" in v.name]
+    before, losses = [v.numpy() for v in statistics], []
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((layer(images, training=True) - target) ** 2) + tf.add_n(layer.losses)
+        variables = layer.trainable_variables
+        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+            if gradient is not None:
+                variable.assign_sub(0.05 * gradient)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    after = [v.numpy() for v in statistics]
+    assert len(after) > 20 and all((new != old).any() for new, old in zip(after[:2], before))
+    layer(images, training=False)
+    assert all((v.numpy() == old).all() for v, old in zip(statistics, after))
 
 
 def test_a_second_export_works_and_a_missing_head_leaves_its_outputs_out(tmp_path):
@@ -178,9 +200,37 @@ def test_the_archive_is_a_module_and_its_card_tells(saved_model, run_dir, tmp_pa
         tar.extractall(tmp_path, filter="data")
     assert "final_avg_pool" in tf.saved_model.load(str(tmp_path))(tf.zeros([1, 8, 8, 3]))
     card = (run_dir / "simclr.md").read_text()
-    for words in ("# resnet18", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "Trained at 8 pixels",
+    for words in ("# resnet18", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "Made for 8 pixels",
+                  "Trained on imagenet2012 (train)",
                   "| eval/label_top_1_accuracy | 0.5123 |"):
         assert words in card
+
+
+def test_what_a_saved_model_knows_goes_with_its_weights(saved_model, tmp_path):
+    export.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
+    known = embeddings.read_description(str(tmp_path / "again"))
+    assert (known["image_size"], known["class_names"], known["step"]) == (8, CLASSES, 4)
+    assert known["flags"]["num_proj_layers"] == 2 and known["results"]["eval/label_top_1_accuracy"] == 0.51234
+
+
+def test_of_a_file_from_elsewhere_nothing_is_told_that_is_not_known(run_dir, tmp_path):
+    for path in run_dir.glob("ckpt-4.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    export.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
+                 f"--archive={tmp_path / 'new.tar.gz'}"])
+    card = (tmp_path / "new.md").read_text()
+    assert "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
+    known = embeddings.read_description(str(tmp_path / "new"))
+    assert known["class_names"] == [f"class {number}" for number in range(10)] and known["image_size"] == 16
+
+
+def test_the_file_decides_which_network_it_is(run_dir, tmp_path):
+    for path in run_dir.glob("ckpt-4.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "flags.json").write_text(json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"}))
+    (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
+    known = export._known_of(str(tmp_path / "ckpt-4"), None)
+    assert (known.config.resnet_depth, known.config.dataset, len(known.class_names)) == (18, "digits", 10)
 
 
 def naive_vectors(exported, folder, names, output):
@@ -254,16 +304,29 @@ def test_predict_tells_the_likeliest_classes(saved_model, exported, photos, caps
 
 @pytest.mark.parametrize("arguments, words", [
     (["--checkpoint=x"], "give --checkpoint=PATH and --export_dir=DIR"),
-    (["--checkpoint=RUN", "--export_dir=MODEL"], "has a SavedModel already"),
+    (["--checkpoint=RUN", "--export_dir=MODEL"], "is not empty"),
+    (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not empty"),
+    (["--checkpoint=RUN", "--export_dir=RUN/no/where"], "/no does not exist: make it first"),
+    (["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"], "is no directory"),
     (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
     (["embed", "RUN", "PHOTOS", "--out=v.npz"], "is a checkpoint: make a SavedModel"),
     (["embed", "MODEL", "RUN", "--out=v.npz"], "has no images"),
     (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv"),
-    (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "there is no directory"),
+    (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "no/where does not exist"),
+    (["embed", "FOREIGN", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as SimCLR's"),
+    (["embed", "DAMAGED", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as SimCLR's"),
+    (["predict", "MODEL", "RUN/none.png"], "there is no such file"),
     (["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"], "has no pool: it has block_group1"),
 ])
-def test_bad_command_lines_are_told_in_one_line(arguments, words, saved_model, run_dir, photos, capsys):
-    places = dict(RUN=run_dir, MODEL=saved_model, PHOTOS=photos)
+def test_bad_command_lines_are_told_in_one_line(arguments, words, saved_model, run_dir, photos, tmp_path, capsys):
+    places = dict(RUN=run_dir, MODEL=saved_model, PHOTOS=photos, FOREIGN=tmp_path, DAMAGED=tmp_path / "damaged")
+    if "FOREIGN" in arguments:
+        module = tf.Module()
+        module.__call__ = tf.function(lambda x: x, input_signature=[tf.TensorSpec([2])])
+        tf.saved_model.save(module, str(tmp_path))
+    if "DAMAGED" in arguments:
+        (tmp_path / "damaged").mkdir()
+        (tmp_path / "damaged" / "saved_model.pb").write_bytes(b"no module")
     for name, place in places.items():
         arguments = [argument.replace(name, str(place)) for argument in arguments]
     with pytest.raises(SystemExit) as stop:

@@ -52,8 +52,24 @@ def direct_accuracy(train, test, l2):
     return (scores.argmax(1) == test_labels).mean()
 
 
+def test_the_strength_is_chosen_on_held_out_examples():
+    """Noise asks for the greatest strength, and plain classes for the least."""
+    random = np.random.default_rng(0)
+    inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
+    assert features.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2"] == max(features.L2_CHOICES)
+    inputs = inputs * 0.01 + labels[:, np.newaxis]
+    assert features.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2"] == min(features.L2_CHOICES)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_few_examples_of_a_class_are_fitted(count):
+    inputs = np.random.default_rng(0).normal(size=(count, 3))
+    for row in range(count):  # wherever the only example of its class stands
+        labels = (np.arange(count) == row).astype(int)
+        assert 0 <= features.lbfgs_accuracy((inputs, labels), (inputs, labels))["accuracy"] <= 1
+
+
 def test_logistic_regression_against_scipy(sets):
     found = features.lbfgs_accuracy(*sets)
-    assert found["l2"] in features.L2_CHOICES
     assert abs(found["accuracy"] - direct_accuracy(*sets, found["l2"])) <= 1 / 150
     assert found["accuracy"] > 0.7

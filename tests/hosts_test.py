@@ -15,10 +15,10 @@ import pytest
 import tensorflow as tf
 
 import config as config_lib
-import data
 import devices
 import evaluate
 import host_worker
+import sources
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 
@@ -95,7 +95,7 @@ def test_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
 
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_each_host_trains_on_its_share(hosts):
-    source, parts = data.digits_source(), []
+    source, parts = sources.digits_source(), []
     for host in range(hosts):
         parts.append([int(key) for key, _, _ in source.records("train[:60]", 5, hosts, host)])
     whole = [int(key) for key, _, _ in source.records("train[:60]", 5)]
@@ -184,6 +184,14 @@ def test_two_hosts_train_resume_and_evaluate_as_one(tmp_path, float64):
     assert {evaluate.LINEAR_TOP_1, evaluate.LBFGS, evaluate.KNN, "eval/contrast_loss"} <= set(results[0])
     assert results[1] == pytest.approx(results[0], rel=1e-6)
     assert files_in(two) == files_in(one)
+
+
+@pytest.mark.slow
+def test_two_hosts_take_the_same_share_of_the_labels(tmp_path, float64):
+    settings = {**SETTINGS, "train_mode": "supervised", "label_fraction": 0.5, "linear_head_learning_rate": None}
+    host_worker.run({**settings, "model_dir": str(tmp_path / "one")})
+    run_hosts([tmp_path / "two", tmp_path / "elsewhere"], settings)
+    assert_same_checkpoint(tmp_path / "one", tmp_path / "two", 3)
 
 
 def files_in(directory):

@@ -5,17 +5,17 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [
-    ("config", "data_util", "objective", "lars_optimizer", "resnet", "metrics", "progress"),
-    ("data", "devices", "model", "weights"),
-    ("checkpoint", "embeddings", "features", "train_step"),
+    ("config", "data_util", "objective", "lars_optimizer", "resnet", "metrics", "progress", "stopping"),
+    ("devices", "model", "sources", "weights"),
+    ("checkpoint", "data", "embeddings", "model_dir", "features", "train_step"),
     ("export",),
     ("evaluate",),
     ("train",),
     ("experiment",),
     ("run",),
 ]
-# Errors for the user are part of the settings; everyone may raise them.
-EXCEPTIONS = {"config"}
+# Errors for the user are part of the settings; everyone may raise them. And everyone may have a safe point.
+EXCEPTIONS = {"config", "stopping"}
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 

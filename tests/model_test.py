@@ -100,7 +100,7 @@ def test_three_training_steps_equal_the_originals(case, float64):
     for number in range(3):
         views = random.uniform(0, 1, (16, size, size, 6)).astype(np.float32)
         reported = dict(zip(train_step.metric_names, step(
-            (tf.constant(views), tf.constant(random.integers(0, 10, 16)))).numpy()))
+            (tf.constant(views), tf.constant(random.integers(0, 10, 16))))[0].numpy()))
         losses = [reported[f"train/{name}"] for name in ("contrast_loss", "supervised_loss", "weight_decay")]
         np.testing.assert_allclose(losses, TRAIN_STEP[f"{case}/step{number}/losses"], rtol=2e-6)
         moved = [np.linalg.norm(variables[str(key)].numpy() - start[str(key)]) for key in TRAIN_STEP[f"{case}/keys"]]

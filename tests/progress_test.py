@@ -1,8 +1,11 @@
 """What people see, on a terminal and elsewhere."""
 
 import io
+import subprocess
+import sys
 
 import progress
+from conftest import ROOT
 
 
 class Terminal(io.StringIO):
@@ -46,3 +49,10 @@ def test_time_left_is_that_of_the_remaining_steps(capsys):
 def test_table_lines_up():
     text = progress.table("title", [("a", 1), None, ("longer", "x")])
     assert text.splitlines() == ["-" * 9, "title", "-" * 9, "a       1", "-" * 9, "longer  x", "-" * 9]
+
+
+def test_work_goes_on_when_nobody_reads():
+    code = "import progress, sys\nfor n in range(2000): progress.say('x' * 99)\nsys.stderr.write('all done')"
+    done = subprocess.run(f"{sys.executable} -c \"{code}\" | head -n 1", shell=True, cwd=ROOT, text=True,
+                          capture_output=True)
+    assert done.stdout == "x" * 99 + "\n" and done.stderr == "all done"

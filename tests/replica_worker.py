@@ -91,7 +91,7 @@ def train_case(strategy, settings):
                      strategy=strategy)
     run_steps = train.make_run_steps(step)
     batches = distributed_batches(config, strategy)
-    results = dict(zip(step.metric_names, run_steps(batches, tf.constant(1)).numpy()))
+    results = dict(zip(step.metric_names, run_steps(batches, tf.constant(1))[0].numpy()))
     variables = checkpoint.variables_by_key(model=model)
     trained = {key: variable for key, variable in variables.items() if variable.trainable}
     results.update({f"step 1: {key}": variable.numpy()

@@ -12,6 +12,7 @@ import features
 import metrics
 import model as model_lib
 import resnet
+import sources
 from train_step import TrainStep
 
 SMALL = dict(dataset="digits", resnet_depth=18, image_size=8, train_batch_size=4, num_proj_layers=2, proj_out_dim=16,
@@ -108,7 +109,7 @@ def test_xla_knows_all_operations_of_the_training_step(settings, few_blocks, tmp
     checkpoint.TrainingState(model, optimizer, str(tmp_path), 1)
     step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=10, seed=1,
                      strategy=tf.distribute.get_strategy())
-    batch = next(iter(data.build_train_dataset(config, data.digits_source(), 1, 4)))
+    batch = next(iter(data.build_train_dataset(config, sources.digits_source(), 1, 4)))
     assert "convolution" in lower_to_xla(step, batch)
 
 
@@ -125,7 +126,7 @@ def test_xla_knows_all_operations_of_the_evaluation(few_blocks):
 
 
 def test_all_batches_have_static_shapes():
-    config, source = config_lib.Config(**SMALL), data.digits_source()
+    config, source = config_lib.Config(**SMALL), sources.digits_source()
     training = data.build_train_dataset(config, source, 1, 4)
     for dataset in (training, data.build_eval_dataset(config, source, "test", 7, replicas=8)):
         assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)

@@ -56,7 +56,8 @@ def take_steps(config, state, order=None, strategy=None):
         dataset = tf.data.Dataset.from_tensor_slices((views[order], labels[order]))
         batch = next(iter(strategy.distribute_datasets_from_function(
             lambda _, dataset=dataset: dataset.batch(rows, drop_remainder=True))))
-        reported.append(dict(zip(step.metric_names, run(batch).numpy())))
+        scalars, sound = run(batch)
+        reported.append(dict(zip(step.metric_names, scalars.numpy()), sound=bool(sound)))
     return reported
 
 
@@ -112,7 +113,7 @@ def test_one_micro_batch_is_the_whole_batch(float64, tmp_path):
     step = make_step(config, micro)
     run = tf.function(step._in_micro_batches, autograph=False)
     for scalars, batch in zip(expected, batches(config)):
-        np.testing.assert_allclose(run(batch), [scalars[name] for name in step.metric_names], rtol=1e-6)
+        np.testing.assert_allclose(run(batch), [*(scalars[name] for name in step.metric_names), 1], rtol=1e-6)
     assert_same_variables(micro, whole)
 
 
@@ -184,7 +185,7 @@ def test_a_step_that_overflows_is_left_out_and_counted(replicas, two_replicas, t
     weights = state.model.trainable_variables + state.optimizer.variables()[1:]  # all but the number of steps
     start = [variable.numpy() for variable in weights]
     first, _ = take_steps(config, state, strategy=strategy)
-    assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30)
+    assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30) and first["sound"]
     assert state.step == 2 and state.optimizer.loss_scale.numpy() == np.float32(2.5e29)
     for variable, old in zip(weights, start):
         np.testing.assert_array_equal(variable, old)
@@ -193,6 +194,30 @@ def test_a_step_that_overflows_is_left_out_and_counted(replicas, two_replicas, t
         assert scalars["train/skipped_steps"] == 0 and scalars["train/loss_scale"] == 64
     assert state.step == 4
     assert all((variable.numpy() != old).any() for variable, old in zip(weights, start))
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("micro", [0, 4])
+def test_a_step_that_is_not_finite_is_not_sound(precision, micro, tmp_path):
+    config = Config(**SMALL, micro_batch_size=micro, precision=precision)
+    state = make_state(config, tmp_path)
+    if precision == "mixed_float16":
+        set_loss_scale(state, 64.0)
+    assert all(step["sound"] for step in take_steps(config, state))
+    kernel = state.model.trainable_variables[0]
+    kernel.assign(tf.tensor_scatter_nd_update(kernel, [[0] * 4], [np.nan]))
+    assert not any(step["sound"] for step in take_steps(config, state))
+
+
+def test_a_loss_scale_that_cannot_shrink_is_not_sound(tmp_path, monkeypatch):
+    config = Config(**SMALL, precision="mixed_float16")
+    state = make_state(config, tmp_path)
+    set_loss_scale(state, 1.0)
+    scaled = state.optimizer.get_unscaled_gradients
+    monkeypatch.setattr(state.optimizer, "get_unscaled_gradients", lambda gradients: [
+        gradient * np.inf for gradient in scaled(gradients)])
+    first, _ = take_steps(config, state)
+    assert first["train/skipped_steps"] == 1 and np.isfinite(first["train/total_loss"]) and not first["sound"]
 
 
 @pytest.mark.parametrize("wrote, reads", [("float32", "mixed_float16"), ("mixed_float16", "mixed_bfloat16"),

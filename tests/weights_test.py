@@ -1,5 +1,6 @@
 """Files of every kind that SimCLR's weights come in: what is found in them, loaded from them, and told about them."""
 
+import contextlib
 import http.server
 import io
 import re
@@ -13,9 +14,12 @@ import pytest
 import tensorflow as tf
 
 import checkpoint
+import evaluate
 import export
 import golden
 import model as model_lib
+import sources
+import train
 import weights
 from config import Config, UserError
 from conftest import ROOT
@@ -131,7 +135,7 @@ def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         model = model_lib.build_model(Config(**SMALL), 4)
-        lines = checkpoint.warm_start(model, f"{address}/simclr/1")
+        lines = checkpoint.warm_start(model, f"{address}/simclr/1").lines
         with pytest.raises(UserError, match="--checkpoint=.*/simclr/2 could not be downloaded") as error:
             weights.open_weights(f"{address}/simclr/2")
         server.shutdown()
@@ -155,7 +159,7 @@ def test_warm_start_from_tf1_leaves_out_what_does_not_fit(tmp_path):
     shapes = TF1_NETWORKS["resnet_depth=18_image_size=32"]
     path = formula_file(tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum"))
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32, train_mode="finetune"), 7)
-    lines = checkpoint.warm_start(model, path)
+    lines = checkpoint.warm_start(model, path).lines
     assert lines[0] == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
     assert lines[1].startswith("left out: linear head (head_supervised/linear_layer/dense/kernel is [512, 10] there")
     assert lines[2].startswith("left out: 2 tensors of the optimizer and counters")
@@ -179,9 +183,67 @@ def test_places_without_a_file_are_told(tmp_path):
     formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     with pytest.raises(UserError, match="no file named checkpoint, so name one of its prefixes, such as .*ckpt-7"):
         weights.open_weights(str(tmp_path))
+    (tmp_path / "checkpoint").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot be read .*: check the path"):
+        weights.open_weights(str(tmp_path))
     (tmp_path / "ckpt-7.index").write_bytes(b"broken")
     with pytest.raises(UserError, match="cannot be read"):
         weights.open_weights(str(tmp_path / "ckpt-7"))
+
+
+@pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
+def test_damaged_tensors_are_told_and_nothing_is_assigned(how, tmp_path):
+    path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    data_file = tmp_path / "ckpt-7.data-00000-of-00001"
+    content = data_file.read_bytes()
+    data_file.write_bytes(content[:len(content) // 3] if how == "cut" else content[:-9] + b"\xff" + content[-8:])
+    if how == "gone":
+        data_file.unlink()
+    model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
+    before = [variable.numpy() for variable in model.variables]
+    with pytest.raises(UserError, match="ckpt-7 (is damaged|cannot be read)") as error:
+        checkpoint.warm_start(model, path)
+    assert "\n" not in str(error.value)
+    assert all((variable.numpy() == old).all() for variable, old in zip(model.variables, before))
+
+
+def test_file_systems_that_are_not_there_are_told():
+    with pytest.raises(UserError, match="--checkpoint=nowhere://bucket/run cannot be read") as error:
+        weights.open_weights("nowhere://bucket/run")
+    assert "\n" not in str(error.value)
+
+
+def test_the_newest_of_a_runs_saved_models_is_taken(saved_models, tmp_path):
+    for step in ("9", "10"):
+        (tmp_path / step).symlink_to(saved_models["ours"])
+    assert weights.locate(str(tmp_path)) == (str(tmp_path / "10" / "variables" / "variables"), True)
+
+
+@pytest.mark.parametrize("selector, refused", [(1, True), (-1, True), (0, False), (-3, False)])
+def test_a_head_on_projections_needs_them(selector, refused, tmp_path):
+    """Otherwise it would learn from, or be tested on, a random layer."""
+    path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
+                    train_mode="finetune", ft_proj_selector=selector)
+    model = model_lib.build_model(config, 10)
+    needed = evaluate._needed_parts(config, sources.digits_source())
+    for load in (lambda: train._start_weights(config, model), lambda: checkpoint.load_parts(model, path, needed)):
+        with pytest.raises(UserError, match="--num_proj_layers=3") if refused else contextlib.nullcontext():
+            load()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_linear_head_that_has_seen_labels_is_told_or_begins_anew(anew, tmp_path, capsys):
+    path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    config = Config(resnet_depth=18, image_size=32, train_mode="finetune", checkpoint=path, zero_init_logits_layer=anew)
+    model = model_lib.build_model(config, 10)
+    train._start_weights(config, model)
+    assert ("--zero_init_logits_layer begins a new one" in capsys.readouterr().out) == (not anew)
+    assert model.supervised_head.linear_layer.dense.kernel.numpy().any() == (not anew)
+
+
+def test_flags_are_given_with_all_their_digits():
+    assert checkpoint.as_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
 
 
 def test_describe_tells_and_refuses_by_command_line(tmp_path):

@@ -1,0 +1,59 @@
+"""What `--deterministic` costs: images/s of whole trainings, input pipeline included, with it and without.
+
+    python -m benchmarks.determinism [--rounds=3]
+
+ResNet-18 with the ImageNet stem on digits at 32 pixels, batch 128. Each training is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+
+import sources
+import train
+from benchmarks import measure
+from config import Config
+
+_BATCH, _STEPS = 128, 10
+
+
+def images_per_second(rounds):
+    """Median rate of calls of some steps."""
+    config = Config(dataset="digits", resnet_depth=18, image_size=32, stem="imagenet", train_batch_size=_BATCH, seed=1,
+                    train_steps=1000, model_dir="unused")
+    source, strategy = sources.digits_source(), tf.distribute.get_strategy()
+    state = train.build_training_state(config, source, strategy, config.model_dir)
+    run_steps, iterator, _ = train._prepare(config, source, strategy, state)
+    seconds = measure.side_by_side({"steps": lambda: run_steps(iterator, tf.constant(_STEPS))[0].numpy()}, rounds)
+    return _BATCH * _STEPS / seconds["steps"]
+
+
+def main():
+    """Measures and prints JSON lines; ours is with the flag, the yardstick without."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", choices=("strict", "default"))
+    arguments = parser.parse_args()
+    if arguments.child:
+        if arguments.child == "strict":
+            tf.config.experimental.enable_op_determinism()
+        print(json.dumps(images_per_second(arguments.rounds)))
+        return
+    measure.report_machine()
+    rates = {"strict": [], "default": []}
+    for _ in range(arguments.rounds):
+        for name, values in rates.items():
+            values.append(measure.in_child("benchmarks.determinism", f"--child={name}"))
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    measure.report("determinism", f"batch {_BATCH}", "images/s", medians["strict"], medians["default"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What keeps a `model_dir` whole: one trainer at a time, the settings that it was begun with, no half-written files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import os
+import re
+import socket
+import time
+
+import tensorflow as tf
+
+import metrics
+import progress
+import sources
+from config import Config, UserError
+
+_LOCK, _FLAGS, _CLASSES, _IMAGES = "train.lock", "flags.json", "classes.json", "images.json"
+_YOUNG_SECONDS = 600
+_NAMED = 10  # images that a message names
+_LEFTOVERS = re.compile(r"ckpt-\d+_temp|ckpt-\d+\..*\.tempstate\d+|.*\.json\.\d+\.tmp|checkpoint\.tmp.*")
+_ORDER = ("shuffle_buffer_mb", "cache_dataset")  # of the examples
+_EXTENSIBLE = ("train_steps", "train_epochs")
+
+
+@contextlib.contextmanager
+def locked(directory):
+    """Holds the lock among the trainers of `directory`.
+
+    The system frees it with the process, however that ends, so that a dead process's lock is no obstacle. Storage that
+    knows no locks (such as gs://) goes without, which is said.
+
+    Raises:
+      UserError: another process, which is named, holds it.
+    """
+    if "://" in directory:
+        progress.say(f"model_dir: {directory} cannot be locked: start no second training there")
+        yield
+        return
+    with open(os.path.join(directory, _LOCK), "a+", encoding="utf-8") as file:
+        if not _lock(file, directory):
+            progress.say(f"model_dir: {directory} cannot be locked: start no second training there")
+        yield
+
+
+def _lock(file, directory):
+    """Locks an open file, and notes in it by whom; False where files cannot be locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        raise UserError(f"--model_dir={directory} is in use by {file.read().strip() or 'another process'}: wait for "
+                        "it, stop it, or choose another directory") from error
+    except OSError:
+        return False
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return True
+
+
+def remove_leftovers(directory):
+    """Removes what writers that were killed have left half done; for the holder of the lock.
+
+    What is young may be an evaluation's that is going on.
+    """
+    for name in tf.io.gfile.listdir(directory):
+        path = os.path.join(directory, name.rstrip("/"))
+        if _LEFTOVERS.fullmatch(name.rstrip("/")) and not (
+                name.endswith(".tmp") and time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 < _YOUNG_SECONDS):
+            (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+
+
+# ------------------------------------------------------------------------------------------------------- settings
+
+
+def read_flags(directory):
+    """The settings in flags.json that are `Config`'s; None if there is no such file, or it is damaged."""
+    known = metrics.read_json(os.path.join(directory, _FLAGS))
+    return known and {name: value for name, value in known.items() if name in Config.__dataclass_fields__}
+
+
+def write_flags(directory, config, class_names):
+    """Writes flags.json and classes.json."""
+    metrics.write_json(os.path.join(directory, _FLAGS), dataclasses.asdict(config))
+    metrics.write_json(os.path.join(directory, _CLASSES), class_names)
+
+
+def read_classes(directory):
+    """The names in classes.json; None if there is no such file, or no classes."""
+    return metrics.read_json(os.path.join(directory, _CLASSES))
+
+
+def check_flags(config):
+    """Whether a resumed run means what it meant when it was begun; says what may change.
+
+    Raises:
+      UserError: a setting differs that makes it another run, and `allow_flag_changes` is off.
+    """
+    known = read_flags(config.model_dir)
+    if known is None:
+        progress.say(f"warning: {config.model_dir} has no readable {_FLAGS}: it cannot be told whether this is the run "
+                     "that was begun there")
+        return
+    now = dataclasses.asdict(config)
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    before = {name: known.get(name, field.default) for name, field in fields.items()}
+    changes = {name: f"--{name}={before[name]} (now {now[name]})" for name in fields if before[name] != now[name]}
+    refused = [text for name, text in changes.items() if fields[name].metadata["identity"] or name in _ORDER]
+    if refused and not config.allow_flag_changes:
+        raise UserError(f"--model_dir={config.model_dir} was begun with {', '.join(refused)}: give the same flags, "
+                        "choose another directory, or accept the change with --allow_flag_changes")
+    if refused:
+        progress.say(f"--allow_flag_changes: the run was begun with {', '.join(refused)}")
+    for name in _EXTENSIBLE:
+        if name in changes:
+            progress.say(f"the run was begun with {changes[name]}: the learning-rate schedule changes with it")
+
+
+# --------------------------------------------------------------------------------------------------------- images
+
+
+def check_images(config, source, is_chief):
+    """Sees to the images of a folder that cannot be used, as `--bad_images` says.
+
+    All files are read; what was found is kept in images.json, as long as no file changes.
+
+    Raises:
+      UserError: there are some, or nothing else.
+    """
+    if not isinstance(source, sources.FolderSource):
+        return
+    paths = source.paths()
+    digest, path = _digest(paths), os.path.join(config.model_dir, _IMAGES)
+    known = metrics.read_json(path)
+    if known is None or known.get("digest") != digest:
+        known = dict(digest=digest, unusable=sources.find_unusable(paths))
+        if is_chief and config.mode != "eval":
+            metrics.write_json(path, known)
+    unusable = known["unusable"]
+    if not unusable:
+        return
+    named = [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()][:_NAMED]
+    named += [f"and {len(unusable) - _NAMED} more"] if len(unusable) > _NAMED else []
+    told = f"{len(unusable)} of {len(paths)} images cannot be used: {', '.join(named)}"
+    if config.bad_images == "error" or len(unusable) == len(paths):
+        raise UserError(f"--dataset={config.dataset}: {told}: mend or remove them, or leave them out with "
+                        "--bad_images=skip")
+    if is_chief:
+        progress.say(f"left out: {told}")
+    source.leave_out(unusable)
+
+
+def _digest(paths):
+    """Changes with the names, sizes and times of files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            status = os.stat(path)
+            line = f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}\n"
+        except OSError:  # A link to nothing: an image that cannot be used.
+            line = f"{path}|\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

@@ -1,0 +1,97 @@
+"""SIGTERM and SIGINT end a program in good order: what runs is finished and saved; a second signal ends it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+
+STATUS = 75  # exit status of a run that was stopped and can be continued: EX_TEMPFAIL of sysexits.h
+_SAME_SIGNAL_SECONDS = 0.2  # Terminals, shells and schedulers may send the same one twice.
+_KEPT = "what was done so far is kept; the same command goes on from there"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(BaseException):
+    """The program was asked to stop. Its text tells what was saved.
+
+    Like KeyboardInterrupt it is no `Exception`: it may come anywhere, and Keras and autograph wrap exceptions.
+    """
+
+
+_active = None  # the `StopSignals` of this process
+
+
+def safe_point():
+    """Raises `Stopped` if a signal asked for it: to be called where long work can be left without harm."""
+    if _active is not None and _active.requested:
+        _active.stop(_KEPT)
+
+
+class StopSignals:
+    """A context in which SIGTERM and SIGINT are kept in mind until `safe_point`, or raise `Stopped` if `interruptible`.
+
+    They do not raise anywhere: an exception in the middle of TensorFlow's tracing, which has threads of its own, may
+    come out as another, or not at all. Use it in the main thread.
+    """
+
+    def __init__(self):
+        self.requested = False
+        self._name = ""
+        self._interruptible = False
+
+    def __enter__(self):
+        global _active
+        _active = self
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._old_fd = signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
+        self._old = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        threading.Thread(target=self._watch, args=(self._wake,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        global _active
+        _active = None
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_fd)
+        self._woken.close()  # Which ends the thread.
+
+    @contextlib.contextmanager
+    def interruptible(self):
+        """Within it, a signal raises `Stopped` wherever the main thread is: for downloads."""
+        safe_point()
+        self._interruptible = True
+        try:
+            yield
+        finally:
+            self._interruptible = False
+
+    def stop(self, saved):
+        """Raises `Stopped`, which tells what was `saved`."""
+        raise Stopped(f"stopped by {self._name or 'another host'}: {saved}")
+
+    def _handle(self, number, _):
+        """In the main thread, which may be in native code for some seconds first."""
+        self.requested, self._name = True, signal.Signals(number).name
+        if self._interruptible:
+            self.stop(_KEPT)
+
+    def _watch(self, wake):
+        """In a thread of its own, told by the system at once."""
+        first = None
+        while number := wake.recv(1):
+            if number[0] not in _SIGNALS:
+                continue
+            if first is None:
+                first = time.monotonic()
+                # Not by print, which the main thread may be in the middle of. Nobody need be there to read.
+                with contextlib.suppress(OSError):
+                    os.write(2, f"\n{signal.Signals(number[0]).name}: finishing what runs, then saving; a second "
+                             "signal ends it at once\n".encode())
+            elif time.monotonic() - first > _SAME_SIGNAL_SECONDS:
+                os._exit(128 + number[0])

@@ -1,0 +1,96 @@
+"""Any combination of flags either runs or ends with one line that the user can act upon."""
+
+import dataclasses
+import json
+import pathlib
+import typing
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import experiment_test
+from config import Config, UserError
+
+WEIRD = {int: st.integers(-3, 5) | st.sampled_from([16, 64, 2**31, -2**63]),
+         float: st.floats() | st.sampled_from([0.0, 0.5, 1.0, -1.0, 1e-9, 1e9]),
+         bool: st.booleans(),
+         str: st.text(max_size=8) | st.sampled_from(["train", "eval", "test", "digits", "", "../x", "folder:", "a\nb"])}
+
+
+def kind_of(field):
+    hints = typing.get_type_hints(Config)[field.name]
+    return next(kind for kind in typing.get_args(hints) or (hints,) if kind is not type(None))
+
+
+def values(field):
+    """What people, scripts and slips may give a setting."""
+    options = [WEIRD[kind_of(field)], st.just(field.default)]
+    options += [st.sampled_from(field.metadata["choices"])] if field.metadata["choices"] else []
+    options += [st.none()] if field.default is None else []
+    return st.one_of(*options)
+
+
+def some_settings(fields, most):
+    return st.lists(st.sampled_from(fields), max_size=most, unique_by=lambda field: field.name).flatmap(
+        lambda chosen: st.fixed_dictionaries({field.name: values(field) for field in chosen}))
+
+
+@hypothesis.settings(max_examples=1000, deadline=None)
+@hypothesis.given(some_settings(dataclasses.fields(Config), 6))
+def test_settings_are_accepted_or_refused_in_one_line(settings):
+    try:
+        config = Config(**settings)
+    except UserError as error:
+        assert "--" in str(error) and "\n" not in str(error)
+        return
+    assert len(pathlib.Path(config.default_model_dir()).parts) == 2 and config.default_model_dir().startswith("runs/")
+    assert json.loads(json.dumps(dataclasses.asdict(config))) == dataclasses.asdict(config)
+
+
+def sane(field):
+    """Values among which most combinations should run, on `digits`, in seconds."""
+    name, choices = field.name, field.metadata["choices"]
+    known = dict(
+        mode=["train", "train_then_eval"], train_mode=["pretrain", "supervised"], image_size=[8, 9],
+        train_batch_size=[2, 7, 16], micro_batch_size=[0, 1, 2, 8], eval_batch_size=[1, 90], num_proj_layers=[1, 2],
+        proj_out_dim=[1, 16], resnet_depth=[18], width_multiplier=[1], sk_ratio=[0.0, 0.0625], se_ratio=[0.0, 0.25],
+        eval_protocol=["linear_head", "knn", "contrastive", "lbfgs,knn", "nothing"], ft_proj_selector=[-1, 0, 1, 3],
+        fine_tune_after_block=[-1, 4], warmup_epochs=[0.0, 1.5], learning_rate=[0.0, 0.1], eval_steps=[0, 1],
+        linear_head_learning_rate=[None, 0.1], label_fraction=[1.0, 0.5, 0.001], label_seed=[0, 1],
+        eval_split=["test[:40]", "train[:40]", "validation"], temperature=[0.01, 1.0], batch_norm_decay=[0.0, 0.9],
+        color_jitter_strength=[0.0, 1.0, 3.0], min_crop_area=[0.01, 1.0], loss_block_rows=[0, 1, 5],
+        profile_steps=[0], keep_checkpoint_max=[1], checkpoint_steps=[0, 1], weight_decay=[0.0, 1.0])
+    if name in known:
+        return st.sampled_from(known[name])
+    if choices:
+        return st.sampled_from(choices)
+    return st.booleans() if isinstance(field.default, bool) and name not in ("use_tpu", "deterministic") else None
+
+
+SANE = {field.name: sane(field) for field in dataclasses.fields(Config) if sane(field) is not None}
+FIXED = dict(train_split="train[:64]", train_steps=2, eval_split="test[:40]", image_size=8, train_batch_size=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("examples", [12])
+def test_any_combination_runs_two_steps_or_is_refused_in_one_line(examples, tmp_path_factory, tiny_resnet,
+                                                                  unoptimized_graphs):
+    outcomes = []
+
+    @hypothesis.settings(max_examples=examples, deadline=None, database=None, derandomize=True,
+                         suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(st.lists(st.sampled_from(sorted(SANE)), min_size=3, max_size=12, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: SANE[name] for name in names})))
+    def check(settings):
+        directory = tmp_path_factory.mktemp("run")
+        try:
+            experiment_test.run(directory, eval_split_given=True, **{**FIXED, **settings})
+            assert (directory / "ckpt-2.index").exists()
+            outcomes.append("ran")
+        except UserError as error:
+            assert "--" in str(error) and "\n" not in str(error)
+            outcomes.append("refused")
+
+    check()
+    assert set(outcomes) == {"ran", "refused"}

@@ -1,0 +1,71 @@
+"""Files from elsewhere are data: nothing in them is run, and nothing is unpickled."""
+
+import ast
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import checkpoint
+import embeddings
+import model as model_lib
+import weights
+from config import Config, UserError
+from conftest import ROOT
+
+SMALL = dict(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16)
+
+
+def test_a_saved_model_given_as_checkpoint_is_not_run(tmp_path, tiny_resnet, monkeypatch):
+    """One that writes a file as soon as it is loaded."""
+    class Writes(tf.saved_model.experimental.TrackableResource):
+        def _create_resource(self):
+            return tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
+
+        def _initialize(self):
+            tf.io.write_file(str(tmp_path / "written"), "here I am")
+
+    model = model_lib.build_model(Config(**SMALL), 4)
+    model(tf.zeros([1, 8, 8, 3]), training=False)  # Keras saves what was called.
+    module = tf.Module()
+    module.saved_model, module.trap = model, Writes()
+    module.use = tf.function(lambda: tf.shape(module.trap.resource_handle), input_signature=[])
+    tf.saved_model.save(module, str(tmp_path / "module"))
+    (tmp_path / "written").unlink(missing_ok=True)
+    loaded = model_lib.build_model(Config(**SMALL), 4)
+    checkpoint.load_model(loaded, str(tmp_path / "module"))
+    for ours, theirs in zip(loaded.variables, model.variables):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not (tmp_path / "written").exists()
+    tf.saved_model.load(str(tmp_path / "module"))
+    assert (tmp_path / "written").exists()  # The trap works.
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"\0" * 4096, b"cos\nsystem\n(S'true'\ntR."])
+def test_files_that_are_no_checkpoints_are_refused(content, tmp_path):
+    for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read") as error:
+        weights.open_weights(str(tmp_path / "ckpt-1"))
+    assert "\n" not in str(error.value)
+
+
+def test_embedded_names_are_text_and_not_pickled(tmp_path):
+    with embeddings._npz_writer(str(tmp_path / "v.npz")) as add:
+        add(["a", "../b", "c" * 300], np.ones([3, 2]))
+    with np.load(tmp_path / "v.npz", allow_pickle=False) as arrays:
+        assert arrays["files"].tolist() == ["a", "../b", "c" * 300]
+        assert arrays["vectors"].shape == (3, 2)
+
+
+def test_nothing_of_this_program_unpickles_or_runs_text():
+    forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("paper/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            assert not forbidden & {name.split(".")[0] for name in names}, path
+            if isinstance(node, ast.Call):
+                assert getattr(node.func, "id", "") not in ("eval", "exec"), path
+                assert not any(keyword.arg == "allow_pickle" and getattr(keyword.value, "value", True)
+                               for keyword in node.keywords), path

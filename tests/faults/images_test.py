@@ -1,0 +1,212 @@
+"""Image files of every kind, good and bad: which are used, what is said of the others."""
+
+import io
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import experiment
+import experiment_test
+import model_dir
+import sources
+from config import UserError
+
+PIXELS = np.random.default_rng(0).integers(0, 256, [24, 20, 3], np.uint8)
+SMOOTH = np.stack([*np.meshgrid(np.linspace(0, 255, 20), np.linspace(0, 255, 24)), np.full([24, 20], 99.0)], -1).astype(
+    np.uint8)
+
+
+def encoded(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+JPEG, PNG = encoded(Image.fromarray(SMOOTH), "jpeg", quality=95), encoded(Image.fromarray(PIXELS), "png")
+SIXTEEN_BITS = tf.io.encode_png(PIXELS.astype(np.uint16) * 257).numpy()
+FRAMES = [Image.fromarray(np.roll(PIXELS // 64 * 64, shift, 0)) for shift in (0, 5)]
+GOOD = {  # name -> (content, the pixels it stands for, greatest difference)
+    "rgb.jpg": (JPEG, SMOOTH, 16),
+    "rgb.png": (PNG, PIXELS, 0),
+    "cmyk.jpg": (encoded(Image.fromarray(SMOOTH).convert("CMYK"), "jpeg", quality=95), SMOOTH, 16),
+    "grey.jpg": (encoded(Image.fromarray(SMOOTH[..., 0]), "jpeg", quality=95),
+                 np.repeat(SMOOTH[..., :1], 3, -1), 8),
+    "grey.png": (encoded(Image.fromarray(PIXELS[..., 0]), "png"), np.repeat(PIXELS[..., :1], 3, -1), 0),
+    "alpha.png": (encoded(Image.fromarray(PIXELS).convert("RGBA"), "png"), PIXELS, 0),
+    "grey_alpha.png": (encoded(Image.fromarray(PIXELS[..., 0]).convert("LA"), "png"),
+                       np.repeat(PIXELS[..., :1], 3, -1), 0),
+    "palette.png": (encoded(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "png"),
+                    np.array(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE).convert("RGB")), 0),
+    "sixteen_bits.png": (SIXTEEN_BITS, PIXELS, 1),
+    "animated.gif": (encoded(FRAMES[0], "gif", save_all=True, append_images=FRAMES[1:]),
+                     np.array(Image.open(io.BytesIO(encoded(FRAMES[0], "gif"))).convert("RGB")), 0),
+    "bitmap.bmp": (encoded(Image.fromarray(PIXELS), "bmp"), PIXELS, 0),
+    "grey.bmp": (encoded(Image.fromarray(PIXELS[..., 0]), "bmp"), np.repeat(PIXELS[..., :1], 3, -1), 0),
+    "png_called.jpg": (PNG, PIXELS, 0),
+    "jpeg_called.gif": (JPEG, SMOOTH, 16),
+}
+BAD = {  # name -> (content, why)
+    "empty.png": (b"", "empty"),
+    "cut.jpg": (JPEG[:len(JPEG) // 2], "truncated or damaged"),
+    "cut.png": (PNG[:len(PNG) // 2], "truncated or damaged"),
+    "head_only.gif": (b"GIF89a", "truncated or damaged"),
+    "text.jpg": (b"not an image at all", "no image"),
+    "page.jpg": (b"<html>404</html>", "HTML or SVG: convert it to JPEG or PNG"),
+    "webp_called.jpg": (encoded(Image.fromarray(PIXELS), "webp"), "WebP: convert it to JPEG or PNG"),
+    "tiff_called.png": (encoded(Image.fromarray(PIXELS), "tiff"), "TIFF: convert it to JPEG or PNG"),
+    "palette.bmp": (encoded(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "bmp"),
+                    "BMP with a palette: convert it to JPEG or PNG"),
+    "black_and_white.bmp": (encoded(Image.fromarray(PIXELS[..., 0]).convert("1"), "bmp"),
+                            "BMP with a palette: convert it to JPEG or PNG"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_images_of_every_kind_are_what_they_show(name, tmp_path):
+    content, pixels, difference = GOOD[name]
+    (tmp_path / name).write_bytes(content)
+    assert sources.why_unusable(str(tmp_path / name)) is None
+    source = sources.folder_source(str(tmp_path))
+    (_, item, _), = source.records("train")
+    shown = source.decode(item).numpy()
+    assert shown.shape == pixels.shape and np.abs(shown.astype(int) - pixels).max() <= difference
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_images_are_known_with_the_reason(name, tmp_path):
+    (tmp_path / name).write_bytes(BAD[name][0])
+    assert sources.why_unusable(str(tmp_path / name)) == BAD[name][1]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Good images of two classes, and every kind of bad ones."""
+    for number in range(12):
+        for name in ("cat", "dog"):
+            path = tmp_path / "images" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(tf.io.encode_png(np.roll(PIXELS, number, 0)).numpy())
+    for name, (content, _) in {**BAD, "cut2.jpg": BAD["cut.jpg"], "cut3.jpg": BAD["cut.jpg"]}.items():
+        (tmp_path / "images" / "dog" / name).write_bytes(content)
+    return tmp_path / "images"
+
+
+def run(tmp_path, folder, **settings):
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment.progress, "say", said.append)
+        experiment_test.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
+                            train_steps=1, **settings)
+    return "\n".join(said)
+
+
+def test_bad_images_are_an_error_at_the_start_that_names_ten(folder, tmp_path):
+    with pytest.raises(UserError, match="12 of 36 images cannot be used: dog/black_and_white.bmp .BMP with a") as error:
+        run(tmp_path, folder)
+    assert "and 2 more: mend or remove them, or leave them out with --bad_images=skip" in str(error.value)
+    assert "\n" not in str(error.value) and str(error.value).count("dog/") == 10
+    assert not list((tmp_path / "run").glob("ckpt*"))
+
+
+def test_bad_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, tiny_resnet, monkeypatch):
+    assert "left out: 12 of 36 images cannot be used: dog/black" in run(tmp_path, folder, bad_images="skip")
+    looked = []
+    monkeypatch.setattr(sources, "find_unusable", lambda paths: looked.append(paths) or {})
+    assert "left out: 12 of 36" in run(tmp_path, folder, bad_images="skip") and not looked
+    (folder / "cat" / "0.png").touch()
+    assert "left out" not in run(tmp_path, folder, bad_images="skip") and len(looked) == 1
+
+
+def test_keys_of_the_others_stay(folder):
+    whole, rest = (sources.folder_source(str(folder)) for _ in range(2))
+    bad = [path for path in rest.paths() if os.path.basename(path) in BAD or "cut" in path]
+    rest.leave_out(bad)
+    assert [rest.num_examples(split) for split in ("train", "train[:0]")] == [24, 0]
+    assert rest.num_examples("train[:50%]") + rest.num_examples("train[50%:]") == 24
+    keys = {path: int(key) for key, path in zip(*whole._select("train")[:2])}
+    for key, path in zip(*rest._select("train")[:2]):
+        assert keys[path] == key and path not in bad
+
+
+def test_nothing_but_bad_images_is_an_error(folder, tmp_path):
+    for path in folder.rglob("*.*"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="36 of 36 images cannot be used"):
+        run(tmp_path, folder, bad_images="skip")
+
+
+# ---------------------------------------------------------------------------------------------------------- links
+
+
+def test_links_out_of_the_folder_need_leave(folder, tmp_path):
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    for name in ("a.png", "deep/b.png"):
+        (tmp_path / "elsewhere" / name).write_bytes(PNG)
+    (folder / "cat" / "0.png").rename(folder / "cat" / "zero.png")
+    (folder / "cat" / "inside.png").symlink_to(folder / "cat" / "zero.png")
+    count = sources.folder_source(str(folder)).num_examples("train")
+    (folder / "cat" / "outside.png").symlink_to(tmp_path / "elsewhere" / "a.png")
+    (folder / "cat" / "more").symlink_to(tmp_path / "elsewhere" / "deep")
+    (folder / "cat" / "circle").symlink_to(folder / "cat")
+    with pytest.raises(UserError, match="2 images are links that lead out of it .*--follow_links"):
+        sources.folder_source(str(folder))
+    assert sources.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
+
+
+def test_a_linked_data_set_is_no_link_out_of_it(folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder)
+    assert sources.folder_source(str(tmp_path / "link")).num_examples("train") == 36
+
+
+# ------------------------------------------------------------------------------------------- while a run is going on
+
+
+def test_a_folder_that_vanishes_is_told(folder, tmp_path, tiny_resnet, monkeypatch):
+    check = model_dir.check_images
+
+    def check_and_remove(config, source, is_chief):
+        check(config, source, is_chief)
+        for path in folder.rglob("*.png"):
+            path.unlink()
+
+    monkeypatch.setattr(model_dir, "check_images", check_and_remove)
+    with pytest.raises(UserError, match="--dataset=folder:.* cannot be read any more .*same command") as error:
+        run(tmp_path, folder, bad_images="skip")
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_record_file_is_told(tmp_path, tiny_resnet, monkeypatch):
+    class Broken(sources.IndexedSource):
+        def handles(self, *arguments, **options):
+            path = tmp_path / "broken.tfrecord"
+            path.write_bytes(b"\0" * 999)
+            records = tf.data.TFRecordDataset(str(path)).map(lambda _: tf.constant(0, tf.int64))
+            return records.concatenate(super().handles(*arguments, **options))
+
+    digits = sources.digits_source()
+    broken = Broken("digits", digits._splits, digits.class_names, tf.identity)
+    monkeypatch.setattr(sources, "open_source", lambda *_: broken)
+    with pytest.raises(UserError, match="--dataset=digits cannot be read any more .*mend it") as error:
+        experiment_test.run(tmp_path / "run", train_steps=1)
+    assert "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------------------ bytes
+
+
+@pytest.mark.parametrize("name", ["rgb.jpg", "rgb.png", "animated.gif", "bitmap.bmp", "cmyk.jpg"])
+def test_random_damage_is_an_image_or_a_reason_and_never_more(name, tmp_path):
+    random, path = np.random.default_rng(0), tmp_path / name
+    reasons = set()
+    for _ in range(200):
+        content = bytearray(GOOD[name][0])
+        for place in random.integers(0, len(content), random.integers(1, 6)):
+            content[place] = random.integers(0, 256)
+        path.write_bytes(bytes(content[:random.integers(0, len(content))] if random.random() < 0.3 else content))
+        reasons.add(sources.why_unusable(str(path)))
+    assert len(reasons) > 1
+    assert reasons <= {None, "empty", "no image", "truncated or damaged",
+                       "BMP with a palette: convert it to JPEG or PNG"}

@@ -1,0 +1,144 @@
+"""Trainings that are killed or stopped, and go on as if nothing had happened."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import processes
+import pytest
+
+import hosts_test
+import progress
+import stopping
+from conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def unkilled(tmp_path_factory):
+    """A run that nothing happened to."""
+    directory = tmp_path_factory.mktemp("unkilled") / "run"
+    processes.finish(directory)
+    return directory
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_five_times_ends_as_if_never_killed(unkilled, tmp_path):
+    draw, begin = random.Random(1), 0
+    for number in range(5):
+        process = processes.start(tmp_path / "run")
+        if number != 2:  # That one falls into the start; the others, into the training or soon after it has begun.
+            processes.wait_for("step ", tmp_path / "run", process, begin)
+        time.sleep(draw.uniform(0, 0.7))
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+        begin = len(processes.log_of(tmp_path / "run"))
+    assert "resumed at step" in processes.finish(tmp_path / "run")
+    processes.assert_same_run(unkilled, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(number, unkilled, tmp_path):
+    process = processes.start(tmp_path / "run")
+    processes.wait_for("step ", tmp_path / "run", process)
+    process.send_signal(number)
+    assert process.wait(60) == 75
+    printed = processes.log_of(tmp_path / "run")
+    assert f"{number.name}: finishing what runs, then saving" in printed
+    saved = printed.split(f"stopped by {number.name}: saved ")[1].split(";")[0]
+    assert f"resumed at step {saved.rpartition('-')[2]} from" in processes.finish(tmp_path / "run")
+    processes.assert_same_run(unkilled, tmp_path / "run")
+
+
+def test_a_signal_waits_for_a_safe_point():
+    done = []
+    with stopping.StopSignals() as stop, pytest.raises(stopping.Stopped, match="stopped by SIGINT"):
+        for _ in progress.track(range(3), 3, "turns"):
+            signal.raise_signal(signal.SIGINT)
+            done.append(stop.requested)
+    assert done == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert list(progress.track(range(3), 3, "turns")) == [0, 1, 2]
+
+
+def test_a_signal_interrupts_downloads():
+    with stopping.StopSignals() as stop, pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), \
+            stop.interruptible():
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(9)
+        raise AssertionError("not interrupted")
+
+
+_BUSY = """
+import stopping, time
+with stopping.StopSignals():
+    print("busy", flush=True)
+    time.sleep(99)
+"""
+
+
+def test_a_second_signal_ends_at_once_but_not_the_same_sent_twice():
+    with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "busy\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() + process.stderr.readline() == (
+            "\nSIGINT: finishing what runs, then saving; a second signal ends it at once\n")
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_without_a_seed_one_is_drawn_and_kept(tmp_path):
+    flags = dict(seed=None, train_steps=40, log_seconds=0.01)
+    process = processes.start(tmp_path / "killed", **flags)
+    processes.wait_for("step 1", tmp_path / "killed", process)
+    process.kill()
+    process.wait()
+    seed = json.loads((tmp_path / "killed" / "flags.json").read_text())["seed"]
+    processes.finish(tmp_path / "killed", **flags)
+    processes.finish(tmp_path / "whole", **{**flags, "seed": seed})
+    processes.assert_same_run(tmp_path / "whole", tmp_path / "killed", 40)
+
+
+@pytest.mark.slow
+def test_two_replicas_that_are_killed_end_as_if_never_killed(tmp_path):
+    replicas, flags = {"REPLICAS": "2"}, dict(train_steps=60)
+    processes.finish(tmp_path / "whole", replicas, **flags)
+    process = processes.start(tmp_path / "killed", replicas, **flags, log_seconds=0.01)
+    processes.wait_for("step 2", tmp_path / "killed", process)
+    process.kill()
+    process.wait()
+    processes.finish(tmp_path / "killed", replicas, **flags)
+    processes.assert_same_run(tmp_path / "whole", tmp_path / "killed", 60)
+
+
+def start_hosts(model_dir, **flags):
+    """Two hosts; what the second prints goes to model_dir_1.log."""
+    addresses = hosts_test.free_addresses(2)
+    return [processes.start(model_dir, {"TF_CONFIG": hosts_test.tf_config({"worker": addresses}, index=index)},
+                            log=model_dir.with_name(f"{model_dir.name}_{index}.log"), **flags) for index in range(2)]
+
+
+@pytest.mark.slow
+def test_a_host_that_is_stopped_stops_all_at_the_same_step(tmp_path):
+    flags = dict(train_steps=120, log_seconds=0.1)
+    assert [process.wait(200) for process in start_hosts(tmp_path / "whole", **flags)] == [0, 0]
+    hosts = start_hosts(tmp_path / "run", **flags)
+    processes.wait_for("step ", tmp_path / "run_0", hosts[0])
+    hosts[1].send_signal(signal.SIGTERM)
+    assert [process.wait(60) for process in hosts] == [75, 75]
+    assert "stopped by another host: saved" in processes.log_of(tmp_path / "run_0")
+    assert "stopped by SIGTERM" in processes.log_of(tmp_path / "run_1")
+    assert [process.wait(200) for process in start_hosts(tmp_path / "run", **flags)] == [0, 0]
+    logs = [processes.log_of(tmp_path / f"run_{index}") for index in range(2)]
+    resumed = {log.split("resumed at step ")[1].split()[0] for log in logs}
+    assert len(resumed) == 1 and resumed != {"120"}
+    processes.assert_same_run(tmp_path / "whole", tmp_path / "run", 120)

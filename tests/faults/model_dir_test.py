@@ -1,0 +1,239 @@
+"""What may happen to a `model_dir`: damage to any file, a full disk, a second trainer, other flags, leftovers."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+
+import checkpoint
+import experiment
+import experiment_test
+import model_dir
+import train
+from config import Config, UserError
+from conftest import ROOT
+
+SETTINGS = dict(train_steps=9, checkpoint_steps=3)
+
+
+@pytest.fixture
+def run(tiny_resnet, tmp_path):
+    """A function that trains in model_dir/run and returns what was said."""
+    def function(**settings):
+        said = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(experiment.progress, "say", said.append)
+            experiment_test.run(tmp_path / "run", **{**SETTINGS, **settings})
+        return "\n".join(said)
+    return function
+
+
+def spoil(path, how):
+    """Damages a file, as crashes, disks and people do."""
+    content = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        middle = len(content) // 2
+        path.write_bytes({"empty": b"", "cut": content[:middle],
+                          "flipped": content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1:]}[how])
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "flipped", "gone"])
+@pytest.mark.parametrize("name", ["ckpt-9.index", "ckpt-9.data-00000-of-00001"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(name, how, run, tmp_path):
+    run()
+    expected = processes.tensors(tmp_path / "run", 9)
+    spoil(tmp_path / "run" / name, how)
+    said = run()
+    if (name, how) == ("ckpt-9.index", "gone"):  # Without an index there is nothing that could be called damaged.
+        assert not (tmp_path / "run" / "damaged").exists()
+    else:
+        assert "warning: ckpt-9 is damaged (" in said and "going on from ckpt-6" in said
+        assert {path.name.split(".")[0] for path in (tmp_path / "run" / "damaged").iterdir()} == {"ckpt-9"}
+    assert "resumed at step 6 from" in said
+    found = processes.tensors(tmp_path / "run", 9)
+    for key in expected:
+        np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "gone"])
+def test_a_lost_list_of_checkpoints_is_made_anew(how, run, tmp_path):
+    run()
+    spoil(tmp_path / "run" / "checkpoint", how)
+    assert "resumed at step 9 from" in run()
+    assert checkpoint.latest(str(tmp_path / "run")).endswith("ckpt-9")
+    assert len(tf.train.get_checkpoint_state(str(tmp_path / "run")).all_model_checkpoint_paths) == 3
+
+
+def test_when_all_checkpoints_are_damaged_training_begins_anew_if_asked_again(run, tmp_path):
+    run(train_steps=3)
+    spoil(tmp_path / "run" / "ckpt-3.index", "cut")
+    with pytest.raises(UserError, match="ckpt-3 is damaged .*there is none before it; .*again to begin anew"):
+        run(train_steps=3)
+    assert not (tmp_path / "run" / "ckpt-3.index").exists() and (tmp_path / "run" / "damaged" / "ckpt-3.index").exists()
+    assert "resumed" not in run(train_steps=3)
+
+
+@pytest.mark.parametrize("error", [tf.errors.UnknownError, tf.errors.PermissionDeniedError])
+def test_a_disk_that_fails_for_a_while_is_no_damage(error, run, tmp_path, monkeypatch):
+    run(train_steps=3)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+    def fail(_):
+        raise error(None, None, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be read now .Input/output error"):
+        patch.setattr(tf.train, "load_checkpoint", fail)
+        run(train_steps=6)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_without_flags_json_the_seed_must_be_given(run, tmp_path):
+    run(train_steps=3)
+    (tmp_path / "run" / "flags.json").write_bytes(b"\x80")
+    with pytest.raises(UserError, match="no flags.json that tells their seed: give --seed"):
+        run(train_steps=6, seed=None)
+    assert "has no readable flags.json" in run(train_steps=6)
+
+
+def test_what_killed_writers_left_is_removed(run, tmp_path):
+    run(train_steps=3)
+    (tmp_path / "run" / "ckpt-6_temp").mkdir()
+    (tmp_path / "run" / "ckpt-6_temp" / "part-00000-of-00001.data-00000-of-00001").write_text("half")
+    for name in ("ckpt-6.data-00000-of-00001", "flags.json.99.tmp", "checkpoint.tmp1234", "result.json.98.tmp"):
+        (tmp_path / "run" / name).write_text("half")
+    os.utime(tmp_path / "run" / "flags.json.99.tmp", (0, 0))  # The other may be an evaluation's.
+    (tmp_path / "run" / "notes.txt").write_text("the user's own")
+    before = {path.name for path in (tmp_path / "run").iterdir()}
+    run(train_steps=3)
+    assert before - {path.name for path in (tmp_path / "run").iterdir()} == {
+        "ckpt-6_temp", "ckpt-6.data-00000-of-00001", "flags.json.99.tmp", "checkpoint.tmp1234"}
+
+
+def test_damage_in_a_checkpoint_from_elsewhere_is_told(run, tmp_path):
+    run(train_steps=3)
+    spoil(tmp_path / "run" / "ckpt-3.data-00000-of-00001", "cut")
+    with pytest.raises(UserError, match="ckpt-3 (is damaged|cannot be read)"):
+        experiment_test.run(tmp_path / "other", train_mode="finetune", checkpoint=str(tmp_path / "run"))
+
+
+# ---------------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(learning_rate=0.5), r"--learning_rate=0.02 \(now 0.5\)"),
+    (dict(seed=8, train_batch_size=16), r"--seed=7 \(now 8\), --train_batch_size=32 \(now 16\)"),
+    (dict(dataset="folder:/no/such", train_split="train"), "there is no such directory"),
+    (dict(train_split="train[:40]"), r"--train_split=train\[:64\] \(now train\[:40\]\)"),
+    (dict(precision="mixed_bfloat16"), "--precision=float32"), (dict(optimizer="momentum"), "--optimizer=lars")])
+def test_other_flags_are_refused_and_listed(changes, words, run, tmp_path):
+    run(train_steps=3)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=words) as error:
+        run(**changes)
+    assert "\n" not in str(error.value)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_changes_may_be_allowed_and_more_steps_are_no_change(run, tmp_path):
+    run(train_steps=3)
+    said = run(train_steps=6)
+    assert "was begun with --train_steps=3 (now 6): the learning-rate schedule changes" in said
+    said = run(learning_rate=0.5, allow_flag_changes=True)
+    assert "--allow_flag_changes: the run was begun with --learning_rate=0.02 (now 0.5)" in said
+    assert "resumed at step 6" in said
+
+
+# ----------------------------------------------------------------------------------------------------------- room
+
+
+@contextlib.contextmanager
+def small_disk(path, kilobytes):
+    """A file system of its own."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)  # Event files are still open.
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can make a small disk")
+@pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
+def test_a_full_disk_is_told_and_the_last_checkpoint_remains(free_kilobytes, run, tmp_path):
+    run(train_steps=6)
+    expected = processes.tensors(tmp_path / "run", 6)
+    used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
+    (tmp_path / "run").rename(tmp_path / "there")
+    with small_disk(tmp_path / "run", used + 200 + free_kilobytes):
+        subprocess.run(["cp", "-r", *map(str, (tmp_path / "there").iterdir()), str(tmp_path / "run")], check=True)
+        with pytest.raises(UserError, match="--model_dir=.* (could not|cannot) be written") as error:
+            run(train_steps=9)
+        assert "\n" not in str(error.value)
+        assert not list((tmp_path / "run").glob("ckpt-9.index"))
+        found = processes.tensors(tmp_path / "run", 6)
+        for path in [*(tmp_path / "run").glob("ckpt-3.*")]:  # Room is made, and the same command goes on.
+            path.unlink()
+        subprocess.run(["mount", "-o", f"remount,size={4 * used}k", str(tmp_path / "run")], check=True)
+        assert "resumed at step 6" in run(train_steps=9)
+    for key in expected:
+        np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+
+
+def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
+    def read_only(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(experiment.tempfile, "TemporaryFile", read_only)
+    with pytest.raises(UserError, match="cannot be written to .Permission denied.: make room, or choose another"):
+        experiment_test.run(tmp_path / "run")
+
+
+# ----------------------------------------------------------------------------------------------------------- lock
+
+
+_HOLD = """
+import model_dir, sys, time
+with model_dir.locked(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(99)
+"""
+
+
+def test_a_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
+    command = [sys.executable, "-c", _HOLD, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=rf"--model_dir=.* is in use by process {other.pid} on \S+: wait"):
+            experiment_test.run(tmp_path)
+        other.kill()
+        other.wait()
+    with model_dir.locked(str(tmp_path)):
+        assert f"process {os.getpid()} " in (tmp_path / "train.lock").read_text()
+
+
+def test_evaluation_shares_the_directory(run, tmp_path):
+    run(mode="train_then_eval", train_steps=3)
+    with model_dir.locked(str(tmp_path / "run")):
+        assert "evaluated" in run(mode="eval", train_steps=3, eval_timeout=0.1)
+
+
+# ------------------------------------------------------------------------------------------------------- the best
+
+
+def test_the_best_weights_are_kept_besides_the_latest(run, tmp_path, monkeypatch):
+    accuracies = iter([0.5, 0.7, 0.6])
+    monkeypatch.setattr(experiment.evaluate, "linear_head", lambda *_: {
+        "eval/label_top_1_accuracy": next(accuracies), "eval/label_top_5_accuracy": 1.0})
+    for steps in (3, 6, 9):
+        run(mode="train_then_eval", train_steps=steps, keep_best=True, keep_checkpoint_max=1)
+    assert {path.name for path in (tmp_path / "run").glob("ckpt-*.index")} == {"ckpt-9.index"}
+    assert {path.name for path in (tmp_path / "run" / "best").glob("ckpt-*.index")} == {"ckpt-6.index"}
+    model = train.model_lib.build_model(Config(**experiment_test.TINY), 10)
+    assert checkpoint.load_model(model, str(tmp_path / "run" / "best")).step == 6

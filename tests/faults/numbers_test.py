@@ -1,0 +1,102 @@
+"""Losses and gradients that are not finite, and encoders that collapse."""
+
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+
+import experiment
+import experiment_test
+import objective
+import train_step
+from config import UserError
+
+SETTINGS = dict(train_steps=6, checkpoint_steps=3)
+
+
+def spoil_losses(patch):
+    """Makes the contrastive loss infinite at the fifth step."""
+    images, losses, factor = train_step.TrainStep._images, train_step.model_lib.contrastive_losses, []
+
+    def note_step(self, *arguments):
+        factor[:] = [tf.where(self._optimizer.iterations == 4, np.inf, 1.0)]
+        return images(self, *arguments)
+
+    def spoiled(hidden, *rest):
+        found, reported = losses(hidden, *rest)
+        return {name: loss * factor[0] for name, loss in found.items()}, reported
+
+    patch.setattr(train_step.TrainStep, "_images", note_step)
+    patch.setattr(train_step.model_lib, "contrastive_losses", spoiled)
+
+
+def spoil_gradients(patch):
+    """Makes the gradients infinite at the fifth step, and leaves the loss as it is."""
+    gradients = train_step.TrainStep._gradients
+
+    def spoiled(self, *arguments):
+        factor = tf.where(self._optimizer.iterations == 4, np.inf, 1.0)
+        return [gradient * factor for gradient in gradients(self, *arguments)]
+
+    patch.setattr(train_step.TrainStep, "_gradients", spoiled)
+
+
+@pytest.mark.parametrize("spoil", [spoil_losses, spoil_gradients])
+def test_training_stops_at_the_checkpoint_before(spoil, tiny_resnet, tmp_path):
+    experiment_test.run(tmp_path / "whole", **SETTINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch)
+        with pytest.raises(UserError, match="at step 5, loss, gradients or weights are not finite .*=0.02") as error:
+            experiment_test.run(tmp_path / "run", **SETTINGS)
+    assert "ckpt-3 is the newest checkpoint: try a lower --learning_rate" in str(error.value)
+    assert "\n" not in str(error.value) and not (tmp_path / "run" / "ckpt-6.index").exists()
+    experiment_test.run(tmp_path / "run", **SETTINGS)
+    ours, theirs = (processes.tensors(tmp_path / name, 6) for name in ("run", "whole"))
+    for key in theirs:
+        np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tiny_resnet, tmp_path):
+    """The last step before a checkpoint spoils them; its own loss and gradients are sound."""
+    experiment_test.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
+    update = train_step.TrainStep._update
+
+    def spoiled(self, gradients, variables):
+        found = update(self, gradients, variables)
+        variables[0].assign(tf.where(self._optimizer.iterations == 6, np.inf, variables[0]))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="diverged: at step 6, .*ckpt-3 is the"):
+        patch.setattr(train_step.TrainStep, "_update", spoiled)
+        experiment_test.run(tmp_path / "run", train_steps=6, checkpoint_steps=3)
+    assert not (tmp_path / "run" / "ckpt-6.index").exists()
+
+
+def test_a_rate_that_is_too_large_is_told(tiny_resnet, tmp_path):
+    with pytest.raises(UserError, match="training has diverged: at step [1-9]"):
+        experiment_test.run(tmp_path / "run", train_steps=9, learning_rate=1e30, warmup_epochs=0, optimizer="momentum")
+    assert not list((tmp_path / "run").glob("ckpt-*"))
+
+
+@pytest.mark.parametrize("rows, expected", [
+    (np.ones([8, 4]), 0.0), (np.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], 4 * np.sqrt(3 / 16) / 2)])
+def test_the_spread_of_embeddings(rows, expected):
+    assert objective.embedding_std(tf.constant(rows * 5)).numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_many_directions_have_spread_one():
+    rows = np.random.default_rng(0).normal(size=(20_000, 16))
+    assert objective.embedding_std(tf.constant(rows)).numpy() == pytest.approx(1, abs=0.01)
+
+
+def test_a_collapsed_encoder_is_told(tiny_resnet, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(experiment.progress, "say", said.append)
+    experiment_test.run(tmp_path / "healthy", train_steps=2)
+    assert not any("has collapsed" in line for line in said)
+    monkeypatch.setattr(train_step.model_lib.objective, "contrastive_loss_and_metrics", lambda hidden, *_: (
+        tf.reduce_mean(hidden**2),) * 3)
+    monkeypatch.setattr(objective, "embedding_std", lambda *_: tf.constant(0.001))
+    experiment_test.run(tmp_path / "run", train_steps=2)
+    assert any("at step 2 all images have nearly the same embedding (train/embedding_std 0.0010" in line
+               for line in said)

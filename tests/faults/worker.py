@@ -1,0 +1,28 @@
+"""`run.py` on a network that is traced in a second: `python tests/faults/worker.py FLAGS...`.
+
+REPLICAS=2 in the environment: two logical devices of this process share each batch.
+"""
+
+import os
+import pathlib
+import sys
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import tensorflow as tf  # noqa: E402
+
+import devices  # noqa: E402
+import export  # noqa: E402
+import resnet  # noqa: E402
+import run  # noqa: E402
+
+if __name__ == "__main__":
+    resnet.DEPTHS[18] = (False, (1, 1))
+    export.export_to_model_dir = lambda *_: "not made"  # needs four groups of blocks
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # takes longer than what it saves
+    if os.environ.get("REPLICAS"):
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        devices.make_strategy = lambda _: tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    run.app.run(run.main, flags_parser=run._parse_flags)
