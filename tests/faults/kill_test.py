@@ -29,7 +29,9 @@ def test_a_run_that_is_killed_five_times_ends_as_if_never_killed(unkilled, tmp_p
     draw, begin = random.Random(1), 0
     for number in range(5):
         process = processes.start(tmp_path / "run")
-        if number != 2:  # That one falls into the start; the others, into the training or soon after it has begun.
+        if number == 0:
+            processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run", process)
+        elif number != 2:  # That one falls into the start; the others, into the training or soon after it has begun.
             processes.wait_for("step ", tmp_path / "run", process, begin)
         time.sleep(draw.uniform(0, 0.7))
         assert process.poll() is None

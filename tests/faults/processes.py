@@ -38,12 +38,17 @@ def finish(model_dir, environment=None, status=0, **flags):
     return log_of(model_dir)[begin:]
 
 
-def wait_for(words, model_dir, process, begin=0, seconds=120):
-    """Waits until the process has printed `words`, after the first `begin` characters of its log."""
+def wait_until(happened, model_dir, process, seconds=120):
+    """Waits until `happened()`, while the process runs."""
     end = time.monotonic() + seconds
-    while words not in log_of(model_dir)[begin:]:
-        assert process.poll() is None and time.monotonic() < end, f"no {words!r} in: {log_of(model_dir)}"
+    while not happened():
+        assert process.poll() is None and time.monotonic() < end, log_of(model_dir)
         time.sleep(0.02)
+
+
+def wait_for(words, model_dir, process, begin=0):
+    """Waits until the process has printed `words`, after the first `begin` characters of its log."""
+    wait_until(lambda: words in log_of(model_dir)[begin:], model_dir, process)
 
 
 def tensors(model_dir, step):
