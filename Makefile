@@ -19,6 +19,7 @@ test-all: .venv/installed-dev
 
 soak: .venv/installed-dev
 	.venv/bin/python tests/faults/soak.py
+	.venv/bin/python -m pytest -q tests/faults/fuzz_test.py --hypothesis-profile=soak
 
 test-current: .venv-current/installed-dev
 	.venv-current/bin/python $(PYTEST) -m "not slow"

@@ -253,7 +253,7 @@ def repair(model_dir):
         match = re.fullmatch(r"ckpt-(\d+)\.data-.*", name)
         if match and int(match[1]) not in steps:
             tf.io.gfile.remove(os.path.join(model_dir, name))
-    while steps and (reason := _damage(os.path.join(model_dir, f"ckpt-{steps[-1]}"))):
+    while steps and (reason := damage(os.path.join(model_dir, f"ckpt-{steps[-1]}"))):
         damaged = f"ckpt-{steps.pop()}"
         _set_aside(model_dir, [name for name in names if name.startswith(f"{damaged}.")])
         if not steps:
@@ -274,7 +274,7 @@ def repair(model_dir):
         tf.io.gfile.remove(os.path.join(model_dir, "checkpoint"))
 
 
-def _damage(prefix):
+def damage(prefix):
     """Why a checkpoint cannot be read, or None: every tensor has a checksum. Raises `UserError` if its place fails."""
     try:
         reader = tf.train.load_checkpoint(prefix)

@@ -270,9 +270,12 @@ def evaluate_continuously(config, source, strategy, is_chief=True):
         try:
             loaded = checkpoint.load_parts(model, path, needed, "--model_dir")
         except (tf.errors.OpError, UserError):
-            if tf.io.gfile.exists(f"{path}.index"):
+            if not tf.io.gfile.exists(f"{path}.index"):
+                progress.say(f"skipped {path}: it was removed before it could be read (--keep_checkpoint_max)")
+            elif reason := checkpoint.damage(path):
+                progress.say(f"warning: skipped {path}: it is damaged ({reason})")
+            else:
                 raise
-            progress.say(f"skipped {path}: it was removed before it could be read (--keep_checkpoint_max)")
             continue
         if results is None and is_chief:
             for part, reason in loaded.left_out.items():

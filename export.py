@@ -29,6 +29,8 @@ import progress
 import weights
 from config import Config, UserError
 
+_UNFINISHED = ".unfinished"  # what the name of a SavedModel ends in until all of it is there
+
 
 def _forward(model):
     """A function of images and a Python bool `training` that returns the endpoints `model` really has."""
@@ -120,7 +122,7 @@ def export(config, class_names, checkpoint_path, export_dir, results=None, train
     model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
     file = checkpoint.load_model(model, checkpoint_path, "--checkpoint")
     module, signatures = build_module(model, config)
-    unfinished = export_dir if "://" in export_dir else f"{export_dir.rstrip('/')}.unfinished"
+    unfinished = export_dir if "://" in export_dir else export_dir.rstrip("/") + _UNFINISHED
     if unfinished != export_dir and tf.io.gfile.exists(unfinished):  # by a process that was killed
         tf.io.gfile.rmtree(unfinished)
     tf.saved_model.save(module, unfinished, signatures=signatures)
@@ -146,9 +148,11 @@ def export_to_model_dir(config, class_names, checkpoint_path, results=None):
     root = os.path.join(config.model_dir, "saved_model")
     path = os.path.join(root, str(checkpoint.step_of(checkpoint_path)))
     export(config, class_names, checkpoint_path, path, results)
-    steps = sorted(int(name.rstrip("/")) for name in tf.io.gfile.listdir(root) if name.rstrip("/").isdigit())
-    for step in steps[:-config.keep_hub_module_max] if config.keep_hub_module_max else []:
-        tf.io.gfile.rmtree(os.path.join(root, str(step)))
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
+    steps = sorted((name for name in names if name.isdigit()), key=int)
+    half_done = [name for name in names if name.endswith(_UNFINISHED)]  # by processes that were killed
+    for name in half_done + (steps[:-config.keep_hub_module_max] if config.keep_hub_module_max else []):
+        tf.io.gfile.rmtree(os.path.join(root, name))
     return path
 
 

@@ -8,11 +8,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
+
+# The suites always try the same; `--hypothesis-profile=soak` tries something new, and more.
+hypothesis.settings.register_profile("suites", derandomize=True, database=None)
+hypothesis.settings.register_profile("soak", max_examples=800, print_blob=True)
+hypothesis.settings.load_profile("suites")
 
 _CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -113,6 +113,7 @@ def test_a_second_export_works_and_a_missing_head_leaves_its_outputs_out(tmp_pat
 
 def test_old_exports_are_dropped(tmp_path):
     config = Config(**TINY, model_dir=str(tmp_path), keep_hub_module_max=1)
+    (tmp_path / "saved_model" / "2.unfinished" / "variables").mkdir(parents=True)  # of a process that was killed
     for step in (3, 4):
         path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / f"ckpt-{step}"))
         export.export_to_model_dir(config, CLASSES, path)

@@ -125,7 +125,9 @@ def test_blocks_bear_large_logits_and_losses_near_0(hidden_norm, temperature, sc
     scalars, gradient = value_and_gradient(
         lambda hidden: objective.contrastive_loss_and_metrics(hidden, hidden_norm, temperature, block_rows=4),
         tf.cast(hidden, tf.float32))
-    np.testing.assert_allclose(scalars, expected, rtol=1e-4)
+    np.testing.assert_allclose(scalars[:2], expected[:2], rtol=1e-4)
+    # Probabilities near 1 are rounded by 6e-8, in another way on every processor.
+    np.testing.assert_allclose(scalars[2], expected[2], rtol=1e-4, atol=2e-7)
     assert golden.relative_error(gradient, expected_gradient) < 1e-4
 
 

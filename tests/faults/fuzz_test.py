@@ -1,16 +1,24 @@
-"""Any combination of flags either runs or ends with one line that the user can act upon."""
+"""Any combination of flags either runs or ends with one line that the user can act upon.
 
+`make soak` tries other combinations than the suites, and more of them.
+"""
+
+import contextlib
 import dataclasses
+import io
 import json
 import pathlib
 import typing
 
 import hypothesis
 import pytest
+from absl import flags
 from hypothesis import strategies as st
 
-import experiment_test
+import config as config_lib
+import run
 from config import Config, UserError
+from experiment_test import TINY
 
 WEIRD = {int: st.integers(-3, 5) | st.sampled_from([16, 64, 2**31, -2**63]),
          float: st.floats() | st.sampled_from([0.0, 0.5, 1.0, -1.0, 1e-9, 1e9]),
@@ -36,7 +44,7 @@ def some_settings(fields, most):
         lambda chosen: st.fixed_dictionaries({field.name: values(field) for field in chosen}))
 
 
-@hypothesis.settings(max_examples=1000, deadline=None)
+@hypothesis.settings(max_examples=10 * hypothesis.settings().max_examples, deadline=None)
 @hypothesis.given(some_settings(dataclasses.fields(Config), 6))
 def test_settings_are_accepted_or_refused_in_one_line(settings):
     try:
@@ -72,25 +80,70 @@ SANE = {field.name: sane(field) for field in dataclasses.fields(Config) if sane(
 FIXED = dict(train_split="train[:64]", train_steps=2, eval_split="test[:40]", image_size=8, train_batch_size=16)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("examples", [12])
-def test_any_combination_runs_two_steps_or_is_refused_in_one_line(examples, tmp_path_factory, tiny_resnet,
-                                                                  unoptimized_graphs):
-    outcomes = []
+def call(function, argv):
+    """The exit status (0 if it returns) and the lines on standard error of a function of `run.py` that reads flags."""
+    values = flags.FLAGS
+    for name in Config.__dataclass_fields__:
+        values[name].unparse()
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        try:
+            function(values, ["run.py", *argv])
+        except SystemExit as error:
+            return error.code, told.getvalue()
+    return 0, told.getvalue()
 
-    @hypothesis.settings(max_examples=examples, deadline=None, database=None, derandomize=True,
+
+def assert_told(status, told):
+    """Either all went well, or one line says what to change."""
+    assert status in (0, 2), told
+    assert told.count("\n") == (status == 2) and (status == 0) == (not told)
+    assert status == 0 or "--" in told or "flag" in told
+
+
+def words(fields):
+    """A command line: settings that may be misspelt, cut, or of another kind."""
+    value = st.one_of(*map(values, fields), st.text(max_size=5)).map(str)
+    name = st.sampled_from([field.name for field in fields]) | st.text(max_size=5)
+    form = st.sampled_from(["--{}={}", "-{}={}", "--no{}", "--{}", "--{} {}", "{}={}", "{1}"])
+    return st.lists(st.builds(lambda form, name, value: form.format(name, value), form, name, value), max_size=4)
+
+
+@hypothesis.settings(max_examples=4 * hypothesis.settings().max_examples, deadline=None)
+@hypothesis.given(words(dataclasses.fields(Config)))
+def test_any_command_line_is_read_or_refused_in_one_line(argv):
+    hypothesis.assume(not any(word.lstrip("-").startswith(("help", "flagfile", "undefok", "only_check", "pdb", "run_with",
+                                                           "use_cprofile", "profile_file", "?")) for word in argv))
+
+    def read(values, argv):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run.progress, "quiet_stderr", pytest.fail)  # From there on it would run.
+            run._parse_flags(argv)
+            try:
+                config_lib.from_flags(values)
+            except UserError as error:
+                run._fail(error)
+
+    assert_told(*call(read, argv))
+
+
+@pytest.mark.slow
+def test_any_combination_runs_two_steps_or_ends_with_status_2_and_one_line(tmp_path_factory, tiny_resnet,
+                                                                           unoptimized_graphs, monkeypatch):
+    statuses = []
+    monkeypatch.setattr("export.export_to_model_dir", lambda *_: "not made")
+
+    @hypothesis.settings(max_examples=hypothesis.settings().max_examples // 8, deadline=None,
                          suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(st.lists(st.sampled_from(sorted(SANE)), min_size=3, max_size=12, unique=True).flatmap(
         lambda names: st.fixed_dictionaries({name: SANE[name] for name in names})))
     def check(settings):
         directory = tmp_path_factory.mktemp("run")
-        try:
-            experiment_test.run(directory, eval_split_given=True, **{**FIXED, **settings})
-            assert (directory / "ckpt-2.index").exists()
-            outcomes.append("ran")
-        except UserError as error:
-            assert "--" in str(error) and "\n" not in str(error)
-            outcomes.append("refused")
+        settings = {**TINY, **FIXED, "model_dir": directory, **settings}
+        argv = [f"--{name}={value}" for name, value in settings.items() if value is not None]
+        status, told = call(lambda _, argv: (run._parse_flags(argv), run.main(argv)), argv)
+        assert_told(status, told)
+        assert status == 2 or (directory / "ckpt-2.index").exists()
+        statuses.append(status)
 
     check()
-    assert set(outcomes) == {"ran", "refused"}
+    assert set(statuses) == {0, 2}

@@ -120,6 +120,15 @@ def test_bad_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, tin
     assert "left out" not in run(tmp_path, folder, bad_images="skip") and len(looked) == 1
 
 
+def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, tiny_resnet, capsys):
+    os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
+    experiment_test.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
+                        train_steps=1, bad_images="skip", eval_split="train[:8]", eval_split_given=True)
+    printed = capsys.readouterr().out
+    assert "left out: 13 of 36 images cannot be used: cat/\\udcff.png (its name is not UTF-8), dog/black" in printed
+    assert (tmp_path / "run" / "ckpt-1.index").exists()
+
+
 def test_keys_of_the_others_stay(folder):
     whole, rest = (sources.folder_source(str(folder)) for _ in range(2))
     bad = [path for path in rest.paths() if os.path.basename(path) in BAD or "cut" in path]

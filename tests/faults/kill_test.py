@@ -129,18 +129,33 @@ def start_hosts(model_dir, **flags):
                             log=model_dir.with_name(f"{model_dir.name}_{index}.log"), **flags) for index in range(2)]
 
 
+HOSTS_FLAGS = dict(train_steps=120, log_seconds=0.1)
+
+
+@pytest.fixture(scope="module")
+def unkilled_hosts(tmp_path_factory):
+    """A run of two hosts that nothing happened to."""
+    directory = tmp_path_factory.mktemp("unkilled") / "hosts"
+    assert [process.wait(200) for process in start_hosts(directory, **HOSTS_FLAGS)] == [0, 0]
+    return directory
+
+
 @pytest.mark.slow
-def test_a_host_that_is_stopped_stops_all_at_the_same_step(tmp_path):
-    flags = dict(train_steps=120, log_seconds=0.1)
-    assert [process.wait(200) for process in start_hosts(tmp_path / "whole", **flags)] == [0, 0]
-    hosts = start_hosts(tmp_path / "run", **flags)
-    processes.wait_for("step ", tmp_path / "run_0", hosts[0])
-    hosts[1].send_signal(signal.SIGTERM)
-    assert [process.wait(60) for process in hosts] == [75, 75]
-    assert "stopped by another host: saved" in processes.log_of(tmp_path / "run_0")
-    assert "stopped by SIGTERM" in processes.log_of(tmp_path / "run_1")
-    assert [process.wait(200) for process in start_hosts(tmp_path / "run", **flags)] == [0, 0]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_hosts_end_with_one_of_them_and_go_on_from_the_same_step(victim, number, unkilled_hosts, tmp_path):
+    hosts = start_hosts(tmp_path / "run", **HOSTS_FLAGS)
+    processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run_0", hosts[0])
+    hosts[victim].send_signal(number)
+    ended = {victim: 75 if number == signal.SIGTERM else -number, 1 - victim: 75}
+    assert {index: process.wait(150) for index, process in enumerate(hosts)} == ended
+    told = {index: processes.log_of(tmp_path / f"run_{index}") for index in range(2)}
+    if number == signal.SIGTERM:
+        assert "stopped by SIGTERM: saved" in told[victim] and "stopped by another host: saved" in told[1 - victim]
+    else:
+        assert "another host has stopped or cannot be reached any more" in told[1 - victim]
+    assert [process.wait(200) for process in start_hosts(tmp_path / "run", **HOSTS_FLAGS)] == [0, 0]
     logs = [processes.log_of(tmp_path / f"run_{index}") for index in range(2)]
     resumed = {log.split("resumed at step ")[1].split()[0] for log in logs}
     assert len(resumed) == 1 and resumed != {"120"}
-    processes.assert_same_run(tmp_path / "whole", tmp_path / "run", 120)
+    processes.assert_same_run(unkilled_hosts, tmp_path / "run", 120)

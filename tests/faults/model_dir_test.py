@@ -62,6 +62,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(name, how, run
         np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
 
 
+def test_continuous_evaluation_goes_on_past_a_damaged_checkpoint(run, tmp_path):
+    run()
+    spoil(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "cut")
+    said = run(mode="eval", eval_timeout=0.1)
+    assert "ckpt-6: it is damaged (" in said and said.count("warning: skipped") == 1
+    assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {"result_3.json", "result_9.json"}
+
+
 @pytest.mark.parametrize("how", ["empty", "cut", "gone"])
 def test_a_lost_list_of_checkpoints_is_made_anew(how, run, tmp_path):
     run()
