@@ -4,7 +4,7 @@ PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 pyth
 	if $$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; then \
 	echo $$python; break; fi; done)
 # Two processes: tests trace more than they compute, and tracing keeps one core busy. One file's tests share fixtures.
-PYTEST = -m pytest -q -n 2 --dist loadfile tests
+PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
 .PHONY: quickstart test test-all soak test-current lint clean
 

@@ -271,7 +271,7 @@ def test_embed_reads_many_files_batch_by_batch(exported, photos):
         lambda images: exported(images)["final_avg_pool"], 8, paths, batch_size=2))
     assert [(len(good), len(bad)) for good, _, bad in batches] == [(2, 0), (1, 1), (1, 0)]
     vectors = np.concatenate([values for _, values, _ in batches])
-    np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5)
+    np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)  # in batches of other sizes
 
 
 def test_embed_takes_the_originals_saved_models(photos, tmp_path):
