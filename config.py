@@ -16,6 +16,7 @@ import typing
 from absl import flags
 
 RESNET_DEPTHS = (18, 34, 50, 101, 152, 200)
+MARGIN = 0.8  # one of those that the paper tried; it does not say which was best
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 
 
@@ -201,7 +202,35 @@ class Config:
     zero_init_logits_layer: bool = setting(False, "Start the linear head at zero.", identity=True)
 
     # Objective and optimisation.
-    temperature: float = setting(0.1, "Temperature of the contrastive loss.", above=0, identity=True)
+    contrastive_loss: str = setting(
+        "nt_xent",
+        "Contrastive loss (paper, Table 2): nt_xent; nt_logistic; margin_triplet, which takes --margin in place of "
+        "--temperature. The latter two are means over the negatives. Their memory is quadratic in the batch.",
+        choices=("nt_xent", "nt_logistic", "margin_triplet"),
+        identity=True,
+    )
+    negatives: str = setting(
+        "both",
+        "Negatives of a view: both views of all other images, or only their other view (one_view: all of the paper's "
+        "Table 4).",
+        choices=("both", "one_view"),
+        identity=True,
+    )
+    semi_hard: bool = setting(
+        False,
+        "Of the negatives take only the closest one that is farther than the positive, but by less than --margin "
+        "(paper, 5.1).",
+        identity=True,
+    )
+    margin: float | None = setting(
+        None,
+        f"Margin, in similarity, of margin_triplet and of --semi_hard; unset: {MARGIN} (paper, B.10: 0, 0.4, 0.8 and "
+        "1.6 were tried).",
+        minimum=0,
+        identity=True,
+    )
+    temperature: float = setting(
+        0.1, "Temperature of the contrastive loss, and of its accuracy and entropy.", above=0, identity=True)
     hidden_norm: bool = setting(True, "l2-normalise the projections in the contrastive loss.", identity=True)
     loss_block_rows: int = setting(
         0,
@@ -335,6 +364,13 @@ class Config:
         return not self.pretraining or self.lineareval_while_pretraining
 
     @property
+    def margin_used(self) -> float | None:
+        """The margin of the contrastive loss, or None if it has none."""
+        if self.contrastive_loss != "margin_triplet" and not self.semi_hard:
+            return None
+        return MARGIN if self.margin is None else self.margin
+
+    @property
     def cifar_stem(self) -> bool:
         """Whether the stem is the 3x3 one without pooling."""
         return self.image_size <= 32 if self.stem == "auto" else self.stem == "cifar"
@@ -412,6 +448,7 @@ def _check_combinations(config):
         )
     if config.linear_head_learning_rate is not None:
         _check_linear_head(config)
+    _check_loss(config)
     if config.micro_batch_size and config.train_batch_size % config.micro_batch_size:
         raise UserError(f"--micro_batch_size={config.micro_batch_size} does not divide --train_batch_size="
                         f"{config.train_batch_size}: use {_largest_divisor(config)}")
@@ -429,6 +466,20 @@ def _check_combinations(config):
     if config.eval_baselines and not {"lbfgs", "knn"} & set(config.eval_protocols):
         raise UserError("--eval_baselines needs --eval_protocol=lbfgs or knn")
     _check_tpu(config)
+
+
+def _check_loss(config):
+    """What belongs to which contrastive loss."""
+    if config.semi_hard and config.contrastive_loss == "nt_xent":
+        raise UserError("--semi_hard is for --contrastive_loss=nt_logistic and margin_triplet: leave it out, nt_xent "
+                        "weighs negatives by their hardness")
+    if config.margin is not None and config.margin_used is None:
+        raise UserError(f"--margin={config.margin} is for --contrastive_loss=margin_triplet and for --semi_hard: leave "
+                        "it out")
+    if config.semi_hard and config.margin == 0:
+        raise UserError("--margin=0 leaves --semi_hard no negatives: raise it")
+    if config.loss_block_rows and (config.contrastive_loss != "nt_xent" or config.negatives != "both"):
+        raise UserError("--loss_block_rows is for --contrastive_loss=nt_xent with --negatives=both: leave it out")
 
 
 def _largest_divisor(config):

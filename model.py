@@ -209,8 +209,15 @@ def contrastive_losses(hidden, config, strategy):
     Returns:
       losses: dict of scalars to be added up. reported: dict of further scalars.
     """
-    loss, accuracy, entropy = objective.contrastive_loss_and_metrics(
-        hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
+    if config.contrastive_loss == "nt_xent" and config.negatives == "both":
+        loss, accuracy, entropy = objective.contrastive_loss_and_metrics(
+            hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
+    else:
+        loss, logits_ab, labels = objective.add_table_2_loss(
+            hidden, config.contrastive_loss, config.hidden_norm, config.temperature, config.margin_used,
+            config.semi_hard, config.negatives == "both", strategy)
+        logits_ab = tf.stop_gradient(logits_ab)
+        accuracy, entropy = metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
     return {"contrast_loss": loss}, {"contrast_acc": accuracy, "contrast_entropy": entropy,
                                      "embedding_std": objective.embedding_std(tf.stop_gradient(hidden), strategy)}
 

@@ -1,4 +1,4 @@
-"""Losses: NT-Xent (paper, Eq. 1) across replicas, and the supervised loss."""
+"""Losses: NT-Xent (paper, Eq. 1) and the others of Table 2 across replicas, and the supervised loss."""
 
 from __future__ import annotations
 
@@ -281,6 +281,88 @@ def _with_band(matrix, start, values, xla):
 def _band_mask(matrix, start):
     shape = tf.shape(matrix)
     return tf.range(shape[1]) == start + tf.range(shape[0])[:, tf.newaxis]
+
+
+# ------------------------------------------------------------------------------------------ the losses of Table 2
+
+# Each takes one view's similarities u^T v: positive [n], others [n, columns], and which of the others are negatives, a
+# bool mask [n, columns]; it returns [n]. Where the paper writes one negative, the mean over all of them stands here.
+
+
+def nt_xent(positive, others, negatives, temperature):
+    """-u^T v+ / t + log(sum over v+ and all v- of exp(u^T v / t))."""
+    logits = tf.where(negatives, others / temperature, _self_logit(others.dtype))
+    wanted = positive / temperature
+    return tf.reduce_logsumexp(tf.concat([wanted[:, tf.newaxis], logits], 1), 1) - wanted
+
+
+def nt_logistic(positive, others, negatives, temperature):
+    """-log sigma(u^T v+ / t) - mean over v- of log sigma(-u^T v- / t)."""
+    return tf.nn.softplus(-positive / temperature) + _masked_mean(tf.nn.softplus(others / temperature), negatives)
+
+
+def margin_triplet(positive, others, negatives, margin):
+    """Mean over v- of max(u^T v- - u^T v+ + m, 0)."""
+    return _masked_mean(tf.nn.relu(others - positive[:, tf.newaxis] + margin), negatives)
+
+
+def _masked_mean(values, mask):
+    """Mean of each row where `mask` holds; 0 where it holds nowhere."""
+    total = tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)), 1)
+    return total / tf.maximum(tf.reduce_sum(tf.cast(mask, values.dtype), 1), 1)
+
+
+def semi_hard(positive, others, negatives, margin):
+    """The closest of those negatives that are farther than the positive, but by less than the margin (paper, 5.1).
+
+    Returns:
+      mask as `negatives`, with one True a row, or none where there is no such negative.
+    """
+    distance = positive[:, tf.newaxis] - others
+    suitable = negatives & (distance > 0) & (distance < margin)
+    closest = tf.argmax(tf.where(suitable, others, others.dtype.min), 1)
+    return suitable & tf.cast(tf.one_hot(closest, tf.shape(others)[1]), tf.bool)
+
+
+def add_table_2_loss(hidden, name, hidden_norm=True, temperature=1.0, margin=None, mine=False, both_views=False,
+                     strategy=None):
+    """A loss of Table 2 with negatives from one view or both, semi-hard or all; in memory quadratic in the batch.
+
+    Shapes and scale are those of `add_contrastive_loss`, which this is for nt_xent and `both_views`.
+
+    Args:
+      hidden: [2n, d] projections, all first views before all second views; half precisions become float32.
+      name: nt_xent, nt_logistic or margin_triplet.
+      hidden_norm: l2-normalise the rows.
+      temperature: above 0; of the first two.
+      margin: of margin_triplet and of `mine`.
+      mine: take `semi_hard` negatives only.
+      both_views: the negatives of a view are both views of all other images, rather than their other view only.
+      strategy: the `tf.distribute.Strategy` whose replicas hold the batch, or None.
+
+    Returns:
+      loss: scalar, this replica's mean over its n images of the sum of both directions.
+      logits_ab: [n, N] similarities of first to second views, divided by the temperature.
+      labels: [n, N] one-hot; the positive of row i is column i + this replica's offset.
+    """
+    view_a, view_b = tf.split(_prepared(hidden, hidden_norm), 2, 0)
+    all_a, all_b = gather_replicas(view_a, strategy), gather_replicas(view_b, strategy)
+    local, total = tf.shape(view_a)[0], tf.shape(all_a)[0]
+    labels = tf.one_hot(tf.range(local) + replica_offset(local, strategy), total, dtype=view_a.dtype)
+    negatives = tf.tile(labels == 0, [1, 2 if both_views else 1])
+
+    def direction(view, others_of_other_view, others_of_same_view):
+        columns = [others_of_other_view] + ([others_of_same_view] if both_views else [])
+        similarities = tf.matmul(view, tf.concat(columns, 0), transpose_b=True)
+        positive = tf.reduce_sum(similarities[:, :total] * labels, 1)
+        chosen = semi_hard(positive, similarities, negatives, margin) if mine else negatives
+        function, parameter = {"nt_xent": (nt_xent, temperature), "nt_logistic": (nt_logistic, temperature),
+                               "margin_triplet": (margin_triplet, margin)}[name]
+        return tf.reduce_mean(function(positive, similarities, chosen, parameter)), similarities[:, :total]
+
+    loss_a, similarities_ab = direction(view_a, all_b, all_a)
+    loss_b, _ = direction(view_b, all_a, all_b)
+    return loss_a + loss_b, similarities_ab / temperature, labels
 
 
 def replica_mean(tensor, strategy):
