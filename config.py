@@ -16,6 +16,8 @@ import typing
 from absl import flags
 
 RESNET_DEPTHS = (18, 34, 50, 101, 152, 200)
+AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
+                 "solarize", "motion_blur", "autoaugment")  # names for one branch
 MARGIN = 0.8  # one of those that the paper tried; it does not say which was best
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 
@@ -142,6 +144,22 @@ class Config:
     random_flip: bool = setting(
         True, "Flip every second view left to right (paper, Appendix A); off where mirror images differ.", identity=True
     )
+    augmentation: str = setting(
+        "simclr",
+        "Augmentation of both views, except in fine-tuning: simclr (crop, flip, colour, blur: paper, Appendix A); "
+        "autoaugment (crop, flip, and AutoAugment's policy for ImageNet: Table 1); broader (simclr's, and at times "
+        "equalize, solarize, Sobel filtering, motion blur: B.2).",
+        choices=("simclr", "autoaugment", "broader"),
+        identity=True,
+    )
+    augment_left: str | None = setting(
+        None,
+        "In place of --augmentation (paper, Figure 5): both views are the same random crop, and what is named here, "
+        f"comma-separated and in order, is applied to the first of them only: {', '.join(AUGMENTATIONS)}. Nothing is "
+        "named: the crop as it is.",
+        identity=True,
+    )
+    augment_right: str | None = setting(None, "As --augment_left, for the second view.", identity=True)
     color_jitter_strength: float = setting(
         1.0, "Strength of colour distortion, except in fine-tuning; 0 leaves it out.", minimum=0, identity=True
     )
@@ -153,7 +171,10 @@ class Config:
         identity=True,
     )
     use_blur: bool = setting(
-        True, "Gaussian blur of half the views, sigma 0.1 to 2 for each image, except in fine-tuning.", identity=True
+        True,
+        "Gaussian blur of half the views, sigma 0.1 to 2 for each image, by --augmentation=simclr and broader, except "
+        "in fine-tuning.",
+        identity=True,
     )
 
     # Network.
@@ -344,6 +365,18 @@ class Config:
         return self.train_mode != "finetune"
 
     @property
+    def branches(self) -> tuple[tuple[str, ...], ...] | None:
+        """The operators of the first and of the second view, by name; None: --augmentation does for both."""
+        if self.augment_left is None and self.augment_right is None:
+            return None
+        return tuple(_names(text) for text in (self.augment_left or "", self.augment_right or ""))
+
+    @property
+    def blurs_views(self) -> bool:
+        """Whether views are blurred on the device."""
+        return self.use_blur and self.distorts_views and self.augmentation != "autoaugment" and self.branches is None
+
+    @property
     def head_mode(self) -> str:
         """The projection head that the model has: none in supervised training."""
         return "none" if self.train_mode == "supervised" else self.proj_head_mode
@@ -378,7 +411,7 @@ class Config:
     @property
     def eval_protocols(self) -> tuple[str, ...]:
         """The names in `eval_protocol`, in order."""
-        return tuple(name.strip() for name in self.eval_protocol.split(",") if name.strip())
+        return _names(self.eval_protocol)
 
     @property
     def tpu_address(self) -> str | None:
@@ -407,6 +440,11 @@ class Config:
     def replace(self, **changes) -> Config:
         """A copy with some settings changed, checked again."""
         return dataclasses.replace(self, **changes)
+
+
+def _names(text):
+    """What stands between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _check_value(field, value):
@@ -449,6 +487,7 @@ def _check_combinations(config):
     if config.linear_head_learning_rate is not None:
         _check_linear_head(config)
     _check_loss(config)
+    _check_augmentation(config)
     if config.micro_batch_size and config.train_batch_size % config.micro_batch_size:
         raise UserError(f"--micro_batch_size={config.micro_batch_size} does not divide --train_batch_size="
                         f"{config.train_batch_size}: use {_largest_divisor(config)}")
@@ -466,6 +505,23 @@ def _check_combinations(config):
     if config.eval_baselines and not {"lbfgs", "knn"} & set(config.eval_protocols):
         raise UserError("--eval_baselines needs --eval_protocol=lbfgs or knn")
     _check_tpu(config)
+
+
+def _check_augmentation(config):
+    """Names of operators, and what stands in place of what."""
+    if config.branches is None:
+        return
+    for flag, names in zip(("augment_left", "augment_right"), config.branches):
+        unknown = [name for name in names if name not in AUGMENTATIONS]
+        if unknown:
+            raise UserError(f"--{flag}={getattr(config, flag)}: {unknown[0]} is not known: use "
+                            f"{', '.join(AUGMENTATIONS)}")
+    if not config.pretraining:
+        raise UserError("--augment_left and --augment_right are for --train_mode=pretrain, which has two views: leave "
+                        "them out")
+    if config.augmentation != "simclr":
+        raise UserError(f"--augmentation={config.augmentation} and --augment_left or --augment_right exclude each "
+                        "other: leave one of them out")
 
 
 def _check_loss(config):

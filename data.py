@@ -8,6 +8,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 import data_util
+import image_ops
+import rng
 
 _ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # purposes of random draws, folded into the run's seed
 
@@ -15,9 +17,16 @@ _ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # purposes of random draws, folded into 
 def view_policies(config):
     """The augmentation policy of each view: two views while pretraining, else one; crop and flip in fine-tuning."""
     geometry = dict(min_area=config.min_crop_area, flip=config.random_flip)
+    colour = dict(strength=config.color_jitter_strength, brightness=config.brightness)
     if not config.distorts_views:
         return (data_util.crop_and_flip_policy(**geometry),)
-    policy = data_util.simclr_policy(config.color_jitter_strength, config.brightness, **geometry)
+    if config.branches:
+        return tuple(data_util.branch_policy(names, **colour, **geometry) for names in config.branches)
+    if config.augmentation == "autoaugment":
+        policy = data_util.autoaugment_policy(**geometry)
+    else:
+        make = {"simclr": data_util.simclr_policy, "broader": data_util.broader_policy}[config.augmentation]
+        policy = make(**colour, **geometry)
     return (policy,) * (2 if config.pretraining else 1)
 
 
@@ -60,24 +69,24 @@ def _decode_windows(source, item, draw, size):
     return window[0], *map(tf.unstack, window[1:])
 
 
-def _batch_views(records, fetch, source, policies, size, batch_size):
+def _batch_views(records, fetch, source, config, batch_size):
     """Augments and batches.
 
     Args:
       records: dataset of (seed, handle); `seed` is an int64 scalar, the same for all examples of an epoch.
       fetch: from a handle to (key, item, label).
       source: decodes items.
-      policies: one a view.
-      size: of a view.
+      config: settings of the views.
       batch_size: examples an element; a last incomplete batch is left out.
 
     Returns:
-      dataset of (views [batch_size, size, size, 3 * len(policies)] float32, labels [batch_size]).
+      dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]).
     """
+    policies, size = view_policies(config), config.image_size
     chunk = _chunk_size(size, batch_size)
 
     def view_seed(seed, view):
-        return data_util.nth_seed(seed, view, data_util.VIEW)
+        return rng.nth_seed(seed, view, rng.VIEW)
 
     @tf.autograph.experimental.do_not_convert  # Nothing to convert, and long to look for it.
     def crop(seed, handle):
@@ -86,17 +95,17 @@ def _batch_views(records, fetch, source, policies, size, batch_size):
 
         def draw(shape):
             return zip(*[data_util.window_by_policy(shape, policy, view_seed(seed, view))
-                         for view, policy in enumerate(policies)])
+                         for view, policy in enumerate(policies[:1] if config.branches else policies)])
 
         part, begins, sizes = _decode_windows(source, item, draw, size)
         crops = [data_util.resize_window(part, *window, size, size) for window in zip(begins, sizes)]
-        return seed, label, *crops
+        return seed, label, *crops * (len(policies) // len(crops))  # Branches share a crop.
 
     @tf.autograph.experimental.do_not_convert
     def finish(seeds, labels, *crops):
-        planes = [data_util.finish_by_policy(data_util.to_planes(images), policy, view_seed(seeds, view))
+        planes = [data_util.finish_by_policy(image_ops.to_planes(images), policy, view_seed(seeds, view))
                   for view, (images, policy) in enumerate(zip(crops, policies))]
-        return data_util.from_planes(sum(planes, [])), labels
+        return image_ops.from_planes(sum(planes, [])), labels
 
     if chunk == 1:
         views = records.map(lambda *record: _first(finish(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)
@@ -158,7 +167,7 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
 
     @tf.autograph.experimental.do_not_convert
     def epoch(number):
-        order, views = (data_util.scalar_seed(data_util.fold_in(tf.constant([seed, purpose], tf.int64), number))
+        order, views = (rng.scalar_seed(rng.fold_in(tf.constant([seed, purpose], tf.int64), number))
                         for purpose in (_ORDER, _VIEWS))
         if cached is None:
             handles = source.handles(split, order, shards, shard, config.shuffle_buffer_mb)
@@ -167,7 +176,7 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
         return _with_seed(views, handles)
 
     records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch).skip(done)
-    dataset = _batch_views(records, fetch, source, view_policies(config), config.image_size, batch_size)
+    dataset = _batch_views(records, fetch, source, config, batch_size)
     # Otherwise several hosts ask each other at every step whether there is one more.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return _read_ahead(dataset)
@@ -210,9 +219,9 @@ def build_view_pairs(config, source, split, seed, batch_size):
     Returns:
       dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
     """
-    seed = data_util.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
+    seed = rng.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.handles(split))
-    dataset = _batch_views(records, source.fetch(split), source, view_policies(config), config.image_size, batch_size)
+    dataset = _batch_views(records, source.fetch(split), source, config, batch_size)
     return _read_ahead(dataset)
 
 

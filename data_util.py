@@ -1,8 +1,7 @@
-"""Image operators as small functions, and augmentation policies as data.
+"""SimCLR's image operators as small functions, and augmentation policies as data.
 
 Images are float, nominally in [0, 1]: one image is height x width x 3. Where several are changed at once, each in its
-own way, they are planes: red, green and blue, three tensors [n, height, width]. Arithmetic on whole planes is faster
-than on interleaved colours, and n images share the cost of starting an operation, which at 32 pixels is most of it.
+own way, they are planes (see `image_ops.py`).
 
 Random operators take `seed`, an integer tensor of shape [2] for one image or [n, 2] for planes, and are functions of it
 alone: the same seed gives the same result, eager or inside `tf.data`, whichever images lie beside it.
@@ -17,82 +16,13 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+import autoaugment
+import image_ops
+import rng
+
 CROP_PROPORTION = 0.875  # evaluation crops this share of the shorter side (224 of 256)
 
-_GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
-# Odd numbers without pattern, so that sums of few multiples of them, a key and a seed do not meet.
-_SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
-_STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD93, 0xA0761D6478BD642F]], np.uint64)
-VIEW = 1  # level of `nth_seed` for views; operators have 0
 _TINY = 1e-12  # far below any difference between colours; in place of a division by 0
-
-# ---------------------------------------------------------------------------------------------------------- seeds
-
-
-def fold_in(seed, data):
-    """A new seed [2] from `seed` [2] and the integer `data`."""
-    return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, seed.dtype))
-
-
-def scalar_seed(seed):
-    """A single int64 drawn from `seed` [2]; its parts alone would not do, `fold_in` leaves one as it is."""
-    return tf.random.stateless_uniform([], seed, minval=None, maxval=None, dtype=tf.int64)
-
-
-def nth_seed(seed, number, level=0):
-    """The seed [2] or [n, 2] numbered `number` (an int) that follows from each `seed`; 0 is `seed` itself.
-
-    Cheaper than `fold_in`, for generators that scramble their seed, as `uniforms` and `tf.image.stateless_*` do. Seeds
-    of different `level` (0 or 1) can be combined.
-    """
-    offset = (number * _STRIDES[level]).astype(np.int64)
-    return seed + tf.cast(offset, seed.dtype) if number else seed
-
-
-def uniforms(seeds, count):
-    """Uniform draws in [0, 1) for every image: SplitMix64 (Steele, Lea, Flood 2014), all of them at once.
-
-    `tf.random` has no draws for many seeds in one operation, and a call of it for each would be half of a small image's
-    cost.
-
-    Args:
-      seeds: int tensor [n, 2].
-      count: draws an image.
-
-    Returns:
-      [n, count] float32.
-    """
-    seeds = tf.bitcast(tf.cast(seeds, tf.int64), tf.uint64) * _SEED_FACTORS
-    bits = seeds[:, :1] + seeds[:, 1:] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64)
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, np.uint64(shift))) * factor
-    # The upper 24 bits: a float32 holds no more, and the last xor of the generator would not reach them.
-    return tf.cast(tf.bitcast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.int64), tf.float32) * 2.0**-24
-
-
-# --------------------------------------------------------------------------------------------- one of many functions
-
-
-def apply_by_kind(kinds, functions, planes, rows):
-    """Every image through the function that its kind numbers.
-
-    Args:
-      kinds: int32 [n].
-      functions: of (planes, rows); each sees the images of its kind only.
-      planes: three tensors [n, h, w]; where n is known to be 1, nothing is divided and copied.
-      rows: a tensor [n, ...] that goes with the images.
-
-    Returns:
-      planes.
-    """
-    shape = planes[0].shape
-    if shape[0] == 1:
-        return tf.switch_case(kinds[0], [lambda f=function: list(f(planes, rows)) for function in functions])
-    columns = (*planes, rows, tf.range(tf.shape(planes[0])[0]))
-    *parts, places = (tf.dynamic_partition(column, kinds, len(functions)) for column in columns)
-    results = [function(part, part_rows) for function, *part, part_rows in zip(functions, *parts)]
-    return [tf.ensure_shape(tf.dynamic_stitch(places, plane), shape) for plane in zip(*results)]
-
 
 # ------------------------------------------------------------------------------------------------- crop and flip
 
@@ -160,19 +90,6 @@ def random_crop_and_resize(image, seed, height, width, **window):
 def flip(planes):
     """Left and right exchanged."""
     return [tf.reverse(plane, [2]) for plane in planes]
-
-
-def to_planes(images):
-    """[n, h, w, c] -> c tensors [n, h, w]."""
-    return tf.unstack(images, axis=-1)
-
-
-def from_planes(planes):
-    """c tensors [n, h, w] -> [n, h, w, c]."""
-    # In two steps: to stack along the last axis is to copy single numbers. As matrices, which are transposed fastest.
-    height, width = planes[0].shape[1:]
-    rows = tf.reshape(tf.stack(planes, axis=1), [-1, len(planes), height * width])
-    return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(planes)])
 
 
 def center_crop(image, height, width, crop_proportion):
@@ -272,7 +189,7 @@ def jitter_amounts(seeds, strength, brightness="multiplicative"):
     factors, hue = (max(1 - 0.8 * strength, 0.0), 1 + 0.8 * strength), min(0.2 * strength, 0.5)
     first = factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
     low, high = np.float32([first, factors, factors, (-hue, hue)]).T
-    draws = uniforms(seeds, 8)
+    draws = rng.uniforms(seeds, 8)
     return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
 
 
@@ -304,7 +221,7 @@ def color_jitter(planes, seeds, strength=1.0, brightness="multiplicative", rando
         # Once a clip has removed the crop's overshoot, saturation and hue lead out of [0, 1] by rounding only.
         clipped = [_then_clip(step) if number < 2 or position == 0 else step for number, step in enumerate(steps)]
         if random_order:
-            planes = apply_by_kind(order[:, position], clipped, planes, amounts[position])
+            planes = image_ops.apply_by_kind(order[:, position], clipped, planes, amounts[position])
         else:
             planes = clipped[position](planes, amounts[position])
     return planes
@@ -379,6 +296,64 @@ def batch_random_blur(images, seed, height, probability=0.5, first_row=0, total_
     return tf.clip_by_value(tf.where(chosen[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0)
 
 
+# -------------------------------------------------------------------------------- the other operators of the studies
+
+# The paper names them (Figure 4; B.2) without their ranges, which are ours.
+
+
+def random_quarter_turn(planes, seeds, turns=(1, 2, 3)):
+    """Rotation of square images by 90 degrees times one of `turns`, counter-clockwise."""
+    kinds = tf.cast(rng.uniforms(seeds, 1)[:, 0] * len(turns), tf.int32)
+    rotations = [lambda planes, _, count=count: image_ops.quarter_turns(planes, count) for count in turns]
+    return image_ops.apply_by_kind(kinds, rotations, planes, seeds)
+
+
+def random_cutout(planes, seeds, share=0.5):
+    """A grey square anywhere, its centre in the image, its sides `share` of the image's height."""
+    height, width = planes[0].shape[1:]
+    draws = rng.uniforms(seeds, 2)
+    return image_ops.cutout(planes, draws[:, 0] * height, draws[:, 1] * width, round(share * height))
+
+
+def random_noise(planes, seeds, deviations=(0.05, 0.25)):
+    """Gaussian noise on every value, of a standard deviation drawn for each image from the range `deviations`."""
+    shape = planes[0].shape[1:]
+    draws = rng.normals(seeds, 3 * shape.num_elements())
+    low, high = deviations
+    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1), 1))[:, :, tf.newaxis]
+    noise = tf.split(draws, 3, 1)
+    return _clip([plane + deviation * tf.reshape(part, [-1, *shape]) for plane, part in zip(planes, noise)])
+
+
+def random_blur(planes, seeds, sigmas=(0.1, 2.0)):
+    """Gaussian blur with a sigma drawn for each image; as `batch_random_blur`, which runs on the device."""
+    low, high = sigmas
+    sigma = low + (high - low) * rng.uniforms(seeds, 1)[:, 0]
+    blurred = gaussian_blur(tf.stack(planes, -1), planes[0].shape[1] // 10, sigma)
+    return _clip(tf.unstack(blurred, axis=-1))
+
+
+def random_motion_blur(planes, seeds, share=0.1):
+    """Blur along a line at any angle, of up to `share` of the image's height, and of three pixels at least."""
+    longest = max(round(share * planes[0].shape[1]), 3)
+    draws = rng.uniforms(seeds, 2)
+    return image_ops.motion_blur(planes, 180 * draws[:, 0], 1 + (longest - 1) * draws[:, 1], longest // 2 * 2 + 1)
+
+
+def crop_again(planes, seeds, area_range=(0.08, 1.0), flip_probability=0.5):
+    """Random crop, resize and flip of images that are views already (Figure 5, "crop")."""
+    height, width = planes[0].shape[1:]
+
+    def crop(row):
+        image, seed = row
+        return random_crop_and_resize(image, seed, height, width, area_range=area_range)
+
+    images = tf.map_fn(crop, (tf.stack(planes, -1), seeds), fn_output_signature=planes[0].dtype)
+    planes = tf.unstack(tf.ensure_shape(images, [planes[0].shape[0], height, width, 3]), axis=-1)
+    chosen = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1), 1)[:, 0] < flip_probability, tf.int32)
+    return image_ops.apply_by_kind(chosen, (_same, lambda planes, _: flip(planes)), _clip(planes), seeds)
+
+
 # ------------------------------------------------------------------------------------------------------- policies
 
 # The first operator of a policy: name -> function(image_shape [3], seed, **parameters) that returns begin [3] and size
@@ -390,6 +365,16 @@ OPERATORS = {
     "flip": (0.5, lambda planes, seeds: flip(planes)),
     "color_jitter": (0.8, color_jitter),
     "grayscale": (0.2, lambda planes, seeds: to_grayscale(planes)),
+    "crop_again": (1.0, crop_again),
+    "quarter_turn": (1.0, random_quarter_turn),
+    "cutout": (1.0, random_cutout),
+    "noise": (1.0, random_noise),
+    "blur": (0.5, random_blur),
+    "sobel": (1.0, lambda planes, seeds: image_ops.sobel(_clip(planes))),
+    "equalize": (0.2, lambda planes, seeds: image_ops.equalize(planes)),
+    "solarize": (0.2, lambda planes, seeds: image_ops.solarize(_clip(planes), tf.fill(tf.shape(seeds)[:1], 0.5))),
+    "motion_blur": (0.2, random_motion_blur),
+    "autoaugment": (1.0, lambda planes, seeds: autoaugment.autoaugment(_clip(planes), seeds)),
 }
 
 
@@ -402,6 +387,32 @@ def simclr_policy(strength, brightness, min_area=0.08, flip=True):
     """The default policy for one view: crop, flip, colour distortion (paper, Appendix A). Blur comes on the device."""
     jitter = (("color_jitter", {"strength": strength, "brightness": brightness}), ("grayscale", {}))
     return crop_and_flip_policy(min_area, flip) + (jitter if strength > 0 else ())
+
+
+def autoaugment_policy(min_area=0.08, flip=True):
+    """Crop, flip and AutoAugment (paper, Table 1)."""
+    return crop_and_flip_policy(min_area, flip) + (("autoaugment", {}),)
+
+
+def broader_policy(strength, brightness, min_area=0.08, flip=True):
+    """The default policy with Sobel filtering, more colour distortion and motion blur, each at times (paper, B.2)."""
+    return simclr_policy(strength, brightness, min_area, flip) + (
+        ("equalize", {}), ("solarize", {}), ("sobel", {"probability": 0.2}), ("motion_blur", {}))
+
+
+def branch_policy(names, strength, brightness, min_area=0.08, flip=True):
+    """A crop, which both branches share, and then the operators that `names` names, in order (paper, Figure 5)."""
+    operators = {
+        "crop": (("crop_again", {"area_range": (min_area, 1.0), "flip_probability": 0.5 if flip else 0.0}),),
+        "color": simclr_policy(strength, brightness, flip=False)[1:],
+        "jitter": (("color_jitter", {"strength": strength, "brightness": brightness, "probability": 1.0}),),
+        "drop": (("grayscale", {"probability": 1.0}),),
+        "rotate": (("quarter_turn", {}),), "cutout": (("cutout", {}),), "noise": (("noise", {}),),
+        "blur": (("blur", {}),), "sobel": (("sobel", {}),), "equalize": (("equalize", {"probability": 1.0}),),
+        "solarize": (("solarize", {"probability": 1.0}),), "motion_blur": (("motion_blur", {"probability": 1.0}),),
+        "autoaugment": (("autoaugment", {}),),
+    }
+    return crop_and_flip_policy(min_area, flip=False) + sum((operators[name] for name in names), ())
 
 
 def window_by_policy(image_shape, policy, seed):
@@ -427,10 +438,10 @@ def finish_by_policy(planes, policy, seeds):
       planes in [0, 1].
     """
     operators = [_operator(name, **parameters) for name, parameters in policy[1:]]
-    draws = uniforms(seeds, len(operators))
+    draws = rng.uniforms(seeds, len(operators))
     for number, (probability, function) in enumerate(operators):
         chosen = tf.cast(draws[:, number] < probability, tf.int32)
-        planes = apply_by_kind(chosen, (_same, function), planes, nth_seed(seeds, number + 1))
+        planes = image_ops.apply_by_kind(chosen, (_same, function), planes, rng.nth_seed(seeds, number + 1))
     return _clip(planes)
 
 
@@ -452,8 +463,8 @@ def apply_policy(image, policy, seed, size):
       seed: int tensor [2]; every operator gets its own seed from it.
       size: height and width of the result, in pixels.
     """
-    planes = to_planes(crop_by_policy(image, policy, seed, size)[tf.newaxis])
-    return tf.squeeze(from_planes(finish_by_policy(planes, policy, seed[tf.newaxis])), 0)
+    planes = image_ops.to_planes(crop_by_policy(image, policy, seed, size)[tf.newaxis])
+    return tf.squeeze(image_ops.from_planes(finish_by_policy(planes, policy, seed[tf.newaxis])), 0)
 
 
 def preprocess_for_eval(image, size, crop=True):

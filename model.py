@@ -14,6 +14,7 @@ import data_util
 import metrics
 import objective
 import resnet
+import rng
 from lars_optimizer import LARSOptimizer
 
 _BLUR = 3  # purpose of random draws; data.py has the others
@@ -190,9 +191,9 @@ def blurred_views(views, config, seed, step, first_row=0, total_rows=None):
     rows from `first_row` on; `total_rows` is that batch's size, None if `views` are all of it.
     """
     parts = tf.split(views, views.shape[-1] // 3, axis=-1)
-    if config.use_blur:
-        draw = data_util.fold_in(tf.constant([seed, _BLUR], tf.int64), step)
-        parts = [data_util.batch_random_blur(part, data_util.fold_in(draw, number), config.image_size,
+    if config.blurs_views:
+        draw = rng.fold_in(tf.constant([seed, _BLUR], tf.int64), step)
+        parts = [data_util.batch_random_blur(part, rng.fold_in(draw, number), config.image_size,
                                              first_row=first_row, total_rows=total_rows)
                  for number, part in enumerate(parts)]
     return tf.concat(parts, 0)

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 import data_util
 import golden
+import image_ops
+import rng
 
 ARRAYS = golden.load("images")
 IMAGES = ("97x131", "240x180")
@@ -27,7 +29,7 @@ def seed_rows(count):
 
 def on_planes(operator, images, *rows, **parameters):
     """`operator` of planes on images [n, h, w, 3]."""
-    return data_util.from_planes(operator(data_util.to_planes(tf.constant(images)), *rows, **parameters)).numpy()
+    return image_ops.from_planes(operator(image_ops.to_planes(tf.constant(images)), *rows, **parameters)).numpy()
 
 
 # ------------------------------------------------------------------------------------------- against the original
@@ -72,8 +74,8 @@ def test_views_are_distributed_as_the_originals(case, strength, brightness):
     image = tf.constant(ARRAYS["view/image"])
 
     def statistics(crops, rows):
-        planes = data_util.finish_by_policy(data_util.to_planes(crops), policy, rows)
-        return view_statistics(data_util.from_planes(planes))
+        planes = data_util.finish_by_policy(image_ops.to_planes(crops), policy, rows)
+        return view_statistics(image_ops.from_planes(planes))
 
     crops = seeds(20_000).map(lambda seed: (data_util.crop_by_policy(image, policy, seed, 32), seed), tf.data.AUTOTUNE)
     ours = np.concatenate(list(crops.batch(100).map(statistics, tf.data.AUTOTUNE).as_numpy_iterator()))
@@ -208,10 +210,10 @@ def test_jitter_equals_steps_one_after_the_other(brightness, random_order):
 
 
 def test_draws_are_uniform_and_independent():
-    draws = data_util.uniforms(seed_rows(20_000), 8).numpy()
+    draws = rng.uniforms(seed_rows(20_000), 8).numpy()
     assert draws.min() >= 0 and draws.max() < 1
     assert all(scipy.stats.kstest(column, "uniform").pvalue > 1e-3 for column in draws.T)
-    nearby = [data_util.uniforms(data_util.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
+    nearby = [rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
               for number in (1, 2, 3) for level in range(2)]
     columns = np.concatenate([draws, draws[np.r_[1:20_000, 0]], np.stack(nearby, 1)], 1)
     correlations = np.corrcoef(columns.T) - np.eye(columns.shape[1])
@@ -221,8 +223,8 @@ def test_draws_are_uniform_and_independent():
 def test_draws_are_those_of_splitmix64():
     """Two draws of the published generator, in Python's integers."""
     mask = 2**64 - 1
-    state = sum(part * int(factor) for part, factor in zip((3, 7), data_util._SEED_FACTORS)) & mask
-    for draw in data_util.uniforms(tf.constant([[3, 7]]), 2)[0]:
+    state = sum(part * int(factor) for part, factor in zip((3, 7), rng._SEED_FACTORS)) & mask
+    for draw in rng.uniforms(tf.constant([[3, 7]]), 2)[0]:
         state = z = (state + 0x9E3779B97F4A7C15) & mask
         z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
         z = (z ^ z >> 27) * 0x94D049BB133111EB & mask

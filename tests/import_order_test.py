@@ -5,7 +5,9 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [
-    ("config", "data_util", "objective", "lars_optimizer", "resnet", "metrics", "progress", "stopping"),
+    ("config", "image_ops", "objective", "lars_optimizer", "resnet", "metrics", "progress", "rng", "stopping"),
+    ("autoaugment",),
+    ("data_util",),
     ("devices", "model", "sources", "weights"),
     ("checkpoint", "data", "embeddings", "model_dir", "features", "train_step"),
     ("export",),

@@ -1,0 +1,237 @@
+"""The studies' random operators and policies: ranges, chances, one branch and the other, AutoAugment."""
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import scipy.stats
+import tensorflow as tf
+from PIL import Image, ImageEnhance, ImageOps
+
+import autoaugment
+import config as config_lib
+import data
+import data_util
+import image_ops
+import rng
+import sources
+from config import Config, UserError
+from image_ops_test import photographs
+
+COUNT = 400
+
+
+def seeds_of(count, start=0):
+    return tf.stack([tf.range(start, start + count, dtype=tf.int64), tf.fill([count], tf.constant(5, tf.int64))], 1)
+
+
+def apply(operator, image, count=COUNT, **parameters):
+    """`count` results of a random operator on one uint8 image [h, w, 3]: float [count, h, w, 3]."""
+    planes = image_ops.to_planes(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
+    return image_ops.from_planes(list(operator(planes, seeds_of(count), **parameters))).numpy()
+
+
+PHOTO = photographs(24, 24)[0]
+
+
+def test_normal_draws():
+    draws = rng.normals(seeds_of(20_000), 7).numpy()
+    assert draws.shape == (20_000, 7) and draws.dtype == np.float32
+    assert all(scipy.stats.kstest(column, "norm").pvalue > 1e-3 for column in draws.T)
+    assert np.abs(np.corrcoef(draws.T) - np.eye(7)).max() < 0.03
+
+
+@pytest.mark.parametrize("turns", [(1, 2, 3), (0, 1, 2, 3)])
+def test_quarter_turns_are_drawn_alike(turns):
+    results = apply(data_util.random_quarter_turn, PHOTO, turns=turns)
+    rotations = np.stack([np.rot90(PHOTO, turn) / 255 for turn in turns])
+    distances = np.abs(results[:, np.newaxis] - rotations).max((2, 3, 4))
+    assert (np.sort(distances, 1)[:, 0] < 1e-6).all()
+    assert scipy.stats.chisquare(np.bincount(distances.argmin(1))).pvalue > 1e-3
+
+
+def test_cutout_is_anywhere_and_as_large_as_said():
+    results = apply(data_util.random_cutout, PHOTO, count=4000, share=0.25)
+    changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
+    assert (results[changed] == 0.5).all()
+    assert changed.sum((1, 2)).max() <= 36 and (changed.sum((1, 2)) >= 6).all()  # 6 x 6, or what is left at a corner
+    share = changed.mean(0)
+    assert share.min() > 0 and share[8:-8, 8:-8].mean() == pytest.approx(36 / 576, rel=0.1)
+
+
+def test_noise_has_a_deviation_of_its_own_for_each_image():
+    grey = np.full([24, 24, 3], 128, np.uint8)
+    results = apply(data_util.random_noise, grey, deviations=(0.02, 0.1)) - 128 / 255
+    deviations = results.std((1, 2, 3))
+    assert scipy.stats.kstest(deviations, scipy.stats.uniform(0.02, 0.08).cdf).statistic < 0.1
+    standardized = results / deviations[:, np.newaxis, np.newaxis, np.newaxis]
+    assert scipy.stats.kstest(standardized.ravel()[::7], "norm").statistic < 0.01
+    assert abs(np.corrcoef(results[..., 0].ravel(), results[..., 1].ravel())[0, 1]) < 0.01
+    white = apply(data_util.random_noise, np.full([24, 24, 3], 255, np.uint8), count=2)
+    assert white.max() == 1 and white.min() < 0.98
+
+
+def test_blur_is_scipys_with_a_sigma_of_its_own_for_each_image():
+    results = apply(data_util.random_blur, np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), count=50)
+    padded = np.pad(PHOTO / 255, [[20, 20], [20, 20], [0, 0]])
+    sigmas = 0.1 + 1.9 * rng.uniforms(seeds_of(50), 1).numpy()[:, 0]
+    for result, sigma in zip(results, sigmas):
+        expected = scipy.ndimage.gaussian_filter(padded, (sigma, sigma, 0), radius=(3, 3, 0), mode="constant")
+        np.testing.assert_allclose(result, expected, atol=1e-5)
+    assert sigmas.min() < 0.3 and sigmas.max() > 1.8
+
+
+def test_motion_blur_keeps_the_mean_and_is_of_several_directions():
+    point = np.zeros([31, 31, 3], np.uint8)
+    point[15, 15] = 255
+    results = apply(data_util.random_motion_blur, point, share=0.3)[..., 0]
+    np.testing.assert_allclose(results.sum((1, 2)), 1, atol=1e-5)
+    y, x = np.mgrid[-15:16, -15:16]
+    angles = np.rad2deg(0.5 * np.arctan2(-2 * (results * x * y).sum((1, 2)), (results * (x**2 - y**2)).sum((1, 2))))
+    assert scipy.stats.kstest(angles, scipy.stats.uniform(-90, 180).cdf).statistic < 0.1
+    assert (results > 0.01).sum((1, 2)).max() <= 3 * 11
+
+
+def test_a_second_crop_is_a_window_of_the_first_flipped_half_of_the_times():
+    ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 10, np.arange(24) * 10, 0), -1).astype(np.uint8)
+    results = apply(data_util.crop_again, ramp)
+    slopes = results[:, 12, 16, 1] - results[:, 12, 8, 1]
+    assert 0.4 < (slopes < 0).mean() < 0.6 and (np.abs(slopes) <= 80 / 255 * 1.16 + 1e-3).all()
+    assert (results[:, 16, 12, 0] > results[:, 8, 12, 0]).all()
+    assert (apply(data_util.crop_again, ramp, flip_probability=0.0)[:, 12, 16, 1] > 0).all()
+    whole = apply(data_util.crop_again, ramp, count=3, area_range=(1.0, 1.0), flip_probability=0.0)
+    np.testing.assert_allclose(whole, np.stack([ramp / 255] * 3), atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- autoaugment
+
+
+def by_pil(image, name, level, sign):
+    """An operator of AutoAugment on a PIL image."""
+    share = level / 9
+    if name == "rotate":
+        return image.rotate(sign * 30 * share, fillcolor=(128,) * 3)
+    if name == "shear_x":
+        return image.transform(image.size, Image.Transform.AFFINE, (1, sign * 0.3 * share, 0, 0, 1, 0),
+                               fillcolor=(128,) * 3)
+    if name in ("color", "contrast", "sharpness"):
+        return getattr(ImageEnhance, name.title())(image).enhance(0.1 + 1.8 * share)
+    if name == "posterize":
+        return ImageOps.posterize(image, round(8 - 4 * share))
+    if name == "solarize":
+        return ImageOps.solarize(image, 256 - 256 * share)
+    return getattr(ImageOps, name)(image)
+
+
+def test_autoaugment_is_one_of_its_pairs():
+    """Every image is what PIL makes of it by some pair, and all pairs and signs come as often as they should."""
+    results = apply(autoaugment.autoaugment, PHOTO, count=1000)
+    image, expected, chances = Image.fromarray(PHOTO), {}, {}
+    for pair in autoaugment.SUB_POLICIES:
+        options = [[(1 - p, None)] + [(p / 2, (name, level, sign)) for sign in (-1, 1)] for name, p, level in pair]
+        for p, first in options[0]:
+            for q, second in options[1]:
+                done = image
+                for step in (first, second):
+                    done = by_pil(done, *step) if step else done
+                key = np.asarray(done).tobytes()
+                expected[key] = np.asarray(done)
+                chances[key] = chances.get(key, 0) + p * q / 25
+    pils, chances = np.stack(list(expected.values())) / 255, np.array(list(chances.values()))
+
+    def like(image):
+        # Nearest pixels may differ where a position is half-way between two, and rounding by a level or two.
+        return (np.abs(pils - image).max(-1) > 0.03).mean((1, 2)) < 0.13
+
+    found = np.stack([like(result) for result in results])
+    assert found.any(1).all()
+    wanted = chances @ np.stack([like(image) for image in pils])  # Some of them are nearly the same.
+    assert chances.sum() == pytest.approx(1) and (wanted > 0.02).sum() > 8
+    assert (np.abs(found.mean(0) - wanted) < 4 * np.sqrt(wanted / 1000) + 0.01).all()
+
+
+def test_both_ways_of_the_operators_make_the_same_policy(monkeypatch):
+    if image_ops.addons() is None:
+        pytest.skip("tensorflow-addons is not for this TensorFlow")
+    ours = apply(autoaugment.autoaugment, PHOTO, count=60)
+    monkeypatch.setattr(image_ops, "addons", lambda: None)
+    np.testing.assert_allclose(apply(autoaugment.autoaugment, PHOTO, count=60), ours, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------- policies
+
+
+EVERY = {name: data_util.branch_policy([name], 1.0, "multiplicative") for name in config_lib.AUGMENTATIONS}
+EVERY |= {"autoaugment policy": data_util.autoaugment_policy(), "identity": data_util.branch_policy([], 1.0, ""),
+          "broader policy": data_util.broader_policy(1.0, "additive")}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_policies_are_the_same_eager_in_pipelines_and_in_chunks(name):
+    images, policy, size = photographs(), EVERY[name], 20
+    eager = np.stack([data_util.apply_policy(images[i % 2], policy, tf.constant([i, 9], tf.int64), size)
+                      for i in range(6)])
+    assert eager.dtype == np.float32 and eager.min() >= 0 and eager.max() <= 1
+
+    @tf.autograph.experimental.do_not_convert
+    def function(number):
+        return data_util.apply_policy(tf.constant(images)[number % 2], policy, tf.stack([number, 9]), size)
+
+    piped = np.stack(list(tf.data.Dataset.range(6).map(function, 2).as_numpy_iterator()))
+    np.testing.assert_allclose(piped, eager, atol=1e-5)
+    seeds = tf.stack([tf.range(6, dtype=tf.int64), tf.fill([6], tf.constant(9, tf.int64))], 1)
+    crops = tf.stack([data_util.crop_by_policy(images[i % 2], policy, seeds[i], size) for i in range(6)])
+    chunk = image_ops.from_planes(data_util.finish_by_policy(image_ops.to_planes(crops), policy, seeds))
+    np.testing.assert_allclose(chunk, eager, atol=1e-5)
+    assert name == "identity" or np.abs(eager - np.clip(crops, 0, 1)).max() > 0.05
+
+
+def views_of(**settings):
+    config = Config(**{**dict(dataset="digits", image_size=12, train_batch_size=8, use_blur=False), **settings})
+    views, _ = next(iter(data.build_train_dataset(config, sources.digits_source(), 3, 8)))
+    return config, np.split(views.numpy(), views.shape[-1] // 3, -1)
+
+
+def test_one_branch_is_the_crop_to_the_bit_and_the_other_is_made_of_it():
+    _, (left, right) = views_of(augment_left="", augment_right="")
+    np.testing.assert_array_equal(left, right)
+    _, (sobel, untouched) = views_of(augment_left="sobel")
+    np.testing.assert_array_equal(untouched, right)
+    expected = image_ops.from_planes(image_ops.sobel(image_ops.to_planes(tf.constant(right))))
+    np.testing.assert_allclose(sobel, expected, atol=1e-6)
+    _, (untouched, rotated) = views_of(augment_right="rotate,noise")
+    np.testing.assert_array_equal(untouched, right)
+    assert np.abs(rotated - right).max() > 0.2
+
+
+def test_the_order_of_names_is_that_of_the_operators():
+    _, (first, _) = views_of(augment_left="sobel,solarize")
+    _, (second, _) = views_of(augment_left="solarize,sobel")
+    assert np.abs(first - second).max() > 0.2
+
+
+@pytest.mark.parametrize("mode", ["pretrain", "supervised"])
+@pytest.mark.parametrize("augmentation", ["simclr", "autoaugment", "broader"])
+def test_policies_are_for_contrastive_and_supervised_training(augmentation, mode):
+    config, views = views_of(augmentation=augmentation, train_mode=mode)
+    assert len(views) == (2 if mode == "pretrain" else 1)
+    names = [name for name, _ in data.view_policies(config)[0]]
+    assert names[:2] == ["crop_and_resize", "flip"]
+    assert names[2:] == {"simclr": ["color_jitter", "grayscale"], "autoaugment": ["autoaugment"], "broader": [
+        "color_jitter", "grayscale", "equalize", "solarize", "sobel", "motion_blur"]}[augmentation]
+    assert config.replace(use_blur=True).blurs_views == (augmentation != "autoaugment")
+
+
+@pytest.mark.parametrize("settings, words", [
+    (dict(augment_left="crop,colour"), "--augment_left=crop,colour: colour is not known: use crop, color"),
+    (dict(augment_right="x"), "--augment_right=x"),
+    (dict(augment_left="crop", train_mode="supervised"), "are for --train_mode=pretrain"),
+    (dict(augment_left="crop", augmentation="broader"), "exclude each other"),
+    (dict(augmentation="autoaug"), "--augmentation=autoaug is not known: choose one of simclr, autoaugment, broader")])
+def test_what_does_not_belong_together_is_told(settings, words):
+    with pytest.raises(UserError, match=words):
+        Config(**settings)
+
+
+def test_branches_are_not_blurred_on_the_device():
+    assert Config().blurs_views and not Config(augment_left="blur").blurs_views
+    assert not Config(train_mode="finetune").blurs_views
