@@ -335,6 +335,9 @@ class Config:
     eval_baselines: bool = setting(
         False, "Also give lbfgs and knn the untrained encoder and the raw pixels, on the same split."
     )
+    eval_projections: bool = setting(
+        False, "Also give lbfgs and knn the projections z = g(h) in place of h (paper, Figure 8 and 4.2)."
+    )
     eval_name: str | None = setting(None, "Sub-folder of model_dir for the results of this evaluation.")
     eval_timeout: float = setting(
         0.0, "--mode=eval gives up after this many seconds without a new checkpoint; 0 waits for ever.", minimum=0
@@ -502,8 +505,11 @@ def _check_combinations(config):
         raise UserError("--keep_best is for evaluations: use --mode=train_then_eval, or --mode=eval beside it")
     if config.keep_best and not (config.has_linear_head and "linear_head" in config.eval_protocols):
         raise UserError("--keep_best goes by the linear head's accuracy: evaluate one by --eval_protocol=linear_head")
-    if config.eval_baselines and not {"lbfgs", "knn"} & set(config.eval_protocols):
-        raise UserError("--eval_baselines needs --eval_protocol=lbfgs or knn")
+    for name in ("eval_baselines", "eval_projections"):
+        if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
+            raise UserError(f"--{name} needs --eval_protocol=lbfgs or knn")
+    if config.eval_projections and not config.num_proj_layers_used:
+        raise UserError("--eval_projections needs a projection head: leave it out")
     _check_tpu(config)
 
 

@@ -33,7 +33,8 @@ _LABELS = {
     WEIGHTED_KNN: f"{features.WEIGHTED_NEIGHBORS} neighbours, weighted", "eval/contrast_loss": "contrastive loss",
     "eval/contrast_acc": "contrastive accuracy",
 }
-_ENCODERS = {"": ", frozen encoder", "/untrained_encoder": ", untrained encoder", "/raw_pixels": ", raw pixels"}
+_ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untrained_encoder": ", untrained encoder",
+             "/raw_pixels": ", raw pixels"}
 
 
 def protocols(config, source):
@@ -103,6 +104,8 @@ def contrastive(config, source, model, strategy):
 def frozen(config, source, model, strategy, names):
     """`lbfgs` and `knn` on the frozen encoder and, if asked for, on the baselines."""
     encoders = {"": features.encoder_function(model)}
+    if config.eval_projections:
+        encoders["/projections"] = features.projection_function(model)
     if config.eval_baselines:
         keras.utils.set_random_seed(config.seed + 1)  # As at the start of the training.
         with strategy.scope():
@@ -244,7 +247,8 @@ def new_checkpoints(model_dir, last_step, timeout):
 def _needed_parts(config, source):
     """The parts of a model, names in `checkpoint.PARTS`, that the protocols look at."""
     names = protocols(config, source)
-    projections = "contrastive" in names or "linear_head" in names and config.head_on_projections
+    projections = "contrastive" in names or config.eval_projections or (
+        "linear_head" in names and config.head_on_projections)
     return ("encoder",) + (("projection head",) if projections else ()) + (
         ("linear head",) if "linear_head" in names else ())
 

@@ -46,6 +46,11 @@ def encoder_function(model):
     return lambda images: model.resnet_model(images, training=False)["final_avg_pool"]
 
 
+def projection_function(model):
+    """images -> the projection z = g(h) of `model`, frozen."""
+    return lambda images: model(images, training=False)["proj_head_output"]
+
+
 def pixels_function(size):
     """images -> their pixels, at most `size` x `size` of them, as vectors."""
     def function(images):

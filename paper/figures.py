@@ -326,6 +326,7 @@ def parameters(path, out):
         for row, *place in zip(found, x, y):
             axis.annotate(row["network"], place, textcoords="offset points", xytext=(5, 4), fontsize=8)
     axis.set_xscale("log")
+    axis.margins(0.15)
     axis.set_xlabel("parameters of the encoder, million")
     axis.set_ylabel("top-1 accuracy, %")
     axis.legend(fontsize=8)

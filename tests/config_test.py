@@ -53,6 +53,8 @@ def test_flags_make_the_config():
     (dict(proj_head_mode="none", ft_proj_selector=1), "ft_proj_selector"),
     (dict(tpu_name="x"), "tpu_name"), (dict(use_tpu=True, tpu_name="x", master="y"), "master"),
     (dict(eval_protocol="lbgfs"), "eval_protocol"), (dict(eval_baselines=True), "eval_baselines"),
+    (dict(eval_projections=True), "eval_projections"),
+    (dict(eval_projections=True, eval_protocol="knn", proj_head_mode="none"), "eval_projections"),
     (dict(train_mode="finetune", eval_protocol="contrastive"), "eval_protocol"),
     (dict(label_fraction=0.5), "label_fraction"), (dict(label_seed=3), "label_seed"),
     (dict(train_mode="supervised", ft_proj_selector=1), "ft_proj_selector"),

@@ -49,7 +49,7 @@ def whole_run(tmp_path_factory):
         patch.setattr(experiment.progress, "say", printed.append)
         run(directory, with_export=True, mode="train_then_eval", train_steps=4, checkpoint_steps=3,
             keep_checkpoint_max=9, eval_protocol="linear_head,lbfgs,knn", eval_baselines=True,
-            linear_head_learning_rate=0.1)
+            eval_projections=True, linear_head_learning_rate=0.1)
     return directory, "\n".join(printed)
 
 
@@ -68,7 +68,8 @@ def test_a_run_leaves_what_it_promises(whole_run):
     assert result["global_step"] == 4 and 0 <= result[evaluate.LINEAR_TOP_1] <= result[evaluate.LINEAR_TOP_5] <= 1
     assert result[evaluate.LBFGS + "/raw_pixels"] > 0.6  # even 64 labels are enough for that
     assert result["eval/regularization_loss"] > 0
-    for words in ("eval_split: test", "logistic regression, untrained encoder", "saved_model/4", "linear head, top-1"):
+    for words in ("eval_split: test", "logistic regression, projections", "logistic regression, untrained encoder",
+                  "saved_model/4", "linear head, top-1"):
         assert words in printed
 
 
@@ -95,6 +96,18 @@ def test_the_linear_head_is_evaluated_on_every_example(whole_run):
     assert result[evaluate.LINEAR_TOP_1] == pytest.approx(np.mean(logits.argmax(1) == labels))
     in_top_5 = [label in np.argsort(-row)[:5] for row, label in zip(logits, labels.numpy())]
     assert result[evaluate.LINEAR_TOP_5] == pytest.approx(np.mean(in_top_5))
+
+
+def test_projections_are_evaluated_in_place_of_h(whole_run):
+    result = json.loads((whole_run[0] / "result.json").read_text())
+    keys = [evaluate.LBFGS, evaluate.KNN, evaluate.WEIGHTED_KNN]
+    assert all(0 <= result[key + "/projections"] <= 1 for key in keys)
+    assert any(result[key + "/projections"] != result[key] for key in keys)
+    model = model_lib.build_model(Config(**TINY), 10)
+    checkpoint.load_model(model, str(whole_run[0] / "ckpt-4"))
+    images = np.random.default_rng(0).uniform(size=[3, 8, 8, 3]).astype(np.float32)
+    h = model.resnet_model(images, training=False)["final_avg_pool"]
+    np.testing.assert_allclose(features.projection_function(model)(images), model._projection_head(h)[-1], rtol=1e-5)
 
 
 def test_resuming_continues_as_if_never_stopped(whole_run, tmp_path, capsys):
