@@ -18,6 +18,7 @@ from absl import flags
 RESNET_DEPTHS = (18, 34, 50, 101, 152, 200)
 AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
                  "solarize", "motion_blur", "autoaugment")  # names for one branch
+EXTRAS = ("rotate", "noise", "sobel")
 MARGIN = 0.8  # one of those that the paper tried; it does not say which was best
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 
@@ -160,6 +161,12 @@ class Config:
         identity=True,
     )
     augment_right: str | None = setting(None, "As --augment_left, for the second view.", identity=True)
+    augment_extra: str = setting(
+        "",
+        "Added to --augmentation (paper, Table 3), comma-separated and in order: rotate (by 0, 90, 180 or 270 degrees) "
+        "and, each for half of the views, noise and sobel.",
+        identity=True,
+    )
     color_jitter_strength: float = setting(
         1.0, "Strength of colour distortion, except in fine-tuning; 0 leaves it out.", minimum=0, identity=True
     )
@@ -375,6 +382,11 @@ class Config:
         return tuple(_names(text) for text in (self.augment_left or "", self.augment_right or ""))
 
     @property
+    def extra_augmentations(self) -> tuple[str, ...]:
+        """The names in `augment_extra`, in order."""
+        return _names(self.augment_extra)
+
+    @property
     def blurs_views(self) -> bool:
         """Whether views are blurred on the device."""
         return self.use_blur and self.distorts_views and self.augmentation != "autoaugment" and self.branches is None
@@ -515,8 +527,16 @@ def _check_combinations(config):
 
 def _check_augmentation(config):
     """Names of operators, and what stands in place of what."""
+    extra = config.extra_augmentations
+    unknown = [name for name in extra if name not in EXTRAS]
+    if unknown:
+        raise UserError(f"--augment_extra={config.augment_extra}: {unknown[0]} is not known: use {', '.join(EXTRAS)}")
+    if extra and not config.distorts_views:
+        raise UserError("--augment_extra is not for --train_mode=finetune: leave it out")
     if config.branches is None:
         return
+    if extra:
+        raise UserError("--augment_extra is for both views: with --augment_left or --augment_right, name it there")
     for flag, names in zip(("augment_left", "augment_right"), config.branches):
         unknown = [name for name in names if name not in AUGMENTATIONS]
         if unknown:

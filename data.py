@@ -27,6 +27,7 @@ def view_policies(config):
     else:
         make = {"simclr": data_util.simclr_policy, "broader": data_util.broader_policy}[config.augmentation]
         policy = make(**colour, **geometry)
+    policy += data_util.extra_operators(config.extra_augmentations)
     return (policy,) * (2 if config.pretraining else 1)
 
 

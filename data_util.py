@@ -400,6 +400,13 @@ def broader_policy(strength, brightness, min_area=0.08, flip=True):
         ("equalize", {}), ("solarize", {}), ("sobel", {"probability": 0.2}), ("motion_blur", {}))
 
 
+def extra_operators(names):
+    """What is added to a policy for the transformations of Table 3 to occur, each as often as not."""
+    operators = {"rotate": ("quarter_turn", {"turns": (0, 1, 2, 3)}), "noise": ("noise", {"probability": 0.5}),
+                 "sobel": ("sobel", {"probability": 0.5})}
+    return tuple(operators[name] for name in names)
+
+
 def branch_policy(names, strength, brightness, min_area=0.08, flip=True):
     """A crop, which both branches share, and then the operators that `names` names, in order (paper, Figure 5)."""
     operators = {

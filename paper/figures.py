@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import shlex
 
 if __name__ == "__main__":
     import progress
@@ -28,13 +27,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import absl.logging  # noqa: E402
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from absl import flags  # noqa: E402
 
-import checkpoint  # noqa: E402
 import config as config_lib  # noqa: E402
 import data  # noqa: E402
 import data_util  # noqa: E402
@@ -43,8 +39,8 @@ import image_ops  # noqa: E402
 import model as model_lib  # noqa: E402
 import progress  # noqa: E402
 import sources  # noqa: E402
-import weights  # noqa: E402
 from config import UserError  # noqa: E402
+from paper import common  # noqa: E402
 
 _SEED = 1
 _CROPS = 4  # an image and a row of the histograms
@@ -129,19 +125,6 @@ def operators(images, out, size=160):
     return save(figure, ("operator", "draw", "mean_red", "mean_green", "mean_blue", "std"), rows, out, "operators")
 
 
-def parse_flags(text):
-    """The `Config` of flags written as on the command line of run.py. Raises `UserError`."""
-    values = flags.FlagValues()
-    config_lib.define_flags(values)
-    try:
-        rest = values(["run.py", *shlex.split(text)])
-    except (flags.Error, ValueError) as error:
-        raise UserError(f"--flags: {config_lib.first_line(error)}") from error
-    if rest[1:]:
-        raise UserError(f"--flags: {rest[1]} is not a flag: settings are written --name=value")
-    return config_lib.from_flags(values)
-
-
 def views(config, out, count=8):
     """Pairs of views of a data set, as the network is shown them, the blur included."""
     source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
@@ -189,17 +172,9 @@ def histograms(images, out, size=160):
 # ------------------------------------------------------------------------------------------------------ of a network
 
 
-def load(path):
-    """The whole network of a file, and its `Config`."""
-    config, classes = checkpoint.config_of_file(weights.open_weights(path))
-    model = model_lib.build_model(config, classes)
-    checkpoint.load_model(model, path, "--checkpoint")
-    return model, config
-
-
 def eigenvalues(path, out):
     """Squared real parts of the eigenvalues of a square linear projection head, in order (paper, B.4)."""
-    model, _ = load(path)
+    model, _ = common.load(path)
     layers = model._projection_head.linear_layers
     kernel = layers[0].dense.kernel.numpy() if len(layers) == 1 else np.zeros([0, 1])
     if kernel.shape[0] != kernel.shape[1]:
@@ -217,12 +192,10 @@ def eigenvalues(path, out):
                                                           enumerate(values)], out, "eigenvalues")
 
 
-def tsne(path, config, split, out, most=1000):
+def tsne(model, config, split, out, most=1000):
     """t-SNE of h and of z = g(h) for the first ten classes of a data set (paper, B.4)."""
     from sklearn import manifold
 
-    model, network = load(path)
-    config = config.replace(image_size=network.image_size) if config.image_size == 224 else config
     source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
     sources.check_split(source, "split", split)
     if not source.class_names:
@@ -365,14 +338,16 @@ def make(arguments):
         return eigenvalues(arguments.checkpoint, out)
     if name in ("pairs", "batches", "parameters"):
         return globals()[name](arguments.csv, out)
-    config = parse_flags(f"--dataset={shlex.quote(arguments.dataset)} {arguments.flags}")
-    return views(config, out) if name == "views" else tsne(arguments.checkpoint, config, arguments.split, out)
+    if name == "views":
+        return views(common.parse_flags(arguments.flags, dataset=arguments.dataset), out)
+    model, size = common.load(arguments.checkpoint)
+    return tsne(model, common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size),
+                arguments.split, out)
 
 
 def main(argv=None):
     """The command line."""
     arguments = _parser().parse_args(argv)
-    absl.logging.set_verbosity(absl.logging.ERROR)  # Deprecations inside of TFDS are not for the user to mend.
     progress.say(progress.run_command("paper.figures", lambda: make(arguments)))
 
 

@@ -221,7 +221,20 @@ def test_policies_are_for_contrastive_and_supervised_training(augmentation, mode
     assert config.replace(use_blur=True).blurs_views == (augmentation != "autoaugment")
 
 
+def test_extras_come_after_the_policy_as_often_as_not():
+    config, _ = views_of(augment_extra="rotate, sobel")
+    for policy in data.view_policies(config):
+        assert policy[-2:] == (("quarter_turn", {"turns": (0, 1, 2, 3)}), ("sobel", {"probability": 0.5}))
+    bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
+    done = data_util.finish_by_policy(image_ops.to_planes(bright), [(), *data_util.extra_operators(["sobel"])],
+                                      seeds_of(COUNT))
+    assert 0.4 < np.mean(np.max(image_ops.from_planes(done), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
+
+
 @pytest.mark.parametrize("settings, words", [
+    (dict(augment_extra="rotat"), "--augment_extra=rotat: rotat is not known: use rotate, noise, sobel"),
+    (dict(augment_extra="noise", train_mode="finetune"), "--augment_extra is not for --train_mode=finetune"),
+    (dict(augment_extra="noise", augment_left="crop"), "name it there"),
     (dict(augment_left="crop,colour"), "--augment_left=crop,colour: colour is not known: use crop, color"),
     (dict(augment_right="x"), "--augment_right=x"),
     (dict(augment_left="crop", train_mode="supervised"), "are for --train_mode=pretrain"),

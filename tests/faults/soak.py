@@ -24,7 +24,8 @@ import processes  # noqa: E402
 
 from hosts_test import free_addresses, tf_config  # noqa: E402
 
-_LONGEST = dict(device=14, replicas=18, hosts=25)  # seconds until a kill; a whole run takes about as long
+_STEPS = dict(device=600, replicas=200, hosts=100)
+_LEAST_SECONDS = 3  # until a kill; at most as many as the run that nothing happens to takes
 
 
 def environments(kind):
@@ -37,7 +38,7 @@ def environments(kind):
 
 def start(kind, directory):
     """The processes of one run; the second host, which leaves nothing, has the same directory."""
-    return [processes.start(directory, environment) for environment in environments(kind)]
+    return [processes.start(directory, environment, train_steps=_STEPS[kind]) for environment in environments(kind)]
 
 
 def stop(kind, started, directory, draw):
@@ -64,21 +65,30 @@ def fail(statuses, what, directory):
     raise SystemExit(f"exit statuses {statuses} after {what}: {processes.log_of(directory)[-5000:]}")
 
 
-def one_round(kind, whole, directory, draw, counts):
-    """Kills a run until it finishes, then compares."""
+def run_whole(kind, directory):
+    """A run that nothing happens to; returns how many seconds it took."""
+    begin = time.monotonic()
+    statuses = [process.wait(600) for process in start(kind, directory)]
+    if any(statuses):
+        fail(statuses, "no signal", directory)
+    return time.monotonic() - begin
+
+
+def one_round(kind, whole, longest, directory, draw, counts):
+    """Kills a run until it finishes, then compares; `longest`: seconds until a kill."""
     while True:
         started = start(kind, directory)
-        deadline = time.monotonic() + draw.uniform(3, _LONGEST[kind])
+        deadline = time.monotonic() + draw.uniform(_LEAST_SECONDS, longest)
         while time.monotonic() < deadline and all(process.poll() is None for process in started):
             time.sleep(0.05)
         done = stop(kind, started, directory, draw)
         if done:
             counts[kind, done] += 1
             continue
-        statuses = [process.wait(200) for process in started]
+        statuses = [process.wait(600) for process in started]
         if any(statuses):
             fail(statuses, "no signal", directory)
-        processes.assert_same_run(whole, directory)
+        processes.assert_same_run(whole, directory, _STEPS[kind])
         counts[kind, "same"] += 1
         return
 
@@ -92,16 +102,15 @@ def main():
     arguments = parser.parse_args()
     draw, counts, begin = random.Random(arguments.seed), collections.Counter(), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        wholes, number = {}, 0
-        for kind in _LONGEST:
+        wholes, longest, number = {}, {}, 0
+        for kind in _STEPS:
             wholes[kind] = pathlib.Path(scratch, f"whole_{kind}")
-            for process in start(kind, wholes[kind]):
-                if process.wait(300):
-                    raise SystemExit(processes.log_of(wholes[kind]))
+            longest[kind] = run_whole(kind, wholes[kind])
+            print(f"{kind}: a whole run takes {longest[kind]:.0f} s", flush=True)
         while True:
-            for kind in _LONGEST:
+            for kind in _STEPS:
                 number += 1
-                one_round(kind, wholes[kind], pathlib.Path(scratch, f"{kind}_{number}"), draw, counts)
+                one_round(kind, wholes[kind], longest[kind], pathlib.Path(scratch, f"{kind}_{number}"), draw, counts)
                 kills = sum(count for (_, what), count in counts.items() if what != "same")
                 minutes = (time.monotonic() - begin) / 60
                 told = json.dumps({" ".join(what): count for what, count in counts.items()})
@@ -109,7 +118,7 @@ def main():
             if minutes >= arguments.minutes and kills >= arguments.kills:
                 break
     print("\n| | SIGKILL | SIGTERM | runs that ended as if never killed |\n|---|---|---|---|")
-    for kind in _LONGEST:
+    for kind in _STEPS:
         print(f"| {kind} | {counts[kind, 'SIGKILL']} | {counts[kind, 'SIGTERM']} | {counts[kind, 'same']} |")
 
 
