@@ -24,7 +24,7 @@ import processes  # noqa: E402
 
 from hosts_test import free_addresses, tf_config  # noqa: E402
 
-_STEPS = dict(device=600, replicas=200, hosts=100)
+_STEPS = dict(device=400, replicas=200, hosts=100)
 _LEAST_SECONDS = 3  # until a kill; at most as many as the run that nothing happens to takes
 
 
