@@ -1,0 +1,428 @@
+"""The paper's studies as grids of runs: what is switched, the paper's numbers, and the commands.
+
+    python -m paper.studies list
+    python -m paper.studies show STUDY
+    python -m paper.studies commands STUDY [--scale=small]
+    python -m paper.studies run STUDY... [--dir=runs/studies] [--flags='--data_dir=DIR']
+    python -m paper.studies report [STUDY...] [--dir=runs/studies]
+
+`run` takes the small scale, which two CPU cores can do, cell after cell; what is finished is not run again, and what
+was interrupted is resumed. `report` prints Markdown tables, and writes the results as CSV to --dir.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import progress
+import stopping
+from config import UserError
+
+_RECIPES = "paper/recipes"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    name: str
+    flags: dict  # what differs from the recipe
+    paper: float | None = None  # top-1 accuracy in %, as printed; None: not in the paper's text
+    small: dict = dataclasses.field(default_factory=dict)  # what differs at the small scale besides
+    recipe: str = "imagenet_paper.cfg"
+    small_recipe: str = "study_small.cfg"
+    probes: tuple = ()  # of `paper.probes`, to be asked of the result
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Runs that are compared."""
+
+    title: str
+    source: str  # where it stands in the paper
+    finding: str  # what the paper says
+    cells: tuple
+    small_names: tuple | None = None  # the cells of the small scale; None: all
+
+    def small_cells(self):
+        """The cells of the small scale."""
+        return [cell for cell in self.cells if self.small_names is None or cell.name in self.small_names]
+
+
+_STRENGTHS = {"1/8": 0.125, "1/4": 0.25, "1/2": 0.5, "1": 1.0}
+_SUPERVISED = dict(recipe="imagenet_supervised.cfg", small_recipe="study_small_supervised.cfg")
+
+
+def _colours(paper, **recipes):
+    """Table 1's columns: colour distortion, blur, AutoAugment."""
+    columns = [(name, dict(color_jitter_strength=strength, use_blur=False)) for name, strength in _STRENGTHS.items()]
+    columns += [("1 + blur", dict(color_jitter_strength=1.0, use_blur=True)),
+                ("AutoAugment", dict(augmentation="autoaugment", use_blur=False))]
+    return tuple(Cell(name, flags, number, **recipes) for (name, flags), number in zip(columns, paper, strict=True))
+
+
+_GRID = ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")
+_CORNER = ("crop", "color", "sobel")
+
+
+def _pairs():
+    """Figure 5: the first and then the second transformation, on one branch only; the same one only once."""
+    return tuple(Cell(f"{first} {second}", dict(
+        augment_left=first if first == second else f"{first},{second}")) for first, second in itertools.product(
+            _GRID, _GRID))
+
+
+_LOSSES = (
+    Cell("margin", dict(contrastive_loss="margin_triplet", negatives="one_view"), 50.9),
+    Cell("NT-Logistic", dict(contrastive_loss="nt_logistic", negatives="one_view", temperature=0.2), 51.6),
+    Cell("margin, semi-hard", dict(contrastive_loss="margin_triplet", negatives="one_view", semi_hard=True), 57.5),
+    Cell("NT-Logistic, semi-hard", dict(contrastive_loss="nt_logistic", negatives="one_view", semi_hard=True,
+                                        temperature=0.2), 57.9),
+    Cell("NT-Xent", dict(negatives="one_view"), 63.9),
+)
+
+
+def _tuning():
+    """B.10: learning rates, with margins or temperatures."""
+    rates, margins, temperatures = (0.01, 0.1, 0.3, 0.5, 1.0), (0.0, 0.4, 0.8, 1.6), (0.1, 0.2, 0.5, 1.0)
+    margin = [Cell(f"margin {m}, rate {rate}", dict(contrastive_loss="margin_triplet", negatives="one_view", margin=m,
+                                                    learning_rate=rate)) for m in margins for rate in rates]
+    logistic = [Cell(f"NT-Logistic, temperature {t}, rate {rate}", dict(
+        contrastive_loss="nt_logistic", negatives="one_view", temperature=t, learning_rate=rate))
+        for t in temperatures for rate in rates]
+    return (*margin, *logistic)
+
+
+def _temperatures():
+    """Table 5."""
+    rows = [(True, 0.05, 59.7), (True, 0.1, 64.4), (True, 0.5, 60.7), (True, 1.0, 58.0), (False, 10.0, 57.2),
+            (False, 100.0, 57.0)]
+    return tuple(Cell(f"{'l2 norm' if norm else 'no norm'}, {temperature:g}", dict(
+        hidden_norm=norm, temperature=temperature), top_1) for norm, temperature, top_1 in rows)
+
+
+def _heads():
+    """Figure 8: the head's form and the size of its output."""
+    sizes = (32, 64, 128, 256, 512, 1024, 2048)
+    cells = [Cell("none", dict(proj_head_mode="none"))]
+    cells += [Cell(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol="lbfgs",
+                                          eval_projections=True))
+              for mode in ("linear", "nonlinear") for size in sizes]
+    return tuple(cells)
+
+
+_BATCHES = {  # Table B.1: batch -> (linear, square root) of 100, 200, 400 and 800 epochs
+    256: ((57.5, 62.8), (61.9, 64.3), (64.7, 65.7), (66.6, 66.5)),
+    512: ((60.7, 63.8), (64.0, 65.6), (66.2, 66.7), (67.8, 67.4)),
+    1024: ((62.8, 64.3), (65.3, 66.1), (67.2, 67.2), (68.5, 68.3)),
+    2048: ((64.0, 64.7), (66.1, 66.8), (68.1, 67.9), (68.9, 68.8)),
+    4096: ((64.6, 64.5), (66.5, 66.8), (68.2, 68.0), (68.9, 69.1)),
+    8192: ((64.8, 64.8), (66.6, 67.0), (67.8, 68.3), (69.0, 69.1)),
+}
+
+
+def _batches():
+    """Figure 9 and B.1; at the small scale batches and epochs are a fraction of it."""
+    cells = []
+    for batch, rows in _BATCHES.items():
+        for epochs, numbers in zip((100, 200, 400, 800), rows, strict=True):
+            for (scaling, rate), number in zip((("linear", 0.3), ("sqrt", 0.075)), numbers, strict=True):
+                cells.append(Cell(
+                    f"{scaling} {batch}, {epochs} epochs",
+                    dict(train_batch_size=batch, train_epochs=epochs, learning_rate=rate,
+                         learning_rate_scaling=scaling), number,
+                    dict(train_batch_size=batch // 8, train_epochs=epochs // 50)))
+    return tuple(cells)
+
+
+def _networks():
+    """Figure 7."""
+    return tuple(Cell(f"ResNet-{depth} ({width}x)", dict(resnet_depth=depth, width_multiplier=width))
+                 for depth in (18, 34, 50, 101, 152) for width in (1, 2, 4))
+
+
+def _cifar_temperatures():
+    """B.9: temperatures and batch sizes on CIFAR-10."""
+    return tuple(Cell(f"temperature {temperature}, batch {batch}", dict(temperature=temperature,
+                                                                        train_batch_size=batch),
+                      small=dict(train_batch_size=batch // 8), recipe="cifar10_paper.cfg")
+                 for temperature in (0.1, 0.5, 1.0) for batch in (256, 512, 1024, 2048, 4096))
+
+
+def _probes():
+    """Table 3: the pretraining that each row needs; g keeps the size of h."""
+    head = dict(num_proj_layers=2, proj_out_dim=2048)
+    rows = (("colour", {}), ("rotation", dict(augment_extra="rotate")), ("noise", dict(augment_extra="noise")),
+            ("sobel", dict(augment_extra="sobel")))
+    return tuple(Cell(name, {**head, **flags}, small=dict(proj_out_dim=512), probes=(name,)) for name, flags in rows)
+
+
+STUDIES = {
+    "pairs": Study(
+        "Pairs of transformations", "Figure 5", "no single transformation suffices; crop with colour stands out",
+        _pairs(), tuple(f"{first} {second}" for first in _CORNER for second in _CORNER)),
+    "colour": Study(
+        "Strength of colour distortion, contrastive", "Table 1", "stronger colour distortion helps, up to the default; "
+        "AutoAugment does less", _colours((59.6, 61.0, 62.6, 63.2, 64.5, 61.1))),
+    "colour_supervised": Study(
+        "Strength of colour distortion, supervised", "Table 1", "stronger colour distortion does not help supervised "
+        "training", _colours((77.0, 76.7, 76.5, 75.7, 75.4, 77.1), **_SUPERVISED)),
+    "flip": Study("Random flips", "Appendix A", "helpful, not essential", (
+        Cell("with", {}, 64.5), Cell("without", dict(random_flip=False), 63.4))),
+    "broader": Study("Broader augmentation", "B.2", "Sobel, equalize, solarize and motion blur add a little", (
+        Cell("default", dict(train_epochs=1000), 69.3, dict(train_epochs=8)),
+        Cell("broader", dict(train_epochs=1000, augmentation="broader"), 70.0, dict(train_epochs=8)))),
+    "losses": Study("Losses", "Table 4", "semi-hard negatives help, and NT-Xent is far better", _LOSSES),
+    "tuning": Study("Tuning of the other losses", "B.10", "the grids that Table 4's best were taken from", _tuning(),
+                    ()),
+    "temperature": Study(
+        "Temperature and l2 norm", "Table 5", "both matter; without the norm the task is solved better, and the "
+        "representation is worse", _temperatures()),
+    "heads": Study(
+        "Projection heads", "Figure 8", "nonlinear is better than linear (3 %), and much better than none (10 %); h is "
+        "better than g(h) (10 %); the size does not matter", _heads(),
+        ("none", "linear 128", "nonlinear 32", "nonlinear 128")),
+    "probes": Study(
+        "What h and g(h) know", "Table 3", "h tells transformations that g(h) has lost", _probes(),
+        ("colour", "rotation", "sobel")),
+    "batches": Study(
+        "Batch size, epochs and learning-rate scaling", "Figure 9, B.1", "large batches help short training; square "
+        "root scaling helps small batches", _batches(),
+        tuple(f"{scaling} {batch}, {epochs} epochs" for scaling, batch, epochs in (
+            ("sqrt", 512, 100), ("sqrt", 2048, 100), ("sqrt", 512, 400), ("sqrt", 2048, 400), ("linear", 512, 100),
+            ("linear", 2048, 100)))),
+    "networks": Study("Depth and width", "Figure 7", "larger networks are better", _networks(),
+                      ("ResNet-18 (1x)", "ResNet-34 (1x)", "ResNet-18 (2x)")),
+    "cifar_temperature": Study(
+        "Temperature and batch size on CIFAR-10", "B.9", "0.5 is best whatever the batch; 0.1 gains with larger ones",
+        _cifar_temperatures(), tuple(f"temperature {t}, batch {batch}" for t in (0.1, 0.5, 1.0) for batch in (512,))),
+}
+
+
+def study_named(name):
+    """The `Study` of that name. Raises `UserError`."""
+    if name not in STUDIES:
+        raise UserError(f"{name} is no study: name one of {', '.join(STUDIES)}")
+    return STUDIES[name]
+
+
+def _as_text(name, value):
+    """A flag as one types it."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    return f"--{name}={value}"
+
+
+def arguments(cell, small):
+    """The arguments of run.py for a cell, without --model_dir."""
+    flags = {**cell.flags, **(cell.small if small else {})}
+    recipe = cell.small_recipe if small else cell.recipe
+    return [f"--flagfile={_RECIPES}/{recipe}", *(_as_text(name, value) for name, value in flags.items())]
+
+
+def slug(name):
+    """A name as that of a directory."""
+    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in name)
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def directory_of(base, study, cell):
+    """Where a cell's run lies."""
+    return os.path.join(base, study, slug(cell.name))
+
+
+def read_done(directory):
+    """What `run_cell` noted of a finished run; None before that."""
+    try:
+        with open(os.path.join(directory, "done.json"), encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def run_cell(cell, directory, more=()):
+    """Runs a cell in a process of its own, unless it is done; what it prints goes to run.log.
+
+    Returns:
+      dict: `arguments`, `seconds` (of the last start to its end), `results` of run.py and `probes`.
+
+    Raises:
+      UserError: the run has failed, or was done with other arguments.
+      stopping.Stopped: the run was stopped; the same call goes on from there.
+    """
+    wanted, done = [*arguments(cell, small=True), *more], read_done(directory)
+    if done is not None:
+        if done["arguments"] != wanted:
+            raise UserError(f"{directory} was run with other flags ({' '.join(done['arguments'])}): remove it, or give "
+                            "another --dir")
+        return done
+    os.makedirs(directory, exist_ok=True)
+    elapsed = progress.stopwatch()
+    _call([sys.executable, os.path.join(_ROOT, "run.py"), *wanted, f"--model_dir={os.path.abspath(directory)}"],
+          directory)
+    with open(os.path.join(directory, "result.json"), encoding="utf-8") as file:
+        results = json.load(file)
+    done = dict(arguments=wanted, seconds=round(elapsed()), results=results, probes={})
+    if cell.probes:
+        out = os.path.abspath(os.path.join(directory, "probes.json"))
+        with open(os.path.join(directory, "flags.json"), encoding="utf-8") as file:
+            known = json.load(file)
+        _call([sys.executable, "-m", "paper.probes", f"--checkpoint={os.path.abspath(directory)}",
+               f"--dataset={known['dataset']}", f"--probes={','.join(cell.probes)}", f"--out={out}",
+               f"--train_split={known['train_split']}", f"--test_split={known['eval_split']}",
+               f"--flags={shlex.join(more)}"], directory)
+        with open(out, encoding="utf-8") as file:
+            done["probes"] = json.load(file)
+    with open(os.path.join(directory, "done.json.new"), "w", encoding="utf-8") as file:
+        json.dump(done, file, indent=2)
+    os.replace(file.name, os.path.join(directory, "done.json"))
+    return done
+
+
+def _call(command, directory):
+    """Runs a command in the project's folder."""
+    log = os.path.join(directory, "run.log")
+    with open(log, "a", encoding="utf-8") as file:
+        status = subprocess.run(command, cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    if status == stopping.STATUS:
+        raise stopping.Stopped(f"stopped in {directory}: the same command goes on from there")
+    if status:
+        with open(log, encoding="utf-8") as file:
+            last = (file.read().strip() or "nothing was printed").splitlines()[-1]
+        raise UserError(f"{directory}: the run ended with status {status} ({last}): see {log}")
+
+
+def run_studies(names, base, more):
+    """Runs the small cells of studies, one after the other, saying what they give."""
+    cells = [(name, cell) for name in names for cell in study_named(name).small_cells()]
+    for number, (name, cell) in enumerate(cells, 1):
+        done = run_cell(cell, directory_of(base, name, cell), more)
+        progress.say(f"{number}/{len(cells)}  {name}: {cell.name}  {accuracy(done):.4f}  "
+                     f"({progress.duration(done['seconds'])})")
+
+
+# ----------------------------------------------------------------------------------------------------------- report
+
+
+def accuracy(done):
+    """The accuracy that a finished cell is judged by: logistic regression on h, or the linear head."""
+    return done["results"].get(LBFGS, done["results"].get(TOP_1))
+
+
+_COLUMNS = {  # of the report: title -> where it stands in a finished cell
+    "logistic regression": LBFGS, "of g(h)": f"{LBFGS}/projections", "linear head": TOP_1,
+    "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
+}
+
+
+def report(name, base):
+    """A study's finished cells: Markdown lines, and rows (cell, paper, ...) for CSV with their header."""
+    study, rows = study_named(name), []
+    for cell in study.small_cells():
+        done = read_done(directory_of(base, name, cell))
+        if done is not None:
+            found = {title: done["results"].get(key) for title, key in _COLUMNS.items()}
+            for probe, values in done["probes"].items():
+                found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
+            rows.append({"cell": cell.name, "paper": cell.paper, **found, "minutes": f"{done['seconds'] / 60:.1f}"})
+    titles = [title for title in dict.fromkeys(title for row in rows for title in row)
+              if any(row.get(title) is not None for row in rows)]
+    table = [[_shown(row.get(title)) for title in titles] for row in rows]
+    lines = [f"### {study.title} ({study.source})", f"The paper: {study.finding}.", ""]
+    lines += ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)] if rows else ["Not run."]
+    return lines + ["| " + " | ".join(row) + " |" for row in table] + [""], [titles, *table]
+
+
+def _shown(value):
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) and value < 20 else str(value)
+
+
+def write_reports(names, base):
+    """Prints all reports, and writes each as a CSV file."""
+    for name in names:
+        lines, rows = report(name, base)
+        progress.say("\n".join(lines))
+        if len(rows) > 1:
+            with open(os.path.join(base, f"{name}.csv"), "w", newline="", encoding="utf-8") as file:
+                csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+# ----------------------------------------------------------------------------------------------------- command line
+
+
+def _list():
+    rows = [(name, f"{study.title} ({study.source}): {len(study.cells)} runs, {len(study.small_cells())} small")
+            for name, study in STUDIES.items()]
+    progress.say(progress.table("studies", rows))
+
+
+def _show(name):
+    study = study_named(name)
+    rows = [(cell.name, "" if cell.paper is None else cell.paper) for cell in study.cells]
+    progress.say(progress.table(f"{study.title} ({study.source}), top-1 in %: {study.finding}", rows))
+
+
+def _commands(name, scale):
+    study = study_named(name)
+    for cell in study.small_cells() if scale == "small" else study.cells:
+        progress.say(shlex.join(["python", "run.py", *arguments(cell, scale == "small"),
+                                 f"--model_dir=runs/{name}/{slug(cell.name)}"]))
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="paper.studies", description=__doc__.split("\n")[0])
+    kinds = parser.add_subparsers(dest="command", required=True)
+    kinds.add_parser("list", help="all studies")
+    for name, text in (("show", "the paper's numbers"), ("commands", "the command of every run")):
+        kind = kinds.add_parser(name, help=text)
+        kind.add_argument("study")
+        if name == "commands":
+            kind.add_argument("--scale", choices=("paper", "small"), default="paper")
+    for name, text in (("run", "the small scale, resumable"), ("report", "tables of what was run")):
+        kind = kinds.add_parser(name, help=text)
+        kind.add_argument("study", nargs="+" if name == "run" else "*")
+        kind.add_argument("--dir", default="runs/studies")
+        if name == "run":
+            kind.add_argument("--flags", default="", help="further flags for every run, such as '--data_dir=DIR'")
+    return parser
+
+
+def main(argv=None):
+    """The command line."""
+    asked = _parser().parse_args(argv)
+
+    def work():
+        if asked.command == "list":
+            _list()
+        elif asked.command == "show":
+            _show(asked.study)
+        elif asked.command == "commands":
+            _commands(asked.study, asked.scale)
+        elif asked.command == "run":
+            run_studies(asked.study, asked.dir, shlex.split(asked.flags))
+        else:
+            write_reports(asked.study or list(STUDIES), asked.dir)
+
+    try:
+        progress.run_command("paper.studies", work)
+    except stopping.Stopped as stopped:
+        progress.say(str(stopped))
+        sys.exit(stopping.STATUS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The studies' grids: their commands are valid, their numbers are the paper's, and runs are resumed and reported."""
+
+import csv
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import config as config_lib
+import stopping
+from config import UserError
+from config_test import make_flags
+from conftest import ROOT
+from paper import studies
+
+EVERY = [(name, cell.name) for name, study in studies.STUDIES.items() for cell in study.cells]
+
+
+def cell_of(name, cell):
+    return next(each for each in studies.STUDIES[name].cells if each.name == cell)
+
+
+def config_of(arguments):
+    values = make_flags()
+    values(["run.py", *(argument.replace("paper/recipes", str(ROOT / "paper" / "recipes")) for argument in arguments)])
+    return config_lib.from_flags(values)
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_commands_are_valid_at_both_scales(name):
+    study = studies.STUDIES[name]
+    assert study.small_names is None or set(study.small_names) <= {cell.name for cell in study.cells}
+    for small, cells in ((False, study.cells), (True, study.small_cells())):
+        configs = [config_of(studies.arguments(cell, small)) for cell in cells]
+        assert len(set(configs)) == len(cells)  # Every cell is another run.
+    assert len({studies.slug(cell.name) for cell in study.cells}) == len(study.cells)
+
+
+def test_the_numbers_are_those_of_the_paper():
+    """Sums of each table, added up from the paper's source."""
+    sums = {name: round(sum(cell.paper or 0 for cell in study.cells), 1) for name, study in studies.STUDIES.items()}
+    assert sums == {"pairs": 0, "colour": 372.0, "colour_supervised": 458.4, "flip": 127.9, "broader": 139.3,
+                    "losses": 281.8, "tuning": 0, "temperature": 357.0, "heads": 0, "probes": 0, "batches": 3171.2,
+                    "networks": 0, "cifar_temperature": 0}
+
+
+def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
+    cells = studies.STUDIES["pairs"].cells
+    assert len(cells) == 49
+    configs = [config_of(studies.arguments(cell, False)) for cell in cells]
+    assert all(config.branches[1] == () and not config.blurs_views for config in configs)
+    assert {config.branches[0] for config in configs if len(config.branches[0]) == 1} == {
+        (name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
+    assert sum(len(config.branches[0]) == 2 for config in configs) == 42
+
+
+def test_all_losses_of_table_4_take_negatives_of_one_view():
+    configs = [config_of(studies.arguments(cell, False)) for cell in studies.STUDIES["losses"].cells]
+    assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
+        ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
+        ("nt_xent", False)]
+    assert all(config.negatives == "one_view" for config in configs)
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Commands in place of runs, each of which writes what run.py and paper.probes would."""
+    found = []
+
+    def call(command, directory):
+        found.append(command)
+        directory = pathlib.Path(directory)
+        if "paper.probes" in command:
+            (directory / "probes.json").write_text(json.dumps({"rotation": dict(guess=0.25, h=0.7, z=0.3)}))
+            return
+        (directory / "result.json").write_text(json.dumps({studies.LBFGS: 0.5 + 0.01 * len(found), "global_step": 3}))
+        flags = dict(dataset="digits", train_split="train", eval_split="test")
+        (directory / "flags.json").write_text(json.dumps(flags))
+
+    monkeypatch.setattr(studies, "_call", call)
+    return found
+
+
+def test_what_is_done_is_not_run_again(calls, tmp_path, capsys):
+    studies.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
+    assert len(calls) == 2 and "--data_dir=a b" in calls[0] and "--norandom_flip" in calls[1]
+    assert "2/2  flip: without  0.5200" in capsys.readouterr().out
+    studies.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
+    assert len(calls) == 2
+    (tmp_path / "flip" / "without" / "done.json").unlink()  # As if it had been interrupted.
+    studies.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
+    assert calls[2] == calls[1]
+
+
+def test_other_flags_are_refused(calls, tmp_path, capsys):
+    studies.main(["run", "flip", f"--dir={tmp_path}"])
+    with pytest.raises(SystemExit) as error:
+        studies.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
+    assert error.value.code == 2 and len(calls) == 2
+    told = capsys.readouterr().err
+    assert "was run with other flags" in told and told.count("\n") == 1
+
+
+def test_probes_are_asked_of_what_was_run(calls, tmp_path):
+    studies.run_cell(cell_of("probes", "rotation"), str(tmp_path / "cell"), ["--data_dir=x"])
+    run, probes = calls
+    assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
+    assert {"--probes=rotation", "--dataset=digits", "--test_split=test", "--flags=--data_dir=x"} <= set(probes)
+    assert studies.read_done(tmp_path / "cell")["probes"]["rotation"]["h"] == 0.7
+
+
+def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
+    studies.main(["run", "colour", f"--dir={tmp_path}"])
+    capsys.readouterr()
+    studies.main(["report", "colour", "flip", f"--dir={tmp_path}"])
+    printed = capsys.readouterr().out
+    assert "### Strength of colour distortion, contrastive (Table 1)" in printed
+    assert ("| cell | paper | logistic regression | minutes |\n|---|---|---|---|\n"
+            "| 1/8 | 59.6 | 0.510 | 0.0 |") in printed
+    assert "### Random flips (Appendix A)\nThe paper: helpful, not essential.\n\nNot run." in printed
+    with open(tmp_path / "colour.csv", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["cell", "paper", "logistic regression", "minutes"] and len(rows) == 6
+    assert not (tmp_path / "flip.csv").exists()
+
+
+def test_a_run_that_fails_or_stops_ends_the_studies(tmp_path, monkeypatch):
+    class Finished:
+        def __init__(self, status):
+            self.returncode = status
+
+    def call(status):
+        monkeypatch.setattr(studies.subprocess, "run", lambda *_, stdout, **__: stdout.write(
+            "at first\nrun.py: error: no room\n") and Finished(status))
+        studies.run_cell(cell_of("flip", "with"), str(tmp_path / str(status)))
+
+    with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\): see .*run.log"):
+        call(2)
+    with pytest.raises(stopping.Stopped, match="the same command goes on from there"):
+        call(stopping.STATUS)
+
+
+@pytest.mark.slow
+def test_a_cell_is_run_and_probed(tmp_path, monkeypatch):
+    cell = studies.Cell("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
+                                    train_batch_size=16, proj_out_dim=16, eval_split="test[:64]"), probes=("rotation",))
+    done = studies.run_cell(cell, str(tmp_path / "cell"))
+    assert 0 <= studies.accuracy(done) <= 1 and done["seconds"] > 0
+    assert done["probes"]["rotation"]["guess"] == 0.25
+
+
+def test_the_program_lists_shows_and_tells_commands():
+    program = [sys.executable, "-m", "paper.studies"]
+    listed = subprocess.run([*program, "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert all(name in listed for name in studies.STUDIES)
+    shown = subprocess.run([*program, "show", "losses"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "NT-Xent                 63.9" in shown
+    told = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = [shlex.split(line) for line in told.splitlines()]
+    assert len(lines) == 2 and lines[1][2:] == [
+        "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/flip/without"]
+    wrong = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "flop is no study" in wrong.stderr
