@@ -17,6 +17,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -42,6 +43,7 @@ class Cell:
     recipe: str = "imagenet_paper.cfg"
     small_recipe: str = "study_small.cfg"
     probes: tuple = ()  # of `paper.probes`, to be asked of the result
+    data: dict = dataclasses.field(default_factory=dict)  # for `paper.figures`: columns of the report's CSV file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +80,8 @@ _CORNER = ("crop", "color", "sobel")
 def _pairs():
     """Figure 5: the first and then the second transformation, on one branch only; the same one only once."""
     return tuple(Cell(f"{first} {second}", dict(
-        augment_left=first if first == second else f"{first},{second}")) for first, second in itertools.product(
-            _GRID, _GRID))
+        augment_left=first if first == second else f"{first},{second}"), data=dict(first=first, second=second))
+        for first, second in itertools.product(_GRID, _GRID))
 
 
 _LOSSES = (
@@ -137,17 +139,19 @@ def _batches():
     for batch, rows in _BATCHES.items():
         for epochs, numbers in zip((100, 200, 400, 800), rows, strict=True):
             for (scaling, rate), number in zip((("linear", 0.3), ("sqrt", 0.075)), numbers, strict=True):
+                small = dict(train_batch_size=batch // 8, train_epochs=epochs // 50)
                 cells.append(Cell(
                     f"{scaling} {batch}, {epochs} epochs",
                     dict(train_batch_size=batch, train_epochs=epochs, learning_rate=rate,
-                         learning_rate_scaling=scaling), number,
-                    dict(train_batch_size=batch // 8, train_epochs=epochs // 50)))
+                         learning_rate_scaling=scaling), number, small,
+                    data=dict(scaling=scaling, batch_size=batch // 8, epochs=epochs // 50)))
     return tuple(cells)
 
 
 def _networks():
     """Figure 7."""
-    return tuple(Cell(f"ResNet-{depth} ({width}x)", dict(resnet_depth=depth, width_multiplier=width))
+    return tuple(Cell(f"ResNet-{depth} ({width}x)", dict(resnet_depth=depth, width_multiplier=width),
+                      data=dict(network=f"ResNet-{depth} ({width}x)", group="small scale"))
                  for depth in (18, 34, 50, 101, 152) for width in (1, 2, 4))
 
 
@@ -274,7 +278,8 @@ def run_cell(cell, directory, more=()):
           directory)
     with open(os.path.join(directory, "result.json"), encoding="utf-8") as file:
         results = json.load(file)
-    done = dict(arguments=wanted, seconds=round(elapsed()), results=results, probes={})
+    done = dict(arguments=wanted, seconds=round(elapsed()), results=results, probes={},
+                million_parameters=count_parameters(directory) / 1e6)
     if cell.probes:
         out = os.path.abspath(os.path.join(directory, "probes.json"))
         with open(os.path.join(directory, "flags.json"), encoding="utf-8") as file:
@@ -289,6 +294,15 @@ def run_cell(cell, directory, more=()):
         json.dump(done, file, indent=2)
     os.replace(file.name, os.path.join(directory, "done.json"))
     return done
+
+
+def count_parameters(directory):
+    """Weights of the encoder in a run's newest checkpoint, the moving statistics of batch norm left out."""
+    import tensorflow as tf  # Here: it takes a while, and the other commands do without.
+
+    variables = tf.train.list_variables(tf.train.latest_checkpoint(directory))
+    return sum(math.prod(shape) for name, shape in variables if name.startswith("model/resnet_model/")
+               and "/.OPTIMIZER_SLOT/" not in name and "/moving_" not in name)
 
 
 def _call(command, directory):
@@ -328,7 +342,7 @@ _COLUMNS = {  # of the report: title -> where it stands in a finished cell
 
 
 def report(name, base):
-    """A study's finished cells: Markdown lines, and rows (cell, paper, ...) for CSV with their header."""
+    """A study's finished cells: Markdown lines, and the same as dicts, with what `paper.figures` needs."""
     study, rows = study_named(name), []
     for cell in study.small_cells():
         done = read_done(directory_of(base, name, cell))
@@ -336,19 +350,25 @@ def report(name, base):
             found = {title: done["results"].get(key) for title, key in _COLUMNS.items()}
             for probe, values in done["probes"].items():
                 found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
-            rows.append({"cell": cell.name, "paper": cell.paper, **found, "minutes": f"{done['seconds'] / 60:.1f}"})
-    titles = [title for title in dict.fromkeys(title for row in rows for title in row)
+            rows.append({"cell": cell.name, "paper": cell.paper, **found, "minutes": f"{done['seconds'] / 60:.1f}",
+                         **cell.data, "accuracy": accuracy(done),
+                         "million_parameters": round(done["million_parameters"], 3)})
+    titles = [title for title in ("cell", "paper", *_COLUMNS, *_probe_titles(rows), "minutes")
               if any(row.get(title) is not None for row in rows)]
-    table = [[_shown(row.get(title)) for title in titles] for row in rows]
     lines = [f"### {study.title} ({study.source})", f"The paper: {study.finding}.", ""]
     lines += ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)] if rows else ["Not run."]
-    return lines + ["| " + " | ".join(row) + " |" for row in table] + [""], [titles, *table]
+    return [*lines, *("| " + " | ".join(_shown(row.get(title)) for title in titles) + " |" for row in rows), ""], rows
+
+
+def _probe_titles(rows):
+    """Titles of what was probed."""
+    return dict.fromkeys(title for row in rows for title in row if title == "guess" or " from " in title)
 
 
 def _shown(value):
     if value is None:
         return ""
-    return f"{value:.3f}" if isinstance(value, float) and value < 20 else str(value)
+    return f"{value:.3f}" if isinstance(value, float) and value < 20 else str(value)  # Accuracies, entropies.
 
 
 def write_reports(names, base):
@@ -356,9 +376,12 @@ def write_reports(names, base):
     for name in names:
         lines, rows = report(name, base)
         progress.say("\n".join(lines))
-        if len(rows) > 1:
+        if rows:
             with open(os.path.join(base, f"{name}.csv"), "w", newline="", encoding="utf-8") as file:
-                csv.writer(file, lineterminator="\n").writerows(rows)
+                writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)),
+                                        lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
 
 
 # ----------------------------------------------------------------------------------------------------- command line

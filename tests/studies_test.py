@@ -14,7 +14,7 @@ import stopping
 from config import UserError
 from config_test import make_flags
 from conftest import ROOT
-from paper import studies
+from paper import figures, studies
 
 EVERY = [(name, cell.name) for name, study in studies.STUDIES.items() for cell in study.cells]
 
@@ -84,6 +84,7 @@ def calls(monkeypatch):
         (directory / "flags.json").write_text(json.dumps(flags))
 
     monkeypatch.setattr(studies, "_call", call)
+    monkeypatch.setattr(studies, "count_parameters", lambda directory: 11_200_000)
     return found
 
 
@@ -125,9 +126,17 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
             "| 1/8 | 59.6 | 0.510 | 0.0 |") in printed
     assert "### Random flips (Appendix A)\nThe paper: helpful, not essential.\n\nNot run." in printed
     with open(tmp_path / "colour.csv", newline="") as file:
-        header, *rows = csv.reader(file)
-    assert header == ["cell", "paper", "logistic regression", "minutes"] and len(rows) == 6
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 and rows[0]["cell"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
     assert not (tmp_path / "flip.csv").exists()
+
+
+@pytest.mark.parametrize("study, figure", [("pairs", "pairs"), ("batches", "batches"), ("networks", "parameters")])
+def test_reports_can_be_drawn(study, figure, calls, tmp_path):
+    studies.main(["run", study, f"--dir={tmp_path}"])
+    studies.main(["report", study, f"--dir={tmp_path}"])
+    figures.main([figure, f"--csv={tmp_path / study}.csv", f"--out={tmp_path}"])
+    assert (tmp_path / f"{figure}.png").stat().st_size > 5000
 
 
 def test_a_run_that_fails_or_stops_ends_the_studies(tmp_path, monkeypatch):
@@ -153,6 +162,7 @@ def test_a_cell_is_run_and_probed(tmp_path, monkeypatch):
     done = studies.run_cell(cell, str(tmp_path / "cell"))
     assert 0 <= studies.accuracy(done) <= 1 and done["seconds"] > 0
     assert done["probes"]["rotation"]["guess"] == 0.25
+    assert done["million_parameters"] == pytest.approx(11.17, abs=0.02)  # ResNet-18 without its classifier
 
 
 def test_the_program_lists_shows_and_tells_commands():
