@@ -52,12 +52,13 @@ def stop(kind, started, directory, draw):
     deadline = time.monotonic() + 150
     for process in started:  # A host that has lost another ends by itself.
         process.wait(max(deadline - time.monotonic(), 1))
-    # By SIGTERM: 75; -15 before it is looked for; 0 after the last safe point. Hosts that have lost another: 75.
-    allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[number] | ({75} if kind == "hosts" else set())
+    # By SIGTERM: 75; -15 before it is looked for; 0 after the last safe point. Hosts that have lost another: 75, or 0 if
+    # nothing was left to do together.
+    allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[number] | ({75, 0} if kind == "hosts" else set())
     statuses = [process.returncode for process in started]
     if not set(statuses) <= allowed:
         fail(statuses, number.name, directory)
-    return number.name if 0 not in statuses else None
+    return number.name if any(statuses) else None
 
 
 def fail(statuses, what, directory):
