@@ -32,9 +32,7 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SLOT = "/.OPTIMIZER_SLOT/"
 _SHOWN = 3  # mismatches that an error lists
 _FLAGS_WIDTH = 80  # characters of flags in a line
-# What a disk or network that fails for a while raises; the files may be whole.
-_PLACE_ERRORS = (tf.errors.PermissionDeniedError, tf.errors.UnknownError, tf.errors.ResourceExhaustedError,
-                 tf.errors.AbortedError, tf.errors.UnavailableError, tf.errors.DeadlineExceededError)
+_READ_BYTES = 2**24
 # Parts of a model: what keys begin with, ours and TF1's.
 PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
          "projection head": ("model/_projection_head/", "head_contrastive/"),
@@ -276,16 +274,31 @@ def repair(model_dir):
 
 def damage(prefix):
     """Why a checkpoint cannot be read, or None: every tensor has a checksum. Raises `UserError` if its place fails."""
+    _read_bytes(prefix)
     try:
         reader = tf.train.load_checkpoint(prefix)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
-    except _PLACE_ERRORS as error:
-        raise UserError(f"--model_dir: {prefix} cannot be read now ({first_line(error)}): mend that, and start the "
-                        "same command again") from error
     except weights.READ_ERRORS as error:
         return first_line(error)
     return None
+
+
+def _read_bytes(prefix):
+    """Reads the files of a checkpoint as bytes: a disk, network or right that fails for a while is no damage.
+
+    TensorFlow's reader of checkpoints raises the same errors for both.
+    """
+    directory, base = os.path.split(prefix)
+    try:
+        for name in tf.io.gfile.listdir(directory):
+            if name.startswith(f"{base}."):
+                with tf.io.gfile.GFile(os.path.join(directory, name), "rb") as file:
+                    while file.read(_READ_BYTES):
+                        pass
+    except tf.errors.OpError as error:
+        raise UserError(f"--model_dir: {prefix} cannot be read now ({first_line(error)}): mend that, and start the "
+                        "same command again") from error
 
 
 def _set_aside(model_dir, names):

@@ -33,6 +33,11 @@ def count_hosts():
     return sum(len(addresses) for addresses in _read_tf_config()[0].values()) or 1
 
 
+def is_lost_host(error):
+    """Whether an error tells that another host has ended: of a step, or of anything else that they do together."""
+    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and count_hosts() > 1
+
+
 def _read_tf_config():
     """Cluster (job -> addresses, {} if there is none) and task (dict) of TF_CONFIG. Raises `UserError`."""
     text = os.environ.get("TF_CONFIG") or "{}"

@@ -189,6 +189,8 @@ def evaluate_and_write(config, source, model, strategy, step, is_chief=True, com
         _write(config, step, results)
     if config.keep_best and complete:
         _keep_best(config, source, model, strategy, step, results, is_chief)
+    elif config.keep_best and is_chief:
+        progress.say("--keep_best: these weights are not kept, since parts of the model were left out")
     return results
 
 
@@ -203,15 +205,15 @@ def _keep_best(config, source, model, strategy, step, results, is_chief):
     """Writes the weights to model_dir/best if their linear head is better than that of those there."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = os.path.join(results_dir(config), "best") if is_chief else scratch
-        best = metrics.read_json(os.path.join(directory, "result.json"))
-        if best is not None and not tf.io.gfile.exists(os.path.join(directory, f"ckpt-{best['global_step']}.index")):
-            best = None  # Killed between the two.
+        # Not those of result.json, which is written before the weights: they may not have come to be.
+        there = checkpoint.latest(directory)
+        best = there and metrics.read_json(os.path.join(directory, f"result_{checkpoint.step_of(there)}.json"))
         is_best = is_chief and (best is None or results[LINEAR_TOP_1] > best[LINEAR_TOP_1])
         if not devices.gather_from_hosts([int(is_best)], strategy).any():
             return
         tf.io.gfile.makedirs(directory)
         metrics.write_results(directory, step, results)
-        model_dir.write_flags(directory, config, source.class_names)
+        model_dir.copy_flags(config, source.class_names, directory)
         weights = tf.train.Checkpoint(model=model, global_step=tf.Variable(step, dtype=tf.int64))
         # All hosts must take part in saving.
         tf.train.CheckpointManager(weights, directory, max_to_keep=1).save(checkpoint_number=step)

@@ -54,7 +54,8 @@ def complete(config, source, eval_split_given):
         if known is None and config.mode != "eval" and _has_checkpoints(config):
             raise UserError(f"--model_dir={config.model_dir} has checkpoints, but no flags.json that tells their seed: "
                             "give --seed")
-        config = config.replace(seed=random.SystemRandom().randrange(2**31) if known is None else known)
+        drawn = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)  # Evaluations can be repeated.
+        config = config.replace(seed=drawn if known is None else known)
     return config
 
 
@@ -176,7 +177,7 @@ def _errors_told(config):
         if "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError):
             raise UserError(f"--dataset={config.dataset} cannot be read any more ({reason}): mend it or bring it back, "
                             f"and {again}") from error
-        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and devices.count_hosts() > 1:
+        if devices.is_lost_host(error):
             raise stopping.Stopped("another host has stopped or cannot be reached any more: see what it says, then "
                                    "start all hosts anew; they resume from the newest checkpoint") from error
         if isinstance(error, tf.errors.ResourceExhaustedError):

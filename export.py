@@ -216,7 +216,7 @@ def archive(saved_model, path):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Known:
+class Known:
     """What is known of a checkpoint."""
 
     config: Config
@@ -226,7 +226,7 @@ class _Known:
     step: int | None
 
 
-def _known_of(path, image_size):
+def known_of(path, image_size=None):
     """The network by its tensors; the rest from the run or the SavedModel that the weights are part of, if any."""
     file = weights.open_weights(path)
     directory = os.path.dirname(file.path)
@@ -242,7 +242,7 @@ def _known_of(path, image_size):
         names = None if classes is None else [f"class {number}" for number in range(classes)]
     results = description.get("results") or metrics.read_json(os.path.join(directory, f"result_{file.step}.json"))
     step = description.get("step") if file.step is None else file.step
-    return _Known(config, names, results, settings is not None, step)
+    return Known(config, names, results, settings is not None, step)
 
 
 def _main_export(arguments):
@@ -253,7 +253,7 @@ def _main_export(arguments):
     if tf.io.gfile.exists(arguments.export_dir) and (
             not tf.io.gfile.isdir(arguments.export_dir) or tf.io.gfile.listdir(arguments.export_dir)):
         raise UserError(f"--export_dir={arguments.export_dir} is not empty: name another, or remove it")
-    known = _known_of(arguments.checkpoint, arguments.image_size)
+    known = known_of(arguments.checkpoint, arguments.image_size)
     export(known.config, known.class_names, arguments.checkpoint, arguments.export_dir, known.results, known.training,
            known.step)
     progress.say(f"SavedModel: {arguments.export_dir}")

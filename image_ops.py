@@ -122,21 +122,6 @@ def shear_x(planes, amounts, fill=0.5):
     return affine(planes, _matrices(amounts, b=amounts), fill)
 
 
-def shear_y(planes, amounts, fill=0.5):
-    """Shear along the columns by `amounts`, in pixels a column."""
-    return affine(planes, _matrices(amounts, d=amounts), fill)
-
-
-def translate_x(planes, amounts, fill=0.5):
-    """The pixel shown at x is that of x + amount times the width."""
-    return affine(planes, _matrices(amounts, c=amounts * planes[0].shape[2]), fill)
-
-
-def translate_y(planes, amounts, fill=0.5):
-    """The pixel shown at y is that of y + amount times the height."""
-    return affine(planes, _matrices(amounts, f=amounts * planes[0].shape[1]), fill)
-
-
 def rotate(planes, degrees, fill=0.5):
     """Rotation about the centre by `degrees`, counter-clockwise."""
     angle = degrees * (math.pi / 180)
@@ -240,11 +225,6 @@ def posterize(planes, bits):
     """Keeps the upper `bits` (0 to 8, int32 [n]) of the 8 of each value."""
     step = _column(tf.cast(tf.bitwise.left_shift(1, 8 - bits), tf.float32))
     return [tf.floor(_quantized(plane) / step) * step / (_LEVELS - 1) for plane in planes]
-
-
-def brightness(planes, factors):
-    """PIL's: values times `factors`."""
-    return _clip([plane * _column(factors) for plane in planes])
 
 
 def contrast(planes, factors):

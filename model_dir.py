@@ -89,6 +89,15 @@ def write_flags(directory, config, class_names):
     metrics.write_json(os.path.join(directory, _CLASSES), class_names)
 
 
+def copy_flags(config, class_names, directory):
+    """Writes both to `directory`: the training's, where `config.model_dir` has them, rather than an evaluation's."""
+    write_flags(directory, config, class_names)
+    for name in (_FLAGS, _CLASSES):
+        known = metrics.read_json(os.path.join(config.model_dir, name))
+        if known is not None:
+            metrics.write_json(os.path.join(directory, name), known)
+
+
 def read_classes(directory):
     """The names in classes.json; None if there is no such file, or no classes."""
     return metrics.read_json(os.path.join(directory, _CLASSES))

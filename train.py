@@ -258,13 +258,19 @@ def _log(writer, step, bag, is_chief):
 
 
 def _save(config, state, means, newest):
-    """Writes a checkpoint. Raises `UserError`, which names the `newest` one there is, if it cannot or should not."""
+    """Writes a checkpoint; all hosts do that together.
+
+    Raises:
+      UserError: it cannot, or should not, be written; names the `newest` one there is.
+    """
     variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):
         raise _divergence(config, state.step, means, newest)
     try:
         return state.save()
     except (tf.errors.OpError, OSError) as error:
+        if devices.is_lost_host(error):
+            raise
         kept = f"{newest} is whole" if newest else "there is none before it"
         raise UserError(f"--model_dir={state.directory}: ckpt-{state.step} could not be written "
                         f"({first_line(error)}); {kept}: make room or mend the directory, and start the same command "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 
 import absl.logging
@@ -11,9 +10,8 @@ from absl import flags
 
 import checkpoint
 import config as config_lib
+import export
 import model as model_lib
-import model_dir
-import weights
 from config import UserError
 
 # Deprecations and retracing inside the libraries are not for the user to mend.
@@ -35,14 +33,13 @@ def parse_flags(text, **defaults):
 
 
 def load(path):
-    """The whole network of a file, and the size of its images: that of the run that wrote it, or 224.
+    """The whole network of a file, in float32, and the size of its images: that of its training, if known, or 224.
 
     Raises:
       UserError: see `weights.open_weights`.
     """
-    file = weights.open_weights(path)
-    size = (model_dir.read_flags(os.path.dirname(file.path)) or {}).get("image_size", 224)
-    config, classes = checkpoint.config_of_file(file, size)
-    model = model_lib.build_model(config, classes)
+    known = export.known_of(path)
+    model = model_lib.build_model(known.config.replace(precision="float32"),
+                                  None if known.class_names is None else len(known.class_names))
     checkpoint.load_model(model, path, "--checkpoint")
-    return model, size
+    return model, known.config.image_size

@@ -62,8 +62,8 @@ def save(figure, columns, rows, out, name):
     return f"{path}.png"
 
 
-def read_csv(path, columns):
-    """The rows of a CSV file as dicts. Raises `UserError` if it has not these columns."""
+def read_csv(path, columns, numbers=()):
+    """The rows of a CSV file as dicts. Raises `UserError` if it has not these columns, or no `numbers` in some."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -73,6 +73,13 @@ def read_csv(path, columns):
     if missing:
         raise UserError(f"--csv={path} has no column {missing[0]}: it must have {', '.join(columns)}, and a row at "
                         "least")
+    for row in rows:
+        for column in numbers:
+            try:
+                float(row[column])
+            except ValueError as error:
+                raise UserError(f"--csv={path}: {row[column]!r} is no number: {column} must be one, and accuracies "
+                                "between 0 and 1") from error
     return rows
 
 
@@ -128,7 +135,7 @@ def operators(images, out, size=160):
 def views(config, out, count=8):
     """Pairs of views of a data set, as the network is shown them, the blur included."""
     source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
-    sources.check_split(source, "train_split", config.train_split)
+    count = min(count, sources.check_split(source, "train_split", config.train_split))
     pairs, _ = next(iter(data.build_view_pairs(config, source, config.train_split, _SEED, count)))
     shown = model_lib.blurred_views(pairs, config, _SEED, 0).numpy()
     figure, axes = _panels(len(shown) // count, count, 1.3)
@@ -239,7 +246,7 @@ def tsne(model, config, split, out, most=1000):
 
 def pairs(path, out):
     """Accuracies of pairs of augmentations, with the rows' averages (Figure 5); columns first, second, accuracy."""
-    rows = read_csv(path, ("first", "second", "accuracy"))
+    rows = read_csv(path, ("first", "second", "accuracy"), numbers=("accuracy",))
     names = list(dict.fromkeys([row["first"] for row in rows] + [row["second"] for row in rows]))
     grid = np.full([len(names), len(names) + 1], np.nan)
     for row in rows:
@@ -265,30 +272,38 @@ def pairs(path, out):
 
 
 def batches(path, out):
-    """Accuracies by epochs, a bar for each batch size (Figure 9); columns epochs, batch_size, accuracy."""
-    rows = read_csv(path, ("epochs", "batch_size", "accuracy"))
-    epochs, sizes = (sorted({int(row[name]) for row in rows}) for name in ("epochs", "batch_size"))
+    """Accuracies by epochs, a bar for each batch size (Figure 9); columns epochs, batch_size, accuracy, and scaling.
+
+    The last, of the learning rate, may be missing.
+    """
+    rows = read_csv(path, ("epochs", "batch_size", "accuracy"), numbers=("epochs", "batch_size", "accuracy"))
+    bars = {}
+    for row in rows:
+        series = bars.setdefault((row.get("scaling") or "", int(row["batch_size"])), {})
+        if series.setdefault(int(row["epochs"]), float(row["accuracy"])) != float(row["accuracy"]):
+            raise UserError(f"--csv={path} has two accuracies for batch {row['batch_size']}, {row['epochs']} epochs: "
+                            "tell them apart by a column scaling, or leave one out")
+    epochs = sorted({epoch for series in bars.values() for epoch in series})
     figure, axis = plt.subplots(figsize=(2 + 1.2 * len(epochs), 3))
-    width = 0.8 / len(sizes)
-    for number, size in enumerate(sizes):
-        found = [row for row in rows if int(row["batch_size"]) == size]
-        axis.bar([epochs.index(int(row["epochs"])) + (number - (len(sizes) - 1) / 2) * width for row in found],
-                 [100 * float(row["accuracy"]) for row in found], width, label=f"batch {size}",
-                 color=plt.cm.Greys(0.15 + 0.7 * number / len(sizes)), hatch=_HATCHES[number % len(_HATCHES)],
+    width = 0.8 / len(bars)
+    for number, ((scaling, size), series) in enumerate(sorted(bars.items())):
+        axis.bar([epochs.index(epoch) + (number - (len(bars) - 1) / 2) * width for epoch in series],
+                 [100 * value for value in series.values()], width, label=f"batch {size} {scaling}".strip(),
+                 color=plt.cm.Greys(0.15 + 0.7 * number / len(bars)), hatch=_HATCHES[number % len(_HATCHES)],
                  edgecolor="black")
     axis.set_xticks(range(len(epochs)), epochs)
-    axis.set_ylim(0.8 * min(100 * float(row["accuracy"]) for row in rows), None)
+    axis.set_ylim(80 * min(min(series.values()) for series in bars.values()), None)
     axis.set_xlabel("epochs")
     axis.set_ylabel("top-1 accuracy, %")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return save(figure, ("epochs", "batch_size", "accuracy"), [(row["epochs"], row["batch_size"], row["accuracy"])
-                                                               for row in rows], out, "batches")
+    return save(figure, ("scaling", "batch_size", "epochs", "accuracy"), [
+        (*key, epoch, value) for key, series in bars.items() for epoch, value in series.items()], out, "batches")
 
 
 def parameters(path, out):
     """Accuracies against millions of parameters (Figure 7); columns network, million_parameters, accuracy, group."""
     columns = ("network", "million_parameters", "accuracy", "group")
-    rows = read_csv(path, columns)
+    rows = read_csv(path, columns, numbers=("million_parameters", "accuracy"))
     figure, axis = plt.subplots(figsize=(6, 4))
     for number, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         found = [row for row in rows if row["group"] == group]

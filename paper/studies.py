@@ -13,6 +13,7 @@ was interrupted is resumed. `report` prints Markdown tables, and writes the resu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import itertools
@@ -20,14 +21,20 @@ import json
 import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 
+from absl import flags
+
+import config as config_lib
 import progress
 import stopping
 from config import UserError
 
 _RECIPES = "paper/recipes"
+_STOPPED = {stopping.STATUS, *(status for number in (signal.SIGINT, signal.SIGTERM)
+                               for status in (128 + number, -number))}
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
@@ -70,7 +77,8 @@ def _colours(paper, **recipes):
     columns = [(name, dict(color_jitter_strength=strength, use_blur=False)) for name, strength in _STRENGTHS.items()]
     columns += [("1 + blur", dict(color_jitter_strength=1.0, use_blur=True)),
                 ("AutoAugment", dict(augmentation="autoaugment", use_blur=False))]
-    return tuple(Cell(name, flags, number, **recipes) for (name, flags), number in zip(columns, paper, strict=True))
+    return tuple(Cell(name, settings, number, **recipes)
+                 for (name, settings), number in zip(columns, paper, strict=True))
 
 
 _GRID = ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")
@@ -116,7 +124,7 @@ def _temperatures():
 def _heads():
     """Figure 8: the head's form and the size of its output."""
     sizes = (32, 64, 128, 256, 512, 1024, 2048)
-    cells = [Cell("none", dict(proj_head_mode="none"))]
+    cells = [Cell("none", dict(proj_head_mode="none", eval_protocol="lbfgs"))]
     cells += [Cell(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol="lbfgs",
                                           eval_projections=True))
               for mode in ("linear", "nonlinear") for size in sizes]
@@ -168,7 +176,7 @@ def _probes():
     head = dict(num_proj_layers=2, proj_out_dim=2048)
     rows = (("colour", {}), ("rotation", dict(augment_extra="rotate")), ("noise", dict(augment_extra="noise")),
             ("sobel", dict(augment_extra="sobel")))
-    return tuple(Cell(name, {**head, **flags}, small=dict(proj_out_dim=512), probes=(name,)) for name, flags in rows)
+    return tuple(Cell(name, {**head, **extra}, small=dict(proj_out_dim=512), probes=(name,)) for name, extra in rows)
 
 
 STUDIES = {
@@ -229,9 +237,9 @@ def _as_text(name, value):
 
 def arguments(cell, small):
     """The arguments of run.py for a cell, without --model_dir."""
-    flags = {**cell.flags, **(cell.small if small else {})}
+    settings = {**cell.flags, **(cell.small if small else {})}
     recipe = cell.small_recipe if small else cell.recipe
-    return [f"--flagfile={_RECIPES}/{recipe}", *(_as_text(name, value) for name, value in flags.items())]
+    return [f"--flagfile={_RECIPES}/{recipe}", *(_as_text(name, value) for name, value in settings.items())]
 
 
 def slug(name):
@@ -282,18 +290,31 @@ def run_cell(cell, directory, more=()):
                 million_parameters=count_parameters(directory) / 1e6)
     if cell.probes:
         out = os.path.abspath(os.path.join(directory, "probes.json"))
-        with open(os.path.join(directory, "flags.json"), encoding="utf-8") as file:
-            known = json.load(file)
-        _call([sys.executable, "-m", "paper.probes", f"--checkpoint={os.path.abspath(directory)}",
-               f"--dataset={known['dataset']}", f"--probes={','.join(cell.probes)}", f"--out={out}",
-               f"--train_split={known['train_split']}", f"--test_split={known['eval_split']}",
-               f"--flags={shlex.join(more)}"], directory)
+        _call([sys.executable, *probe_arguments(cell, config_of(wanted), os.path.abspath(directory)), f"--out={out}"],
+              directory)
         with open(out, encoding="utf-8") as file:
             done["probes"] = json.load(file)
     with open(os.path.join(directory, "done.json.new"), "w", encoding="utf-8") as file:
         json.dump(done, file, indent=2)
     os.replace(file.name, os.path.join(directory, "done.json"))
     return done
+
+
+def config_of(wanted):
+    """The `Config` of arguments of run.py."""
+    values = flags.FlagValues()
+    config_lib.define_flags(values)
+    values(["run.py", *(argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in wanted)])
+    return config_lib.from_flags(values)
+
+
+def probe_arguments(cell, config, checkpoint):
+    """What asks a cell's probes of its checkpoint: arguments of Python."""
+    places = [f"--data_dir={config.data_dir}"] if config.data_dir else []
+    places += ["--follow_links"] if config.follow_links else []
+    return ["-m", "paper.probes", f"--checkpoint={checkpoint}", f"--dataset={config.dataset}",
+            f"--probes={','.join(cell.probes)}", f"--train_split={config.train_split}",
+            f"--test_split={config.eval_split}", *([f"--flags={shlex.join(places)}"] if places else [])]
 
 
 def count_parameters(directory):
@@ -308,9 +329,10 @@ def count_parameters(directory):
 def _call(command, directory):
     """Runs a command in the project's folder."""
     log = os.path.join(directory, "run.log")
-    with open(log, "a", encoding="utf-8") as file:
-        status = subprocess.run(command, cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-    if status == stopping.STATUS:
+    with open(log, "a", encoding="utf-8") as file, subprocess.Popen(
+            command, cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT) as process, _passed_on(process):
+        status = process.wait()
+    if status in _STOPPED:
         raise stopping.Stopped(f"stopped in {directory}: the same command goes on from there")
     if status:
         with open(log, encoding="utf-8") as file:
@@ -318,20 +340,39 @@ def _call(command, directory):
         raise UserError(f"{directory}: the run ended with status {status} ({last}): see {log}")
 
 
+@contextlib.contextmanager
+def _passed_on(process):
+    """Within it, SIGINT and SIGTERM go to the process, which saves and ends; this one waits for it.
+
+    From a terminal the process gets Ctrl-C by itself, too, at the same time, and takes both for one.
+    """
+    old = {number: signal.signal(number, lambda number, _: process.send_signal(number))
+           for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
 def run_studies(names, base, more):
     """Runs the small cells of studies, one after the other, saying what they give."""
+    for name in names:
+        if not study_named(name).small_cells():
+            raise UserError(f"{name} has no small scale: see `python -m paper.studies commands {name}`")
     cells = [(name, cell) for name in names for cell in study_named(name).small_cells()]
     for number, (name, cell) in enumerate(cells, 1):
         done = run_cell(cell, directory_of(base, name, cell), more)
-        progress.say(f"{number}/{len(cells)}  {name}: {cell.name}  {accuracy(done):.4f}  "
-                     f"({progress.duration(done['seconds'])})")
+        found = accuracy(done)
+        progress.say(f"{number}/{len(cells)}  {name}: {cell.name}  "
+                     f"{'no accuracy' if found is None else f'{found:.4f}'}  ({progress.duration(done['seconds'])})")
 
 
 # ----------------------------------------------------------------------------------------------------------- report
 
 
 def accuracy(done):
-    """The accuracy that a finished cell is judged by: logistic regression on h, or the linear head."""
+    """The accuracy that a finished cell is judged by: logistic regression on h, or the linear head; None: neither."""
     return done["results"].get(LBFGS, done["results"].get(TOP_1))
 
 
@@ -402,8 +443,10 @@ def _show(name):
 def _commands(name, scale):
     study = study_named(name)
     for cell in study.small_cells() if scale == "small" else study.cells:
-        progress.say(shlex.join(["python", "run.py", *arguments(cell, scale == "small"),
-                                 f"--model_dir=runs/{name}/{slug(cell.name)}"]))
+        wanted, place = arguments(cell, scale == "small"), f"runs/{name}/{slug(cell.name)}"
+        progress.say(shlex.join(["python", "run.py", *wanted, f"--model_dir={place}"]))
+        if cell.probes:
+            progress.say(shlex.join(["python", *probe_arguments(cell, config_of(wanted), place)]))
 
 
 def _parser():

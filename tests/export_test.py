@@ -230,7 +230,7 @@ def test_the_file_decides_which_network_it_is(run_dir, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"}))
     (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
-    known = export._known_of(str(tmp_path / "ckpt-4"), None)
+    known = export.known_of(str(tmp_path / "ckpt-4"), None)
     assert (known.config.resnet_depth, known.config.dataset, len(known.class_names)) == (18, "digits", 10)
 
 

@@ -7,11 +7,13 @@ import pytest
 import tensorflow as tf
 
 import data_util
+import export
 import image_ops
 import model as model_lib
+import model_dir
 from config import Config
 from image_ops_test import photographs
-from paper import probes
+from paper import common, probes
 
 COUNT = 600
 
@@ -80,6 +82,20 @@ def test_mistakes_are_told_in_one_line(arguments, words, tmp_path, capsys):
         probes.main([f"--checkpoint={path}", "--dataset=digits", *arguments])
     told = capsys.readouterr().err
     assert error.value.code == 2 and words in told and told.count("\n") == 1
+
+
+def test_networks_are_of_the_size_of_their_training(tmp_path):
+    """Whichever file of a run they are read from."""
+    config = Config(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16, model_dir=str(tmp_path))
+    model = model_lib.build_model(config, 10)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
+    assert common.load(path)[1] == 224
+    model_dir.write_flags(str(tmp_path), config, [str(digit) for digit in range(10)])
+    saved_model = export.export_to_model_dir(config, [str(digit) for digit in range(10)], path)
+    for place in (path, saved_model):
+        loaded, size = common.load(place)
+        assert size == 8
+        np.testing.assert_array_equal(loaded.variables[0], model.variables[0])
 
 
 def test_gray_is_the_policys(tmp_path):

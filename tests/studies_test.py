@@ -4,13 +4,14 @@ import csv
 import json
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 import config as config_lib
-import stopping
 from config import UserError
 from config_test import make_flags
 from conftest import ROOT
@@ -80,8 +81,6 @@ def calls(monkeypatch):
             (directory / "probes.json").write_text(json.dumps({"rotation": dict(guess=0.25, h=0.7, z=0.3)}))
             return
         (directory / "result.json").write_text(json.dumps({studies.LBFGS: 0.5 + 0.01 * len(found), "global_step": 3}))
-        flags = dict(dataset="digits", train_split="train", eval_split="test")
-        (directory / "flags.json").write_text(json.dumps(flags))
 
     monkeypatch.setattr(studies, "_call", call)
     monkeypatch.setattr(studies, "count_parameters", lambda directory: 11_200_000)
@@ -112,7 +111,8 @@ def test_probes_are_asked_of_what_was_run(calls, tmp_path):
     studies.run_cell(cell_of("probes", "rotation"), str(tmp_path / "cell"), ["--data_dir=x"])
     run, probes = calls
     assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
-    assert {"--probes=rotation", "--dataset=digits", "--test_split=test", "--flags=--data_dir=x"} <= set(probes)
+    assert {"--probes=rotation", "--dataset=cifar10", "--train_split=train[:10%]", "--test_split=test",
+            "--flags=--data_dir=x"} <= set(probes)
     assert studies.read_done(tmp_path / "cell")["probes"]["rotation"]["h"] == 0.7
 
 
@@ -139,20 +139,41 @@ def test_reports_can_be_drawn(study, figure, calls, tmp_path):
     assert (tmp_path / f"{figure}.png").stat().st_size > 5000
 
 
-def test_a_run_that_fails_or_stops_ends_the_studies(tmp_path, monkeypatch):
-    class Finished:
-        def __init__(self, status):
-            self.returncode = status
+_STOPS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(75)))
+print("training", flush=True)
+time.sleep(60)
+"""
 
-    def call(status):
-        monkeypatch.setattr(studies.subprocess, "run", lambda *_, stdout, **__: stdout.write(
-            "at first\nrun.py: error: no room\n") and Finished(status))
-        studies.run_cell(cell_of("flip", "with"), str(tmp_path / str(status)))
 
+def test_a_run_that_fails_ends_the_studies(tmp_path):
     with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\): see .*run.log"):
-        call(2)
-    with pytest.raises(stopping.Stopped, match="the same command goes on from there"):
-        call(stopping.STATUS)
+        studies._call([sys.executable, "-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
+                      str(tmp_path))
+
+
+def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
+    """The studies wait for it, end with its status, and leave no process behind."""
+    code = ("import sys\nfrom paper import studies\n"
+            f"studies._call([sys.executable, '-c', {_STOPS!r}], {str(tmp_path)!r})")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while "training" not in ((tmp_path / "run.log").read_text() if (tmp_path / "run.log").exists() else ""):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert "Stopped: stopped in" in process.communicate(timeout=30)[1]
+    assert (tmp_path / "run.log").read_text() == "training\nsaved\n"
+
+
+def test_what_cannot_be_run_or_judged_is_told(calls, tmp_path, capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        studies.main(["run", "tuning", f"--dir={tmp_path}"])
+    assert "tuning has no small scale" in capsys.readouterr().err
+    studies.main(["run", "flip", f"--dir={tmp_path}"])
+    monkeypatch.setattr(studies, "LBFGS", "eval/other")  # As if it had been run with --eval_protocol=knn.
+    studies.main(["run", "flip", f"--dir={tmp_path}"])
+    assert "flip: with  no accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -175,5 +196,7 @@ def test_the_program_lists_shows_and_tells_commands():
     lines = [shlex.split(line) for line in told.splitlines()]
     assert len(lines) == 2 and lines[1][2:] == [
         "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/flip/without"]
+    told = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told.count("python run.py") == told.count("python -m paper.probes") == 4 and "--dataset=imagenet2012" in told
     wrong = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "flop is no study" in wrong.stderr

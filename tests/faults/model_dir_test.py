@@ -14,6 +14,7 @@ import checkpoint
 import experiment
 import experiment_test
 import model_dir
+import stopping
 import train
 from config import Config, UserError
 from conftest import ROOT
@@ -88,18 +89,20 @@ def test_when_all_checkpoints_are_damaged_training_begins_anew_if_asked_again(ru
     assert "resumed" not in run(train_steps=3)
 
 
-@pytest.mark.parametrize("error", [tf.errors.UnknownError, tf.errors.PermissionDeniedError])
-def test_a_disk_that_fails_for_a_while_is_no_damage(error, run, tmp_path, monkeypatch):
+def test_a_disk_that_fails_for_a_while_is_no_damage(run, tmp_path):
     run(train_steps=3)
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-
-    def fail(_):
-        raise error(None, None, "Input/output error")
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be read now .Input/output error"):
-        patch.setattr(tf.train, "load_checkpoint", fail)
+    data = tmp_path / "run" / "ckpt-3.data-00000-of-00001"
+    data.rename(tmp_path / "whole")
+    data.symlink_to("/proc/self/mem")  # Whose first byte cannot be read: an input/output error.
+    before = {path: path.stat(follow_symlinks=False).st_mtime for path in (tmp_path / "run").rglob("*")}
+    with pytest.raises(UserError, match="ckpt-3 cannot be read now .*mend that") as error:
         run(train_steps=6)
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert "\n" not in str(error.value) and not (tmp_path / "run" / "damaged").exists()
+    assert before.keys() == {path for path in (tmp_path / "run").rglob("*") if path.name != "train.lock"} | {
+        tmp_path / "run" / "train.lock"}
+    data.unlink()
+    (tmp_path / "whole").rename(data)
+    assert "resumed at step 3" in run(train_steps=6)
 
 
 def test_without_flags_json_the_seed_must_be_given(run, tmp_path):
@@ -194,6 +197,18 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_remains(free_kilobytes, run
         np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
 
 
+def test_a_host_that_is_lost_while_saving_is_no_full_disk(run, monkeypatch):
+    def fail(*_, **__):
+        raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed")
+
+    monkeypatch.setattr(tf.train.CheckpointManager, "save", fail)
+    with pytest.raises(UserError, match="ckpt-3 could not be written"):
+        run(train_steps=3)
+    monkeypatch.setattr(experiment.devices, "is_lost_host", lambda error: isinstance(error, tf.errors.UnavailableError))
+    with pytest.raises(stopping.Stopped, match="another host has stopped"):
+        run(train_steps=3)
+
+
 def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
     def read_only(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -235,13 +250,48 @@ def test_evaluation_shares_the_directory(run, tmp_path):
 # ------------------------------------------------------------------------------------------------------- the best
 
 
-def test_the_best_weights_are_kept_besides_the_latest(run, tmp_path, monkeypatch):
-    accuracies = iter([0.5, 0.7, 0.6])
+@pytest.fixture
+def accuracies(monkeypatch):
+    """What the linear head's accuracies will be, one evaluation after the other."""
+    found = []
     monkeypatch.setattr(experiment.evaluate, "linear_head", lambda *_: {
-        "eval/label_top_1_accuracy": next(accuracies), "eval/label_top_5_accuracy": 1.0})
+        "eval/label_top_1_accuracy": found.pop(0), "eval/label_top_5_accuracy": 1.0})
+    return found
+
+
+def checkpoints(directory):
+    return {path.stem for path in directory.glob("ckpt-*.index")}
+
+
+def test_the_best_weights_are_kept_besides_the_latest(run, tmp_path, accuracies):
+    accuracies += [0.5, 0.7, 0.6]
     for steps in (3, 6, 9):
         run(mode="train_then_eval", train_steps=steps, keep_best=True, keep_checkpoint_max=1)
-    assert {path.name for path in (tmp_path / "run").glob("ckpt-*.index")} == {"ckpt-9.index"}
-    assert {path.name for path in (tmp_path / "run" / "best").glob("ckpt-*.index")} == {"ckpt-6.index"}
+    assert checkpoints(tmp_path / "run") == {"ckpt-9"} and checkpoints(tmp_path / "run" / "best") == {"ckpt-6"}
     model = train.model_lib.build_model(Config(**experiment_test.TINY), 10)
     assert checkpoint.load_model(model, str(tmp_path / "run" / "best")).step == 6
+
+
+def test_the_best_weights_stay_if_better_ones_cannot_be_written(run, tmp_path, accuracies, monkeypatch):
+    accuracies += [0.7, 0.8, 0.3]
+    run(mode="train_then_eval", train_steps=3, keep_best=True, keep_checkpoint_max=1)
+
+    def fail(*_, **__):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left"):
+        save = tf.train.CheckpointManager.save
+        patch.setattr(tf.train.CheckpointManager, "save", lambda self, **options: (
+            fail if self.directory.endswith("best") else save)(self, **options))
+        run(mode="train_then_eval", train_steps=6, keep_best=True, keep_checkpoint_max=1)
+    run(mode="train_then_eval", train_steps=9, keep_best=True, keep_checkpoint_max=1)
+    assert checkpoints(tmp_path / "run" / "best") == {"ckpt-3"} and checkpoints(tmp_path / "run") == {"ckpt-9"}
+
+
+def test_the_best_weights_have_the_settings_of_the_training(run, tmp_path, accuracies):
+    accuracies += [0.5]
+    run(train_steps=3, weight_decay=1e-3)
+    run(mode="eval", train_steps=3, keep_best=True)  # Which the evaluation need not be told.
+    known = [model_dir.read_flags(str(tmp_path / "run" / part)) for part in ("", "best")]
+    assert known[0] == known[1] and known[1]["weight_decay"] == 1e-3
+    assert len(model_dir.read_classes(str(tmp_path / "run" / "best"))) == 10

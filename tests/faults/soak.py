@@ -52,8 +52,8 @@ def stop(kind, started, directory, draw):
     deadline = time.monotonic() + 150
     for process in started:  # A host that has lost another ends by itself.
         process.wait(max(deadline - time.monotonic(), 1))
-    # By SIGTERM: 75; -15 before it is looked for; 0 after the last safe point. Hosts that have lost another: 75, or 0 if
-    # nothing was left to do together.
+    # By SIGTERM: 75; -15 before it is looked for; 0 after the last safe point. Hosts that have lost another: 75, or 0
+    # if nothing was left to do together.
     allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[number] | ({75, 0} if kind == "hosts" else set())
     statuses = [process.returncode for process in started]
     if not set(statuses) <= allowed:
