@@ -6,7 +6,7 @@ PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 pyth
 # Two processes: tests trace more than they compute, and tracing keeps one core busy. One file's tests share fixtures.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart test test-all soak test-current lint clean
+.PHONY: quickstart test test-all soak test-current test-current-all lint clean
 
 quickstart: .venv/installed
 	.venv/bin/python run.py --flagfile=paper/recipes/digits.cfg
@@ -23,6 +23,9 @@ soak: .venv/installed-dev
 
 test-current: .venv-current/installed-dev
 	.venv-current/bin/python $(PYTEST) -m "not slow"
+
+test-current-all: .venv-current/installed-dev
+	.venv-current/bin/python $(PYTEST)
 
 lint: .venv/installed-dev
 	.venv/bin/python -m ruff check .
