@@ -257,11 +257,9 @@ def directory_of(base, study, cell):
 
 def read_done(directory):
     """What `run_cell` noted of a finished run; None before that."""
-    try:
-        with open(os.path.join(directory, "done.json"), encoding="utf-8") as file:
-            return json.load(file)
-    except FileNotFoundError:
-        return None
+    import metrics  # Here, and below: TensorFlow takes a while, and the other commands do without.
+
+    return metrics.read_json(os.path.join(directory, "done.json"))
 
 
 def run_cell(cell, directory, more=()):
@@ -274,6 +272,8 @@ def run_cell(cell, directory, more=()):
       UserError: the run has failed, or was done with other arguments.
       stopping.Stopped: the run was stopped; the same call goes on from there.
     """
+    import metrics
+
     wanted, done = [*arguments(cell, small=True), *more], read_done(directory)
     if done is not None:
         if done["arguments"] != wanted:
@@ -294,9 +294,7 @@ def run_cell(cell, directory, more=()):
               directory)
         with open(out, encoding="utf-8") as file:
             done["probes"] = json.load(file)
-    with open(os.path.join(directory, "done.json.new"), "w", encoding="utf-8") as file:
-        json.dump(done, file, indent=2)
-    os.replace(file.name, os.path.join(directory, "done.json"))
+    metrics.write_json(os.path.join(directory, "done.json"), done)
     return done
 
 
@@ -319,7 +317,7 @@ def probe_arguments(cell, config, checkpoint):
 
 def count_parameters(directory):
     """Weights of the encoder in a run's newest checkpoint, the moving statistics of batch norm left out."""
-    import tensorflow as tf  # Here: it takes a while, and the other commands do without.
+    import tensorflow as tf
 
     variables = tf.train.list_variables(tf.train.latest_checkpoint(directory))
     return sum(math.prod(shape) for name, shape in variables if name.startswith("model/resnet_model/")

@@ -98,6 +98,6 @@ def test_networks_are_of_the_size_of_their_training(tmp_path):
         np.testing.assert_array_equal(loaded.variables[0], model.variables[0])
 
 
-def test_gray_is_the_policys(tmp_path):
+def test_gray_is_the_policys():
     """What the colour probe looks for is what pretraining does to a fifth of the views."""
     assert data_util.OPERATORS["grayscale"][0] == probes.PROBES["colour"][1][0]
