@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import functools
 import json
 import os
 import re
 import socket
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +18,7 @@ import progress
 from config import UserError, first_line
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
+_ASK_SECONDS, _ANSWER_SECONDS = 0.5, 2
 _BFLOAT16_CAPABILITY = (8, 0)  # Nvidia's Ampere
 _JOBS = ("chief", "worker")  # of TF_CONFIG, in the order of their replicas
 
@@ -66,6 +70,8 @@ def _check_cluster(cluster):
     for address in addresses:
         if not (isinstance(address, str) and re.fullmatch(r".+:\d+", address)):
             raise UserError(f"TF_CONFIG: {address!r} is not an address: write host:port, such as host1:2222")
+        if not 0 < int(address.rpartition(":")[2]) < 1 << 16:
+            raise UserError(f"TF_CONFIG: {address!r}: ports are from 1 to 65535")
         if addresses.count(address) > 1:
             raise UserError(f"TF_CONFIG: {address} is listed twice: give every process an address of its own")
     if len(cluster.get("chief", [])) > 1:
@@ -97,6 +103,53 @@ def check_hosts(config):
         raise UserError("--mode=eval runs on one host: leave TF_CONFIG out (--mode=train_then_eval evaluates on all)")
     if config.seed is None:
         raise UserError("--seed must be given with several hosts, the same for all: add --seed=1")
+
+
+def wait_for_hosts():
+    """Returns once all hosts of TF_CONFIG answer, and tells who does not. Raises `UserError` if the port is taken.
+
+    TensorFlow waits, too, but in native code: without a word who is missing, and past SIGTERM and Ctrl-C.
+    """
+    cluster, task = _read_tf_config()
+    if count_hosts() == 1:
+        return
+    own = cluster[task["type"]][int(task["index"])]
+    others = [address for addresses in cluster.values() for address in addresses if address != own]
+    missing, told = others, None
+    with _listen(own) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        while missing:
+            with contextlib.suppress(BlockingIOError):
+                while True:  # Whoever asked is answered, and has gone.
+                    server.accept()[0].close()
+            answered = pool.map(_answers, others)
+            missing = [address for address, answer in zip(others, answered, strict=True) if not answer]
+            if missing and missing != told:
+                progress.say(f"{task['type']} {task['index']}: waiting for {', '.join(missing)} (TF_CONFIG)")
+                told = missing
+            time.sleep(_ASK_SECONDS if missing else 0)
+    progress.say(f"all {count_hosts()} hosts are there")
+
+
+def _listen(address):
+    """A socket at the port that TensorFlow is to take over."""
+    port = int(address.rpartition(":")[2])
+    try:
+        server = socket.create_server(("", port), backlog=socket.SOMAXCONN)
+    except OSError as error:
+        raise UserError(f"TF_CONFIG: port {port}, this host's, cannot be used ({error.strerror}): end what uses it, or "
+                        "give another") from error
+    server.setblocking(False)
+    return server
+
+
+def _answers(address):
+    """Whether host:port can be connected to, now."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def gather_from_hosts(numbers, strategy):
@@ -131,9 +184,7 @@ def make_strategy(config):
 
 
 def _hosts_strategy():
-    """Connects to the other hosts of TF_CONFIG, waiting until all are there."""
-    task = _read_tf_config()[1]
-    progress.say(f"{task['type']} {task['index']}: waiting until all {count_hosts()} hosts of TF_CONFIG are there")
+    """Connects to the other hosts of TF_CONFIG."""
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:

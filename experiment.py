@@ -150,8 +150,10 @@ def run(config, eval_split_given):
     devices.check_hosts(config)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
+    with stopping.StopSignals() as stop, stop.interruptible():
+        devices.wait_for_hosts()
     strategy = devices.make_strategy(config)
-    with stopping.StopSignals() as stop, _errors_told(config):  # Not before: TensorFlow's hosts install handlers, too.
+    with stopping.StopSignals() as stop, _errors_told(config):  # Anew: TensorFlow's hosts install handlers, too.
         with stop.interruptible():
             source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
         config = complete(config, source, eval_split_given)

@@ -1,13 +1,16 @@
 """Several hosts: what TF_CONFIG may say, and two processes on loopback that do what one does."""
 
+import concurrent.futures
 import contextlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -19,6 +22,7 @@ import devices
 import evaluate
 import host_worker
 import sources
+import stopping
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 
@@ -46,6 +50,7 @@ def tf_config(cluster, job="worker", index=0):
     (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "several chiefs"),
     (tf_config({"worker": ["a", "b:1"]}), "'a' is not an address: write host:port"),
     (tf_config({"worker": [1, 2]}), "1 is not an address"),
+    (tf_config({"worker": ["a:65536", "b:1"]}), "ports are from 1 to 65535"),
     (tf_config({"worker": "a:1"}), "worker must be a list"),
     (tf_config({**CLUSTER, "ps": ["c:1"]}), "'ps', which is not used here"),
     (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "'evaluator', which is not used here")])
@@ -91,6 +96,53 @@ def test_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
 
     monkeypatch.setenv("TF_CONFIG", tf_config(cluster, job, index))
     assert devices.is_chief(Strategy) == chief
+
+
+def test_a_host_waits_for_the_others_and_names_those_that_are_missing(monkeypatch, capsys):
+    own, *others = free_addresses(3)
+    monkeypatch.setattr(devices, "_ASK_SECONDS", 0.05)
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own, *others]}))
+    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(devices.wait_for_hosts)
+        for address in others:
+            time.sleep(0.3)
+            assert not waiting.done() and devices._answers(own)
+            stack.enter_context(socket.create_server(("", int(address.rpartition(":")[2]))))
+        assert waiting.result(10) is None
+    assert not devices._answers(own)
+    assert capsys.readouterr().out.splitlines() == [
+        f"worker 0: waiting for {others[0]}, {others[1]} (TF_CONFIG)", f"worker 0: waiting for {others[1]} (TF_CONFIG)",
+        "all 3 hosts are there"]
+
+
+def test_a_host_asks_as_often_as_it_takes(monkeypatch):
+    own, other = free_addresses(2)
+    monkeypatch.setattr(devices, "_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(socket, "SOMAXCONN", 2)  # More are refused unless those that were answered are taken away.
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own, other]}))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(devices.wait_for_hosts)
+        time.sleep(0.2)
+        assert all(devices._answers(own) for _ in range(50))
+        with socket.create_server(("", int(other.rpartition(":")[2]))):
+            waiting.result(10)
+
+
+def test_a_signal_ends_the_wait_for_other_hosts(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": free_addresses(2)}))
+    timer = threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGTERM])
+    with stopping.StopSignals() as stop, pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), \
+            stop.interruptible():
+        timer.start()
+        devices.wait_for_hosts()
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch):
+    addresses = free_addresses(2)
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
+    with socket.create_server(("", int(addresses[0].rpartition(":")[2]))), \
+            pytest.raises(config_lib.UserError, match="TF_CONFIG: port .* cannot be used .Address already in use"):
+        devices.wait_for_hosts()
 
 
 @pytest.mark.parametrize("hosts", [2, 3])

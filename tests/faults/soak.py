@@ -37,8 +37,20 @@ def environments(kind):
 
 
 def start(kind, directory):
-    """The processes of one run; the second host, which leaves nothing, has the same directory."""
-    return [processes.start(directory, environment, train_steps=_STEPS[kind]) for environment in environments(kind)]
+    """The processes of one run, each with a log of its own; the second host, which leaves nothing, has the same directory.
+    """
+    return [processes.start(directory, environment, log_path(directory, index), train_steps=_STEPS[kind])
+            for index, environment in enumerate(environments(kind))]
+
+
+def log_path(directory, index):
+    """Where process `index` prints to."""
+    return directory.with_name(f"{directory.name}_{index}.log")
+
+
+def last_line(directory, index):
+    """The last of what process `index` printed, "" if there is none."""
+    return (log_path(directory, index).read_text().splitlines() or [""])[-1]
 
 
 def stop(kind, started, directory, draw):
@@ -49,21 +61,37 @@ def stop(kind, started, directory, draw):
         return None
     for process in victims:
         process.send_signal(number)
-    deadline = time.monotonic() + 150
-    for process in started:  # A host that has lost another ends by itself.
-        process.wait(max(deadline - time.monotonic(), 1))
+    end_survivors(started, directory)
     # By SIGTERM: 75; -15 before it is looked for; 0 after the last safe point. Hosts that have lost another: 75, or 0
-    # if nothing was left to do together.
-    allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[number] | ({75, 0} if kind == "hosts" else set())
+    # if nothing was left to do together; -9 if the other was lost while they met.
+    allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[number] | ({75, 0, -9} if kind == "hosts" else set())
     statuses = [process.returncode for process in started]
     if not set(statuses) <= allowed:
         fail(statuses, number.name, directory)
     return number.name if any(statuses) else None
 
 
+def end_survivors(started, directory):
+    """Returns when all have ended: a host that has lost another does so by itself, unless they have not met yet."""
+    deadline, told = time.monotonic() + 150, set()
+    while any(process.poll() is None for process in started):
+        time.sleep(0.2)
+        late = time.monotonic() > deadline
+        for index, process in enumerate(started):
+            if process.poll() is None and "waiting for" in last_line(directory, index) and index not in told:
+                process.terminate()  # It waits for a host that nobody starts again.
+                told.add(index)
+            elif process.poll() is None and late and "hosts are there" in last_line(directory, index):
+                process.kill()  # Lost in the moment of connecting: TensorFlow waits, and catches SIGTERM.
+            elif process.poll() is None and late:
+                process.kill()
+                fail([process.poll() for process in started], "150 seconds", directory)
+
+
 def fail(statuses, what, directory):
     """Ends the soak."""
-    raise SystemExit(f"exit statuses {statuses} after {what}: {processes.log_of(directory)[-5000:]}")
+    logs = [path.read_text()[-5000:] for path in sorted(directory.parent.glob(f"{directory.name}_*.log"))]
+    raise SystemExit("\n\n".join([f"{directory.name}: exit statuses {statuses} after {what}", *logs]))
 
 
 def run_whole(kind, directory):
