@@ -37,8 +37,7 @@ def environments(kind):
 
 
 def start(kind, directory):
-    """The processes of one run, each with a log of its own; the second host, which leaves nothing, has the same directory.
-    """
+    """The processes of one run, each with its log; the second host, which leaves nothing, has the same directory."""
     return [processes.start(directory, environment, log_path(directory, index), train_steps=_STEPS[kind])
             for index, environment in enumerate(environments(kind))]
 
