@@ -36,7 +36,7 @@ def main(argv):
     del argv
     try:
         config = config_lib.from_flags()
-        with progress.quiet_stderr():
+        with progress.loading_tensorflow():
             import devices
             import experiment  # Here: TensorFlow takes seconds to load, and wrong flags should be told at once.
             devices.start_runtime(config)

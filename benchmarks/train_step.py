@@ -10,9 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf

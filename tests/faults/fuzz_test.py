@@ -116,7 +116,7 @@ def test_any_command_line_is_read_or_refused_in_one_line(argv):
 
     def read(values, argv):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run.progress, "quiet_stderr", pytest.fail)  # From there on it would run.
+            patch.setattr(run.progress, "loading_tensorflow", pytest.fail)  # From there on it would run.
             run._parse_flags(argv)
             try:
                 config_lib.from_flags(values)

@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `progress.loading_tensorflow` does
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import tensorflow as tf  # noqa: E402
