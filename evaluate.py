@@ -45,7 +45,7 @@ def protocols(config, source):
     return list(dict.fromkeys(names))
 
 
-def _eval_batches(config, source, split, strategy):
+def eval_batches(config, source, split, strategy):
     """The distributed evaluation data of a split, cut after `eval_steps` batches if that is set.
 
     Beside images, labels and weights it has positions [batch] int64, by which `features.extract` restores the order
@@ -77,7 +77,7 @@ def linear_head(config, source, model, strategy):
     def run(batch):
         return [strategy.reduce("SUM", value, axis=None) for value in strategy.run(step, args=(batch,))]
 
-    batches = _eval_batches(config, source, config.eval_split, strategy)
+    batches = eval_batches(config, source, config.eval_split, strategy)
     sums = [run(batch) for batch in progress.track(batches, None, "linear head")]
     top_1, top_5, count = (float(tf.add_n(list(column))) for column in zip(*sums))
     return {LINEAR_TOP_1: top_1 / count, LINEAR_TOP_5: top_5 / count}
@@ -115,7 +115,7 @@ def frozen(config, source, model, strategy, names):
     results = {}
     for suffix, function in encoders.items():
         train_set, test_set = (
-            features.extract(strategy, function, _eval_batches(config, source, split, strategy), f"features {split}")
+            features.extract(strategy, function, eval_batches(config, source, split, strategy), f"features {split}")
             for split in (config.train_split, config.eval_split))
         _check_labels(train_set, test_set, config)
         if "lbfgs" in names:

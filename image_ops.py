@@ -198,12 +198,14 @@ def motion_blur(planes, degrees, lengths, size):
     weights /= tf.reduce_sum(weights, [1, 2], keepdims=True)
 
     def filtered(images, weights):
-        padded = tf.pad(images[..., 0], [[0, 0], [radius, radius], [radius, radius]], "SYMMETRIC")
+        # With an empty one more: oneDNN's kernel fails if there are none.
+        images, weights = (tf.pad(values, [[0, 1], [0, 0], [0, 0]]) for values in (images[..., 0], weights))
+        padded = tf.pad(images, [[0, 0], [radius, radius], [radius, radius]], "SYMMETRIC")
         # Every image is a channel with a filter of its own.
         result = tf.nn.depthwise_conv2d(
             tf.transpose(padded, [1, 2, 0])[tf.newaxis], tf.transpose(weights, [1, 2, 0])[..., tf.newaxis],
             [1, 1, 1, 1], "VALID")
-        return tf.transpose(result[0], [2, 0, 1])[..., tf.newaxis]
+        return tf.transpose(result[0], [2, 0, 1])[:-1, ..., tf.newaxis]
 
     return _each(filtered, planes, weights)
 

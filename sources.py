@@ -7,6 +7,7 @@ encoded image (or a small uint8 array), `label` an int64, -1 without labels. Ord
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import os
 import pathlib
@@ -161,11 +162,19 @@ class IndexedSource(Source):
         return item if item.dtype == tf.uint8 else super().decode(item)
 
 
+@functools.cache
+def _load_digits():
+    """scikit-learn's data set, whose text file takes a while to read."""
+    from sklearn import datasets  # Here, as below: only this data set needs it.
+
+    return datasets.load_digits()
+
+
 def digits_source():
     """scikit-learn's 1,797 handwritten digits, 8x8 pixels; four fifths train, one fifth test, stratified."""
-    from sklearn import datasets, model_selection  # Here: only this data set needs them.
+    from sklearn import model_selection
 
-    digits = datasets.load_digits()
+    digits = _load_digits()
     images = np.repeat(np.uint8(np.round(digits.images * 255 / 16))[..., np.newaxis], 3, axis=-1)
     train, test = model_selection.train_test_split(
         np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0)

@@ -34,6 +34,7 @@ import tensorflow as tf  # noqa: E402
 import config as config_lib  # noqa: E402
 import data  # noqa: E402
 import data_util  # noqa: E402
+import evaluate  # noqa: E402
 import features  # noqa: E402
 import image_ops  # noqa: E402
 import model as model_lib  # noqa: E402
@@ -208,9 +209,7 @@ def tsne(model, config, split, out, most=1000):
     if not source.class_names:
         raise UserError(f"--dataset={config.dataset} has no labels: name one that has")
     strategy = tf.distribute.get_strategy()
-    batches = data.build_eval_dataset(config, source, split, config.eval_batch_size).enumerate().map(
-        lambda number, batch: (*batch, number * config.eval_batch_size + tf.range(config.eval_batch_size,
-                                                                                 dtype=tf.int64)))
+    batches = evaluate.eval_batches(config, source, split, strategy)
 
     def both(images):
         endpoints = model(images, training=False)

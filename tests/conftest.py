@@ -53,7 +53,16 @@ def _fresh_keras():
     keras.utils.set_random_seed(1)
 
 
-@pytest.fixture
-def tiny_resnet(monkeypatch):
-    """`resnet_depth=18` with two blocks, for tests whose time is that of tracing."""
-    monkeypatch.setitem(resnet.DEPTHS, 18, (False, (1, 1)))
+def _with_blocks(*counts):
+    """A fixture: `resnet_depth=18` with as many blocks in its groups, for tests whose time is that of tracing."""
+    @pytest.fixture(scope="module")
+    def blocks():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(resnet.DEPTHS, 18, (False, counts))
+            yield
+
+    return blocks
+
+
+tiny_resnet = _with_blocks(1, 1)
+small_resnet = _with_blocks(1, 1, 1, 1)

@@ -22,6 +22,8 @@ import train_step
 from config import Config, UserError
 from data_test import write_images
 
+pytestmark = pytest.mark.usefixtures("small_resnet")
+
 TINY = dict(dataset="digits", resnet_depth=18, image_size=8, train_batch_size=32, eval_batch_size=90, num_proj_layers=2,
             proj_out_dim=16, seed=7, color_jitter_strength=0.0, train_split="train[:64]", learning_rate=0.02)
 
@@ -41,7 +43,7 @@ def weights(model_dir, step):
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
+def whole_run(small_resnet, tmp_path_factory):
     """A run of four steps with everything, and what it printed."""
     directory = tmp_path_factory.mktemp("run")
     printed = []
@@ -285,7 +287,7 @@ def test_a_model_dir_that_cannot_be_written_to_is_told(tmp_path):
         run(tmp_path / "file" / "run")
 
 
-def test_a_run_in_micro_batches_half_precision_and_with_a_profile(tmp_path, tiny_resnet, capsys):
+def test_a_run_in_micro_batches_half_precision_and_with_a_profile(tmp_path, capsys):
     run(tmp_path, micro_batch_size=16, precision="mixed_bfloat16", profile_steps=2, train_steps=4, checkpoint_steps=4)
     assert f"profile of steps 2 to 3: {tmp_path}" in capsys.readouterr().out
     assert list(tmp_path.glob("train/plugins/profile/*/*.xplane.pb"))
@@ -335,7 +337,7 @@ def test_two_replicas_evaluate_as_one(two_replicas):
         with strategy.scope():
             keras.utils.set_random_seed(3)
             model = model_lib.build_model(config, 10)
-        batches = evaluate._eval_batches(config, source, config.eval_split, strategy)
+        batches = evaluate.eval_batches(config, source, config.eval_split, strategy)
         vectors, labels = features.extract(strategy, features.encoder_function(model), batches)
         results.append((evaluate.linear_head(config, source, model, strategy), vectors, labels))
     assert results[0][0] == pytest.approx(results[1][0])

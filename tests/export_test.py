@@ -19,6 +19,8 @@ import golden
 import model as model_lib
 from config import Config
 
+pytestmark = pytest.mark.usefixtures("small_resnet")
+
 TINY = dict(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
 CLASSES = [f"kind {number}" for number in range(10)]
 OUTPUTS = {"initial_conv", "initial_max_pool", "block_group1", "block_group2", "block_group3", "block_group4",

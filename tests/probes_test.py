@@ -15,6 +15,8 @@ from config import Config
 from image_ops_test import photographs
 from paper import common, probes
 
+pytestmark = pytest.mark.usefixtures("small_resnet")
+
 COUNT = 600
 
 

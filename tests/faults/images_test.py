@@ -14,6 +14,8 @@ import model_dir
 import sources
 from config import UserError
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet")
+
 PIXELS = np.random.default_rng(0).integers(0, 256, [24, 20, 3], np.uint8)
 SMOOTH = np.stack([*np.meshgrid(np.linspace(0, 255, 20), np.linspace(0, 255, 24)), np.full([24, 20], 99.0)], -1).astype(
     np.uint8)
@@ -111,7 +113,7 @@ def test_bad_images_are_an_error_at_the_start_that_names_ten(folder, tmp_path):
     assert not list((tmp_path / "run").glob("ckpt*"))
 
 
-def test_bad_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, tiny_resnet, monkeypatch):
+def test_bad_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, monkeypatch):
     assert "left out: 12 of 36 images cannot be used: dog/black" in run(tmp_path, folder, bad_images="skip")
     looked = []
     monkeypatch.setattr(sources, "find_unusable", lambda paths: looked.append(paths) or {})
@@ -120,7 +122,7 @@ def test_bad_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, tin
     assert "left out" not in run(tmp_path, folder, bad_images="skip") and len(looked) == 1
 
 
-def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, tiny_resnet, capsys):
+def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
     os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
     experiment_test.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
                         train_steps=1, bad_images="skip", eval_split="train[:8]", eval_split_given=True)
@@ -173,7 +175,7 @@ def test_a_linked_data_set_is_no_link_out_of_it(folder, tmp_path):
 # ------------------------------------------------------------------------------------------- while a run is going on
 
 
-def test_a_folder_that_vanishes_is_told(folder, tmp_path, tiny_resnet, monkeypatch):
+def test_a_folder_that_vanishes_is_told(folder, tmp_path, monkeypatch):
     check = model_dir.check_images
 
     def check_and_remove(config, source, is_chief):
@@ -187,7 +189,7 @@ def test_a_folder_that_vanishes_is_told(folder, tmp_path, tiny_resnet, monkeypat
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_record_file_is_told(tmp_path, tiny_resnet, monkeypatch):
+def test_a_damaged_record_file_is_told(tmp_path, monkeypatch):
     class Broken(sources.IndexedSource):
         def handles(self, *arguments, **options):
             path = tmp_path / "broken.tfrecord"

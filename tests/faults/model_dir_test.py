@@ -1,7 +1,9 @@
 """What may happen to a `model_dir`: damage to any file, a full disk, a second trainer, other flags, leftovers."""
 
 import contextlib
+import functools
 import os
+import shutil
 import subprocess
 import sys
 
@@ -19,11 +21,13 @@ import train
 from config import Config, UserError
 from conftest import ROOT
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet")
+
 SETTINGS = dict(train_steps=9, checkpoint_steps=3)
 
 
 @pytest.fixture
-def run(tiny_resnet, tmp_path):
+def run(tmp_path):
     """A function that trains in model_dir/run and returns what was said."""
     def function(**settings):
         said = []
@@ -32,6 +36,23 @@ def run(tiny_resnet, tmp_path):
             experiment_test.run(tmp_path / "run", **{**SETTINGS, **settings})
         return "\n".join(said)
     return function
+
+
+@pytest.fixture(scope="module")
+def trainings(tiny_resnet, tmp_path_factory):
+    """A function of a number of steps: where a training of so many lies, which is made once."""
+    @functools.cache
+    def directory(steps):
+        path = tmp_path_factory.mktemp(f"{steps}_steps") / "run"
+        experiment_test.run(path, **{**SETTINGS, "train_steps": steps})
+        return path
+    return directory
+
+
+@pytest.fixture
+def trained(trainings, tmp_path):
+    """A function of a number of steps: copies a training of so many to model_dir/run, as if `run` had done it."""
+    return lambda steps: shutil.copytree(trainings(steps), tmp_path / "run")
 
 
 def spoil(path, how):
@@ -47,8 +68,8 @@ def spoil(path, how):
 
 @pytest.mark.parametrize("how", ["empty", "cut", "flipped", "gone"])
 @pytest.mark.parametrize("name", ["ckpt-9.index", "ckpt-9.data-00000-of-00001"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(name, how, run, tmp_path):
-    run()
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(name, how, trained, run, tmp_path):
+    trained(9)
     expected = processes.tensors(tmp_path / "run", 9)
     spoil(tmp_path / "run" / name, how)
     said = run()
@@ -63,8 +84,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(name, how, run
         np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
 
 
-def test_continuous_evaluation_goes_on_past_a_damaged_checkpoint(run, tmp_path):
-    run()
+def test_continuous_evaluation_goes_on_past_a_damaged_checkpoint(trained, run, tmp_path):
+    trained(9)
     spoil(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "cut")
     said = run(mode="eval", eval_timeout=0.1)
     assert "ckpt-6: it is damaged (" in said and said.count("warning: skipped") == 1
@@ -72,16 +93,16 @@ def test_continuous_evaluation_goes_on_past_a_damaged_checkpoint(run, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "gone"])
-def test_a_lost_list_of_checkpoints_is_made_anew(how, run, tmp_path):
-    run()
+def test_a_lost_list_of_checkpoints_is_made_anew(how, trained, run, tmp_path):
+    trained(9)
     spoil(tmp_path / "run" / "checkpoint", how)
     assert "resumed at step 9 from" in run()
     assert checkpoint.latest(str(tmp_path / "run")).endswith("ckpt-9")
     assert len(tf.train.get_checkpoint_state(str(tmp_path / "run")).all_model_checkpoint_paths) == 3
 
 
-def test_when_all_checkpoints_are_damaged_training_begins_anew_if_asked_again(run, tmp_path):
-    run(train_steps=3)
+def test_when_all_checkpoints_are_damaged_training_begins_anew_if_asked_again(trained, run, tmp_path):
+    trained(3)
     spoil(tmp_path / "run" / "ckpt-3.index", "cut")
     with pytest.raises(UserError, match="ckpt-3 is damaged .*there is none before it; .*again to begin anew"):
         run(train_steps=3)
@@ -89,8 +110,8 @@ def test_when_all_checkpoints_are_damaged_training_begins_anew_if_asked_again(ru
     assert "resumed" not in run(train_steps=3)
 
 
-def test_a_disk_that_fails_for_a_while_is_no_damage(run, tmp_path):
-    run(train_steps=3)
+def test_a_disk_that_fails_for_a_while_is_no_damage(trained, run, tmp_path):
+    trained(3)
     data = tmp_path / "run" / "ckpt-3.data-00000-of-00001"
     data.rename(tmp_path / "whole")
     data.symlink_to("/proc/self/mem")  # Whose first byte cannot be read: an input/output error.
@@ -104,16 +125,16 @@ def test_a_disk_that_fails_for_a_while_is_no_damage(run, tmp_path):
     assert "resumed at step 3" in run(train_steps=6)
 
 
-def test_without_flags_json_the_seed_must_be_given(run, tmp_path):
-    run(train_steps=3)
+def test_without_flags_json_the_seed_must_be_given(trained, run, tmp_path):
+    trained(3)
     (tmp_path / "run" / "flags.json").write_bytes(b"\x80")
     with pytest.raises(UserError, match="no flags.json that tells their seed: give --seed"):
         run(train_steps=6, seed=None)
     assert "has no readable flags.json" in run(train_steps=6)
 
 
-def test_what_killed_writers_left_is_removed(run, tmp_path):
-    run(train_steps=3)
+def test_what_killed_writers_left_is_removed(trained, run, tmp_path):
+    trained(3)
     (tmp_path / "run" / "ckpt-6_temp").mkdir()
     (tmp_path / "run" / "ckpt-6_temp" / "part-00000-of-00001.data-00000-of-00001").write_text("half")
     for name in ("ckpt-6.data-00000-of-00001", "flags.json.99.tmp", "checkpoint.tmp1234", "result.json.98.tmp"):
@@ -126,8 +147,8 @@ def test_what_killed_writers_left_is_removed(run, tmp_path):
         "ckpt-6_temp", "ckpt-6.data-00000-of-00001", "flags.json.99.tmp", "checkpoint.tmp1234"}
 
 
-def test_damage_in_a_checkpoint_from_elsewhere_is_told(run, tmp_path):
-    run(train_steps=3)
+def test_damage_in_a_checkpoint_from_elsewhere_is_told(trained, run, tmp_path):
+    trained(3)
     spoil(tmp_path / "run" / "ckpt-3.data-00000-of-00001", "cut")
     with pytest.raises(UserError, match="ckpt-3 (is damaged|cannot be read)"):
         experiment_test.run(tmp_path / "other", train_mode="finetune", checkpoint=str(tmp_path / "run"))
@@ -142,8 +163,8 @@ def test_damage_in_a_checkpoint_from_elsewhere_is_told(run, tmp_path):
     (dict(dataset="folder:/no/such", train_split="train"), "there is no such directory"),
     (dict(train_split="train[:40]"), r"--train_split=train\[:64\] \(now train\[:40\]\)"),
     (dict(precision="mixed_bfloat16"), "--precision=float32"), (dict(optimizer="momentum"), "--optimizer=lars")])
-def test_other_flags_are_refused_and_listed(changes, words, run, tmp_path):
-    run(train_steps=3)
+def test_other_flags_are_refused_and_listed(changes, words, trained, run, tmp_path):
+    trained(3)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=words) as error:
         run(**changes)
@@ -151,8 +172,8 @@ def test_other_flags_are_refused_and_listed(changes, words, run, tmp_path):
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
-def test_changes_may_be_allowed_and_more_steps_are_no_change(run, tmp_path):
-    run(train_steps=3)
+def test_changes_may_be_allowed_and_more_steps_are_no_change(trained, run, tmp_path):
+    trained(3)
     said = run(train_steps=6)
     assert "was begun with --train_steps=3 (now 6): the learning-rate schedule changes" in said
     said = run(learning_rate=0.5, allow_flag_changes=True)
@@ -175,9 +196,10 @@ def small_disk(path, kilobytes):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can make a small disk")
-@pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
-def test_a_full_disk_is_told_and_the_last_checkpoint_remains(free_kilobytes, run, tmp_path):
-    run(train_steps=6)
+@pytest.mark.parametrize("free_kilobytes", [
+    0, pytest.param(100, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_full_disk_is_told_and_the_last_checkpoint_remains(free_kilobytes, trained, run, tmp_path):
+    trained(6)
     expected = processes.tensors(tmp_path / "run", 6)
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
     (tmp_path / "run").rename(tmp_path / "there")

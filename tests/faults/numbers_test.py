@@ -11,6 +11,8 @@ import objective
 import train_step
 from config import UserError
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet")
+
 SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
 
@@ -41,9 +43,16 @@ def spoil_gradients(patch):
     patch.setattr(train_step.TrainStep, "_gradients", spoiled)
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_resnet, tmp_path_factory):
+    """A training in which all numbers are finite."""
+    directory = tmp_path_factory.mktemp("whole")
+    experiment_test.run(directory, **SETTINGS)
+    return directory
+
+
 @pytest.mark.parametrize("spoil", [spoil_losses, spoil_gradients])
-def test_training_stops_at_the_checkpoint_before(spoil, tiny_resnet, tmp_path):
-    experiment_test.run(tmp_path / "whole", **SETTINGS)
+def test_training_stops_at_the_checkpoint_before(spoil, whole, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch)
         with pytest.raises(UserError, match="at step 5, loss, gradients or weights are not finite .*=0.02") as error:
@@ -51,12 +60,12 @@ def test_training_stops_at_the_checkpoint_before(spoil, tiny_resnet, tmp_path):
     assert "ckpt-3 is the newest checkpoint: try a lower --learning_rate" in str(error.value)
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "ckpt-6.index").exists()
     experiment_test.run(tmp_path / "run", **SETTINGS)
-    ours, theirs = (processes.tensors(tmp_path / name, 6) for name in ("run", "whole"))
+    ours, theirs = (processes.tensors(path, 6) for path in (tmp_path / "run", whole))
     for key in theirs:
         np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
 
 
-def test_weights_that_are_not_finite_are_not_saved(tiny_resnet, tmp_path):
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     """The last step before a checkpoint spoils them; its own loss and gradients are sound."""
     experiment_test.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
     update = train_step.TrainStep._update
@@ -72,7 +81,7 @@ def test_weights_that_are_not_finite_are_not_saved(tiny_resnet, tmp_path):
     assert not (tmp_path / "run" / "ckpt-6.index").exists()
 
 
-def test_a_rate_that_is_too_large_is_told(tiny_resnet, tmp_path):
+def test_a_rate_that_is_too_large_is_told(tmp_path):
     with pytest.raises(UserError, match="training has diverged: at step [1-9]"):
         experiment_test.run(tmp_path / "run", train_steps=9, learning_rate=1e30, warmup_epochs=0, optimizer="momentum")
     assert not list((tmp_path / "run").glob("ckpt-*"))
@@ -89,7 +98,7 @@ def test_many_directions_have_spread_one():
     assert objective.embedding_std(tf.constant(rows)).numpy() == pytest.approx(1, abs=0.01)
 
 
-def test_a_collapsed_encoder_is_told(tiny_resnet, tmp_path, monkeypatch):
+def test_a_collapsed_encoder_is_told(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(experiment.progress, "say", said.append)
     experiment_test.run(tmp_path / "healthy", train_steps=2)
