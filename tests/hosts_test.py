@@ -121,13 +121,13 @@ def test_a_host_asks_as_often_as_it_takes(monkeypatch):
     monkeypatch.setattr(socket, "SOMAXCONN", 2)  # More are refused unless those that were answered are taken away.
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own, other]}))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(devices.wait_for_hosts)
-        time.sleep(0.2)
+        waiting, answered = pool.submit(devices.wait_for_hosts), []
         for _ in range(9):
-            assert devices._answers(own)
-            time.sleep(0.02)
+            time.sleep(0.1)
+            answered.append(devices._answers(own))
         with socket.create_server(("", int(other.rpartition(":")[2]))):
             waiting.result(10)
+    assert answered == [True] * 9
 
 
 def test_a_signal_ends_the_wait_for_other_hosts(monkeypatch):
