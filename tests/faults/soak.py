@@ -10,6 +10,7 @@ run that nothing happened to. Goes on until both time and kills are up. Prints a
 import argparse
 import collections
 import json
+import os
 import pathlib
 import random
 import signal
@@ -19,6 +20,8 @@ import time
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1]),
                 str(pathlib.Path(__file__).parents[2])]
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import processes  # noqa: E402
 
