@@ -188,12 +188,13 @@ STUDIES = {
         "AutoAugment does less", _colours((59.6, 61.0, 62.6, 63.2, 64.5, 61.1))),
     "colour_supervised": Study(
         "Strength of colour distortion, supervised", "Table 1", "stronger colour distortion does not help supervised "
-        "training", _colours((77.0, 76.7, 76.5, 75.7, 75.4, 77.1), **_SUPERVISED)),
+        "training", _colours((77.0, 76.7, 76.5, 75.7, 75.4, 77.1), **_SUPERVISED),
+        ("1/8", "1/2", "1 + blur", "AutoAugment")),
     "flip": Study("Random flips", "Appendix A", "helpful, not essential", (
         Cell("with", {}, 64.5), Cell("without", dict(random_flip=False), 63.4))),
     "broader": Study("Broader augmentation", "B.2", "Sobel, equalize, solarize and motion blur add a little", (
-        Cell("default", dict(train_epochs=1000), 69.3, dict(train_epochs=8)),
-        Cell("broader", dict(train_epochs=1000, augmentation="broader"), 70.0, dict(train_epochs=8)))),
+        Cell("default", dict(train_epochs=1000), 69.3, dict(train_epochs=6)),
+        Cell("broader", dict(train_epochs=1000, augmentation="broader"), 70.0, dict(train_epochs=6)))),
     "losses": Study("Losses", "Table 4", "semi-hard negatives help, and NT-Xent is far better", _LOSSES),
     "tuning": Study("Tuning of the other losses", "B.10", "the grids that Table 4's best were taken from", _tuning(),
                     ()),
@@ -262,8 +263,19 @@ def read_done(directory):
     return metrics.read_json(os.path.join(directory, "done.json"))
 
 
-def run_cell(cell, directory, more=()):
+def _finished(base):
+    """What was noted of all finished runs below a directory: (`Config`, probes) -> dict."""
+    places = [directory_of(base, name, cell) for name, study in STUDIES.items() for cell in study.small_cells()]
+    return {(config_of(done["arguments"]), tuple(done["probes"])): done for done in map(read_done, places) if done}
+
+
+def run_cell(cell, directory, more=(), finished=None):
     """Runs a cell in a process of its own, unless it is done; what it prints goes to run.log.
+
+    Args:
+      cell, directory: what and where.
+      more: further arguments of run.py.
+      finished: `_finished`, in which a run of another study may be the same one, and is taken.
 
     Returns:
       dict: `arguments`, `seconds` (of the last start to its end), `results` of run.py and `probes`.
@@ -281,6 +293,11 @@ def run_cell(cell, directory, more=()):
                             "another --dir")
         return done
     os.makedirs(directory, exist_ok=True)
+    same = (finished or {}).get((config_of(wanted), cell.probes))
+    if same is not None:
+        done = {**same, "arguments": wanted}
+        metrics.write_json(os.path.join(directory, "done.json"), done)
+        return done
     elapsed = progress.stopwatch()
     _call([sys.executable, os.path.join(_ROOT, "run.py"), *wanted, f"--model_dir={os.path.abspath(directory)}"],
           directory)
@@ -360,7 +377,7 @@ def run_studies(names, base, more):
             raise UserError(f"{name} has no small scale: see `python -m paper.studies commands {name}`")
     cells = [(name, cell) for name in names for cell in study_named(name).small_cells()]
     for number, (name, cell) in enumerate(cells, 1):
-        done = run_cell(cell, directory_of(base, name, cell), more)
+        done = run_cell(cell, directory_of(base, name, cell), more, _finished(base))
         found = accuracy(done)
         progress.say(f"{number}/{len(cells)}  {name}: {cell.name}  "
                      f"{'no accuracy' if found is None else f'{found:.4f}'}  ({progress.duration(done['seconds'])})")

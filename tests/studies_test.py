@@ -98,6 +98,19 @@ def test_what_is_done_is_not_run_again(calls, tmp_path, capsys):
     assert calls[2] == calls[1]
 
 
+def test_the_same_run_of_another_study_is_taken(calls, tmp_path, capsys):
+    studies.main(["run", "colour", f"--dir={tmp_path}"])
+    assert len(calls) == 6
+    studies.main(["run", "flip", f"--dir={tmp_path}"])  # With flips it is the colours' third.
+    assert len(calls) == 7 and "--norandom_flip" in calls[6]
+    printed = capsys.readouterr().out
+    assert "colour: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
+    taken = studies.read_done(tmp_path / "flip" / "with")
+    assert taken["arguments"] == studies.arguments(cell_of("flip", "with"), small=True)
+    studies.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Another seed is another run.
+    assert len(calls) == 13
+
+
 def test_other_flags_are_refused(calls, tmp_path, capsys):
     studies.main(["run", "flip", f"--dir={tmp_path}"])
     with pytest.raises(SystemExit) as error:
