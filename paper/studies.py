@@ -487,6 +487,8 @@ def main(argv=None):
     asked = _parser().parse_args(argv)
 
     def work():
+        if asked.command in ("run", "report"):
+            progress.load_quietly("metrics")
         if asked.command == "list":
             _list()
         elif asked.command == "show":
