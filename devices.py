@@ -132,9 +132,10 @@ def wait_for_hosts():
 
 def _listen(address):
     """A socket at the port that TensorFlow is to take over."""
-    port = int(address.rpartition(":")[2])
+    port, both = int(address.rpartition(":")[2]), socket.has_dualstack_ipv6()
     try:
-        server = socket.create_server(("", port), backlog=socket.SOMAXCONN)
+        server = socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET,
+                                      dualstack_ipv6=both, backlog=socket.SOMAXCONN)
     except OSError as error:
         raise UserError(f"TF_CONFIG: port {port}, this host's, cannot be used ({error.strerror}): end what uses it, or "
                         "give another") from error
