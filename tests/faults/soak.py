@@ -28,6 +28,7 @@ import processes  # noqa: E402
 from hosts_test import free_addresses, tf_config  # noqa: E402
 
 _STEPS = dict(device=400, replicas=200, hosts=100)
+_TITLES = dict(device="one device", replicas="two replicas", hosts="two hosts")
 _LEAST_SECONDS = 3  # until a kill; at most as many as the run that nothing happens to takes
 
 
@@ -150,7 +151,7 @@ def main():
                 break
     print("\n| | SIGKILL | SIGTERM | runs that ended as if never killed |\n|---|---|---|---|")
     for kind in _STEPS:
-        print(f"| {kind} | {counts[kind, 'SIGKILL']} | {counts[kind, 'SIGTERM']} | {counts[kind, 'same']} |")
+        print(f"| {_TITLES[kind]} | {counts[kind, 'SIGKILL']} | {counts[kind, 'SIGTERM']} | {counts[kind, 'same']} |")
 
 
 if __name__ == "__main__":
