@@ -115,18 +115,16 @@ def wait_for_hosts():
         return
     own = cluster[task["type"]][int(task["index"])]
     others = [address for addresses in cluster.values() for address in addresses if address != own]
-    missing, told = others, None
+    told = None
     with _listen(own) as server, concurrent.futures.ThreadPoolExecutor() as pool:
-        while missing:
+        while missing := [address for address, answers in zip(others, pool.map(_answers, others)) if not answers]:
+            if missing != told:
+                progress.say(f"{task['type']} {task['index']}: waiting for {', '.join(missing)} (TF_CONFIG)")
+                told = missing
             with contextlib.suppress(BlockingIOError):
                 while True:  # Whoever asked is answered, and has gone.
                     server.accept()[0].close()
-            answered = pool.map(_answers, others)
-            missing = [address for address, answer in zip(others, answered, strict=True) if not answer]
-            if missing and missing != told:
-                progress.say(f"{task['type']} {task['index']}: waiting for {', '.join(missing)} (TF_CONFIG)")
-                told = missing
-            time.sleep(_ASK_SECONDS if missing else 0)
+            time.sleep(_ASK_SECONDS)
     progress.say(f"all {count_hosts()} hosts are there")
 
 

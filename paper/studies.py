@@ -376,8 +376,10 @@ def run_studies(names, base, more):
         if not study_named(name).small_cells():
             raise UserError(f"{name} has no small scale: see `python -m paper.studies commands {name}`")
     cells = [(name, cell) for name in names for cell in study_named(name).small_cells()]
+    finished = _finished(base)
     for number, (name, cell) in enumerate(cells, 1):
-        done = run_cell(cell, directory_of(base, name, cell), more, _finished(base))
+        done = run_cell(cell, directory_of(base, name, cell), more, finished)
+        finished[config_of(done["arguments"]), cell.probes] = done
         found = accuracy(done)
         progress.say(f"{number}/{len(cells)}  {name}: {cell.name}  "
                      f"{'no accuracy' if found is None else f'{found:.4f}'}  ({progress.duration(done['seconds'])})")

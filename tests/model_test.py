@@ -84,8 +84,7 @@ def test_network_in_training_equals_the_originals(case, float64):
         assert golden.relative_error(outputs[ours], NETWORK_TRAIN[f"{case}/train/{theirs}"]) < 1e-6
 
 
-@pytest.mark.parametrize("case", [pytest.param(str(case), marks=[pytest.mark.slow] if number else [])
-                                  for number, case in enumerate(TRAIN_STEP["cases"])])
+@pytest.mark.parametrize("case", [str(case) for case in TRAIN_STEP["cases"]])
 def test_three_training_steps_equal_the_originals(case, float64):
     config, settings = golden.config_of(TRAIN_STEP, case)
     model = model_lib.build_model(config, 10)

@@ -176,7 +176,7 @@ def test_half_precision_is_for_the_layers_between():
         assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
 
 
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_a_step_that_overflows_is_left_out_and_counted(replicas, two_replicas, tmp_path):
     strategy = two_replicas if replicas == 2 else None
     config = Config(**SMALL, precision="mixed_float16")

@@ -196,8 +196,7 @@ def small_disk(path, kilobytes):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can make a small disk")
-@pytest.mark.parametrize("free_kilobytes", [
-    0, pytest.param(100, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
 def test_a_full_disk_is_told_and_the_last_checkpoint_remains(free_kilobytes, trained, run, tmp_path):
     trained(6)
     expected = processes.tensors(tmp_path / "run", 6)
