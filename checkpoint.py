@@ -320,7 +320,7 @@ def config_of_file(file, image_size=224):
     """The `Config` of the network that a `weights.WeightFile` holds, and its number of classes (or None)."""
     flags = weights.fitting_flags(file)
     if flags is None:
-        raise UserError(f"{file.path} holds an encoder that this program cannot build: no ResNet of depth 18 to 200 "
+        raise UserError(f"{file.path} holds an encoder that this program cannot build: no ResNet of depth 10 to 200 "
                         f"has its {len(file.shapes)} tensors")
     classes = flags.pop("num_classes")
     return Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None), classes

@@ -15,7 +15,7 @@ import typing
 
 from absl import flags
 
-RESNET_DEPTHS = (18, 34, 50, 101, 152, 200)
+RESNET_DEPTHS = (10, 18, 34, 50, 101, 152, 200)
 AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
                  "solarize", "motion_blur", "autoaugment")  # names for one branch
 EXTRAS = ("rotate", "noise", "sobel")
@@ -185,7 +185,8 @@ class Config:
     )
 
     # Network.
-    resnet_depth: int = setting(50, "Depth of the ResNet.", choices=RESNET_DEPTHS, identity=True)
+    resnet_depth: int = setting(50, "Depth of the ResNet; 10 is for trials on small machines.", choices=RESNET_DEPTHS,
+                                identity=True)
     width_multiplier: int = setting(1, "Multiplier of the ResNet's width.", minimum=1, identity=True)
     sk_ratio: float = setting(
         0.0, "Above 0: selective kernels (SK) with this ratio, and ResNet-D; 0.0625 is usual.",

@@ -18,6 +18,7 @@ _SK_MIN_CHANNELS = 32
 
 # depth -> (whether blocks are bottlenecks, blocks in each of the four groups)
 DEPTHS = {
+    10: (False, (1, 1, 1, 1)),  # Not in the paper: for trials on small machines.
     18: (False, (2, 2, 2, 2)),
     34: (False, (3, 4, 6, 3)),
     50: (True, (3, 4, 6, 3)),

@@ -3,7 +3,7 @@
     python -m paper.studies list
     python -m paper.studies show STUDY
     python -m paper.studies commands STUDY [--scale=small]
-    python -m paper.studies run STUDY... [--dir=runs/studies] [--flags='--data_dir=DIR']
+    python -m paper.studies run [STUDY...] [--dir=runs/studies] [--flags='--data_dir=DIR']
     python -m paper.studies report [STUDY...] [--dir=runs/studies]
 
 `run` takes the small scale, which two CPU cores can do, cell after cell; what is finished is not run again, and what
@@ -45,7 +45,7 @@ class Cell:
 
     name: str
     flags: dict  # what differs from the recipe
-    paper: float | None = None  # top-1 accuracy in %, as printed; None: not in the paper's text
+    paper: dict = dataclasses.field(default_factory=dict)  # measure -> number as printed, accuracies in %
     small: dict = dataclasses.field(default_factory=dict)  # what differs at the small scale besides
     recipe: str = "imagenet_paper.cfg"
     small_recipe: str = "study_small.cfg"
@@ -61,11 +61,18 @@ class Study:
     source: str  # where it stands in the paper
     finding: str  # what the paper says
     cells: tuple
-    small_names: tuple | None = None  # the cells of the small scale; None: all
+    small_names: tuple | None = None  # those of the small scale, too; None: all
+    small_only: tuple = ()  # cells of the small scale alone
 
     def small_cells(self):
         """The cells of the small scale."""
-        return [cell for cell in self.cells if self.small_names is None or cell.name in self.small_names]
+        return [*self.small_only,
+                *(cell for cell in self.cells if self.small_names is None or cell.name in self.small_names)]
+
+
+def _top_1(number):
+    """The paper's linear evaluation, in %."""
+    return {"top-1": number}
 
 
 _STRENGTHS = {"1/8": 0.125, "1/4": 0.25, "1/2": 0.5, "1": 1.0}
@@ -77,7 +84,7 @@ def _colours(paper, **recipes):
     columns = [(name, dict(color_jitter_strength=strength, use_blur=False)) for name, strength in _STRENGTHS.items()]
     columns += [("1 + blur", dict(color_jitter_strength=1.0, use_blur=True)),
                 ("AutoAugment", dict(augmentation="autoaugment", use_blur=False))]
-    return tuple(Cell(name, settings, number, **recipes)
+    return tuple(Cell(name, settings, _top_1(number), **recipes)
                  for (name, settings), number in zip(columns, paper, strict=True))
 
 
@@ -93,12 +100,14 @@ def _pairs():
 
 
 _LOSSES = (
-    Cell("margin", dict(contrastive_loss="margin_triplet", negatives="one_view"), 50.9),
-    Cell("NT-Logistic", dict(contrastive_loss="nt_logistic", negatives="one_view", temperature=0.2), 51.6),
-    Cell("margin, semi-hard", dict(contrastive_loss="margin_triplet", negatives="one_view", semi_hard=True), 57.5),
+    Cell("margin", dict(contrastive_loss="margin_triplet", negatives="one_view"), _top_1(50.9)),
+    Cell("NT-Logistic", dict(contrastive_loss="nt_logistic", negatives="one_view", temperature=0.2),
+         _top_1(51.6)),
+    Cell("margin, semi-hard", dict(contrastive_loss="margin_triplet", negatives="one_view", semi_hard=True),
+         _top_1(57.5)),
     Cell("NT-Logistic, semi-hard", dict(contrastive_loss="nt_logistic", negatives="one_view", semi_hard=True,
-                                        temperature=0.2), 57.9),
-    Cell("NT-Xent", dict(negatives="one_view"), 63.9),
+                                        temperature=0.2), _top_1(57.9)),
+    Cell("NT-Xent", dict(negatives="one_view"), _top_1(63.9)),
 )
 
 
@@ -115,10 +124,11 @@ def _tuning():
 
 def _temperatures():
     """Table 5."""
-    rows = [(True, 0.05, 59.7), (True, 0.1, 64.4), (True, 0.5, 60.7), (True, 1.0, 58.0), (False, 10.0, 57.2),
-            (False, 100.0, 57.0)]
+    rows = [(True, 0.05, 1.0, 90.5, 59.7), (True, 0.1, 4.5, 87.8, 64.4), (True, 0.5, 8.2, 68.2, 60.7),
+            (True, 1.0, 8.3, 59.1, 58.0), (False, 10.0, 0.5, 91.7, 57.2), (False, 100.0, 0.5, 92.1, 57.0)]
     return tuple(Cell(f"{'l2 norm' if norm else 'no norm'}, {temperature:g}", dict(
-        hidden_norm=norm, temperature=temperature), top_1) for norm, temperature, top_1 in rows)
+        hidden_norm=norm, temperature=temperature), {"entropy": entropy, "contrastive accuracy": right, "top-1": top_1})
+        for norm, temperature, entropy, right, top_1 in rows)
 
 
 def _heads():
@@ -151,16 +161,16 @@ def _batches():
                 cells.append(Cell(
                     f"{scaling} {batch}, {epochs} epochs",
                     dict(train_batch_size=batch, train_epochs=epochs, learning_rate=rate,
-                         learning_rate_scaling=scaling), number, small,
+                         learning_rate_scaling=scaling), _top_1(number), small,
                     data=dict(scaling=scaling, batch_size=batch // 8, epochs=epochs // 50)))
     return tuple(cells)
 
 
-def _networks():
+def _networks(depths, widths):
     """Figure 7."""
     return tuple(Cell(f"ResNet-{depth} ({width}x)", dict(resnet_depth=depth, width_multiplier=width),
                       data=dict(network=f"ResNet-{depth} ({width}x)", group="small scale"))
-                 for depth in (18, 34, 50, 101, 152) for width in (1, 2, 4))
+                 for depth in depths for width in widths)
 
 
 def _cifar_temperatures():
@@ -174,9 +184,10 @@ def _cifar_temperatures():
 def _probes():
     """Table 3: the pretraining that each row needs; g keeps the size of h."""
     head = dict(num_proj_layers=2, proj_out_dim=2048)
-    rows = (("colour", {}), ("rotation", dict(augment_extra="rotate")), ("noise", dict(augment_extra="noise")),
-            ("sobel", dict(augment_extra="sobel")))
-    return tuple(Cell(name, {**head, **extra}, small=dict(proj_out_dim=512), probes=(name,)) for name, extra in rows)
+    rows = (("colour", {}, 99.3, 97.4), ("rotation", dict(augment_extra="rotate"), 67.6, 25.6),
+            ("noise", dict(augment_extra="noise"), 99.5, 59.6), ("sobel", dict(augment_extra="sobel"), 96.6, 56.3))
+    return tuple(Cell(name, {**head, **extra}, {"h": h, "g(h)": z}, small=dict(proj_out_dim=512), probes=(name,))
+                 for name, extra, h, z in rows)
 
 
 STUDIES = {
@@ -191,20 +202,21 @@ STUDIES = {
         "training", _colours((77.0, 76.7, 76.5, 75.7, 75.4, 77.1), **_SUPERVISED),
         ("1/8", "1/2", "1 + blur", "AutoAugment")),
     "flip": Study("Random flips", "Appendix A", "helpful, not essential", (
-        Cell("with", {}, 64.5), Cell("without", dict(random_flip=False), 63.4))),
+        Cell("with", {}, _top_1(64.5)), Cell("without", dict(random_flip=False), _top_1(63.4)))),
     "broader": Study("Broader augmentation", "B.2", "Sobel, equalize, solarize and motion blur add a little", (
-        Cell("default", dict(train_epochs=1000), 69.3, dict(train_epochs=6)),
-        Cell("broader", dict(train_epochs=1000, augmentation="broader"), 70.0, dict(train_epochs=6)))),
+        Cell("default", dict(train_epochs=1000), _top_1(69.3), dict(train_epochs=4)),
+        Cell("broader", dict(train_epochs=1000, augmentation="broader"), _top_1(70.0), dict(train_epochs=4)))),
     "losses": Study("Losses", "Table 4", "semi-hard negatives help, and NT-Xent is far better", _LOSSES),
-    "tuning": Study("Tuning of the other losses", "B.10", "the grids that Table 4's best were taken from", _tuning(),
-                    ()),
+    "tuning": Study("Tuning of the other losses", "B.10", "the grids that Table 4's best were taken from", _tuning(), (
+        "margin 0.0, rate 0.1", "margin 1.6, rate 0.1", "NT-Logistic, temperature 0.2, rate 0.1",
+        "NT-Logistic, temperature 1.0, rate 0.1")),
     "temperature": Study(
         "Temperature and l2 norm", "Table 5", "both matter; without the norm the task is solved better, and the "
         "representation is worse", _temperatures()),
     "heads": Study(
         "Projection heads", "Figure 8", "nonlinear is better than linear (3 %), and much better than none (10 %); h is "
         "better than g(h) (10 %); the size does not matter", _heads(),
-        ("none", "linear 128", "nonlinear 32", "nonlinear 128")),
+        ("none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128")),
     "probes": Study(
         "What h and g(h) know", "Table 3", "h tells transformations that g(h) has lost", _probes(),
         ("colour", "rotation", "sobel")),
@@ -214,11 +226,11 @@ STUDIES = {
         tuple(f"{scaling} {batch}, {epochs} epochs" for scaling, batch, epochs in (
             ("sqrt", 512, 100), ("sqrt", 2048, 100), ("sqrt", 512, 400), ("sqrt", 2048, 400), ("linear", 512, 100),
             ("linear", 2048, 100)))),
-    "networks": Study("Depth and width", "Figure 7", "larger networks are better", _networks(),
-                      ("ResNet-18 (1x)", "ResNet-34 (1x)", "ResNet-18 (2x)")),
+    "networks": Study("Depth and width", "Figure 7", "larger networks are better",
+                      _networks((18, 34, 50, 101, 152), (1, 2, 4)), ("ResNet-18 (1x)",), _networks((10,), (1, 2))),
     "cifar_temperature": Study(
         "Temperature and batch size on CIFAR-10", "B.9", "0.5 is best whatever the batch; 0.1 gains with larger ones",
-        _cifar_temperatures(), tuple(f"temperature {t}, batch {batch}" for t in (0.1, 0.5, 1.0) for batch in (512,))),
+        _cifar_temperatures(), tuple(f"temperature {t}, batch {batch}" for t in (0.1, 0.5) for batch in (1024, 2048))),
 }
 
 
@@ -372,9 +384,6 @@ def _passed_on(process):
 
 def run_studies(names, base, more):
     """Runs the small cells of studies, one after the other, saying what they give."""
-    for name in names:
-        if not study_named(name).small_cells():
-            raise UserError(f"{name} has no small scale: see `python -m paper.studies commands {name}`")
     cells = [(name, cell) for name in names for cell in study_named(name).small_cells()]
     finished = _finished(base)
     for number, (name, cell) in enumerate(cells, 1):
@@ -408,19 +417,20 @@ def report(name, base):
             found = {title: done["results"].get(key) for title, key in _COLUMNS.items()}
             for probe, values in done["probes"].items():
                 found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
-            rows.append({"cell": cell.name, "paper": cell.paper, **found, "minutes": f"{done['seconds'] / 60:.1f}",
+            paper = {f"paper, {measure}": number for measure, number in cell.paper.items()}
+            rows.append({"cell": cell.name, **paper, **found, "minutes": f"{done['seconds'] / 60:.1f}",
                          **cell.data, "accuracy": accuracy(done),
                          "million_parameters": round(done["million_parameters"], 3)})
-    titles = [title for title in ("cell", "paper", *_COLUMNS, *_probe_titles(rows), "minutes")
-              if any(row.get(title) is not None for row in rows)]
+    shown = ("cell", *_titles(rows, "paper, "), *_COLUMNS, "guess", *_titles(rows, " from "), "minutes")
+    titles = [title for title in shown if any(row.get(title) is not None for row in rows)]
     lines = [f"### {study.title} ({study.source})", f"The paper: {study.finding}.", ""]
     lines += ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)] if rows else ["Not run."]
     return [*lines, *("| " + " | ".join(_shown(row.get(title)) for title in titles) + " |" for row in rows), ""], rows
 
 
-def _probe_titles(rows):
-    """Titles of what was probed."""
-    return dict.fromkeys(title for row in rows for title in row if title == "guess" or " from " in title)
+def _titles(rows, part):
+    """The columns with this part in their titles, in order."""
+    return dict.fromkeys(title for row in rows for title in row if part in title)
 
 
 def _shown(value):
@@ -453,8 +463,9 @@ def _list():
 
 def _show(name):
     study = study_named(name)
-    rows = [(cell.name, "" if cell.paper is None else cell.paper) for cell in study.cells]
-    progress.say(progress.table(f"{study.title} ({study.source}), top-1 in %: {study.finding}", rows))
+    rows = [(cell.name, "   ".join(f"{measure} {number}" for measure, number in cell.paper.items()))
+            for cell in study.cells]
+    progress.say(progress.table(f"{study.title} ({study.source}), accuracies in %: {study.finding}", rows))
 
 
 def _commands(name, scale):
@@ -477,7 +488,7 @@ def _parser():
             kind.add_argument("--scale", choices=("paper", "small"), default="paper")
     for name, text in (("run", "the small scale, resumable"), ("report", "tables of what was run")):
         kind = kinds.add_parser(name, help=text)
-        kind.add_argument("study", nargs="+" if name == "run" else "*")
+        kind.add_argument("study", nargs="*", help="unset: all")
         kind.add_argument("--dir", default="runs/studies")
         if name == "run":
             kind.add_argument("--flags", default="", help="further flags for every run, such as '--data_dir=DIR'")
@@ -498,7 +509,7 @@ def main(argv=None):
         elif asked.command == "commands":
             _commands(asked.study, asked.scale)
         elif asked.command == "run":
-            run_studies(asked.study, asked.dir, shlex.split(asked.flags))
+            run_studies(asked.study or list(STUDIES), asked.dir, shlex.split(asked.flags))
         else:
             write_reports(asked.study or list(STUDIES), asked.dir)
 
