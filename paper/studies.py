@@ -59,7 +59,7 @@ class Study:
 
     title: str
     source: str  # where it stands in the paper
-    finding: str  # what the paper says
+    finding: str  # of the paper; or what the runs are for
     cells: tuple
     small_names: tuple | None = None  # those of the small scale, too; None: all
     small_only: tuple = ()  # cells of the small scale alone
@@ -97,6 +97,15 @@ def _pairs():
     return tuple(Cell(f"{first} {second}", dict(
         augment_left=first if first == second else f"{first},{second}"), data=dict(first=first, second=second))
         for first, second in itertools.product(_GRID, _GRID))
+
+
+def _broader():
+    """B.2, and the same runs without it from Table 6, for three widths."""
+    return tuple(
+        Cell(f"{augmentation} ({width}x)", dict(train_epochs=1000, width_multiplier=width, augmentation=augmentation),
+             _top_1(number), dict(train_epochs=4))
+        for width, *numbers in ((1, 69.3, 70.0), (2, 74.2, 74.4), (4, 76.5, 76.8))
+        for augmentation, number in zip(("simclr", "broader"), numbers, strict=True))
 
 
 _LOSSES = (
@@ -203,9 +212,8 @@ STUDIES = {
         ("1/8", "1/2", "1 + blur", "AutoAugment")),
     "flip": Study("Random flips", "Appendix A", "helpful, not essential", (
         Cell("with", {}, _top_1(64.5)), Cell("without", dict(random_flip=False), _top_1(63.4)))),
-    "broader": Study("Broader augmentation", "B.2", "Sobel, equalize, solarize and motion blur add a little", (
-        Cell("default", dict(train_epochs=1000), _top_1(69.3), dict(train_epochs=4)),
-        Cell("broader", dict(train_epochs=1000, augmentation="broader"), _top_1(70.0), dict(train_epochs=4)))),
+    "broader": Study("Broader augmentation", "B.2", "Sobel, equalize, solarize and motion blur add a little",
+                     _broader(), ("simclr (1x)", "broader (1x)")),
     "losses": Study("Losses", "Table 4", "semi-hard negatives help, and NT-Xent is far better", _LOSSES),
     "tuning": Study("Tuning of the other losses", "B.10", "the grids that Table 4's best were taken from", _tuning(), (
         "margin 0.0, rate 0.1", "margin 1.6, rate 0.1", "NT-Logistic, temperature 0.2, rate 0.1",
@@ -231,6 +239,9 @@ STUDIES = {
     "cifar_temperature": Study(
         "Temperature and batch size on CIFAR-10", "B.9", "0.5 is best whatever the batch; 0.1 gains with larger ones",
         _cifar_temperatures(), tuple(f"temperature {t}, batch {batch}" for t in (0.1, 0.5) for batch in (1024, 2048))),
+    "seeds": Study("The same run again", "not in the paper", "other seeds of the small scale's default; smaller "
+                   "differences than theirs show nothing", (), (), tuple(
+                       Cell(f"seed {seed}", dict(seed=seed)) for seed in (1, 2, 3))),
 }
 
 
@@ -423,9 +434,10 @@ def report(name, base):
                          "million_parameters": round(done["million_parameters"], 3)})
     shown = ("cell", *_titles(rows, "paper, "), *_COLUMNS, "guess", *_titles(rows, " from "), "minutes")
     titles = [title for title in shown if any(row.get(title) is not None for row in rows)]
-    lines = [f"### {study.title} ({study.source})", f"The paper: {study.finding}.", ""]
-    lines += ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)] if rows else ["Not run."]
-    return [*lines, *("| " + " | ".join(_shown(row.get(title)) for title in titles) + " |" for row in rows), ""], rows
+    said = f"The paper: {study.finding}" if study.cells else study.finding.capitalize()
+    lines = [f"### {study.title} ({study.source})", f"{said}. Accuracies in %.", ""]
+    table = [titles, ["---"] * len(titles), *([_shown(title, row.get(title)) for title in titles] for row in rows)]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in table if rows), *([] if rows else ["Not run."]), ""], rows
 
 
 def _titles(rows, part):
@@ -433,10 +445,11 @@ def _titles(rows, part):
     return dict.fromkeys(title for row in rows for title in row if part in title)
 
 
-def _shown(value):
-    if value is None:
-        return ""
-    return f"{value:.3f}" if isinstance(value, float) and value < 20 else str(value)  # Accuracies, entropies.
+def _shown(title, value):
+    """A value of a report as text: our accuracies in %, as the paper's are."""
+    if isinstance(value, float) and "paper" not in title:
+        return f"{value:.2f}" if title == "entropy" else f"{100 * value:.1f}"
+    return "" if value is None else str(value)
 
 
 def write_reports(names, base):
@@ -465,12 +478,16 @@ def _show(name):
     study = study_named(name)
     rows = [(cell.name, "   ".join(f"{measure} {number}" for measure, number in cell.paper.items()))
             for cell in study.cells]
+    rows += [(cell.name, "at the small scale alone") for cell in study.small_only]
     progress.say(progress.table(f"{study.title} ({study.source}), accuracies in %: {study.finding}", rows))
 
 
 def _commands(name, scale):
     study = study_named(name)
-    for cell in study.small_cells() if scale == "small" else study.cells:
+    cells = study.small_cells() if scale == "small" else study.cells
+    if not cells:
+        raise UserError(f"{name} has no run at the paper's scale: use --scale=small")
+    for cell in cells:
         wanted, place = arguments(cell, scale == "small"), f"runs/{name}/{slug(cell.name)}"
         progress.say(shlex.join(["python", "run.py", *wanted, f"--model_dir={place}"]))
         if cell.probes:

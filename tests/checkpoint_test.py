@@ -9,7 +9,7 @@ import golden
 import model as model_lib
 from config import Config, UserError
 
-SMALL = dict(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16)
+SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 
 def write_key_by_key(path, tensors):

@@ -53,16 +53,9 @@ def _fresh_keras():
     keras.utils.set_random_seed(1)
 
 
-def _with_blocks(*counts):
-    """A fixture: `resnet_depth=18` with as many blocks in its groups, for tests whose time is that of tracing."""
-    @pytest.fixture(scope="module")
-    def blocks():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(resnet.DEPTHS, 18, (False, counts))
-            yield
-
-    return blocks
-
-
-tiny_resnet = _with_blocks(1, 1)
-small_resnet = _with_blocks(1, 1, 1, 1)
+@pytest.fixture(scope="module")
+def tiny_resnet():
+    """`resnet_depth=10` with two groups of blocks rather than four, for tests whose time is that of tracing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(resnet.DEPTHS, 10, (False, (1, 1)))
+        yield

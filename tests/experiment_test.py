@@ -22,9 +22,7 @@ import train_step
 from config import Config, UserError
 from data_test import write_images
 
-pytestmark = pytest.mark.usefixtures("small_resnet")
-
-TINY = dict(dataset="digits", resnet_depth=18, image_size=8, train_batch_size=32, eval_batch_size=90, num_proj_layers=2,
+TINY = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=32, eval_batch_size=90, num_proj_layers=2,
             proj_out_dim=16, seed=7, color_jitter_strength=0.0, train_split="train[:64]", learning_rate=0.02)
 
 
@@ -43,7 +41,7 @@ def weights(model_dir, step):
 
 
 @pytest.fixture(scope="module")
-def whole_run(small_resnet, tmp_path_factory):
+def whole_run(tmp_path_factory):
     """A run of four steps with everything, and what it printed."""
     directory = tmp_path_factory.mktemp("run")
     printed = []
@@ -272,7 +270,7 @@ def test_bad_input_is_refused_before_anything_is_written(settings, words, tmp_pa
 
 def test_another_architecture_in_model_dir_is_refused_and_nothing_is_lost(whole_run):
     before = {path: path.read_bytes() for path in whole_run[0].rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"--model_dir=.*was begun with --resnet_depth=18 \(now 34\)"):
+    with pytest.raises(UserError, match=r"--model_dir=.*was begun with --resnet_depth=10 \(now 34\)"):
         run(whole_run[0], resnet_depth=34)
     with pytest.raises(UserError, match="--model_dir=.*another network"):
         run(whole_run[0], resnet_depth=34, allow_flag_changes=True)

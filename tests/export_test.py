@@ -19,9 +19,7 @@ import golden
 import model as model_lib
 from config import Config
 
-pytestmark = pytest.mark.usefixtures("small_resnet")
-
-TINY = dict(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
+TINY = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
 CLASSES = [f"kind {number}" for number in range(10)]
 OUTPUTS = {"initial_conv", "initial_max_pool", "block_group1", "block_group2", "block_group3", "block_group4",
            "final_avg_pool", "logits_sup", "proj_head_input", "proj_head_output"}
@@ -203,7 +201,7 @@ def test_the_archive_is_a_module_and_its_card_tells(saved_model, run_dir, tmp_pa
         tar.extractall(tmp_path, filter="data")
     assert "final_avg_pool" in tf.saved_model.load(str(tmp_path))(tf.zeros([1, 8, 8, 3]))
     card = (run_dir / "simclr.md").read_text()
-    for words in ("# resnet18", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "Made for 8 pixels",
+    for words in ("# resnet10", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "Made for 8 pixels",
                   "Trained on imagenet2012 (train)",
                   "| eval/label_top_1_accuracy | 0.5123 |"):
         assert words in card
@@ -233,7 +231,7 @@ def test_the_file_decides_which_network_it_is(run_dir, tmp_path):
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"}))
     (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
     known = export.known_of(str(tmp_path / "ckpt-4"), None)
-    assert (known.config.resnet_depth, known.config.dataset, len(known.class_names)) == (18, "digits", 10)
+    assert (known.config.resnet_depth, known.config.dataset, len(known.class_names)) == (10, "digits", 10)
 
 
 def naive_vectors(exported, folder, names, output):

@@ -12,7 +12,7 @@ import model as model_lib
 from config import Config
 from paper import figures
 
-SMALL = dict(resnet_depth=18, image_size=8, num_proj_layers=1, proj_head_mode="linear", proj_out_dim=512)
+SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=1, proj_head_mode="linear", proj_out_dim=512)
 
 
 def make(tmp_path, name, *arguments):

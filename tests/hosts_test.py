@@ -164,7 +164,7 @@ def test_each_host_trains_on_its_share(hosts):
 
 
 SETTINGS = dict(
-    dataset="digits", resnet_depth=18, image_size=8, train_split="train[:64]", train_batch_size=16, num_proj_layers=2,
+    dataset="digits", resnet_depth=10, image_size=8, train_split="train[:64]", train_batch_size=16, num_proj_layers=2,
     proj_out_dim=16, seed=7, color_jitter_strength=0.0, learning_rate=0.3, warmup_epochs=0, use_blur=False,
     linear_head_learning_rate=0.1, train_steps=3, eval_split="test[:101]", eval_batch_size=14)
 FINISH = dict(train_steps=5, mode="train_then_eval", eval_protocol="linear_head,lbfgs,knn,contrastive")

@@ -161,7 +161,7 @@ def test_other_architectures_run_and_train(settings):
 
 @pytest.mark.parametrize("mode, layers", [("none", 0), ("linear", 1), ("nonlinear", 2)])
 def test_every_projection_head_trains(mode, layers):
-    config = config_lib.Config(resnet_depth=18, image_size=8, proj_head_mode=mode, num_proj_layers=2, proj_out_dim=16)
+    config = config_lib.Config(resnet_depth=10, image_size=8, proj_head_mode=mode, num_proj_layers=2, proj_out_dim=16)
     model = model_lib.build_model(config, 4)
     outputs = model(tf.random.uniform([4, 8, 8, 3]), training=True)
     assert model.num_proj_layers == layers
@@ -171,7 +171,7 @@ def test_every_projection_head_trains(mode, layers):
 
 def test_selector_chooses_what_the_linear_head_stands_on():
     for selector, width in ((0, 512), (1, 512), (-1, 16), (2, 16), (-3, 512)):
-        config = config_lib.Config(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16,
+        config = config_lib.Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16,
                                    ft_proj_selector=selector)
         model = model_lib.build_model(config, 4)
         assert model.supervised_head.linear_layer.dense.kernel.shape[0] == width
@@ -183,7 +183,7 @@ def test_selector_chooses_what_the_linear_head_stands_on():
 
 
 def test_no_gradient_from_the_linear_head_into_the_encoder():
-    model = model_lib.build_model(config_lib.Config(resnet_depth=18, image_size=8), 4)
+    model = model_lib.build_model(config_lib.Config(resnet_depth=10, image_size=8), 4)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.random.uniform([2, 8, 8, 3]), training=True)["logits_sup"])
     touched = [v for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables))
@@ -251,7 +251,7 @@ def test_moving_statistics_do_not_depend_on_the_number_of_replicas(two_replicas)
 
 
 def test_weight_decay_by_rank_and_owner():
-    model = model_lib.build_model(config_lib.Config(resnet_depth=18, image_size=8), 4)
+    model = model_lib.build_model(config_lib.Config(resnet_depth=10, image_size=8), 4)
     kernel = model.supervised_head.linear_layer.dense.kernel
     expected = 0.25 * np.sum(np.square(kernel))
     np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "lars"), expected, rtol=1e-5)
@@ -261,7 +261,7 @@ def test_weight_decay_by_rank_and_owner():
 
 
 def test_lars_leaves_vectors_and_the_linear_head_alone():
-    model = model_lib.build_model(config_lib.Config(resnet_depth=18, image_size=8), 4)
+    model = model_lib.build_model(config_lib.Config(resnet_depth=10, image_size=8), 4)
     optimizer = model_lib.build_optimizer(config_lib.Config(), 0.1, model)
     left_alone = {v.ref() for v in model.trainable_variables if optimizer.exclude_from_weight_decay(v)}
     by_name = {v.ref() for v in model.trainable_variables

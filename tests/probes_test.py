@@ -15,8 +15,6 @@ from config import Config
 from image_ops_test import photographs
 from paper import common, probes
 
-pytestmark = pytest.mark.usefixtures("small_resnet")
-
 COUNT = 600
 
 
@@ -62,7 +60,7 @@ def test_accuracy_is_full_where_classes_are_apart_and_chance_where_there_is_noth
 
 
 def test_the_program_probes_a_network(tmp_path, capsys):
-    model = model_lib.build_model(Config(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16), 10)
+    model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16), 10)
     tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps({"image_size": 8}))
     probes.main([f"--checkpoint={tmp_path / 'ckpt-1'}", "--dataset=digits", "--probes=sobel,colour",
@@ -78,7 +76,7 @@ def test_the_program_probes_a_network(tmp_path, capsys):
     (["--probes=colour,shape"], "--probes=colour,shape: use colour, rotation, noise, sobel"),
     (["--test_split=validation"], "--test_split=validation: digits has no such split")])
 def test_mistakes_are_told_in_one_line(arguments, words, tmp_path, capsys):
-    model = model_lib.build_model(Config(resnet_depth=18, image_size=8, num_proj_layers=1, proj_out_dim=16), 10)
+    model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=1, proj_out_dim=16), 10)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     with pytest.raises(SystemExit) as error:
         probes.main([f"--checkpoint={path}", "--dataset=digits", *arguments])
@@ -88,7 +86,7 @@ def test_mistakes_are_told_in_one_line(arguments, words, tmp_path, capsys):
 
 def test_networks_are_of_the_size_of_their_training(tmp_path):
     """Whichever file of a run they are read from."""
-    config = Config(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16, model_dir=str(tmp_path))
+    config = Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, model_dir=str(tmp_path))
     model = model_lib.build_model(config, 10)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     assert common.load(path)[1] == 224

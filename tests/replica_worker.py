@@ -30,9 +30,9 @@ from config import Config  # noqa: E402
 from train_step import TrainStep  # noqa: E402
 
 BATCH, CLASSES, SEED = 8, 4, 5
-SMALL = dict(dataset="digits", resnet_depth=18, image_size=8, train_batch_size=BATCH, num_proj_layers=2,
+SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=BATCH, num_proj_layers=2,
              proj_out_dim=16, seed=SEED, learning_rate=0.3, warmup_epochs=0, linear_head_learning_rate=0.1)
-TWO_BLOCKS = (False, (1, 1))  # A ResNet-18 takes four times as long to trace.
+TWO_BLOCKS = (False, (1, 1))  # Four groups take twice as long to trace.
 
 
 class RecordingLARS(lars_optimizer.LARSOptimizer):

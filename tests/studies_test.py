@@ -46,7 +46,7 @@ def test_the_numbers_are_those_of_the_paper():
             sums[name, measure] = round(sums.get((name, measure), 0) + number, 1)
     assert sums == {
         ("colour", "top-1"): 372.0, ("colour_supervised", "top-1"): 458.4, ("flip", "top-1"): 127.9,
-        ("broader", "top-1"): 139.3, ("losses", "top-1"): 281.8, ("temperature", "entropy"): 23.0,
+        ("broader", "top-1"): 441.2, ("losses", "top-1"): 281.8, ("temperature", "entropy"): 23.0,
         ("temperature", "contrastive accuracy"): 489.4, ("temperature", "top-1"): 357.0, ("probes", "h"): 363.0,
         ("probes", "g(h)"): 238.9, ("batches", "top-1"): 3171.2}
 
@@ -139,8 +139,8 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "### Strength of colour distortion, contrastive (Table 1)" in printed
     assert ("| cell | paper, top-1 | logistic regression | minutes |\n|---|---|---|---|\n"
-            "| 1/8 | 59.6 | 0.510 | 0.0 |") in printed
-    assert "### Random flips (Appendix A)\nThe paper: helpful, not essential.\n\nNot run." in printed
+            "| 1/8 | 59.6 | 51.0 | 0.0 |") in printed
+    assert "### Random flips (Appendix A)\nThe paper: helpful, not essential. Accuracies in %.\n\nNot run." in printed
     with open(tmp_path / "colour.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and rows[0]["cell"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
@@ -214,5 +214,7 @@ def test_the_program_lists_shows_and_tells_commands():
         "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/flip/without"]
     told = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert told.count("python run.py") == told.count("python -m paper.probes") == 4 and "--dataset=imagenet2012" in told
+    alone = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert alone.returncode == 2 and "use --scale=small" in alone.stderr
     wrong = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "flop is no study" in wrong.stderr

@@ -15,7 +15,7 @@ import resnet
 import sources
 from train_step import TrainStep
 
-SMALL = dict(dataset="digits", resnet_depth=18, image_size=8, train_batch_size=4, num_proj_layers=2, proj_out_dim=16,
+SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=4, num_proj_layers=2, proj_out_dim=16,
              seed=1)
 
 

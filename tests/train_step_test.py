@@ -13,7 +13,7 @@ import train_step
 from config import Config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet", "unoptimized_graphs")
-SMALL = dict(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=8, learning_rate=0.02,
+SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=8, learning_rate=0.02,
              train_steps=10, warmup_epochs=0.0, weight_decay=1e-3)
 CLASSES = 4
 

@@ -25,7 +25,7 @@ from config import Config, UserError
 from conftest import ROOT
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-SMALL = dict(resnet_depth=18, image_size=32, num_proj_layers=2, proj_out_dim=16)
+SMALL = dict(resnet_depth=10, image_size=32, num_proj_layers=2, proj_out_dim=16)
 TF2_NETWORKS = golden.load_json("checkpoint_keys")
 TF1_NETWORKS = golden.load_json("tf1_checkpoint_names")
 

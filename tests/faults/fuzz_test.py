@@ -62,7 +62,7 @@ def sane(field):
     known = dict(
         mode=["train", "train_then_eval"], train_mode=["pretrain", "supervised"], image_size=[8, 9],
         train_batch_size=[2, 7, 16], micro_batch_size=[0, 1, 2, 8], eval_batch_size=[1, 90], num_proj_layers=[1, 2],
-        proj_out_dim=[1, 16], resnet_depth=[18], width_multiplier=[1], sk_ratio=[0.0, 0.0625], se_ratio=[0.0, 0.25],
+        proj_out_dim=[1, 16], resnet_depth=[10], width_multiplier=[1], sk_ratio=[0.0, 0.0625], se_ratio=[0.0, 0.25],
         eval_protocol=["linear_head", "knn", "contrastive", "lbfgs,knn", "nothing"], ft_proj_selector=[-1, 0, 1, 3],
         fine_tune_after_block=[-1, 4], warmup_epochs=[0.0, 1.5], learning_rate=[0.0, 0.1], eval_steps=[0, 1],
         linear_head_learning_rate=[None, 0.1], label_fraction=[1.0, 0.5, 0.001], label_seed=[0, 1],

@@ -13,9 +13,7 @@ import weights
 from config import Config, UserError
 from conftest import ROOT
 
-pytestmark = pytest.mark.usefixtures("small_resnet")
-
-SMALL = dict(resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16)
+SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 
 def test_a_saved_model_given_as_checkpoint_is_not_run(tmp_path, monkeypatch):

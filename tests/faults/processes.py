@@ -12,7 +12,7 @@ import tensorflow as tf
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 # Steps of 10 to 40 ms on digits. Checkpoints fall into the middle of epochs, which have four steps.
-FLAGS = dict(dataset="digits", resnet_depth=18, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=16,
+FLAGS = dict(dataset="digits", resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=16,
              train_split="train[:64]", learning_rate=0.02, train_steps=240, checkpoint_steps=17, seed=7,
              mode="train_then_eval", eval_batch_size=90, log_seconds=0.5, linear_head_learning_rate=0.1)
 
