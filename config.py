@@ -333,6 +333,15 @@ class Config:
     eval_steps: int = setting(
         0, "Batches to evaluate on; 0 means the whole split, each example once.", minimum=0
     )
+    eval_center_crop: bool = setting(
+        True,
+        "Evaluate images above 32 pixels on the central 87.5 % of their shorter side (224 of 256; paper, B.5), not on "
+        "all of it (B.8.1).",
+    )
+    save_predictions: bool = setting(
+        False, "Write labels and logits of the linear head for every example to predictions_<step>.npz, for "
+        "`transfer.py compare`."
+    )
     eval_batch_size: int = setting(256, "Examples an evaluation batch, over all replicas.", minimum=1)
     eval_protocol: str = setting(
         "linear_head",

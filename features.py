@@ -27,7 +27,8 @@ def extract(strategy, function, dataset, description="features"):
       description: for the progress bar.
 
     Returns:
-      features [examples, d] float32 and labels [examples] int64, as NumPy arrays, in the order of their positions.
+      features [examples, d] float32 and labels [examples] (or [examples, classes]) int64, as NumPy arrays, in the order
+      of their positions.
     """
     @tf.function(autograph=False)
     def run(batch):
@@ -37,7 +38,8 @@ def extract(strategy, function, dataset, description="features"):
     rows = [[part.numpy() for part in run(batch)] for batch in progress.track(dataset, None, description)]
     vectors, labels, weights, positions = (np.concatenate(column) for column in zip(*rows))
     labelled = np.argsort(positions)
-    labelled = labelled[(weights[labelled] > 0) & (labels[labelled] >= 0)]
+    has_label = (labels >= 0).reshape(len(labels), -1).any(1)
+    labelled = labelled[(weights[labelled] > 0) & has_label[labelled]]
     return vectors[labelled], labels[labelled]
 
 

@@ -123,7 +123,7 @@ class TrainStep:
         if "logits_sup" not in endpoints:
             return {}, {}
         views = endpoints["logits_sup"].shape[0] // labels.shape[0]
-        return model_lib.supervised_losses(endpoints, tf.tile(labels, [views]), self._num_classes)
+        return model_lib.supervised_losses(endpoints, tf.concat([labels] * views, 0), self._num_classes)
 
     def _head_moments(self, endpoints):
         """Mean and variance of the linear head's input over this replica's rows, if they are needed."""
@@ -221,7 +221,7 @@ class TrainStep:
         first, rows = number * self._micro_rows, self._micro_rows
         views, labels = (part[first:first + rows] for part in batch)
         views.set_shape([rows, *batch[0].shape[1:]])
-        labels.set_shape([rows])
+        labels.set_shape([rows, *batch[1].shape[1:]])
         return self._images(views, first), labels
 
     def _no_embeddings(self):
