@@ -35,6 +35,11 @@ def first_line(error):
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
+def slug(text):
+    """A text as the name of a file: letters, digits, - and . stay."""
+    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
+
+
 def setting(default, help_text, *, choices=None, minimum=None, above=None, maximum=None, identity=False):
     """A field of `Config`.
 
@@ -459,7 +464,7 @@ class Config:
     def default_model_dir(self) -> str:
         """runs/<dataset>_<network>_<hash of `identity`>: the same command finds its own run again."""
         digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
-        name = "".join(c if c.isalnum() or c in "-." else "_" for c in self.dataset.strip("/").rsplit(":", 1)[-1])
+        name = slug(self.dataset.strip("/").rsplit(":", 1)[-1])
         return f"runs/{name.strip('_')[-40:]}_{self.network_name}_{digest}"
 
     def replace(self, **changes) -> Config:

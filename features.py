@@ -15,6 +15,7 @@ WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
 L2_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # per example, on standardised features
 _HELD_OUT = 0.2
 _MAX_ITERATIONS = 300
+_PATH_ITERATIONS, _PATH_TOLERANCE = 3000, 1e-6  # of the largest part of the mean gradient
 
 
 def extract(strategy, function, dataset, description="features"):
@@ -91,6 +92,64 @@ def lbfgs_accuracy(train, test, seed=0):
               for l2 in progress.track(L2_CHOICES, len(L2_CHOICES), "logistic regression")]
     best = L2_CHOICES[int(np.argmin(losses))]
     return dict(accuracy=float(_fit(inputs, labels, best).score(*test)), l2=best)
+
+
+class LogisticPath:
+    """Multinomial logistic regressions of one set of examples, for ever weaker l2 regularisation, each from the last.
+
+    Each minimises the sum of the cross-entropies + l2 / 2 |W|^2 (paper, B.8.1) by L-BFGS; the biases are free. Inputs
+    are centred, which the biases make up for: the minimum is the same, and is reached in a fraction of the iterations.
+    """
+
+    def __init__(self, inputs, labels):
+        """Takes inputs [n, d] and labels [n]."""
+        from sklearn import linear_model
+
+        self._mean = inputs.mean(0, dtype=np.float64)
+        self._inputs, self._labels = inputs - self._mean, labels
+        self._model = linear_model.LogisticRegression(warm_start=True, tol=_PATH_TOLERANCE, max_iter=_PATH_ITERATIONS)
+
+    def fit(self, l2):
+        """Goes on to this strength; returns self."""
+        self._model.set_params(C=1.0 / l2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # A fit cut short is one more candidate, judged like the others.
+            self._model.fit(self._inputs, self._labels)
+        return self
+
+    def scores(self, inputs):
+        """Logits [n, classes] of inputs [n, d], for all classes up to the greatest that was seen; -inf: not seen."""
+        found = self._model.decision_function(inputs - self._mean)
+        found = np.stack([-found / 2, found / 2], 1) if found.ndim == 1 else found  # of two classes
+        scores = np.full([len(inputs), self._model.classes_.max() + 1], -np.inf)
+        scores[:, self._model.classes_] = found
+        return scores
+
+
+class OneVsRestPaths:
+    """A `LogisticPath` for each class against all others, of labels [n, classes]: 1, 0, or -1 for left out."""
+
+    def __init__(self, inputs, labels):
+        """Takes inputs [n, d] and labels [n, classes]."""
+        known = [(column >= 0, column) for column in labels.T]
+        self._paths = [LogisticPath(inputs[rows], column[rows]) if len(set(column[rows])) == 2 else None
+                       for rows, column in known]
+
+    def fit(self, l2):
+        """Goes on to this strength; returns self."""
+        for path in filter(None, self._paths):
+            path.fit(l2)
+        return self
+
+    def scores(self, inputs):
+        """Logits [n, classes]; of classes that all examples, or none, had, -inf."""
+        return np.stack([np.full(len(inputs), -np.inf) if path is None else np.diff(path.scores(inputs))[:, 0]
+                         for path in self._paths], 1)
+
+
+def logistic_path(inputs, labels):
+    """`LogisticPath`, or `OneVsRestPaths` where labels are [n, classes]."""
+    return (OneVsRestPaths if labels.ndim == 2 else LogisticPath)(inputs, labels)
 
 
 def _fit(inputs, labels, l2):

@@ -266,17 +266,12 @@ def arguments(cell, small):
     return [f"--flagfile={_RECIPES}/{recipe}", *(_as_text(name, value) for name, value in settings.items())]
 
 
-def slug(name):
-    """A name as that of a directory."""
-    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in name)
-
-
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
 def directory_of(base, study, cell):
     """Where a cell's run lies."""
-    return os.path.join(base, study, slug(cell.name))
+    return os.path.join(base, study, config_lib.slug(cell.name))
 
 
 def read_done(directory):
@@ -488,7 +483,7 @@ def _commands(name, scale):
     if not cells:
         raise UserError(f"{name} has no run at the paper's scale: use --scale=small")
     for cell in cells:
-        wanted, place = arguments(cell, scale == "small"), f"runs/{name}/{slug(cell.name)}"
+        wanted, place = arguments(cell, scale == "small"), f"runs/{name}/{config_lib.slug(cell.name)}"
         progress.say(shlex.join(["python", "run.py", *wanted, f"--model_dir={place}"]))
         if cell.probes:
             progress.say(shlex.join(["python", *probe_arguments(cell, config_of(wanted), place)]))

@@ -35,7 +35,7 @@ def test_commands_are_valid_at_both_scales(name):
     for small, cells in ((False, study.cells), (True, study.small_cells())):
         configs = [config_of(studies.arguments(cell, small)) for cell in cells]
         assert len(set(configs)) == len(cells)  # Every cell is another run.
-        assert len({studies.slug(cell.name) for cell in cells}) == len(cells)
+        assert len({config_lib.slug(cell.name) for cell in cells}) == len(cells)
 
 
 def test_the_numbers_are_those_of_the_paper():

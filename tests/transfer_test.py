@@ -1,10 +1,169 @@
-"""Transfer: significance."""
+"""Transfer: the l2 path against cold fits, the protocol from end to end, significance."""
+
+import json
+import warnings
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from scipy import stats
 
+import features
+import model as model_lib
+import sources
 import transfer
+from config import Config
+from data_test import write_images
+
+SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
+
+
+@pytest.fixture(scope="module")
+def sets():
+    """Three sets of four overlapping classes, with features that are positive and unlike in size, as an encoder's are."""
+    random = np.random.default_rng(0)
+    centers, sizes = random.normal(size=(4, 30)), 10.0 ** random.uniform(-2, 0.5, 30)
+
+    def draw(count):
+        labels = random.integers(0, 4, count)
+        return (np.maximum(centers[labels] + 1 + 2 * random.normal(size=(count, 30)), 0) * sizes).astype(np.float32), labels
+
+    return draw(300), draw(150), draw(200)
+
+
+# ---------------------------------------------------------------------------------------------------------- the path
+
+
+def objective(scores, weights, labels, l2):
+    """Mean cross-entropy + l2 / 2 |W|^2 for each example, in plain NumPy."""
+    scores = scores - scores.max(1, keepdims=True)
+    log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    return -log_probabilities[np.arange(len(labels)), labels].mean() + l2 / 2 * (weights**2).sum() / len(labels)
+
+
+def test_the_path_against_cold_fits(sets):
+    from sklearn import linear_model
+
+    (inputs, labels), _, (test_inputs, test_labels) = sets
+    path = features.logistic_path(inputs, labels)
+    for number, l2 in enumerate(transfer.L2_CHOICES):
+        path.fit(l2)
+        if number % 4:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cold = linear_model.LogisticRegression(C=1 / l2, max_iter=3000).fit(np.float64(inputs), labels)
+        warm_loss = objective(path.scores(inputs), path._model.coef_, labels, l2)
+        assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
+        hits = path.scores(test_inputs).argmax(1) == test_labels
+        assert hits.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
+
+
+def test_classes_that_were_not_seen_are_never_chosen(sets):
+    inputs, labels = sets[0]
+    for kept in ((0, 2), (0, 1, 3), (2, 3)):
+        rows = np.isin(labels, kept)
+        scores = features.logistic_path(inputs[rows], labels[rows]).fit(1.0).scores(inputs)
+        assert scores.shape == (300, max(kept) + 1) and set(scores.argmax(1)) <= set(kept)
+        assert (scores.argmax(1) == labels)[rows].mean() > 0.5
+
+
+def test_one_against_the_rest(sets):
+    from sklearn import linear_model
+
+    inputs, labels = sets[0]
+    several = np.eye(4, dtype=np.int64)[labels]
+    several[:40, 1], several[:, 3] = -1, 0  # left out; never shown
+    scores = features.logistic_path(inputs, several).fit(10.0).fit(1.0).scores(inputs)
+    for number in range(3):
+        rows = several[:, number] >= 0
+        cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-6).fit(
+            np.float64(inputs[rows]), several[rows, number])
+        np.testing.assert_allclose(scores[:, number], cold.decision_function(inputs), atol=0.05)
+    assert (scores[:, 3] == -np.inf).all()
+
+
+def test_l2_is_chosen_on_the_validation_set(sets):
+    fit, choose, test = sets
+    results, scores = transfer.linear(fit, choose, test, "top_1")
+    assert max(results["validation"].values()) == results["validation"][f"{results['l2']:.3g}"]
+    assert results["test"] == np.mean(scores.argmax(1) == test[1]) > 0.6
+    assert len(results["validation"]) == 45
+    strengths = sorted(map(float, results["validation"]))
+    assert strengths[0] == 1e-6 and strengths[-1] == 1e5
+    np.testing.assert_allclose(np.diff(np.log10(strengths)), 11 / 44, atol=0.01)
+    noise = [(np.random.default_rng(seed).normal(size=(80, 40)), np.arange(80) % 2) for seed in range(2)]
+    assert transfer.sweep(*noise, "mean_per_class")[0] > 1  # Noise wants it strong.
+
+
+# ------------------------------------------------------------------------------------------------------- end to end
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("network")
+    tf.train.Checkpoint(model=model_lib.build_model(Config(**SMALL), 10)).write(str(directory / "ckpt-1"))
+    (directory / "flags.json").write_text(json.dumps({"image_size": 8}))
+    return str(directory / "ckpt-1")
+
+
+def run(*arguments):
+    transfer.main(["linear", *arguments])
+
+
+def test_linear_transfer_to_digits(network, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:400]", "--test=test[:150]", f"--out={out}")
+    run(*command)
+    results = json.loads((out / "result.json").read_text())
+    source, found = sources.digits_source(), {}
+    for name, split in (("fit", "train[:320]"), ("choose", "train[320:400]"), ("test", "test[:150]")):
+        saved = np.load(out / f"features_{name}.npz")
+        assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
+        found[name] = saved["vectors"], saved["labels"]
+    assert results["metric"] == "top_1" and results["test"] > 0.5  # Even by random features.
+    assert results["test"] == transfer.linear(*found.values(), "top_1")[0]["test"]
+    predictions = np.load(out / "predictions.npz")
+    assert (predictions["logits"].argmax(1) == predictions["labels"]).mean() == results["test"]
+    assert f"top 1     {results['test']:.4f}" in capsys.readouterr().out
+    monkeypatch.setattr(features, "extract", None)  # As after an interruption: what is there is not computed again.
+    run(*command)
+    assert json.loads((out / "result.json").read_text()) == results
+
+
+def test_linear_transfer_to_a_folder(network, tmp_path, capsys):
+    for split, count in (("train", 12), ("test", 6)):
+        for name in ("cat", "dog"):
+            write_images(tmp_path / "photos" / split / name, count)
+    run(f"--checkpoint={network}", "--task=aircraft", f"--dataset=folder:{tmp_path / 'photos'}",
+        "--validation=train[:30%]", "--train=train[30%:]", f"--out={tmp_path / 'out'}")
+    printed = capsys.readouterr().out
+    assert "mean per class" in printed and "FGVC Aircraft" in printed and "17 + 7 + 12" in printed
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ((), "give --task, one of food101, "),
+    (("--task=birdsnap",), "TFDS does not have Birdsnap: give --dataset=folder:DIR"),
+    (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
+    (("--dataset=digits", "--metric=mean_average_precision"), "--metric=mean_average_precision does not fit digits")])
+def test_mistakes_are_told_in_one_line(arguments, words, network, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        run(f"--checkpoint={network}", f"--out={tmp_path / 'out'}", *arguments)
+    told = capsys.readouterr().err
+    assert error.value.code == 2 and words in told and told.count("\n") == 1
+
+
+def test_tasks_are_the_papers():
+    by_metric = {}
+    for name, task in transfer.TASKS.items():
+        by_metric.setdefault(task.metric, set()).add(name)
+    assert len(transfer.TASKS) == 12 and by_metric["mean_average_precision"] == {"voc2007"}
+    assert by_metric["mean_per_class"] == {"aircraft", "pets", "caltech101", "flowers"}
+    assert {name for name, task in transfer.TASKS.items() if task.validation} == {"aircraft", "voc2007", "dtd", "flowers"}
+    assert transfer.TASKS["dtd"].both == "train+validation" and transfer.TASKS["cars"].choose == "train[80%:]"
+
+
+# ------------------------------------------------------------------------------------------------------ significance
 
 
 def draw_hits(count, share, other_share, seed=0):
@@ -22,25 +181,54 @@ def test_the_permutation_test_is_mcnemars(count, share, other_share):
     assert found["p"] == pytest.approx(exact, abs=4 * np.sqrt(0.25 / transfer.DRAWS))
 
 
+def naive_p(right, other_right, statistic, draws=4000):
+    random, drawn = np.random.default_rng(5), []
+    for _ in range(draws):
+        swap = random.random(len(right)) < 0.5
+        drawn.append(statistic(np.where(swap, other_right, right)) - statistic(np.where(swap, right, other_right)))
+    return np.mean(np.abs(drawn) >= abs(statistic(right) - statistic(other_right)) - 1e-12)
+
+
 def test_per_class_accuracies_are_permuted_example_by_example():
-    random = np.random.default_rng(1)
-    labels = random.choice(4, 60, p=[0.1, 0.2, 0.3, 0.4])
+    labels = np.random.default_rng(1).choice([0, 1, 4, 7], 60, p=[0.1, 0.2, 0.3, 0.4])
     hits, other_hits = draw_hits(60, 0.75, 0.6, seed=2)
 
     def mean_per_class(values):
-        return np.mean([values[labels == label].mean() for label in range(4)])
+        return np.mean([values[labels == label].mean() for label in (0, 1, 4, 7)])
 
-    observed, drawn = mean_per_class(hits) - mean_per_class(other_hits), []
-    for _ in range(4000):
-        swap = random.random(60) < 0.5
-        pair = np.where(swap, other_hits, hits), np.where(swap, hits, other_hits)
-        drawn.append(mean_per_class(pair[0]) - mean_per_class(pair[1]))
-    expected = np.mean(np.abs(drawn) >= abs(observed) - 1e-12)
     found = transfer.permutation_test(hits, other_hits, labels)
-    assert found["difference"] == pytest.approx(observed)
-    assert found["p"] == pytest.approx(expected, abs=4 * np.sqrt(0.25 / 4000))
+    assert found["difference"] == pytest.approx(mean_per_class(hits) - mean_per_class(other_hits))
+    assert found["p"] == pytest.approx(naive_p(hits, other_hits, mean_per_class), abs=4 * np.sqrt(0.25 / 4000))
+
+
+def test_several_labels_are_compared_by_accuracy():
+    random = np.random.default_rng(3)
+    labels = random.integers(-1, 2, (50, 4))
+    labels[:, 0] = np.maximum(labels[:, 0], 0)
+    scores, other_scores = (labels + random.normal(size=(50, 4)) * scale - 0.5 for scale in (0.5, 0.9))
+    rights = [np.array([np.mean([(value > 0) == label for value, label in zip(*row) if label >= 0])
+                        for row in zip(each, labels)]) for each in (scores, other_scores)]
+    found = transfer.compare(labels, scores, other_scores, "mean_average_precision")
+    assert found["difference"] == pytest.approx(rights[0].mean() - rights[1].mean())
+    assert found["p"] == pytest.approx(naive_p(*rights, np.mean), abs=4 * np.sqrt(0.25 / 4000))
 
 
 def test_equal_models_do_not_differ():
     hits, _ = draw_hits(50, 0.5, 0.5)
     assert transfer.permutation_test(hits, hits) == dict(difference=0.0, p=1.0)
+
+
+def test_files_are_compared(tmp_path, capsys):
+    labels = np.arange(200) % 2
+    for name, share in (("good", 0.95), ("bad", 0.6), ("short", 0.6)):
+        hits = np.random.default_rng(0).random(200) < share
+        rows = slice(0, 100 if name == "short" else 200)
+        np.savez(tmp_path / f"{name}.npz", labels=labels[rows], logits=np.eye(2)[np.where(hits, labels, 1 - labels)][rows])
+    transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
+    assert "the difference is significant" in capsys.readouterr().out
+    (tmp_path / "no.npz").write_text("nothing")
+    for other, words in (("short", "are not of the same examples"), ("no", "no.npz cannot be read as a file of labels")):
+        with pytest.raises(SystemExit):
+            transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")])
+        told = capsys.readouterr().err
+        assert words in told and told.count("\n") == 1
