@@ -429,7 +429,7 @@ def report(name, base):
             for probe, values in done["probes"].items():
                 found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
             paper = {f"paper, {measure}": number for measure, number in cell.paper.items()}
-            here = ", ".join(f"{name} {value}" for name, value in cell.small.items()) or None
+            here = ", ".join(f"{setting} {value}" for setting, value in cell.small.items()) or None
             rows.append({"cell": cell.name, "here": here, **paper, **found, "minutes": f"{done['seconds'] / 60:.1f}",
                          **cell.data, "accuracy": accuracy(done),
                          "million_parameters": round(done["million_parameters"], 3)})
