@@ -424,10 +424,11 @@ def report(name, base):
             for probe, values in done["probes"].items():
                 found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
             paper = {f"paper, {measure}": number for measure, number in cell.paper.items()}
-            rows.append({"cell": cell.name, **paper, **found, "minutes": f"{done['seconds'] / 60:.1f}",
+            here = ", ".join(f"{setting} {value}" for setting, value in cell.small.items()) or None
+            rows.append({"cell": cell.name, "here": here, **paper, **found, "minutes": f"{done['seconds'] / 60:.1f}",
                          **cell.data, "accuracy": accuracy(done),
                          "million_parameters": round(done["million_parameters"], 3)})
-    shown = ("cell", *_titles(rows, "paper, "), *_COLUMNS, "guess", *_titles(rows, " from "), "minutes")
+    shown = ("cell", "here", *_titles(rows, "paper, "), *_COLUMNS, "guess", *_titles(rows, " from "), "minutes")
     titles = [title for title in shown if any(row.get(title) is not None for row in rows)]
     said = f"The paper: {study.finding}" if study.cells else study.finding.capitalize()
     lines = [f"### {study.title} ({study.source})", f"{said}. Accuracies in %.", ""]

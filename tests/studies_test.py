@@ -148,9 +148,12 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("study, figure", [("pairs", "pairs"), ("batches", "batches"), ("networks", "parameters")])
-def test_reports_can_be_drawn(study, figure, calls, tmp_path):
+def test_reports_can_be_drawn(study, figure, calls, tmp_path, capsys):
     studies.main(["run", study, f"--dir={tmp_path}"])
+    capsys.readouterr()
     studies.main(["report", study, f"--dir={tmp_path}"])
+    what_is_smaller = "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
+    assert (what_is_smaller in capsys.readouterr().out) == (study == "batches")
     figures.main([figure, f"--csv={tmp_path / study}.csv", f"--out={tmp_path}"])
     assert (tmp_path / f"{figure}.png").stat().st_size > 5000
 
