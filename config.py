@@ -35,6 +35,13 @@ def first_line(error):
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
+def as_flag(name, value):
+    """A setting as one types it."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    return f"--{name}={value}"
+
+
 def slug(text):
     """A text as the name of a file: letters, digits, - and . stay."""
     return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)

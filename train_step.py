@@ -23,6 +23,8 @@ def metric_names(config):
 def _scales_loss(config):
     return config.precision == "mixed_float16"
 
+DIVERGED = "training has diverged"  # how the error for losses that are no numbers begins
+
 
 def _are_finite(tensors):
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])

@@ -2,17 +2,27 @@
 
     python transfer.py list
     python transfer.py linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR] [--out=DIR]
+    python transfer.py finetune --checkpoint=PATH --task=NAME [--jobs=N] [--flags='--precision=mixed_bfloat16']
+    python transfer.py scratch --checkpoint=PATH --task=NAME [--jobs=N]
     python transfer.py compare PREDICTIONS.npz PREDICTIONS.npz
 
-`linear` is l2-regularised logistic regression on frozen features. Of what it did, --out keeps features, results and
-predictions; the same command goes on from there.
+`linear` is l2-regularised logistic regression on frozen features; `finetune` trains the whole network from these
+weights, `scratch` the same network from random ones, both by a grid of learning rates and weight decays. Of what they
+did, --out keeps results and predictions; the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
+import json
+import math
 import os
+import shlex
+import shutil
+import sys
 
 if __name__ == "__main__":
     import progress
@@ -27,20 +37,28 @@ import config as config_lib
 import evaluate
 import export
 import features
+import launch
 import metrics
 import model as model_lib
 import progress
 import sources
+import stopping
+import train_step
 import weights
 from config import UserError
 
 L2_CHOICES = tuple(np.logspace(5, -6, 45))  # the strongest first
 DRAWS = 100_000
+_ROOT = os.path.dirname(os.path.abspath(__file__))
 _HELD_OUT = "80%"  # where the part of the training split begins that is held out, if there is no validation split
 
 # ------------------------------------------------------------------------------------------------------------- tasks
 
 
+RESULT_KEYS = {  # name -> where run.py's results have it
+    "top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
+    "mean_average_precision": evaluate.MEAN_PRECISION,
+}
 METRICS = {  # name -> function of labels [n] or [n, classes] and scores [n, classes]
     "top_1": lambda labels, scores: float(np.mean(scores.argmax(1) == labels)),
     "mean_per_class": lambda labels, scores: metrics.mean_per_class_accuracy(scores.argmax(1) == labels, labels),
@@ -137,16 +155,14 @@ def linear(fit, choose, test, metric, l2_choices=L2_CHOICES):
       l2_choices: strengths to choose from, the strongest first.
 
     Returns:
-      dict: `test`, the metric; `l2`, the strength; `validation`, strength -> metric; and scores [n, classes] of `test`.
+      dict of `l2`, the strength, and `validation`, strength -> metric; and the scores [n, classes] of `test`.
     """
     best, found = sweep(fit, choose, metric, l2_choices)
     path = features.logistic_path(*(np.concatenate(pair) for pair in zip(fit, choose)))
     for l2 in l2_choices[:l2_choices.index(best) + 1]:
         path.fit(l2)
     scores = path.scores(test[0])
-    results = dict(test=METRICS[metric](test[1], scores), l2=best, validation={f"{l2:.3g}": value
-                                                                               for l2, value in found.items()})
-    return results, scores
+    return dict(l2=best, validation={f"{l2:.3g}": value for l2, value in found.items()}), scores
 
 
 def _features(arguments, task, out):
@@ -158,23 +174,29 @@ def _features(arguments, task, out):
         config = known.config.replace(
             precision="float32", eval_center_crop=False, dataset=task.dataset, data_dir=arguments.data_dir,
             follow_links=arguments.follow_links, eval_batch_size=arguments.batch_size)
-        source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
-        if source.num_classes is None:
-            raise UserError(f"--dataset={config.dataset} has no labels: sort its images into one sub-folder a class")
-        if source.multi_label != (task.metric == "mean_average_precision"):
-            raise UserError(f"--metric={task.metric} does not fit {source.name}: use mean_average_precision where "
-                            "examples have several labels, else another")
-        for name, split in splits.items():
-            sources.check_split(source, name, split)
+        source, strategy = _open_source(task, arguments), tf.distribute.get_strategy()
         model = model_lib.build_model(config, None if known.class_names is None else len(known.class_names))
         checkpoint.load_parts(model, arguments.checkpoint, ("encoder",))
         for name, split in splits.items():
             if not tf.io.gfile.exists(paths[name]):
-                vectors, labels = features.extract(
-                    tf.distribute.get_strategy(), features.encoder_function(model),
-                    evaluate.eval_batches(config, source, split, tf.distribute.get_strategy()), f"features {split}")
+                batches = evaluate.eval_batches(config, source, split, strategy)
+                vectors, labels = features.extract(strategy, features.encoder_function(model), batches,
+                                                   f"features {split}")
                 metrics.write_arrays(paths[name], vectors=vectors, labels=labels)
     return {name: _read_arrays(path, "vectors", "labels") for name, path in paths.items()}
+
+
+def _open_source(task, arguments):
+    """The data set of a task, with all its splits. Raises `UserError`."""
+    source = sources.open_source(task.dataset, arguments.data_dir, arguments.follow_links)
+    if source.num_classes is None:
+        raise UserError(f"--dataset={task.dataset} has no labels: sort its images into one sub-folder a class")
+    if source.multi_label != (task.metric == "mean_average_precision"):
+        raise UserError(f"--metric={task.metric} does not fit {source.name}: use mean_average_precision where examples "
+                        "have several labels, else another")
+    for flag, split in (("train", task.fit), ("validation", task.choose), ("test", task.test)):
+        sources.check_split(source, flag, split)
+    return source
 
 
 def _read_arrays(path, *names):
@@ -187,24 +209,177 @@ def _read_arrays(path, *names):
                         f"({config_lib.first_line(error)}): remove it, or name another") from error
 
 
+def _begin(kind, task, arguments):
+    """The directory of the results, with what was asked for. Raises `UserError` if it holds something else."""
+    out = arguments.out or os.path.join("runs", "transfer", f"{kind}_{config_lib.slug(arguments.task or task.dataset)}")
+    asked = {name: value for name, value in vars(arguments).items() if name not in ("run", "out", "jobs")}
+    settings = json.loads(json.dumps(dict(asked, **dataclasses.asdict(task))))
+    begun = metrics.read_json(os.path.join(out, "settings.json"))
+    if begun not in (None, settings):
+        differs = next(name for name in settings if begun.get(name) != settings[name])
+        raise UserError(f"--out={out} was begun with another {differs} ({begun.get(differs)}): name another directory, "
+                        "or remove this one")
+    tf.io.gfile.makedirs(out)
+    metrics.write_json(os.path.join(out, "settings.json"), settings)
+    return out
+
+
+def _finish(title, task, out, labels, scores, results):
+    """Writes predictions and results, and tells them."""
+    value = METRICS[task.metric](labels, scores)
+    metrics.write_arrays(os.path.join(out, "predictions.npz"), labels=labels, logits=scores)
+    metrics.write_json(os.path.join(out, "result.json"), dict(results, task=task.title, metric=task.metric, test=value))
+    chosen = [(name.replace("_", " "), f"{results[name]:.3g}") for name in ("l2", "learning_rate", "weight_decay")
+              if name in results]
+    progress.say(progress.table(f"{title} to {task.title}", [
+        (task.metric.replace("_", " "), f"{value:.4f}"), *chosen, ("test examples", len(labels)),
+        ("results", os.path.join(out, "result.json"))]))
+
+
 def _main_linear(arguments):
     task = task_of(arguments)
     weights.locate(arguments.checkpoint)
-    out = arguments.out or os.path.join("runs", "transfer", "linear_" + config_lib.slug(arguments.task or task.dataset))
-    settings = dict(dataclasses.asdict(task), checkpoint=arguments.checkpoint, image_size=arguments.image_size)
-    begun = metrics.read_json(os.path.join(out, "settings.json"))
-    if begun not in (None, settings):
-        raise UserError(f"--out={out} holds another transfer: name another, or remove it")
-    tf.io.gfile.makedirs(out)
-    metrics.write_json(os.path.join(out, "settings.json"), settings)
+    out = _begin("linear", task, arguments)
     parts = _features(arguments, task, out)
-    results, scores = linear(parts["fit"], parts["choose"], parts["test"], task.metric)
-    metrics.write_arrays(os.path.join(out, "predictions.npz"), labels=parts["test"][1], logits=scores)
-    metrics.write_json(os.path.join(out, "result.json"), dict(results, task=task.title, metric=task.metric))
-    progress.say(progress.table(f"linear transfer of {arguments.checkpoint} to {task.title}", [
-        (task.metric.replace("_", " "), f"{results['test']:.4f}"), ("l2", f"{results['l2']:.3g}"),
-        ("examples", " + ".join(str(len(parts[name][1])) for name in ("fit", "choose", "test"))),
-        ("results", os.path.join(out, "result.json"))]))
+    results, scores = linear(*parts.values(), task.metric)
+    _finish(f"linear transfer of {arguments.checkpoint}", task, out, parts["test"][1], scores, results)
+
+
+# --------------------------------------------------------------------------- fine-tuning and random initialisation
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """What fine-tuning, or training from a random initialisation, chooses from (paper, B.8.1)."""
+
+    learning_rates: tuple
+    weight_decays: tuple  # to be divided by the learning rate
+    steps: int
+
+
+GRIDS = {
+    "finetune": Grid(tuple(np.logspace(-4, -1, 7)), (0.0, *np.logspace(-6, -3, 7)), 20_000),
+    "scratch": Grid(tuple(np.logspace(-3, 0, 7)), tuple(np.logspace(-5, -1.5, 8)), 40_000),
+}
+_KEYS = {"top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
+         "mean_average_precision": evaluate.MEAN_PRECISION}  # metric -> where run.py's result has it
+
+
+def training_flags(kind, task, examples, learning_rate, weight_decay, steps, batch_size=256):
+    """Settings of a training of the paper's protocol (B.8.1), as a dict: all but splits, weights and directory.
+
+    Args:
+      kind: of `GRIDS`.
+      task: `Task`.
+      examples: of the split that is learnt from.
+      learning_rate: for 256 images; the highest, from which a cosine leads to zero.
+      weight_decay: as in the grid.
+      steps, batch_size: how long, and how many images at once.
+    """
+    start = dict(finetune=dict(train_mode="finetune", zero_init_logits_layer=True),
+                 scratch=dict(train_mode="supervised"))[kind]
+    return dict(
+        start, mode="train_then_eval", dataset=task.dataset, train_batch_size=batch_size, train_steps=steps,
+        optimizer="momentum", momentum=0.9, learning_rate=f"{learning_rate:.6g}", warmup_epochs=0,
+        weight_decay=f"{weight_decay / learning_rate:.6g}",
+        batch_norm_decay=f"{max(1 - 10 * batch_size / examples, 0.9):.6g}", color_jitter_strength=0, use_blur=False,
+        checkpoint_steps=max(1, steps // 10), keep_checkpoint_max=1, eval_protocol="linear_head", save_predictions=True)
+
+
+class GridSearch:
+    """Trainings with all settings of a grid, each a process of run.py; what is finished is not run again."""
+
+    def __init__(self, kind, task, source, fixed, out, batch_size=256, more=()):
+        """Plans.
+
+        Args:
+          kind: of `GRIDS`.
+          task: `Task`.
+          source: its `sources.Source`.
+          fixed: settings that all trainings share: dict.
+          out: directory of the results.
+          batch_size: images at once.
+          more: further arguments of run.py.
+        """
+        self._kind, self._task, self._fixed, self._out = kind, task, fixed, out
+        self._batch_size, self._more = batch_size, more
+        self._examples = {split: sources.check_split(source, flag, split) for flag, split in (
+            ("train", task.fit), ("validation", task.choose), ("train", task.both), ("test", task.test))}
+
+    def choose(self, grid, at_once):
+        """The (learning rate, weight decay) that is best on the validation split, and all: pair -> metric.
+
+        A training that diverged has None. Raises `UserError` if all did, or if one failed otherwise.
+        """
+        pairs = {_name_of(*pair): pair for pair in itertools.product(grid.learning_rates, grid.weight_decays)}
+        jobs = [self._job(name, self._task.fit, self._task.choose, *pair, grid.steps)
+                for name, pair in pairs.items() if self._noted(name) is None]
+        with launch.Launcher() as launcher:
+            with contextlib.closing(launcher.run_all(jobs, at_once)) as ended:
+                for job, error in progress.counter(ended, len(jobs), "trainings"):
+                    self._note(job, error)
+        found = {pair: self._noted(name)["metric"] for name, pair in pairs.items()}
+        if set(found.values()) == {None}:
+            raise UserError(f"all {len(found)} trainings have diverged: give lower --learning_rates")
+        return max(found, key=lambda pair: -math.inf if found[pair] is None else found[pair]), found
+
+    def test(self, pair, steps):
+        """Trains on all training and validation images; returns the labels and logits of the test images."""
+        job = self._job("best", self._task.both, self._task.test, *pair, steps)
+        path = os.path.join(job.directory, f"predictions_{steps}.npz")
+        if not tf.io.gfile.exists(path):
+            with launch.Launcher() as launcher:
+                launcher.run(job)
+        return _read_arrays(path, "labels", "logits")
+
+    def _job(self, name, train, test, learning_rate, weight_decay, steps):
+        settings = dict(
+            training_flags(self._kind, self._task, self._examples[train], learning_rate, weight_decay, steps,
+                           self._batch_size),
+            **self._fixed, train_split=train, eval_split=test, model_dir=os.path.join(self._out, name))
+        arguments = [config_lib.as_flag(*setting) for setting in settings.items()]
+        command = (sys.executable, os.path.join(_ROOT, "run.py"), *arguments, *self._more)
+        return launch.Job(command, settings["model_dir"])
+
+    def _noted(self, name):
+        return metrics.read_json(os.path.join(self._out, f"{name}.json"))
+
+    def _note(self, job, error):
+        """Keeps the result of a training, and removes the rest: a grid of large networks fills a disk."""
+        name = os.path.basename(job.directory)
+        if error is not None and train_step.DIVERGED not in str(error):
+            raise error
+        results = {} if error else metrics.read_json(os.path.join(job.directory, "result.json"))
+        metric = results.get(RESULT_KEYS[self._task.metric])
+        noted = dict(metric=metric, command=shlex.join(job.command))
+        metrics.write_json(os.path.join(self._out, f"{name}.json"), noted)
+        shutil.rmtree(job.directory)
+        progress.say(f"{name}  {'diverged' if metric is None else f'{metric:.4f}'}")
+
+
+def _name_of(learning_rate, weight_decay):
+    """A cell of the grid as the name of files."""
+    return f"rate_{learning_rate:.3g}_decay_{weight_decay:.3g}"
+
+
+def _main_grid(arguments):
+    kind, task = arguments.kind, task_of(arguments)
+    network = export.known_of(arguments.checkpoint, arguments.image_size).config
+    source = _open_source(task, arguments)
+    fixed = {name: getattr(network, name) for name in checkpoint.NETWORK_SETTINGS
+             if name != "lineareval_while_pretraining"}
+    fixed |= {name: value for name, value in dict(
+        checkpoint=arguments.checkpoint if kind == "finetune" else None, data_dir=arguments.data_dir,
+        follow_links=arguments.follow_links or None).items() if value is not None}
+    out = _begin(kind, task, arguments)
+    grid = Grid(*(getattr(arguments, field.name) or getattr(GRIDS[kind], field.name)
+                  for field in dataclasses.fields(Grid)))
+    search = GridSearch(kind, task, source, fixed, out, arguments.batch_size, shlex.split(arguments.flags))
+    best, found = search.choose(grid, arguments.jobs)
+    labels, scores = search.test(best, grid.steps)
+    _finish("fine-tuned" if kind == "finetune" else "trained from random weights", task, out, labels, scores, dict(
+        learning_rate=best[0], weight_decay=best[1], validation=[
+            dict(learning_rate=rate, weight_decay=decay, metric=metric) for (rate, decay), metric in found.items()]))
 
 
 # ------------------------------------------------------------------------------------------------------ significance
@@ -277,12 +452,38 @@ def _main_list(arguments):
         for name, task in TASKS.items()]))
 
 
+def _numbers(text):
+    """Numbers with commas between."""
+    return tuple(float(part) for part in text.split(","))
+
+
 def _parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     commands.add_parser("list", help="the paper's data sets").set_defaults(run=_main_list)
-    command = commands.add_parser("linear", help="logistic regression on frozen features")
-    command.set_defaults(run=_main_linear)
+    _add_common(commands.add_parser("linear", help="logistic regression on frozen features"), _main_linear)
+    for kind, text in (("finetune", "the whole network, from a checkpoint's weights"),
+                       ("scratch", "the network of a checkpoint, from random weights")):
+        command = commands.add_parser(kind, help=text)
+        _add_common(command, _main_grid)
+        command.set_defaults(kind=kind)
+        command.add_argument("--jobs", type=int, default=1, help="trainings side by side; devices that "
+                             "CUDA_VISIBLE_DEVICES names are dealt out to them")
+        command.add_argument("--steps", type=int, help=f"of a training (default: {GRIDS[kind].steps})")
+        for name in ("learning_rates", "weight_decays"):
+            command.add_argument(f"--{name}", type=_numbers, help="to choose from, with commas between (default: "
+                                 f"{','.join(f'{value:.2g}' for value in getattr(GRIDS[kind], name))})")
+        command.add_argument("--flags", default="", help="further flags of run.py, such as '--precision=...'")
+    command = commands.add_parser("compare", help="permutation test of two files of predictions")
+    command.set_defaults(run=_main_compare)
+    command.add_argument("first"), command.add_argument("second")
+    command.add_argument("--metric", choices=("top_1", "mean_per_class"), default="top_1")
+    return parser
+
+
+def _add_common(command, run):
+    """What all kinds of transfer are asked for."""
+    command.set_defaults(run=run)
     command.add_argument("--checkpoint", required=True, help="any SimCLR network, as for run.py")
     command.add_argument("--task", choices=TASKS, help="one of the paper's data sets")
     command.add_argument("--dataset", help="as for run.py (default: the task's)")
@@ -294,18 +495,17 @@ def _parser():
         command.add_argument(f"--{name}", metavar="SPLIT", help=f"{text} (default: the task's)")
     command.add_argument("--image_size", type=int, help="default: that of the network's training, or 224")
     command.add_argument("--batch_size", type=int, default=256, help="images at once")
-    command.add_argument("--out", help="directory of the results (default: runs/transfer/linear_TASK)")
-    command = commands.add_parser("compare", help="permutation test of two files of predictions")
-    command.set_defaults(run=_main_compare)
-    command.add_argument("first"), command.add_argument("second")
-    command.add_argument("--metric", choices=("top_1", "mean_per_class"), default="top_1")
-    return parser
+    command.add_argument("--out", help="directory of the results (default: runs/transfer/KIND_TASK)")
 
 
 def main(arguments=None):
     """The command line; `UserError` becomes one line and exit status 2."""
     arguments = _parser().parse_args(arguments)
-    progress.run_command("transfer.py", lambda: arguments.run(arguments))
+    try:
+        progress.run_command("transfer.py", lambda: arguments.run(arguments))
+    except stopping.Stopped as stopped:
+        progress.say(str(stopped))
+        sys.exit(stopping.STATUS)
 
 
 if __name__ == "__main__":

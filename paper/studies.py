@@ -13,7 +13,6 @@ was interrupted is resumed. `report` prints Markdown tables, and writes the resu
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import dataclasses
 import itertools
@@ -21,20 +20,17 @@ import json
 import math
 import os
 import shlex
-import signal
-import subprocess
 import sys
 
 from absl import flags
 
 import config as config_lib
+import launch
 import progress
 import stopping
 from config import UserError
 
 _RECIPES = "paper/recipes"
-_STOPPED = {stopping.STATUS, *(status for number in (signal.SIGINT, signal.SIGTERM)
-                               for status in (128 + number, -number))}
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
@@ -252,18 +248,11 @@ def study_named(name):
     return STUDIES[name]
 
 
-def _as_text(name, value):
-    """A flag as one types it."""
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no{name}"
-    return f"--{name}={value}"
-
-
 def arguments(cell, small):
     """The arguments of run.py for a cell, without --model_dir."""
     settings = {**cell.flags, **(cell.small if small else {})}
     recipe = cell.small_recipe if small else cell.recipe
-    return [f"--flagfile={_RECIPES}/{recipe}", *(_as_text(name, value) for name, value in settings.items())]
+    return [f"--flagfile={_RECIPES}/{recipe}", *(config_lib.as_flag(name, value) for name, value in settings.items())]
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -361,31 +350,8 @@ def count_parameters(directory):
 
 def _call(command, directory):
     """Runs a command in the project's folder."""
-    log = os.path.join(directory, "run.log")
-    with open(log, "a", encoding="utf-8") as file, subprocess.Popen(
-            command, cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT) as process, _passed_on(process):
-        status = process.wait()
-    if status in _STOPPED:
-        raise stopping.Stopped(f"stopped in {directory}: the same command goes on from there")
-    if status:
-        with open(log, encoding="utf-8") as file:
-            last = (file.read().strip() or "nothing was printed").splitlines()[-1]
-        raise UserError(f"{directory}: the run ended with status {status} ({last}): see {log}")
-
-
-@contextlib.contextmanager
-def _passed_on(process):
-    """Within it, SIGINT and SIGTERM go to the process, which saves and ends; this one waits for it.
-
-    From a terminal the process gets Ctrl-C by itself, too, at the same time, and takes both for one.
-    """
-    old = {number: signal.signal(number, lambda number, _: process.send_signal(number))
-           for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    with launch.Launcher() as launcher:
+        launcher.run(launch.Job(tuple(command), directory, _ROOT))
 
 
 def run_studies(names, base, more):

@@ -8,11 +8,13 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+import config as config_lib
 import features
 import model as model_lib
 import sources
 import transfer
 from config import Config
+from config_test import make_flags
 from data_test import write_images
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
@@ -20,13 +22,14 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 @pytest.fixture(scope="module")
 def sets():
-    """Three sets of four overlapping classes, with features that are positive and unlike in size, as an encoder's are."""
+    """Three sets of four overlapping classes, with features that are positive and unlike in size, as an encoder's."""
     random = np.random.default_rng(0)
-    centers, sizes = random.normal(size=(4, 30)), 10.0 ** random.uniform(-2, 0.5, 30)
+    centers, sizes = random.normal(size=(4, 12)), 10.0 ** random.uniform(-0.5, 0.5, 12)
 
     def draw(count):
         labels = random.integers(0, 4, count)
-        return (np.maximum(centers[labels] + 1 + 2 * random.normal(size=(count, 30)), 0) * sizes).astype(np.float32), labels
+        drawn = np.maximum(centers[labels] + 1 + 2 * random.normal(size=(count, 12)), 0) * sizes
+        return drawn.astype(np.float32), labels
 
     return draw(300), draw(150), draw(200)
 
@@ -87,7 +90,7 @@ def test_l2_is_chosen_on_the_validation_set(sets):
     fit, choose, test = sets
     results, scores = transfer.linear(fit, choose, test, "top_1")
     assert max(results["validation"].values()) == results["validation"][f"{results['l2']:.3g}"]
-    assert results["test"] == np.mean(scores.argmax(1) == test[1]) > 0.6
+    assert np.mean(scores.argmax(1) == test[1]) > 0.6
     assert len(results["validation"]) == 45
     strengths = sorted(map(float, results["validation"]))
     assert strengths[0] == 1e-6 and strengths[-1] == 1e5
@@ -113,7 +116,8 @@ def run(*arguments):
 
 def test_linear_transfer_to_digits(network, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:400]", "--test=test[:150]", f"--out={out}")
+    command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:400]", "--test=test[:150]",
+               f"--out={out}")
     run(*command)
     results = json.loads((out / "result.json").read_text())
     source, found = sources.digits_source(), {}
@@ -122,10 +126,12 @@ def test_linear_transfer_to_digits(network, tmp_path, capsys, monkeypatch):
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         found[name] = saved["vectors"], saved["labels"]
     assert results["metric"] == "top_1" and results["test"] > 0.5  # Even by random features.
-    assert results["test"] == transfer.linear(*found.values(), "top_1")[0]["test"]
     predictions = np.load(out / "predictions.npz")
+    again, scores = transfer.linear(*found.values(), "top_1")
+    np.testing.assert_array_equal(predictions["logits"], scores)
+    assert again["l2"] == results["l2"] and again["validation"] == results["validation"]
     assert (predictions["logits"].argmax(1) == predictions["labels"]).mean() == results["test"]
-    assert f"top 1     {results['test']:.4f}" in capsys.readouterr().out
+    assert f"top 1          {results['test']:.4f}" in capsys.readouterr().out
     monkeypatch.setattr(features, "extract", None)  # As after an interruption: what is there is not computed again.
     run(*command)
     assert json.loads((out / "result.json").read_text()) == results
@@ -134,7 +140,7 @@ def test_linear_transfer_to_digits(network, tmp_path, capsys, monkeypatch):
 def test_linear_transfer_to_a_folder(network, tmp_path, capsys):
     for split, count in (("train", 12), ("test", 6)):
         for name in ("cat", "dog"):
-            write_images(tmp_path / "photos" / split / name, count)
+            write_images(tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count)))
     run(f"--checkpoint={network}", "--task=aircraft", f"--dataset=folder:{tmp_path / 'photos'}",
         "--validation=train[:30%]", "--train=train[30%:]", f"--out={tmp_path / 'out'}")
     printed = capsys.readouterr().out
@@ -159,8 +165,130 @@ def test_tasks_are_the_papers():
         by_metric.setdefault(task.metric, set()).add(name)
     assert len(transfer.TASKS) == 12 and by_metric["mean_average_precision"] == {"voc2007"}
     assert by_metric["mean_per_class"] == {"aircraft", "pets", "caltech101", "flowers"}
-    assert {name for name, task in transfer.TASKS.items() if task.validation} == {"aircraft", "voc2007", "dtd", "flowers"}
+    divided = {name for name, task in transfer.TASKS.items() if task.validation}
+    assert divided == {"aircraft", "voc2007", "dtd", "flowers"}
     assert transfer.TASKS["dtd"].both == "train+validation" and transfer.TASKS["cars"].choose == "train[80%:]"
+
+
+# ------------------------------------------------------------------------------------------------------------- grids
+
+
+_PROGRAM = """
+import json, os, sys
+import numpy as np
+flags = dict(argument.lstrip("-").partition("=")[::2] for argument in sys.argv[1:])
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "calls"), "a") as file:
+    file.write(json.dumps(flags) + "\\n")
+rate = float(flags["learning_rate"])
+if rate > 0.5:
+    sys.exit("run.py: error: training has diverged: at step 3")
+if rate < 0.002:
+    sys.exit("run.py: error: no disk")
+right = round(20 * (1 - abs(rate - 0.1)) - 1000 * float(flags["weight_decay"]) * rate)
+labels = np.zeros(20, int)
+os.makedirs(flags["model_dir"], exist_ok=True)
+np.savez(os.path.join(flags["model_dir"], f"predictions_{flags['train_steps']}.npz"), labels=labels,
+         logits=np.eye(2)[np.arange(20) >= right])
+with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
+    json.dump({"eval/label_top_1_accuracy": right / 20}, file)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A program in place of run.py, which is best at a rate of 0.1 without weight decay. Returns what it was called by."""
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "run.py").write_text(_PROGRAM)
+    monkeypatch.setattr(transfer, "_ROOT", str(tmp_path / "program"))
+
+    def calls():
+        return [json.loads(line) for line in (tmp_path / "program" / "calls").read_text().splitlines()]
+
+    return calls
+
+
+def grid(network, out, *more, kind="finetune"):
+    transfer.main([kind, f"--checkpoint={network}", "--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2", *more])
+
+
+def test_a_grid_is_searched_and_the_best_is_tested(network, tmp_path, program, capsys):
+    rates = ("--learning_rates=0.01,0.1,1", "--weight_decays=0,0.001")
+    grid(network, tmp_path / "out", *rates)
+    calls = program()
+    assert len(calls) == 7 and {call["train_split"] for call in calls[:6]} == {"train[:80%]"}
+    assert {call["eval_split"] for call in calls[:6]} == {"train[80%:]"}
+    assert {(call["learning_rate"], call["weight_decay"]) for call in calls[:6]} == {
+        ("0.01", "0"), ("0.01", "0.1"), ("0.1", "0"), ("0.1", "0.01"), ("1", "0"), ("1", "0.001")}
+    last = calls[6]
+    assert (last["train_split"], last["eval_split"], last["learning_rate"]) == ("train", "test", "0.1")
+    results = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert results["test"] == 1.0 and (results["learning_rate"], results["weight_decay"]) == (0.1, 0.0)
+    assert [cell["metric"] for cell in results["validation"]] == [0.9, 0.9, 1.0, 0.95, None, None]
+    printed = capsys.readouterr().out
+    assert "rate_1_decay_0  diverged" in printed and "rate_0.1_decay_0.001  0.9500" in printed
+    assert not (tmp_path / "out" / "rate_0.1_decay_0").exists()  # Weights of all trainings would fill a disk.
+    (tmp_path / "out" / "rate_0.01_decay_0.json").unlink()  # As if it had been interrupted.
+    grid(network, tmp_path / "out", *rates)
+    assert len(program()) == 8 and program()[7]["learning_rate"] == "0.01"
+
+
+def test_trainings_are_those_of_the_paper(network, tmp_path, program):
+    one = ("--learning_rates=0.1", "--weight_decays=0.001")
+    grid(network, tmp_path / "fine", *one, "--flags=--precision=mixed_bfloat16")
+    grid(network, tmp_path / "random", *one, kind="scratch")
+    fine, _, random, last = program()
+    assert fine["checkpoint"] == network and "checkpoint" not in random
+    assert (fine["train_mode"], random["train_mode"]) == ("finetune", "supervised")
+    assert fine["precision"] == "mixed_bfloat16" and "nouse_blur" in fine and fine["color_jitter_strength"] == "0"
+    assert {fine["optimizer"], fine["momentum"], fine["train_batch_size"], fine["train_steps"]} == {
+        "momentum", "0.9", "256", "30"}
+    assert fine["resnet_depth"] == "10" and fine["image_size"] == "8"
+    assert float(fine["batch_norm_decay"]) == 0.9  # 1 - 10 / (1150 / 256) is less.
+    settings = transfer.training_flags("finetune", transfer.TASKS["food101"], 75750, 0.1, 0.0, 20000)
+    assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
+    for given in (fine, random, last):  # They are settings that run.py takes.
+        values = make_flags()
+        values(["run.py", *(f"--{name}={value}" if value else f"--{name}" for name, value in given.items())])
+        config_lib.from_flags(values)
+
+
+def test_the_grids_are_the_papers():
+    fine, random = transfer.GRIDS["finetune"], transfer.GRIDS["scratch"]
+    assert (fine.steps, random.steps) == (20_000, 40_000)
+    np.testing.assert_allclose(np.log10(fine.learning_rates), np.linspace(-4, -1, 7))
+    np.testing.assert_allclose(np.log10(random.learning_rates), np.linspace(-3, 0, 7))
+    assert fine.weight_decays[0] == 0
+    np.testing.assert_allclose(np.log10(fine.weight_decays[1:]), np.linspace(-6, -3, 7))
+    np.testing.assert_allclose(np.log10(random.weight_decays), np.linspace(-5, -1.5, 8))
+
+
+@pytest.mark.parametrize("more, words", [
+    (("--learning_rates=2,3", "--weight_decays=0"), "all 2 trainings have diverged: give lower --learning_rates"),
+    (("--learning_rates=0.001", "--weight_decays=0"), "the run ended with status 1 (run.py: error: no disk)")])
+def test_failures_of_trainings_are_told(more, words, network, tmp_path, program, capsys):
+    with pytest.raises(SystemExit) as error:
+        grid(network, tmp_path / "out", *more)
+    told = capsys.readouterr().err
+    assert error.value.code == 2 and words in told and told.count("\n") == 1
+
+
+def test_another_transfer_is_not_overwritten(network, tmp_path, program, capsys):
+    one = ("--learning_rates=0.1", "--weight_decays=0")
+    grid(network, tmp_path / "out", *one)
+    with pytest.raises(SystemExit):
+        grid(network, tmp_path / "out", *one, "--train=train[:50%]")
+    assert "was begun with another train (train): name another directory" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_digits(network, tmp_path):
+    """With run.py itself."""
+    arguments = ("--train=train[:300]", "--test=test[:100]", "--learning_rates=0.1,100", "--weight_decays=0")
+    grid(network, tmp_path / "out", *arguments, "--batch_size=32")
+    results = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert results["learning_rate"] == 0.1 and results["test"] > 0.3
+    saved = np.load(tmp_path / "out" / "predictions.npz")
+    assert (saved["logits"].argmax(1) == saved["labels"]).mean() == results["test"] and len(saved["labels"]) == 100
 
 
 # ------------------------------------------------------------------------------------------------------ significance
@@ -223,11 +351,13 @@ def test_files_are_compared(tmp_path, capsys):
     for name, share in (("good", 0.95), ("bad", 0.6), ("short", 0.6)):
         hits = np.random.default_rng(0).random(200) < share
         rows = slice(0, 100 if name == "short" else 200)
-        np.savez(tmp_path / f"{name}.npz", labels=labels[rows], logits=np.eye(2)[np.where(hits, labels, 1 - labels)][rows])
+        logits = np.eye(2)[np.where(hits, labels, 1 - labels)]
+        np.savez(tmp_path / f"{name}.npz", labels=labels[rows], logits=logits[rows])
     transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
     assert "the difference is significant" in capsys.readouterr().out
     (tmp_path / "no.npz").write_text("nothing")
-    for other, words in (("short", "are not of the same examples"), ("no", "no.npz cannot be read as a file of labels")):
+    for other, words in (("short", "are not of the same examples"),
+                         ("no", "no.npz cannot be read as a file of labels")):
         with pytest.raises(SystemExit):
             transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")])
         told = capsys.readouterr().err
