@@ -117,11 +117,11 @@ def task_of(arguments):
         raise UserError(f"give --task, one of {', '.join(TASKS)}, or --dataset, as for run.py")
     given = {name: getattr(arguments, name) for name in ("dataset", "metric", "train", "validation", "test")}
     given = {name: value for name, value in given.items() if value is not None}
-    if arguments.task is None:
-        return Task(arguments.dataset, **given)
-    task = dataclasses.replace(TASKS[arguments.task], **given)
+    task = dataclasses.replace(TASKS[arguments.task], **given) if arguments.task else Task(arguments.dataset, **given)
     if task.dataset is None:
         raise UserError(f"--task={arguments.task}: TFDS does not have {task.title}: give --dataset=folder:DIR")
+    if task.validation is None and not task.train.isidentifier():
+        raise UserError(f"--train={task.train}: of a part of a split, nothing is held out by itself: give --validation")
     return task
 
 
@@ -314,10 +314,9 @@ class GridSearch:
         pairs = {_name_of(*pair): pair for pair in itertools.product(grid.learning_rates, grid.weight_decays)}
         jobs = [self._job(name, self._task.fit, self._task.choose, *pair, grid.steps)
                 for name, pair in pairs.items() if self._noted(name) is None]
-        with launch.Launcher() as launcher:
-            with contextlib.closing(launcher.run_all(jobs, at_once)) as ended:
-                for job, error in progress.counter(ended, len(jobs), "trainings"):
-                    self._note(job, error)
+        with launch.Launcher() as launcher, contextlib.closing(launcher.run_all(jobs, at_once)) as ended:
+            for job, error in progress.counter(ended, len(jobs), "trainings"):
+                self._note(job, error)
         found = {pair: self._noted(name)["metric"] for name, pair in pairs.items()}
         if set(found.values()) == {None}:
             raise UserError(f"all {len(found)} trainings have diverged: give lower --learning_rates")

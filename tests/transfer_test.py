@@ -95,8 +95,18 @@ def test_l2_is_chosen_on_the_validation_set(sets):
     strengths = sorted(map(float, results["validation"]))
     assert strengths[0] == 1e-6 and strengths[-1] == 1e5
     np.testing.assert_allclose(np.diff(np.log10(strengths)), 11 / 44, atol=0.01)
-    noise = [(np.random.default_rng(seed).normal(size=(80, 40)), np.arange(80) % 2) for seed in range(2)]
-    assert transfer.sweep(*noise, "mean_per_class")[0] > 1  # Noise wants it strong.
+
+
+def test_the_strongest_of_the_best_is_chosen(sets):
+    """Labels to choose by are what one strength predicts: nothing is better, and equals are weaker or no better."""
+    fit, (inputs, _), _ = sets
+    strengths = (1e4, 30.0, 1.0, 1e-3)
+    path = features.logistic_path(*fit)
+    predicted = {l2: path.fit(l2).scores(inputs).argmax(1) for l2 in strengths}
+    for l2 in strengths:
+        best, found = transfer.sweep(fit, (inputs, predicted[l2]), "top_1", strengths)
+        assert found[l2] == 1.0 and best == max(each for each in strengths if found[each] == 1.0)
+    assert len({tuple(labels) for labels in predicted.values()}) == 4  # Else the test would not tell them apart.
 
 
 # ------------------------------------------------------------------------------------------------------- end to end
@@ -116,7 +126,8 @@ def run(*arguments):
 
 def test_linear_transfer_to_digits(network, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:400]", "--test=test[:150]",
+    command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:320]", "--validation=train[320:400]",
+               "--test=test[:150]",
                f"--out={out}")
     run(*command)
     results = json.loads((out / "result.json").read_text())
@@ -150,6 +161,7 @@ def test_linear_transfer_to_a_folder(network, tmp_path, capsys):
 @pytest.mark.parametrize("arguments, words", [
     ((), "give --task, one of food101, "),
     (("--task=birdsnap",), "TFDS does not have Birdsnap: give --dataset=folder:DIR"),
+    (("--dataset=digits", "--train=train[:50%]"), "nothing is held out by itself: give --validation"),
     (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
     (("--dataset=digits", "--metric=mean_average_precision"), "--metric=mean_average_precision does not fit digits")])
 def test_mistakes_are_told_in_one_line(arguments, words, network, tmp_path, capsys):
@@ -196,7 +208,7 @@ with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """A program in place of run.py, which is best at a rate of 0.1 without weight decay. Returns what it was called by."""
+    """A program in place of run.py, best at a rate of 0.1 without weight decay; a function that tells its calls."""
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
     monkeypatch.setattr(transfer, "_ROOT", str(tmp_path / "program"))
@@ -208,7 +220,8 @@ def program(tmp_path, monkeypatch):
 
 
 def grid(network, out, *more, kind="finetune"):
-    transfer.main([kind, f"--checkpoint={network}", "--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2", *more])
+    transfer.main([kind, f"--checkpoint={network}", "--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2",
+                   *more])
 
 
 def test_a_grid_is_searched_and_the_best_is_tested(network, tmp_path, program, capsys):
@@ -276,14 +289,15 @@ def test_another_transfer_is_not_overwritten(network, tmp_path, program, capsys)
     one = ("--learning_rates=0.1", "--weight_decays=0")
     grid(network, tmp_path / "out", *one)
     with pytest.raises(SystemExit):
-        grid(network, tmp_path / "out", *one, "--train=train[:50%]")
-    assert "was begun with another train (train): name another directory" in capsys.readouterr().err
+        grid(network, tmp_path / "out", *one, "--test=test[:50%]")
+    assert "was begun with another test (test): name another directory" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_fine_tuning_on_digits(network, tmp_path):
     """With run.py itself."""
-    arguments = ("--train=train[:300]", "--test=test[:100]", "--learning_rates=0.1,100", "--weight_decays=0")
+    arguments = ("--train=train[:300]", "--validation=train[300:400]", "--test=test[:100]",
+                 "--learning_rates=0.1,100", "--weight_decays=0")
     grid(network, tmp_path / "out", *arguments, "--batch_size=32")
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     assert results["learning_rate"] == 0.1 and results["test"] > 0.3
