@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import platform
 import queue
 import signal
 import subprocess
@@ -121,6 +122,17 @@ class Launcher:
                     self._pass_on(signal.SIGTERM, None)
                 for each in waiting:
                     each.cancel()
+
+
+def processor():
+    """The processor's name, and how many cores this process may use."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:  # There is none on macOS.
+        names = []
+    return names[0] if names else platform.processor() or platform.machine(), len(os.sched_getaffinity(0)) if hasattr(
+        os, "sched_getaffinity") else os.cpu_count()
 
 
 def _share(devices, number, parts):

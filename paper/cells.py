@@ -1,0 +1,211 @@
+"""Runs of `paper.catalogue`'s cells: their commands, each in a process of its own, resumable; and what they gave."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+
+from absl import flags
+
+import config as config_lib
+import launch
+import progress
+from config import UserError
+from paper import catalogue
+
+_RECIPES = "paper/recipes"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OF_DATA = ("--data_dir", "--follow_links", "--nofollow_links")  # flags that run.py and transfer.py share
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+def arguments(cell, scale):
+    """The arguments of a cell's program that do not name its own files."""
+    settings = {**cell.flags, **(cell.small if scale == "small" else {})}
+    written = [config_lib.as_flag(*each) for each in settings.items()]
+    if cell.transfer:
+        return written
+    return [f"--flagfile={_RECIPES}/{cell.recipe if scale == 'paper' else cell.small_recipe}", *written]
+
+
+def command(cell, scale, directory, weights=None, more=()):
+    """What runs a cell, as arguments of Python.
+
+    Args:
+      cell, scale: `catalogue.Cell`; paper or small.
+      directory: of its results.
+      weights: what --checkpoint is to name, if the cell starts from another.
+      more: further arguments of run.py.
+    """
+    start = [f"--checkpoint={weights}"] if cell.start else []
+    if not cell.transfer:
+        return ["run.py", *arguments(cell, scale), *more, *start, f"--model_dir={directory}"]
+    of_data = [flag for flag in more if flag.startswith(_OF_DATA)]
+    others = [flag for flag in more if flag not in of_data] if cell.transfer != "linear" else []
+    return ["transfer.py", cell.transfer, *arguments(cell, scale), *of_data, *start,
+            *([f"--flags={shlex.join(others)}"] if others else []), f"--out={directory}"]
+
+
+def probe_command(cell, config, checkpoint):
+    """What asks a cell's probes of its checkpoint, as arguments of Python."""
+    places = [f"--data_dir={config.data_dir}"] if config.data_dir else []
+    places += ["--follow_links"] if config.follow_links else []
+    return ["-m", "paper.probes", f"--checkpoint={checkpoint}", f"--dataset={config.dataset}",
+            f"--probes={','.join(cell.probes)}", f"--train_split={config.train_split}",
+            f"--test_split={config.eval_split}", *([f"--flags={shlex.join(places)}"] if places else [])]
+
+
+def config_of(wanted):
+    """The `Config` of arguments of run.py."""
+    values = flags.FlagValues()
+    config_lib.define_flags(values)
+    values(["run.py", *(argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in wanted)])
+    return config_lib.from_flags(values)
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+def directory_of(base, study, cell):
+    """Where a cell's results lie."""
+    return os.path.join(base, study, config_lib.slug(cell.name))
+
+
+def read_done(directory):
+    """What was noted of a finished run; None before that."""
+    import metrics  # Here, and below: TensorFlow takes a while, and other commands do without.
+
+    return metrics.read_json(os.path.join(directory, "done.json"))
+
+
+def write_done(directory, done):
+    """Notes that a run is finished."""
+    import metrics
+
+    metrics.write_json(os.path.join(directory, "done.json"), done)
+
+
+class Runner:
+    """Runs cells below one directory, at one scale. What is done is not run again; equal runs are run once."""
+
+    def __init__(self, base, scale, more=()):
+        """Reads what is done.
+
+        Args:
+          base: directory of all results.
+          scale: paper or small.
+          more: further arguments of run.py.
+        """
+        self._base, self._scale, self._more, self._finished = base, scale, list(more), {}
+        for name, study in catalogue.STUDIES.items():
+            for cell in study.cells_of(scale):
+                done = read_done(directory_of(base, name, cell))
+                if done is not None and "same_as" not in done:
+                    self._finished[self._identity(cell, done["arguments"])] = directory_of(base, name, cell)
+
+    def run(self, study, cell):
+        """Runs a cell, and before it the one that it starts from; what it prints goes to run.log.
+
+        Returns:
+          dict: `arguments`, `seconds` (of the last start to its end), `results`, `probes`, `million_parameters`,
+          `hardware`, `commit`; and `same_as`, a directory, if another cell's run is the same one.
+
+        Raises:
+          UserError: the run has failed, or was done with other arguments.
+          stopping.Stopped: the run was stopped; the same call goes on from there.
+        """
+        directory = directory_of(self._base, study, cell)
+        wanted, done = [*arguments(cell, self._scale), *self._more], read_done(directory)
+        if done is not None:
+            if done["arguments"] != wanted:
+                raise UserError(f"{directory} was run with other flags ({' '.join(done['arguments'])}): remove it, or "
+                                "give another --dir")
+            return done
+        os.makedirs(directory, exist_ok=True)
+        there = self._finished.get(self._identity(cell, wanted))
+        if there is None:
+            done = self._run_new(cell, directory, wanted)
+            self._finished[self._identity(cell, wanted)] = directory
+        else:
+            done = {**read_done(there), "arguments": wanted, "same_as": os.path.relpath(there, self._base)}
+        write_done(directory, done)
+        return done
+
+    def _identity(self, cell, wanted):
+        """What tells runs apart."""
+        return (tuple(wanted) if cell.transfer else config_of(wanted)), cell.transfer, cell.start, cell.probes
+
+    def _run_new(self, cell, directory, wanted):
+        weights = self._weights_of(cell.start) if cell.start else None
+        directory, elapsed = os.path.abspath(directory), progress.stopwatch()
+        _call(command(cell, self._scale, directory, weights, self._more), directory)
+        done = dict(arguments=wanted, results=_read(directory, "result.json"), probes={}, hardware=hardware(),
+                    commit=commit())
+        if not cell.transfer:
+            done["million_parameters"] = count_parameters(directory) / 1e6
+        if cell.probes:
+            _call([*probe_command(cell, config_of(wanted), directory), f"--out={directory}/probes.json"], directory)
+            done["probes"] = _read(directory, "probes.json")
+        return dict(done, seconds=round(elapsed()))
+
+    def _weights_of(self, start):
+        """Where the weights lie that a cell starts from; they are made if need be."""
+        study, cell = start[0], catalogue.cell_at(start)
+        done = self.run(study, cell)
+        at = done.get("same_as", os.path.relpath(directory_of(self._base, study, cell), self._base))
+        return os.path.abspath(os.path.join(self._base, at))
+
+
+def _read(directory, name):
+    with open(os.path.join(directory, name), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _call(wanted, directory):
+    """Runs Python with these arguments in the project's folder."""
+    with launch.Launcher() as launcher:
+        launcher.run(launch.Job((sys.executable, *wanted), directory, _ROOT))
+
+
+def count_parameters(directory):
+    """Weights of the encoder in a run's newest checkpoint, the moving statistics of batch norm left out."""
+    import tensorflow as tf
+
+    variables = tf.train.list_variables(tf.train.latest_checkpoint(directory))
+    return sum(math.prod(shape) for name, shape in variables if name.startswith("model/resnet_model/")
+               and "/.OPTIMIZER_SLOT/" not in name and "/moving_" not in name)
+
+
+def hardware():
+    """Processor, its cores, and accelerators, in a line."""
+    import tensorflow as tf
+
+    accelerators = [device.device_type for device in tf.config.list_physical_devices() if device.device_type != "CPU"]
+    name, cores = launch.processor()
+    return ", ".join([name, f"{cores} cores", *(f"{accelerators.count(kind)} x {kind}"
+                                                for kind in sorted(set(accelerators)))])
+
+
+def commit():
+    """The version of the program by git, with + if files were changed; None outside of a repository."""
+    asked = subprocess.run(["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=_ROOT, capture_output=True,
+                           text=True, check=False)
+    return asked.stdout.strip() or None
+
+
+# ---------------------------------------------------------------------------------------------------------- measures
+
+
+LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
+
+
+def accuracy(done):
+    """What a finished cell is judged by: logistic regression on h, linear head, or metric of transfer.py; or None."""
+    results = done["results"]
+    return results.get(LBFGS, results.get(TOP_1, results.get("test")))

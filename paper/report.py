@@ -1,0 +1,286 @@
+"""What the runs of `paper.catalogue`'s cells gave, beside the paper: Markdown, CSV, and one page of HTML."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import io
+import os
+import shlex
+
+import numpy as np
+
+import progress
+import transfer
+from paper import catalogue, cells
+
+_COLUMNS = {  # title -> where it stands in the results of a finished cell
+    "logistic regression": cells.LBFGS, "of g(h)": f"{cells.LBFGS}/projections", "linear head": cells.TOP_1,
+    "top-5": "eval/label_top_5_accuracy", "transfer": "test", "contrastive accuracy": "eval/contrast_acc",
+    "entropy": "eval/contrast_entropy",
+}
+_FEWER = {"top-5"}  # columns that are shown only where the paper has them
+_JUDGED = ("top-1", "mean per class", "mAP")  # the paper's measures that `cells.accuracy` stands beside
+ALPHA = 0.05  # of the permutation test, as in the paper's tables
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+
+def rows_of(name, base, scale):
+    """A study's finished cells, as dicts from titles to values; accuracies of ours are shares, of the paper's in %."""
+    rows = []
+    for cell in catalogue.STUDIES[name].cells_of(scale):
+        directory = cells.directory_of(base, name, cell)
+        done = cells.read_done(directory)
+        if done is not None:
+            rows.append(_row(cell, done, scale, directory))
+    _mark_best(rows)
+    return rows
+
+
+def _row(cell, done, scale, directory):
+    found = {title: done["results"].get(key) for title, key in _COLUMNS.items()}
+    for probe, values in done["probes"].items():
+        found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
+    paper = {f"paper, {measure}": number for measure, number in cell.paper.items()}
+    here = ", ".join(f"{setting} {value}" for setting, value in cell.small.items()) if scale == "small" else ""
+    ours = cells.accuracy(done)
+    judged = next((number for measure, number in cell.paper.items() if measure in _JUDGED), None)
+    difference = None if ours is None or judged is None else 100 * ours - judged
+    parameters = done.get("million_parameters")
+    return {"cell": cell.name, "here": here or None, **paper, **found,
+            "difference": None if difference is None else f"{difference:+.1f}",
+            "minutes": f"{done['seconds'] / 60:.1f}", **cell.data, "accuracy": ours,
+            "million_parameters": None if parameters is None else round(parameters, 3),
+            "_done": done, "_directory": directory}
+
+
+def _mark_best(rows):
+    """In transfer, sets `best`: whether the permutation test finds no difference from the best of a data set.
+
+    Protocols are compared as in the paper: linear evaluation by itself, the trainings of whole networks together.
+    """
+    groups = {}
+    for row in rows:
+        if "protocol" in row:
+            groups.setdefault((row["task"], row["protocol"] == "linear"), []).append(row)
+    for group in groups.values():
+        loaded = {row["cell"]: _scores_of(row) for row in group}
+        best = loaded[max(group, key=lambda row: row["accuracy"])["cell"]]
+        for row in group:
+            labels, scores, metric = loaded[row["cell"]]
+            row["best"] = transfer.compare(labels, best[1], scores, metric)["p"] > ALPHA
+
+
+def _scores_of(row):
+    """Labels, scores and metric of a transfer."""
+    with np.load(os.path.join(row["_directory"], "predictions.npz")) as file:
+        return file["labels"], file["logits"], row["_done"]["results"]["metric"]
+
+
+def _titles(rows, part):
+    """The columns with this part in their titles, in order."""
+    return dict.fromkeys(title for row in rows for title in row if part in title)
+
+
+def shown_table(rows):
+    """Titles, and for each row the texts to be shown; columns that no row has are left out."""
+    shown = ("cell", "here", *_titles(rows, "paper, "), *_COLUMNS, "guess", *_titles(rows, " from "), "difference",
+             "minutes")
+    in_paper = {title.removeprefix("paper, ") for title in _titles(rows, "paper, ")}
+    titles = [title for title in dict.fromkeys(shown) if any(row.get(title) is not None for row in rows)
+              and (title not in _FEWER or title in in_paper)]
+    return titles, [[_shown(title, row) for title in titles] for row in rows]
+
+
+def _shown(title, row):
+    """A value as text: our accuracies in %, as the paper's are."""
+    value = row.get(title)
+    if isinstance(value, float) and "paper" not in title:
+        text = f"{value:.2f}" if title == "entropy" else f"{100 * value:.1f}"
+        return f"**{text}**" if title == "transfer" and row.get("best") else text
+    return "" if value is None else str(value)
+
+
+# ------------------------------------------------------------------------------------------------- Markdown and CSV
+
+
+def markdown(name, rows, scale):
+    """A study as lines of Markdown."""
+    study = catalogue.STUDIES[name]
+    said = f"The paper: {study.finding}" if study.cells else study.finding.capitalize()
+    lines = [f"### {study.title} ({study.source})", f"{said}. Accuracies in %.", ""]
+    if rows:
+        titles, texts = shown_table(rows)
+        lines += _markdown_table(titles, texts)
+    elif study.cells_of(scale):
+        lines += ["Not run."]
+    return [*lines, "", *_markdown_cited(study)]
+
+
+def _markdown_cited(study):
+    if not study.cited:
+        return []
+    titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
+    texts = [[name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited]
+    return ["Cited by the paper:", "", *_markdown_table(["", *titles], texts), ""]
+
+
+def _markdown_table(titles, texts):
+    return [f"| {' | '.join(text.replace('|', '/') for text in row)} |"
+            for row in (titles, ["---"] * len(titles), *texts)]
+
+
+def write_csv(path, rows):
+    """The rows with all their values, for `paper.figures`."""
+    public = [{title: value for title, value in row.items() if not title.startswith("_")} for row in rows]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in public for key in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(public)
+
+
+# ------------------------------------------------------------------------------------------------------ correlations
+
+
+def correlations(base, scale):
+    """Linear evaluation against fine-tuning (paper, B.7), for each share of labels: list of dicts.
+
+    `labels`, `points`: (network, linear accuracy, fine-tuned accuracy), and the coefficients `pearson` and `spearman`,
+    None below three points.
+    """
+    from scipy import stats
+
+    points = {}
+    for name in ("few_labels", "few_labels_broader"):
+        for cell in catalogue.STUDIES[name].cells_of(scale):
+            tuned = cells.read_done(cells.directory_of(base, name, cell))
+            linear = cells.read_done(cells.directory_of(base, cell.start[0], catalogue.cell_at(cell.start)))
+            if tuned and linear:
+                points.setdefault(cell.data["labels"], []).append(
+                    (cell.start[1], cells.accuracy(linear), cells.accuracy(tuned)))
+    return [dict(labels=labels, points=found, **{
+        title: float(function(*list(zip(*found))[1:]).statistic) if len(found) > 2 else None
+        for title, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr))})
+        for labels, found in points.items()]
+
+
+def correlations_markdown(found):
+    """`correlations` as lines of Markdown."""
+    if not found:
+        return []
+    rows = [[each["labels"], network, f"{100 * linear:.1f}", f"{100 * tuned:.1f}"]
+            for each in found for network, linear, tuned in each["points"]]
+    texts = [f"{each['labels']} of the labels: r = {each['pearson']:.2f}, rank correlation {each['spearman']:.2f} "
+             f"({len(each['points'])} networks)." for each in found if each["pearson"] is not None]
+    return ["### Linear evaluation and fine-tuning (Appendix B.7)", "The paper: almost linearly correlated.", "",
+            *_markdown_table(["labels", "network", "linear evaluation", "fine-tuned"], rows), "", *texts, ""]
+
+
+# -------------------------------------------------------------------------------------------------------------- HTML
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em; color: #222; }
+table { border-collapse: collapse; margin: 0.8em 0; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2em 0.7em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+th:first-child, td:first-child { text-align: left; }
+thead th { border-bottom: 2px solid #888; }
+h2 { margin-top: 2em; }
+nav a { margin-right: 0.9em; }
+code { font-size: 12px; }
+.scroll { overflow-x: auto; }
+.cited { color: #666; }
+img { max-width: 100%; }
+"""
+
+
+def write_html(path, names, base, scale):
+    """All studies on one page without other files: ours, the paper's, plots, flags, time, machine and version."""
+    sections, seconds, machines, versions = [], {}, set(), set()
+    for name in progress.track(names, len(names), "report"):
+        rows = rows_of(name, base, scale)
+        sections.append(_section(name, rows, scale))
+        for row in rows:
+            done = row["_done"]
+            seconds[done.get("same_as", row["_directory"])] = done["seconds"]
+            machines.add(done.get("hardware")), versions.add(done.get("commit"))
+    told = "; ".join(sorted(filter(None, machines))), ", ".join(sorted(filter(None, versions)))
+    links = "".join(f'<a href="#{name}">{html.escape(catalogue.STUDIES[name].source)}</a>' for name in names)
+    page = f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>SimCLR: the paper's tables</title>
+<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>
+<h1>The paper's tables, {html.escape(scale)} scale</h1>
+<p>{len(seconds)} runs, {progress.duration(sum(seconds.values()))} in all. {html.escape(told[0])}. Version
+{html.escape(told[1])}. Accuracies in %.</p>
+<nav>{links}</nav>
+{"".join(sections)}</body></html>
+"""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page)
+
+
+def _section(name, rows, scale):
+    study = catalogue.STUDIES[name]
+    parts = [f'<h2 id="{name}">{html.escape(study.title)} <small>({html.escape(study.source)})</small></h2>',
+             f"<p>The paper: {html.escape(study.finding)}.</p>" if study.cells else
+             f"<p>{html.escape(study.finding.capitalize())}.</p>"]
+    if rows:
+        titles, texts = shown_table(rows)
+        parts += [_html_table(titles, texts), _plot(rows), _flags(rows)]
+    elif study.cells_of(scale):
+        parts.append("<p>Not run.</p>")
+    if study.cited:
+        titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
+        parts += ['<p class="cited">Cited by the paper:</p>', _html_table(["", *titles], [
+            [name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited], "cited")]
+    return "\n".join(parts) + "\n"
+
+
+def _html_table(titles, texts, kind=""):
+    def cell(text):
+        bold = text.startswith("**")
+        return f"<td><b>{html.escape(text.strip('*'))}</b></td>" if bold else f"<td>{html.escape(text)}</td>"
+
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    body = "\n".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in texts)
+    return (f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
+            "</div>")
+
+
+def _flags(rows):
+    """What was run, to be unfolded."""
+    lines = "\n".join(f"<tr><td>{html.escape(row['cell'])}</td><td><code>"
+                      f"{html.escape(shlex.join(row['_done']['arguments']))}</code></td></tr>" for row in rows)
+    return f"<details><summary>flags</summary><table>{lines}</table></details>"
+
+
+def _plot(rows):
+    """Our accuracies as bars, the paper's as diamonds, as an image within the page."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in rows if row["accuracy"] is not None]
+    if not rows:
+        return ""
+    figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(rows)))
+    places = np.arange(len(rows))[::-1]
+    axis.barh(places, [100 * row["accuracy"] for row in rows], color="0.6", edgecolor="black", label="ours")
+    papers = [(place, row[f"paper, {measure}"]) for place, row in zip(places, rows) for measure in _JUDGED
+              if row.get(f"paper, {measure}") is not None]
+    if papers:
+        axis.scatter([number for _, number in papers], [place for place, _ in papers], marker="D", color="black",
+                     facecolors="white", label="paper", zorder=3)
+    axis.set_yticks(places, [row["cell"] for row in rows], fontsize=8)
+    axis.set_xlabel("accuracy, %")
+    axis.set_xlim(left=0.8 * min(100 * row["accuracy"] for row in rows))
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+    content = base64.b64encode(buffer.getvalue()).decode()
+    return f'<p><img alt="accuracies" src="data:image/svg+xml;base64,{content}"></p>'
