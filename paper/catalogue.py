@@ -256,8 +256,9 @@ def _transfers(width, rows):
     starts = {"SimCLR": ("linear", _network(width)),
               "supervised": ("supervised_long", _SUPERVISED_ENCODER.format(_network(width))),
               "random": ("linear", _network(width))}  # Of which scratch takes the architecture alone.
-    return tuple(Cell(f"{command}, {encoder}, {task}", dict(task=task), {_TRANSFER_METRICS.get(task, "top-1"): number},
-                      start=starts[encoder], transfer=command, data=dict(task=task, encoder=encoder, protocol=command))
+    folders = {task: dict(dataset=f"folder:data/{task}") for task in ("birdsnap", "aircraft")}  # TFDS has them not.
+    return tuple(Cell(f"{command}, {encoder}, {task}", {"task": task, **folders.get(task, {})},
+                      {_TRANSFER_METRICS.get(task, "top-1"): number}, start=starts[encoder], transfer=command, data=dict(task=task, encoder=encoder, protocol=command))
                  for command, encoder, numbers in rows for task, number in zip(_TASKS, numbers, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The studies' grids: their commands are valid, their numbers are the paper's, and runs are resumed and reported."""
+"""The paper's tables: their commands are valid, their numbers are the paper's, and runs are resumed and reported."""
 
 import csv
 import json
@@ -8,18 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 import pytest
 
 import config as config_lib
+import transfer
 from config import UserError
 from config_test import make_flags
 from conftest import ROOT
-from paper import figures, studies
-
-
-def cell_of(name, cell):
-    return next(each for each in studies.STUDIES[name].cells if each.name == cell)
+from paper import catalogue, cells, figures, tables
 
 
 def config_of(arguments):
@@ -28,33 +26,76 @@ def config_of(arguments):
     return config_lib.from_flags(values)
 
 
-@pytest.mark.parametrize("name", studies.STUDIES)
-def test_commands_are_valid_at_both_scales(name):
-    study = studies.STUDIES[name]
+@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("name", catalogue.STUDIES)
+def test_commands_are_valid(name, scale, tmp_path):
+    study = catalogue.STUDIES[name]
     assert study.small_names is None or set(study.small_names) <= {cell.name for cell in study.cells}
-    for small, cells in ((False, study.cells), (True, study.small_cells())):
-        configs = [config_of(studies.arguments(cell, small)) for cell in cells]
-        assert len(set(configs)) == len(cells)  # Every cell is another run.
-        assert len({config_lib.slug(cell.name) for cell in cells}) == len(cells)
+    seen = set()
+    for cell in study.cells_of(scale):
+        program, *arguments = cells.command(cell, scale, "out", "start" if cell.start else None, ["--data_dir=x"])
+        if program == "run.py":
+            seen.add(config_of(arguments).replace(model_dir=None))
+        else:
+            asked = transfer._parser().parse_args(arguments)
+            assert transfer.task_of(asked) and asked.data_dir == "x"
+            seen.add((cell.start, *arguments))
+        if cell.start is not None:
+            assert catalogue.cell_at(cell.start).transfer is None
+    assert len(seen) == len(study.cells_of(scale))  # Every cell is another run.
+    assert len({config_lib.slug(cell.name) for cell in study.cells_of(scale)}) == len(seen)
+
+
+CHECKED = {  # study -> checksum of all names and numbers, and the sums of the columns of the paper's tables
+    "colour": (4137376146, {"top-1": 372.0}),
+    "colour_supervised": (3650645113, {"top-1": 458.4}),
+    "flip": (3405402469, {"top-1": 127.9}),
+    "broader": (3453527458, {"top-1": 441.2}),
+    "losses": (1678207462, {"top-1": 281.8}),
+    "temperature": (902130001, {"entropy": 23.0, "contrastive accuracy": 489.4, "top-1": 357.0}),
+    "probes": (2303804243, {"h": 363.0, "g(h)": 238.9}),
+    "batches": (1159649609, {"top-1": 3171.2}),
+    "linear": (3448235269, {"top-1": 220.0, "top-5": 274.2, "cited, parameters": 1762, "cited, top-1": 641.5,
+        "cited, top-5": 345.5}),
+    "few_labels": (2154990604, {"top-1": 381.5, "top-5": 515.9, "cited, top-5, 1 %": 376.5,
+        "cited, top-5, 10 %": 846.2, "cited, top-1, 1 %": 78.1, "cited, top-1, 10 %": 343.0}),
+    "few_labels_broader": (3143194067, {"top-1": 621.1, "top-5": 802.3, "cited, top-1": 236.3,
+        "cited, top-5": 283.3}),
+    "supervised_long": (513522919, {"top-1": 1389.8}),
+    "transfer": (2528236339, {"top-1": 2762.7, "mean per class": 1760.4, "mAP": 410.5}),
+    "transfer_1x": (595618866, {"top-1": 2656.6, "mean per class": 1724.5, "mAP": 399.7}),
+    "cifar10": (1352101710, {"top-1": 189.1, "cited, top-1": 91.2}),
+    "formulas": (3592164044, {}),
+    "designs": (1792581122, {}),
+}
 
 
 def test_the_numbers_are_those_of_the_paper():
-    """Sums of each table's columns, added up from the paper's source."""
-    sums = {}
-    for name, study in studies.STUDIES.items():
-        for measure, number in [item for cell in study.cells for item in cell.paper.items()]:
-            sums[name, measure] = round(sums.get((name, measure), 0) + number, 1)
-    assert sums == {
-        ("colour", "top-1"): 372.0, ("colour_supervised", "top-1"): 458.4, ("flip", "top-1"): 127.9,
-        ("broader", "top-1"): 441.2, ("losses", "top-1"): 281.8, ("temperature", "entropy"): 23.0,
-        ("temperature", "contrastive accuracy"): 489.4, ("temperature", "top-1"): 357.0, ("probes", "h"): 363.0,
-        ("probes", "g(h)"): 238.9, ("batches", "top-1"): 3171.2}
+    """They were read twice, once by a program that took them from the paper's source, and agreed."""
+    found = {}
+    for name, study in catalogue.STUDIES.items():
+        sums = {}
+        for where, rows in (("", [cell.paper for cell in study.cells]), ("cited, ", [row for _, row in study.cited])):
+            for measure, number in [item for row in rows for item in row.items() if not isinstance(item[1], str)]:
+                sums[where + measure] = round(sums.get(where + measure, 0) + number, 1)
+        if sums or study.cited:
+            content = json.dumps([[cell.name, cell.paper] for cell in study.cells] + [list(row) for row in study.cited])
+            found[name] = zlib.crc32(content.encode()), sums
+    assert found == CHECKED
+
+
+def test_every_table_of_the_paper_is_there():
+    for number in ("1", "2", "3", "4", "5", "6", "7", "8", "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
+        assert catalogue.find(number)
+    assert catalogue.find("1") == ["colour", "colour_supervised"] and catalogue.find("B.1") == ["batches"]
+    with pytest.raises(UserError, match="9 is no table: name one of pairs, "):
+        catalogue.find("9")
 
 
 def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
-    cells = studies.STUDIES["pairs"].cells
+    cells = catalogue.STUDIES["pairs"].cells
     assert len(cells) == 49
-    configs = [config_of(studies.arguments(cell, False)) for cell in cells]
+    configs = [config_of(cells.arguments(cell, "paper")) for cell in cells]
     assert all(config.branches[1] == () and not config.blurs_views for config in configs)
     assert {config.branches[0] for config in configs if len(config.branches[0]) == 1} == {
         (name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
@@ -62,7 +103,7 @@ def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
 
 
 def test_all_losses_of_table_4_take_negatives_of_one_view():
-    configs = [config_of(studies.arguments(cell, False)) for cell in studies.STUDIES["losses"].cells]
+    configs = [config_of(cells.arguments(cell, "paper")) for cell in catalogue.STUDIES["losses"].cells]
     assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
         ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
         ("nt_xent", False)]
@@ -83,59 +124,59 @@ def calls(monkeypatch):
         if "paper.probes" in command:
             (directory / "probes.json").write_text(json.dumps({"rotation": dict(guess=0.25, h=0.7, z=0.3)}))
             return
-        (directory / "result.json").write_text(json.dumps({studies.LBFGS: 0.5 + 0.01 * len(found), "global_step": 3}))
+        (directory / "result.json").write_text(json.dumps({cells.LBFGS: 0.5 + 0.01 * len(found), "global_step": 3}))
 
-    monkeypatch.setattr(studies, "_call", call)
-    monkeypatch.setattr(studies, "count_parameters", lambda directory: 11_200_000)
+    monkeypatch.setattr(cells, "_call", call)
+    monkeypatch.setattr(cells, "count_parameters", lambda directory: 11_200_000)
     return found
 
 
 def test_what_is_done_is_not_run_again(calls, tmp_path, capsys):
-    studies.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2 and "--data_dir=a b" in calls[0] and "--norandom_flip" in calls[1]
     assert "2/2  flip: without  0.5200" in capsys.readouterr().out
-    studies.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2
     (tmp_path / "flip" / "without" / "done.json").unlink()  # As if it had been interrupted.
-    studies.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert calls[2] == calls[1]
 
 
 def test_the_same_run_of_another_study_is_taken(calls, tmp_path, capsys):
-    studies.main(["run", "colour", f"--dir={tmp_path}"])
+    tables.main(["run", "colour", f"--dir={tmp_path}"])
     assert len(calls) == 6
-    studies.main(["run", "flip", f"--dir={tmp_path}"])  # With flips it is the colours' third.
+    tables.main(["run", "flip", f"--dir={tmp_path}"])  # With flips it is the colours' third.
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
     assert "colour: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
-    taken = studies.read_done(tmp_path / "flip" / "with")
-    assert taken["arguments"] == studies.arguments(cell_of("flip", "with"), small=True)
-    studies.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Another seed is another run.
+    taken = cells.read_done(tmp_path / "flip" / "with")
+    assert taken["arguments"] == cells.arguments(catalogue.cell_at(("flip", "with")), "small")
+    tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Another seed is another run.
     assert len(calls) == 13
 
 
 def test_other_flags_are_refused(calls, tmp_path, capsys):
-    studies.main(["run", "flip", f"--dir={tmp_path}"])
+    tables.main(["run", "flip", f"--dir={tmp_path}"])
     with pytest.raises(SystemExit) as error:
-        studies.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
+        tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
     assert error.value.code == 2 and len(calls) == 2
     told = capsys.readouterr().err
     assert "was run with other flags" in told and told.count("\n") == 1
 
 
 def test_probes_are_asked_of_what_was_run(calls, tmp_path):
-    studies.run_cell(cell_of("probes", "rotation"), str(tmp_path / "cell"), ["--data_dir=x"])
+    cells.Runner(str(tmp_path), "small", ["--data_dir=x"]).run("probes", catalogue.cell_at(("probes", "rotation")))
     run, probes = calls
     assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
     assert {"--probes=rotation", "--dataset=cifar10", "--train_split=train[:20%]", "--test_split=test",
             "--flags=--data_dir=x"} <= set(probes)
-    assert studies.read_done(tmp_path / "cell")["probes"]["rotation"]["h"] == 0.7
+    assert cells.read_done(tmp_path / "probes" / "rotation")["probes"]["rotation"]["h"] == 0.7
 
 
 def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
-    studies.main(["run", "colour", f"--dir={tmp_path}"])
+    tables.main(["run", "colour", f"--dir={tmp_path}"])
     capsys.readouterr()
-    studies.main(["report", "colour", "flip", f"--dir={tmp_path}"])
+    tables.main(["report", "colour", "flip", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     assert "### Strength of colour distortion, contrastive (Table 1)" in printed
     assert ("| cell | paper, top-1 | logistic regression | minutes |\n| --- | --- | --- | --- |\n"
@@ -149,9 +190,9 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
 
 @pytest.mark.parametrize("study, figure", [("pairs", "pairs"), ("batches", "batches"), ("networks", "parameters")])
 def test_reports_can_be_drawn(study, figure, calls, tmp_path, capsys):
-    studies.main(["run", study, f"--dir={tmp_path}"])
+    tables.main(["run", study, f"--dir={tmp_path}"])
     capsys.readouterr()
-    studies.main(["report", study, f"--dir={tmp_path}"])
+    tables.main(["report", study, f"--dir={tmp_path}"])
     what_is_smaller = "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
     assert (what_is_smaller in capsys.readouterr().out) == (study == "batches")
     figures.main([figure, f"--csv={tmp_path / study}.csv", f"--out={tmp_path}"])
@@ -166,16 +207,16 @@ time.sleep(60)
 """
 
 
-def test_a_run_that_fails_ends_the_studies(tmp_path):
+def test_a_run_that_fails_ends_the_runs(tmp_path):
     with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\): see .*run.log"):
-        studies._call([sys.executable, "-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
+        cells._call([sys.executable, "-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
                       str(tmp_path))
 
 
 def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
-    """The studies wait for it, end with its status, and leave no process behind."""
-    code = ("import sys\nfrom paper import studies\n"
-            f"studies._call([sys.executable, '-c', {_STOPS!r}], {str(tmp_path)!r})")
+    """The program waits for it, ends with its status, and leaves no process behind."""
+    code = ("import sys\nfrom paper import cells\n"
+            f"cells._call([sys.executable, '-c', {_STOPS!r}], {str(tmp_path)!r})")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         while "training" not in ((tmp_path / "run.log").read_text() if (tmp_path / "run.log").exists() else ""):
             assert process.poll() is None
@@ -187,28 +228,28 @@ def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
 
 def test_what_cannot_be_run_or_judged_is_told(calls, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
-        studies.main(["run", "flip", "flop", f"--dir={tmp_path}"])
+        tables.main(["run", "flip", "flop", f"--dir={tmp_path}"])
     assert not calls and "flop is no study" in capsys.readouterr().err
-    studies.main(["run", "flip", f"--dir={tmp_path}"])
-    monkeypatch.setattr(studies, "LBFGS", "eval/other")  # As if it had been run with --eval_protocol=knn.
-    studies.main(["run", "flip", f"--dir={tmp_path}"])
+    tables.main(["run", "flip", f"--dir={tmp_path}"])
+    monkeypatch.setattr(cells, "LBFGS", "eval/other")  # As if it had been run with --eval_protocol=knn.
+    tables.main(["run", "flip", f"--dir={tmp_path}"])
     assert "flip: with  no accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_cell_is_run_and_probed(tmp_path, monkeypatch):
-    cell = studies.Cell("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
+    cell = catalogue.Cell("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
                                     train_batch_size=16, proj_out_dim=16, eval_split="test[:64]"), probes=("rotation",))
-    done = studies.run_cell(cell, str(tmp_path / "cell"))
-    assert 0 <= studies.accuracy(done) <= 1 and done["seconds"] > 0
+    done = cells.Runner(str(tmp_path), "small").run("flip", cell)
+    assert 0 <= cells.accuracy(done) <= 1 and done["seconds"] > 0
     assert done["probes"]["rotation"]["guess"] == 0.25
     assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)  # ResNet-10 without its classifier
 
 
 def test_the_program_lists_shows_and_tells_commands():
-    program = [sys.executable, "-m", "paper.studies"]
+    program = [sys.executable, "-m", "paper.tables"]
     listed = subprocess.run([*program, "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert all(name in listed for name in studies.STUDIES)
+    assert all(name in listed for name in catalogue.STUDIES)
     shown = subprocess.run([*program, "show", "losses"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "NT-Xent                 top-1 63.9" in shown
     told = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
