@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import shlex
 import typing
 
 from absl import flags
@@ -608,6 +609,27 @@ def define_flags(flag_values=flags.FLAGS):
                               flag_values=flag_values)
         else:
             _DEFINE[kinds[0]](field.name, field.default, field.metadata["help"], flag_values=flag_values)
+
+
+def from_arguments(arguments, flag="--flags") -> Config:
+    """The `Config` of arguments as on the command line of run.py. Raises `UserError`, which names `flag`."""
+    values = flags.FlagValues()
+    define_flags(values)
+    try:
+        rest = values(["run.py", *arguments])
+    except flags.Error as error:
+        raise UserError(f"{flag}: {first_line(error)}") from error
+    if rest[1:]:
+        raise UserError(f"{flag}: {rest[1]} is not a flag: settings are written --name=value")
+    return from_flags(values)
+
+
+def split_arguments(text, flag="--flags"):
+    """Arguments within a text, quoted as in a shell. Raises `UserError`, which names `flag`."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{flag}={text}: {first_line(error)}") from error
 
 
 def from_flags(flag_values=flags.FLAGS) -> Config:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-
 import absl.logging
 import tensorflow as tf
-from absl import flags
 
 import checkpoint
 import config as config_lib
 import export
 import model as model_lib
-from config import UserError
 
 # Deprecations and retracing inside the libraries are not for the user to mend.
 tf.get_logger().setLevel("ERROR")
@@ -21,15 +17,8 @@ absl.logging.set_verbosity(absl.logging.ERROR)
 
 def parse_flags(text, **defaults):
     """The `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
-    values = flags.FlagValues()
-    config_lib.define_flags(values)
-    try:
-        rest = values(["run.py", *(f"--{name}={value}" for name, value in defaults.items()), *shlex.split(text)])
-    except (flags.Error, ValueError) as error:
-        raise UserError(f"--flags: {config_lib.first_line(error)}") from error
-    if rest[1:]:
-        raise UserError(f"--flags: {rest[1]} is not a flag: settings are written --name=value")
-    return config_lib.from_flags(values)
+    return config_lib.from_arguments(
+        [*(f"--{name}={value}" for name, value in defaults.items()), *config_lib.split_arguments(text)])
 
 
 def load(path):

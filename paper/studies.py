@@ -25,8 +25,6 @@ import signal
 import subprocess
 import sys
 
-from absl import flags
-
 import config as config_lib
 import progress
 import stopping
@@ -35,6 +33,7 @@ from config import UserError
 _RECIPES = "paper/recipes"
 _STOPPED = {stopping.STATUS, *(status for number in (signal.SIGINT, signal.SIGTERM)
                                for status in (128 + number, -number))}
+_OURS = {"mode", "model_dir", "eval_name", "flagfile"}  # flags that decide where results are
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
@@ -135,17 +134,20 @@ def _temperatures():
     """Table 5."""
     rows = [(True, 0.05, 1.0, 90.5, 59.7), (True, 0.1, 4.5, 87.8, 64.4), (True, 0.5, 8.2, 68.2, 60.7),
             (True, 1.0, 8.3, 59.1, 58.0), (False, 10.0, 0.5, 91.7, 57.2), (False, 100.0, 0.5, 92.1, 57.0)]
+    measured = dict(eval_protocol="linear_head,contrastive", eval_batch_size=4096)
+    small = dict(eval_protocol="linear_head,lbfgs,contrastive", eval_batch_size=256)
     return tuple(Cell(f"{'l2 norm' if norm else 'no norm'}, {temperature:g}", dict(
-        hidden_norm=norm, temperature=temperature), {"entropy": entropy, "contrastive accuracy": right, "top-1": top_1})
+        hidden_norm=norm, temperature=temperature, **measured),
+        {"entropy": entropy, "contrastive accuracy": right, "top-1": top_1}, small)
         for norm, temperature, entropy, right, top_1 in rows)
 
 
 def _heads():
     """Figure 8: the head's form and the size of its output."""
-    sizes = (32, 64, 128, 256, 512, 1024, 2048)
-    cells = [Cell("none", dict(proj_head_mode="none", eval_protocol="lbfgs"))]
-    cells += [Cell(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol="lbfgs",
-                                          eval_projections=True))
+    sizes, both, small = (32, 64, 128, 256, 512, 1024, 2048), "linear_head,lbfgs", dict(eval_protocol="lbfgs")
+    cells = [Cell("none", dict(proj_head_mode="none", eval_protocol=both), small=small)]
+    cells += [Cell(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol=both,
+                                          eval_projections=True), small=small)
               for mode in ("linear", "nonlinear") for size in sizes]
     return tuple(cells)
 
@@ -161,12 +163,13 @@ _BATCHES = {  # Table B.1: batch -> (linear, square root) of 100, 200, 400 and 8
 
 
 def _batches():
-    """Figure 9 and B.1; at the small scale batches and epochs are a fraction of it."""
+    """Figure 9 and B.1; at the small scale batches are an eighth, and both scalings meet at 512, not at 4096."""
     cells = []
     for batch, rows in _BATCHES.items():
         for epochs, numbers in zip((100, 200, 400, 800), rows, strict=True):
             for (scaling, rate), number in zip((("linear", 0.3), ("sqrt", 0.075)), numbers, strict=True):
                 small = dict(train_batch_size=batch // 8, train_epochs=epochs // 50)
+                small |= dict(learning_rate=round(0.0375 * math.sqrt(512), 4)) if scaling == "linear" else {}
                 cells.append(Cell(
                     f"{scaling} {batch}, {epochs} epochs",
                     dict(train_batch_size=batch, train_epochs=epochs, learning_rate=rate,
@@ -220,7 +223,8 @@ STUDIES = {
         "NT-Logistic, temperature 1.0, rate 0.1")),
     "temperature": Study(
         "Temperature and l2 norm", "Table 5", "both matter; without the norm the task is solved better, and the "
-        "representation is worse", _temperatures()),
+        "representation is worse (entropy and contrastive accuracy are among 4096 images; at the small scale 256)",
+        _temperatures()),
     "heads": Study(
         "Projection heads", "Figure 8", "nonlinear is better than linear (3 %), and much better than none (10 %); h is "
         "better than g(h) (10 %); the size does not matter", _heads(),
@@ -288,8 +292,12 @@ def read_done(directory):
 
 def _finished(base):
     """What was noted of all finished runs below a directory: (`Config`, probes) -> dict."""
-    places = [directory_of(base, name, cell) for name, study in STUDIES.items() for cell in study.small_cells()]
-    return {(config_of(done["arguments"]), tuple(done["probes"])): done for done in map(read_done, places) if done}
+    found = {}
+    for place in (directory_of(base, name, cell) for name, study in STUDIES.items() for cell in study.small_cells()):
+        if done := read_done(place):
+            with contextlib.suppress(UserError):  # Flags of another version: no cell of this one is the same run.
+                found[config_of(done["arguments"]), tuple(done["probes"])] = done
+    return found
 
 
 def run_cell(cell, directory, more=(), finished=None):
@@ -311,7 +319,7 @@ def run_cell(cell, directory, more=(), finished=None):
 
     wanted, done = [*arguments(cell, small=True), *more], read_done(directory)
     if done is not None:
-        if done["arguments"] != wanted:
+        if config_of(done["arguments"]) != config_of(wanted):
             raise UserError(f"{directory} was run with other flags ({' '.join(done['arguments'])}): remove it, or give "
                             "another --dir")
         return done
@@ -340,10 +348,8 @@ def run_cell(cell, directory, more=(), finished=None):
 
 def config_of(wanted):
     """The `Config` of arguments of run.py."""
-    values = flags.FlagValues()
-    config_lib.define_flags(values)
-    values(["run.py", *(argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in wanted)])
-    return config_lib.from_flags(values)
+    return config_lib.from_arguments(
+        [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in wanted])
 
 
 def probe_arguments(cell, config, checkpoint):
@@ -368,9 +374,9 @@ def _call(command, directory):
     """Runs a command in the project's folder."""
     log = os.path.join(directory, "run.log")
     with open(log, "a", encoding="utf-8") as file, subprocess.Popen(
-            command, cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT) as process, _passed_on(process):
+            command, cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT) as process, _passed_on(process) as signals:
         status = process.wait()
-    if status in _STOPPED:
+    if status in _STOPPED or signals:  # A run that was about to end ends as ever.
         raise stopping.Stopped(f"stopped in {directory}: the same command goes on from there")
     if status:
         with open(log, encoding="utf-8") as file:
@@ -380,22 +386,32 @@ def _call(command, directory):
 
 @contextlib.contextmanager
 def _passed_on(process):
-    """Within it, SIGINT and SIGTERM go to the process, which saves and ends; this one waits for it.
+    """Within it, SIGINT and SIGTERM go to the process, which saves and ends; this one waits. Yields those that came.
 
     From a terminal the process gets Ctrl-C by itself, too, at the same time, and takes both for one.
     """
-    old = {number: signal.signal(number, lambda number, _: process.send_signal(number))
-           for number in (signal.SIGINT, signal.SIGTERM)}
+    came = []
+
+    def pass_on(number, _):
+        progress.say("stopping: waiting for the run to save")
+        came.append(number)
+        process.send_signal(number)
+
+    old = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield came
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
 
 
 def run_studies(names, base, more):
-    """Runs the small cells of studies, one after the other, saying what they give."""
+    """Runs the small cells of studies, one after the other, saying what they give. Raises as `run_cell`."""
+    for name in sorted(_OURS & {flag.lstrip("-").partition("=")[0] for flag in more}):
+        raise UserError(f"--flags: --{name} is the studies' own: leave it out")
     cells = [(name, cell) for name in names for cell in study_named(name).small_cells()]
+    for _, cell in cells:
+        config_of([*arguments(cell, small=True), *more])  # Mistakes are told before anything is run.
     finished = _finished(base)
     for number, (name, cell) in enumerate(cells, 1):
         done = run_cell(cell, directory_of(base, name, cell), more, finished)
@@ -429,7 +445,8 @@ def report(name, base):
             for probe, values in done["probes"].items():
                 found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
             paper = {f"paper, {measure}": number for measure, number in cell.paper.items()}
-            here = ", ".join(f"{setting} {value}" for setting, value in cell.small.items()) or None
+            here = ", ".join(f"{setting} {value}" for setting, value in cell.small.items()
+                             if setting != "eval_protocol") or None
             rows.append({"cell": cell.name, "here": here, **paper, **found, "minutes": f"{done['seconds'] / 60:.1f}",
                          **cell.data, "accuracy": accuracy(done),
                          "million_parameters": round(done["million_parameters"], 3)})
@@ -527,7 +544,7 @@ def main(argv=None):
         elif asked.command == "commands":
             _commands(asked.study, asked.scale)
         elif asked.command == "run":
-            run_studies(asked.study or list(STUDIES), asked.dir, shlex.split(asked.flags))
+            run_studies(asked.study or list(STUDIES), asked.dir, config_lib.split_arguments(asked.flags))
         else:
             write_reports(asked.study or list(STUDIES), asked.dir)
 
@@ -536,6 +553,8 @@ def main(argv=None):
     except stopping.Stopped as stopped:
         progress.say(str(stopped))
         sys.exit(stopping.STATUS)
+    except KeyboardInterrupt:  # Between two runs.
+        sys.exit(130)
 
 
 if __name__ == "__main__":

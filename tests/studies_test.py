@@ -11,9 +11,7 @@ import time
 
 import pytest
 
-import config as config_lib
 from config import UserError
-from config_test import make_flags
 from conftest import ROOT
 from paper import figures, studies
 
@@ -22,18 +20,12 @@ def cell_of(name, cell):
     return next(each for each in studies.STUDIES[name].cells if each.name == cell)
 
 
-def config_of(arguments):
-    values = make_flags()
-    values(["run.py", *(argument.replace("paper/recipes", str(ROOT / "paper" / "recipes")) for argument in arguments)])
-    return config_lib.from_flags(values)
-
-
 @pytest.mark.parametrize("name", studies.STUDIES)
 def test_commands_are_valid_at_both_scales(name):
     study = studies.STUDIES[name]
     assert study.small_names is None or set(study.small_names) <= {cell.name for cell in study.cells}
     for small, cells in ((False, study.cells), (True, study.small_cells())):
-        configs = [config_of(studies.arguments(cell, small)) for cell in cells]
+        configs = [studies.config_of(studies.arguments(cell, small)) for cell in cells]
         assert len(set(configs)) == len(cells)  # Every cell is another run.
         assert len({studies.slug(cell.name) for cell in cells}) == len(cells)
 
@@ -54,7 +46,7 @@ def test_the_numbers_are_those_of_the_paper():
 def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
     cells = studies.STUDIES["pairs"].cells
     assert len(cells) == 49
-    configs = [config_of(studies.arguments(cell, False)) for cell in cells]
+    configs = [studies.config_of(studies.arguments(cell, False)) for cell in cells]
     assert all(config.branches[1] == () and not config.blurs_views for config in configs)
     assert {config.branches[0] for config in configs if len(config.branches[0]) == 1} == {
         (name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
@@ -62,7 +54,7 @@ def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
 
 
 def test_all_losses_of_table_4_take_negatives_of_one_view():
-    configs = [config_of(studies.arguments(cell, False)) for cell in studies.STUDIES["losses"].cells]
+    configs = [studies.config_of(studies.arguments(cell, False)) for cell in studies.STUDIES["losses"].cells]
     assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
         ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
         ("nt_xent", False)]
@@ -121,6 +113,25 @@ def test_other_flags_are_refused(calls, tmp_path, capsys):
     assert error.value.code == 2 and len(calls) == 2
     told = capsys.readouterr().err
     assert "was run with other flags" in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags, words", [
+    ("--temprature=1", "--flags: Unknown command line flag 'temprature'"), ("x", "--flags: x is not a flag"),
+    ("--seed='1", "--flags=--seed='1: No closing quotation"), ("--mode=train", "--flags: --mode is the studies' own"),
+    ("--temperature=-1", "--temperature=-1")])
+def test_wrong_flags_are_told_before_anything_is_run(flags, words, calls, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        studies.main(["run", "flip", f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
+    told = capsys.readouterr().err
+    assert error.value.code == 2 and words in told and told.count("\n") == 1
+    assert not calls and not (tmp_path / "out").exists()
+
+
+def test_runs_of_another_version_are_left_alone(calls, tmp_path, capsys):
+    (tmp_path / "colour" / "1_2").mkdir(parents=True)
+    (tmp_path / "colour" / "1_2" / "done.json").write_text(json.dumps(dict(arguments=["--gone=1"], probes={})))
+    studies.main(["run", "flip", f"--dir={tmp_path}"])
+    assert len(calls) == 2
 
 
 def test_probes_are_asked_of_what_was_run(calls, tmp_path):
@@ -183,6 +194,21 @@ def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert "Stopped: stopped in" in process.communicate(timeout=30)[1]
     assert (tmp_path / "run.log").read_text() == "training\nsaved\n"
+
+
+def test_a_run_that_ends_as_ever_after_a_signal_was_stopped_nevertheless(tmp_path):
+    code = ("import os, signal, sys\nfrom paper import studies\n"
+            "child = 'import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True); "
+            "time.sleep(1)'\n"
+            f"studies._call([sys.executable, '-c', child], {str(tmp_path)!r})")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        while not (tmp_path / "run.log").exists() or not (tmp_path / "run.log").read_text():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        printed, told = process.communicate(timeout=30)
+    assert "Stopped: stopped in" in told and printed == "stopping: waiting for the run to save\n"
 
 
 def test_what_cannot_be_run_or_judged_is_told(calls, tmp_path, capsys, monkeypatch):
