@@ -169,7 +169,8 @@ class Config:
         identity=True,
     )
     color_jitter_strength: float = setting(
-        1.0, "Strength of colour distortion, except in fine-tuning; 0 leaves it out.", minimum=0, identity=True
+        1.0, "Strength of colour distortion, except in fine-tuning and by --augmentation=autoaugment; 0 leaves it out.",
+        minimum=0, identity=True
     )
     brightness: str = setting(
         "multiplicative",
@@ -533,8 +534,9 @@ def _check_augmentation(config):
     unknown = [name for name in extra if name not in EXTRAS]
     if unknown:
         raise UserError(f"--augment_extra={config.augment_extra}: {unknown[0]} is not known: use {', '.join(EXTRAS)}")
-    if extra and not config.distorts_views:
-        raise UserError("--augment_extra is not for --train_mode=finetune: leave it out")
+    for flag, given in (("augment_extra", extra), ("augmentation", config.augmentation != "simclr")):
+        if given and not config.distorts_views:
+            raise UserError(f"--{flag} is not for --train_mode=finetune, which crops and flips alone: leave it out")
     if config.branches is None:
         return
     if extra:
@@ -544,6 +546,9 @@ def _check_augmentation(config):
         if unknown:
             raise UserError(f"--{flag}={getattr(config, flag)}: {unknown[0]} is not known: use "
                             f"{', '.join(AUGMENTATIONS)}")
+        if {"color", "jitter"} & set(names) and config.color_jitter_strength == 0:
+            raise UserError(f"--{flag}={getattr(config, flag)} distorts nothing with --color_jitter_strength=0: raise "
+                            "it")
     if not config.pretraining:
         raise UserError("--augment_left and --augment_right are for --train_mode=pretrain, which has two views: leave "
                         "them out")
@@ -554,6 +559,9 @@ def _check_augmentation(config):
 
 def _check_loss(config):
     """What belongs to which contrastive loss."""
+    for name, usual in (("contrastive_loss", "nt_xent"), ("negatives", "both"), ("semi_hard", False), ("margin", None)):
+        if getattr(config, name) != usual and not config.pretraining:
+            raise UserError(f"--{name} is for --train_mode=pretrain, which has a contrastive loss: leave it out")
     if config.semi_hard and config.contrastive_loss == "nt_xent":
         raise UserError("--semi_hard is for --contrastive_loss=nt_logistic and margin_triplet: leave it out, nt_xent "
                         "weighs negatives by their hardness")

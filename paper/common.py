@@ -9,6 +9,7 @@ import checkpoint
 import config as config_lib
 import export
 import model as model_lib
+from config import UserError
 
 # Deprecations and retracing inside the libraries are not for the user to mend.
 tf.get_logger().setLevel("ERROR")
@@ -19,6 +20,12 @@ def parse_flags(text, **defaults):
     """The `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
     return config_lib.from_arguments(
         [*(f"--{name}={value}" for name, value in defaults.items()), *config_lib.split_arguments(text)])
+
+
+def check_has_head(model):
+    """Raises `UserError` if a model has no projection head."""
+    if not model.num_proj_layers:
+        raise UserError("--checkpoint has no projection head: name one that has")
 
 
 def load(path):
