@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import shlex
 import typing
 
 from absl import flags
@@ -180,7 +181,8 @@ class Config:
         identity=True,
     )
     color_jitter_strength: float = setting(
-        1.0, "Strength of colour distortion, except in fine-tuning; 0 leaves it out.", minimum=0, identity=True
+        1.0, "Strength of colour distortion, except in fine-tuning and by --augmentation=autoaugment; 0 leaves it out.",
+        minimum=0, identity=True
     )
     brightness: str = setting(
         "multiplicative",
@@ -553,8 +555,9 @@ def _check_augmentation(config):
     unknown = [name for name in extra if name not in EXTRAS]
     if unknown:
         raise UserError(f"--augment_extra={config.augment_extra}: {unknown[0]} is not known: use {', '.join(EXTRAS)}")
-    if extra and not config.distorts_views:
-        raise UserError("--augment_extra is not for --train_mode=finetune: leave it out")
+    for flag, given in (("augment_extra", extra), ("augmentation", config.augmentation != "simclr")):
+        if given and not config.distorts_views:
+            raise UserError(f"--{flag} is not for --train_mode=finetune, which crops and flips alone: leave it out")
     if config.branches is None:
         return
     if extra:
@@ -564,6 +567,9 @@ def _check_augmentation(config):
         if unknown:
             raise UserError(f"--{flag}={getattr(config, flag)}: {unknown[0]} is not known: use "
                             f"{', '.join(AUGMENTATIONS)}")
+        if {"color", "jitter"} & set(names) and config.color_jitter_strength == 0:
+            raise UserError(f"--{flag}={getattr(config, flag)} distorts nothing with --color_jitter_strength=0: raise "
+                            "it")
     if not config.pretraining:
         raise UserError("--augment_left and --augment_right are for --train_mode=pretrain, which has two views: leave "
                         "them out")
@@ -574,6 +580,9 @@ def _check_augmentation(config):
 
 def _check_loss(config):
     """What belongs to which contrastive loss."""
+    for name, usual in (("contrastive_loss", "nt_xent"), ("negatives", "both"), ("semi_hard", False), ("margin", None)):
+        if getattr(config, name) != usual and not config.pretraining:
+            raise UserError(f"--{name} is for --train_mode=pretrain, which has a contrastive loss: leave it out")
     if config.semi_hard and config.contrastive_loss == "nt_xent":
         raise UserError("--semi_hard is for --contrastive_loss=nt_logistic and margin_triplet: leave it out, nt_xent "
                         "weighs negatives by their hardness")
@@ -629,6 +638,27 @@ def define_flags(flag_values=flags.FLAGS):
                               flag_values=flag_values)
         else:
             _DEFINE[kinds[0]](field.name, field.default, field.metadata["help"], flag_values=flag_values)
+
+
+def from_arguments(arguments, flag="--flags") -> Config:
+    """The `Config` of arguments as on the command line of run.py. Raises `UserError`, which names `flag`."""
+    values = flags.FlagValues()
+    define_flags(values)
+    try:
+        rest = values(["run.py", *arguments])
+    except flags.Error as error:
+        raise UserError(f"{flag}: {first_line(error)}") from error
+    if rest[1:]:
+        raise UserError(f"{flag}: {rest[1]} is not a flag: settings are written --name=value")
+    return from_flags(values)
+
+
+def split_arguments(text, flag="--flags"):
+    """Arguments within a text, quoted as in a shell. Raises `UserError`, which names `flag`."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{flag}={text}: {first_line(error)}") from error
 
 
 def from_flags(flag_values=flags.FLAGS) -> Config:

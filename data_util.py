@@ -320,16 +320,19 @@ def random_noise(planes, seeds, deviations=(0.05, 0.25)):
     shape = planes[0].shape[1:]
     draws = rng.normals(seeds, 3 * shape.num_elements())
     low, high = deviations
-    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1), 1))[:, :, tf.newaxis]
+    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1))[:, :, tf.newaxis]
     noise = tf.split(draws, 3, 1)
     return _clip([plane + deviation * tf.reshape(part, [-1, *shape]) for plane, part in zip(planes, noise)])
 
 
 def random_blur(planes, seeds, sigmas=(0.1, 2.0)):
-    """Gaussian blur with a sigma drawn for each image; as `batch_random_blur`, which runs on the device."""
+    """Gaussian blur with a sigma drawn for each image; as `batch_random_blur`, which runs on the device.
+
+    The kernel is a tenth of the image's height, and three pixels at least.
+    """
     low, high = sigmas
     sigma = low + (high - low) * rng.uniforms(seeds, 1)[:, 0]
-    blurred = gaussian_blur(tf.stack(planes, -1), planes[0].shape[1] // 10, sigma)
+    blurred = gaussian_blur(tf.stack(planes, -1), max(planes[0].shape[1] // 10, 2), sigma)
     return _clip(tf.unstack(blurred, axis=-1))
 
 
@@ -350,7 +353,7 @@ def crop_again(planes, seeds, area_range=(0.08, 1.0), flip_probability=0.5):
 
     images = tf.map_fn(crop, (tf.stack(planes, -1), seeds), fn_output_signature=planes[0].dtype)
     planes = tf.unstack(tf.ensure_shape(images, [planes[0].shape[0], height, width, 3]), axis=-1)
-    chosen = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1), 1)[:, 0] < flip_probability, tf.int32)
+    chosen = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1)[:, 0] < flip_probability, tf.int32)
     return image_ops.apply_by_kind(chosen, (_same, lambda planes, _: flip(planes)), _clip(planes), seeds)
 
 
@@ -401,7 +404,7 @@ def broader_policy(strength, brightness, min_area=0.08, flip=True):
 
 
 def extra_operators(names):
-    """What is added to a policy for the transformations of Table 3 to occur, each as often as not."""
+    """What is added to a policy for the transformations of Table 3: all four turns alike, the others half the time."""
     operators = {"rotate": ("quarter_turn", {"turns": (0, 1, 2, 3)}), "noise": ("noise", {"probability": 0.5}),
                  "sobel": ("sobel", {"probability": 0.5})}
     return tuple(operators[name] for name in names)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 
+import progress
 import stopping
 from config import UserError
 
@@ -47,6 +48,7 @@ class Launcher:
             signal.signal(number, handler)
 
     def _pass_on(self, number, _):
+        progress.say("stopping: waiting for what runs to save")
         self._stopped = True
         for process in tuple(self._running):  # Without the lock, which the interrupted thread may hold.
             process.send_signal(number)
@@ -67,7 +69,7 @@ class Launcher:
         visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
         with open(log, "a", encoding="utf-8") as file, self._started(job, file, visible) as process:
             status = process.wait()
-        if status in _STOPPED:
+        if status in _STOPPED or self._stopped:  # A run that was about to end ends as ever.
             raise stopping.Stopped(f"stopped in {job.directory}: the same command goes on from there")
         if status:
             with open(log, encoding="utf-8", errors="replace") as file:

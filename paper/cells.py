@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shlex
 import subprocess
 import sys
-
-from absl import flags
 
 import config as config_lib
 import launch
@@ -19,6 +18,7 @@ from paper import catalogue
 
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = {"mode", "model_dir", "eval_name", "flagfile"}  # flags that decide where results are
 _OF_DATA = ("--data_dir", "--follow_links", "--nofollow_links")  # flags that run.py and transfer.py share
 
 
@@ -63,10 +63,8 @@ def probe_command(cell, config, checkpoint):
 
 def config_of(wanted):
     """The `Config` of arguments of run.py."""
-    values = flags.FlagValues()
-    config_lib.define_flags(values)
-    values(["run.py", *(argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in wanted)])
-    return config_lib.from_flags(values)
+    return config_lib.from_arguments(
+        [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in wanted])
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
@@ -102,11 +100,15 @@ class Runner:
           scale: paper or small.
           more: further arguments of run.py.
         """
+        for name in sorted(_OURS & {flag.lstrip("-").partition("=")[0] for flag in more}):
+            raise UserError(f"--flags: --{name} is the tables' own: leave it out")
         self._base, self._scale, self._more, self._finished = base, scale, list(more), {}
         for name, study in catalogue.STUDIES.items():
             for cell in study.cells_of(scale):
                 done = read_done(directory_of(base, name, cell))
-                if done is not None and "same_as" not in done:
+                if done is None or "same_as" in done:
+                    continue
+                with contextlib.suppress(UserError):  # Flags of another version: no cell of this one is the same run.
                     self._finished[self._identity(cell, done["arguments"])] = directory_of(base, name, cell)
 
     def run(self, study, cell):
@@ -123,7 +125,7 @@ class Runner:
         directory = directory_of(self._base, study, cell)
         wanted, done = [*arguments(cell, self._scale), *self._more], read_done(directory)
         if done is not None:
-            if done["arguments"] != wanted:
+            if self._identity(cell, done["arguments"]) != self._identity(cell, wanted):
                 raise UserError(f"{directory} was run with other flags ({' '.join(done['arguments'])}): remove it, or "
                                 "give another --dir")
             return done
@@ -136,6 +138,10 @@ class Runner:
             done = {**read_done(there), "arguments": wanted, "same_as": os.path.relpath(there, self._base)}
         write_done(directory, done)
         return done
+
+    def check(self, cell):
+        """Raises `UserError` if the arguments of a cell are wrong."""
+        self._identity(cell, [*arguments(cell, self._scale), *self._more])
 
     def _identity(self, cell, wanted):
         """What tells runs apart."""

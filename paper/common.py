@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 import absl.logging
 import tensorflow as tf
-from absl import flags
 
 import checkpoint
 import config as config_lib
@@ -21,15 +18,14 @@ absl.logging.set_verbosity(absl.logging.ERROR)
 
 def parse_flags(text, **defaults):
     """The `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
-    values = flags.FlagValues()
-    config_lib.define_flags(values)
-    try:
-        rest = values(["run.py", *(f"--{name}={value}" for name, value in defaults.items()), *shlex.split(text)])
-    except (flags.Error, ValueError) as error:
-        raise UserError(f"--flags: {config_lib.first_line(error)}") from error
-    if rest[1:]:
-        raise UserError(f"--flags: {rest[1]} is not a flag: settings are written --name=value")
-    return config_lib.from_flags(values)
+    return config_lib.from_arguments(
+        [*(f"--{name}={value}" for name, value in defaults.items()), *config_lib.split_arguments(text)])
+
+
+def check_has_head(model):
+    """Raises `UserError` if a model has no projection head."""
+    if not model.num_proj_layers:
+        raise UserError("--checkpoint has no projection head: name one that has")
 
 
 def load(path):

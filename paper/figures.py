@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
 
 if __name__ == "__main__":
@@ -64,7 +65,11 @@ def save(figure, columns, rows, out, name):
 
 
 def read_csv(path, columns, numbers=()):
-    """The rows of a CSV file as dicts. Raises `UserError` if it has not these columns, or no `numbers` in some."""
+    """The rows of a CSV file that have an accuracy, as dicts, `numbers` as floats.
+
+    Raises:
+      UserError: it has not these columns, or no sound numbers in some.
+    """
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -74,14 +79,24 @@ def read_csv(path, columns, numbers=()):
     if missing:
         raise UserError(f"--csv={path} has no column {missing[0]}: it must have {', '.join(columns)}, and a row at "
                         "least")
+    rows = [row for row in rows if row["accuracy"]]  # A run that was not judged leaves it empty.
+    if not rows:
+        raise UserError(f"--csv={path} has no row with an accuracy: it must have one at least")
     for row in rows:
         for column in numbers:
-            try:
-                float(row[column])
-            except ValueError as error:
-                raise UserError(f"--csv={path}: {row[column]!r} is no number: {column} must be one, and accuracies "
-                                "between 0 and 1") from error
+            row[column] = _number(path, column, row[column])
     return rows
+
+
+def _number(path, column, text):
+    highest = 1 if column == "accuracy" else math.inf
+    try:
+        number = float(text)
+    except (TypeError, ValueError):  # None where a row is too short
+        number = math.nan
+    if not 0 <= number <= highest or math.isinf(number):
+        raise UserError(f"--csv={path}: {column} {text} is no number{' from 0 to 1' if highest == 1 else ' above 0'}")
+    return number
 
 
 def read_images(paths):
@@ -106,22 +121,25 @@ def _panels(rows, columns, size=1.9):
 
 
 _OPERATORS = {  # title -> names for `data_util.branch_policy`, applied to the centre of the image
-    "original": (), "crop, resize, flip": ("crop",), "colour drop": ("drop",), "colour jitter": ("jitter",),
+    "original": (), "crop, resize": ("crop",), "crop, resize, flip": ("crop",), "colour drop": ("drop",),
+    "colour jitter": ("jitter",),
     "rotate": ("rotate",), "cutout": ("cutout",), "Gaussian noise": ("noise",), "Gaussian blur": ("blur",),
     "Sobel": ("sobel",), "equalize": ("equalize",), "solarize": ("solarize",), "motion blur": ("motion_blur",),
     "AutoAugment": ("autoaugment",), "crop and colour": ("crop", "color"),
 }
 
 
-def operators(images, out, size=160):
+def operators(image, out, size=160):
     """All operators on an image (Figure 4, and more), three draws of each that draws."""
-    image = data_util.preprocess_for_eval(tf.image.convert_image_dtype(images[0], tf.float32), size, crop=False)
-    figure, axes = _panels(len(_OPERATORS) // 2, 6)
+    image = data_util.preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), size, crop=False)
+    figure, axes = _panels(-(-len(_OPERATORS) // 2), 6)
+    for axis in axes.flat[3 * len(_OPERATORS):]:
+        axis.axis("off")
     rows = []
     for number, (title, names) in enumerate(_OPERATORS.items()):
         for draw in range(3):
             seeds = tf.constant([[draw, _SEED]], tf.int64)
-            policy = data_util.branch_policy(names, 1.0, "multiplicative")
+            policy = data_util.branch_policy(names, 1.0, "multiplicative", flip=title != "crop, resize")
             if len(names) == 1:  # Shown by itself, it is shown to do something.
                 policy = [(name, {**parameters, "probability": 1.0}) for name, parameters in policy]
             planes = data_util.finish_by_policy(image_ops.to_planes(image[tf.newaxis]), policy, seeds)
@@ -153,16 +171,15 @@ def views(config, out, count=8):
 def histograms(images, out, size=160):
     """Pixel intensities, over all channels, of crops without and with colour distortion (Figure 6)."""
     crop = data_util.crop_and_flip_policy()
-    policies = {"without": crop, "with": data_util.simclr_policy(1.0, "multiplicative")}
+    distorted = [(step, {**options, "probability": 1.0} if step == "color_jitter" else options)
+                 for step, options in data_util.simclr_policy(1.0, "multiplicative")]
+    policies = {"without": crop, "with": distorted}  # The same crops in both; colours always distorted.
     figure, axes = plt.subplots(len(images), 2 * _CROPS, figsize=(1.5 * 2 * _CROPS, 1.4 * len(images) + 0.4),
                                 sharex=True, sharey=True, squeeze=False)
     rows = []
     for row, image in enumerate(images):
         for block, (name, policy) in enumerate(policies.items()):
             for draw in range(_CROPS):
-                # The same crops in both blocks; colours always distorted in the second.
-                policy = [(step, {**options, "probability": 1.0} if step == "color_jitter" else options)
-                          for step, options in policy]
                 view = data_util.apply_policy(image, policy, tf.constant([draw, _SEED], tf.int64), size).numpy()
                 counts, edges = np.histogram(view, 32, (0, 1))
                 axis = axes[row, block * _CROPS + draw]
@@ -171,7 +188,6 @@ def histograms(images, out, size=160):
                 if row == 0 and draw == 0:
                     axis.set_title(f"{name} colour distortion", fontsize=9, loc="left")
                 rows += [(row, name, draw, f"{edge:.5f}", count) for edge, count in zip(edges, counts)]
-    axes[0, 0].set_ylim(0, 0.35)
     figure.supxlabel("intensity", fontsize=9)
     figure.supylabel("share of values", fontsize=9)
     return save(figure, ("image", "colour_distortion", "crop", "bin_from", "values"), rows, out, "histograms")
@@ -201,9 +217,10 @@ def eigenvalues(path, out):
 
 
 def tsne(model, config, split, out, most=1000):
-    """t-SNE of h and of z = g(h) for the first ten classes of a data set (paper, B.4)."""
+    """t-SNE of h and of z = g(h) for the first ten classes of a data set (paper, B.4: ten that were drawn)."""
     from sklearn import manifold
 
+    common.check_has_head(model)
     source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
     sources.check_split(source, "split", split)
     if not source.class_names:
@@ -249,7 +266,7 @@ def pairs(path, out):
     names = list(dict.fromkeys([row["first"] for row in rows] + [row["second"] for row in rows]))
     grid = np.full([len(names), len(names) + 1], np.nan)
     for row in rows:
-        grid[names.index(row["first"]), names.index(row["second"])] = 100 * float(row["accuracy"])
+        grid[names.index(row["first"]), names.index(row["second"])] = 100 * row["accuracy"]
     filled = ~np.isnan(grid[:, :-1])
     grid[:, -1] = np.where(filled.any(1), np.where(filled, grid[:, :-1], 0).sum(1) / np.maximum(filled.sum(1), 1),
                            np.nan)
@@ -279,9 +296,9 @@ def batches(path, out):
     bars = {}
     for row in rows:
         series = bars.setdefault((row.get("scaling") or "", int(row["batch_size"])), {})
-        if series.setdefault(int(row["epochs"]), float(row["accuracy"])) != float(row["accuracy"]):
-            raise UserError(f"--csv={path} has two accuracies for batch {row['batch_size']}, {row['epochs']} epochs: "
-                            "tell them apart by a column scaling, or leave one out")
+        if series.setdefault(int(row["epochs"]), row["accuracy"]) != row["accuracy"]:
+            raise UserError(f"--csv={path} has two accuracies for batch {row['batch_size']:g}, {row['epochs']:g} "
+                            "epochs: tell them apart by a column scaling, or leave one out")
     epochs = sorted({epoch for series in bars.values() for epoch in series})
     figure, axis = plt.subplots(figsize=(2 + 1.2 * len(epochs), 3))
     width = 0.8 / len(bars)
@@ -306,7 +323,7 @@ def parameters(path, out):
     figure, axis = plt.subplots(figsize=(6, 4))
     for number, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         found = [row for row in rows if row["group"] == group]
-        x, y = ([float(row[name]) * scale for row in found] for name, scale in (("million_parameters", 1),
+        x, y = ([row[name] * scale for row in found] for name, scale in (("million_parameters", 1),
                                                                               ("accuracy", 100)))
         axis.scatter(x, y, marker=_MARKERS[number % len(_MARKERS)], color=plt.cm.Greys(0.9 - 0.25 * (number % 3)),
                      edgecolors="black", label=group)
@@ -329,8 +346,11 @@ def _parser():
     for name in ("operators", "views", "histograms", "eigenvalues", "tsne", "pairs", "batches", "parameters"):
         kind = kinds.add_parser(name, help=globals()[name].__doc__.split("\n")[0])
         kind.add_argument("--out", default="figures", help="directory of the results")
-        if name in ("operators", "histograms"):
-            kind.add_argument("--image", action="append", help="an image file; unset: photographs of scikit-learn")
+        if name == "operators":
+            kind.add_argument("--image", help="an image file; unset: a photograph of scikit-learn")
+        if name == "histograms":
+            kind.add_argument("--image", action="append", help="an image file, as often as wanted; unset: two "
+                              "photographs of scikit-learn")
         if name in ("eigenvalues", "tsne"):
             kind.add_argument("--checkpoint", required=True, help="any SimCLR network, as for run.py")
         if name in ("views", "tsne"):
@@ -346,8 +366,10 @@ def _parser():
 def make(arguments):
     """Makes the figure that parsed arguments ask for; returns the path of the PNG file. Raises `UserError`."""
     name, out = arguments.name, arguments.out
-    if name in ("operators", "histograms"):
-        return globals()[name](read_images(arguments.image), out)
+    if name == "operators":
+        return operators(read_images(arguments.image and [arguments.image])[0], out)
+    if name == "histograms":
+        return histograms(read_images(arguments.image), out)
     if name == "eigenvalues":
         return eigenvalues(arguments.checkpoint, out)
     if name in ("pairs", "batches", "parameters"):

@@ -11,7 +11,6 @@ Images are evaluation crops, each transformed or not by chance. For a row of the
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 
 if __name__ == "__main__":
@@ -23,7 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 import data_util
+import embeddings
 import image_ops
+import metrics
 import progress
 import rng
 import sources
@@ -105,8 +106,7 @@ def run_probes(model, config, probes, train_split, test_split):
     unknown = [name for name in probes if name not in PROBES]
     if unknown or not probes:
         raise UserError(f"--probes={','.join(probes)}: use {', '.join(PROBES)}")
-    if not model.num_proj_layers:
-        raise UserError("--checkpoint has no projection head: name one that has")
+    common.check_has_head(model)
     source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
     for flag, split in (("train_split", train_split), ("test_split", test_split)):
         sources.check_split(source, flag, split)
@@ -137,16 +137,16 @@ def main(argv=None):
     arguments = _parser().parse_args(argv)
 
     def work():
+        embeddings.check_place("--out", arguments.out)
         model, size = common.load(arguments.checkpoint)
         config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]
         results = run_probes(model, config, probes, arguments.train_split, arguments.test_split)
-        if arguments.out:
-            with open(arguments.out, "w", encoding="utf-8") as file:
-                json.dump(results, file, indent=2)
         rows = [(probe, f"guess {found['guess']:.3f}   h {found['h']:.3f}   g(h) {found['z']:.3f}")
                 for probe, found in results.items()]
         progress.say(progress.table(f"what can be told from {arguments.checkpoint}", rows))
+        if arguments.out:
+            metrics.write_json(arguments.out, results)
 
     progress.run_command("paper.probes", work)
 

@@ -45,7 +45,8 @@ def _row(cell, done, scale, directory):
     for probe, values in done["probes"].items():
         found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
     paper = {f"paper, {measure}": number for measure, number in cell.paper.items()}
-    here = ", ".join(f"{setting} {value}" for setting, value in cell.small.items()) if scale == "small" else ""
+    smaller = cell.small.items() if scale == "small" else ()
+    here = ", ".join(f"{setting} {value}" for setting, value in smaller if setting != "eval_protocol")
     ours = cells.accuracy(done)
     judged = next((number for measure, number in cell.paper.items() if measure in _JUDGED), None)
     difference = None if ours is None or judged is None else 100 * ours - judged

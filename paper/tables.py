@@ -17,6 +17,7 @@ import os
 import shlex
 import sys
 
+import config as config_lib
 import progress
 import stopping
 from config import UserError
@@ -67,6 +68,8 @@ def _run(names, scale, base, more):
     """Runs cells one after the other, saying what they give."""
     chosen = [(name, cell) for name in names for cell in catalogue.STUDIES[name].cells_of(scale)]
     runner = cells.Runner(base, scale, more)
+    for _, cell in chosen:
+        runner.check(cell)  # Mistakes are told before anything is run.
     for number, (name, cell) in enumerate(chosen, 1):
         done = runner.run(name, cell)
         found = cells.accuracy(done)
@@ -126,7 +129,7 @@ def main(argv=None):
         elif asked.command == "commands":
             _commands(asked.table, asked.scale, asked.dir)
         elif asked.command == "run":
-            _run(_chosen(asked.table), asked.scale, asked.dir, shlex.split(asked.flags))
+            _run(_chosen(asked.table), asked.scale, asked.dir, config_lib.split_arguments(asked.flags))
         else:
             _report(_chosen(asked.table), asked.scale, asked.dir)
 
@@ -135,6 +138,8 @@ def main(argv=None):
     except stopping.Stopped as stopped:
         progress.say(str(stopped))
         sys.exit(stopping.STATUS)
+    except KeyboardInterrupt:  # Between two runs.
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The studies' random operators and policies: ranges, chances, one branch and the other, AutoAugment."""
 
+import zlib
+
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -80,6 +82,12 @@ def test_blur_is_scipys_with_a_sigma_of_its_own_for_each_image():
     assert sigmas.min() < 0.3 and sigmas.max() > 1.8
 
 
+def test_small_images_are_blurred_too():
+    results = apply(data_util.random_blur, photographs(12, 12)[0], count=50)
+    sigmas = 0.1 + 1.9 * rng.uniforms(seeds_of(50), 1).numpy()[:, 0]
+    assert (np.abs(results - photographs(12, 12)[0] / 255).max((1, 2, 3))[sigmas > 0.5] > 0.02).all()
+
+
 def test_motion_blur_keeps_the_mean_and_is_of_several_directions():
     point = np.zeros([31, 31, 3], np.uint8)
     point[15, 15] = 255
@@ -102,6 +110,21 @@ def test_a_second_crop_is_a_window_of_the_first_flipped_half_of_the_times():
     np.testing.assert_allclose(whole, np.stack([ramp / 255] * 3), atol=1e-6)
 
 
+@pytest.mark.parametrize("second, is_drawn_high", [
+    ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),  # by 270 degrees
+    ("color", lambda one, both: both.mean((1, 2, 3)) > one.mean((1, 2, 3)))])
+def test_operators_of_a_branch_are_independent(second, is_drawn_high):
+    """Whether the crop was flipped, against what the next operator has drawn."""
+    ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 5, np.arange(24) * 5, 0), -1) / 255
+    planes = image_ops.to_planes(tf.constant(np.repeat(ramp[np.newaxis], COUNT, 0), tf.float32))
+    one, both = (image_ops.from_planes(list(data_util.finish_by_policy(
+        planes, data_util.branch_policy(names, 1.0, "multiplicative"), seeds_of(COUNT)))).numpy()
+        for names in (["crop"], ["crop", second]))
+    flipped = one[:, 12, 16, 1] < one[:, 12, 8, 1]
+    table = np.histogram2d(flipped, is_drawn_high(one, both), 2)[0]
+    assert table.sum(0).min() > 40 and scipy.stats.chi2_contingency(table).pvalue > 1e-3, table
+
+
 # ---------------------------------------------------------------------------------------------------- autoaugment
 
 
@@ -120,6 +143,11 @@ def by_pil(image, name, level, sign):
     if name == "solarize":
         return ImageOps.solarize(image, 256 - 256 * share)
     return getattr(ImageOps, name)(image)
+
+
+def test_the_policy_is_the_published_one():
+    """A checksum of the 25 pairs, which were compared with Cubuk et al. (2019), table 9."""
+    assert zlib.crc32(repr(autoaugment.SUB_POLICIES).encode()) == 1486113717
 
 
 def test_autoaugment_is_one_of_its_pairs():
@@ -234,6 +262,8 @@ def test_extras_come_after_the_policy_as_often_as_not():
 @pytest.mark.parametrize("settings, words", [
     (dict(augment_extra="rotat"), "--augment_extra=rotat: rotat is not known: use rotate, noise, sobel"),
     (dict(augment_extra="noise", train_mode="finetune"), "--augment_extra is not for --train_mode=finetune"),
+    (dict(augmentation="broader", train_mode="finetune"), "--augmentation is not for --train_mode=finetune"),
+    (dict(augment_right="sobel,color", color_jitter_strength=0.0), "--augment_right=sobel,color distorts nothing"),
     (dict(augment_extra="noise", augment_left="crop"), "name it there"),
     (dict(augment_left="crop,colour"), "--augment_left=crop,colour: colour is not known: use crop, color"),
     (dict(augment_right="x"), "--augment_right=x"),

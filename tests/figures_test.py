@@ -114,7 +114,11 @@ def test_a_table_without_its_columns_is_told(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text, words", [
-    ("epochs,batch_size,accuracy\n1,8,58 %\n", "'58 %' is no number: accuracy must be one"),
+    ("epochs,batch_size,accuracy\n1,8,58 %\n", "accuracy 58 % is no number from 0 to 1"),
+    ("epochs,batch_size,accuracy\n1,8,58\n", "accuracy 58 is no number from 0 to 1"),
+    ("epochs,batch_size,accuracy\n1,8,nan\n", "accuracy nan is no number from 0 to 1"),
+    ("epochs,accuracy,batch_size\n1,0.5,8\n1,0.5\n", "batch_size None is no number above 0"),
+    ("epochs,batch_size,accuracy\n1,8,\n", "has no row with an accuracy"),
     ("epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n", "has two accuracies for batch 8, 1 epochs")])
 def test_a_table_that_cannot_be_drawn_is_told(text, words, tmp_path, capsys):
     with pytest.raises(SystemExit):
@@ -126,6 +130,20 @@ def test_scalings_are_bars_of_their_own(tmp_path):
     rows = make(tmp_path, "batches", write_csv(
         tmp_path / "in.csv", "scaling,epochs,batch_size,accuracy\nlinear,1,8,0.5\nsqrt,1,8,0.6\n"))
     assert rows == [["linear", "8", "1", "0.5"], ["sqrt", "8", "1", "0.6"]]
+
+
+def test_runs_without_an_accuracy_are_left_out(tmp_path):
+    rows = make(tmp_path, "batches", write_csv(
+        tmp_path / "in.csv", "epochs,batch_size,accuracy\n1,8.0,0.5\n1,16,\n"))
+    assert rows == [["", "8", "1", "0.5"]]
+
+
+def test_a_network_without_a_head_has_no_z(tmp_path, capsys):
+    model = model_lib.build_model(Config(**{**SMALL, "proj_head_mode": "none"}), 10)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
+    with pytest.raises(SystemExit):
+        figures.main(["tsne", f"--checkpoint={path}", "--dataset=digits", "--flags=--image_size=8"])
+    assert "--checkpoint has no projection head" in capsys.readouterr().err
 
 
 def test_few_images_are_enough_for_views(tmp_path):

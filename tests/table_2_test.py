@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import model as model_lib
 import objective
 from config import Config, UserError
 
@@ -62,6 +63,20 @@ def test_losses_are_those_of_loops(name, mine, both_views):
         np.testing.assert_allclose(loss, loop_loss(name, mine, both_views, first, second), rtol=1e-12)
         np.testing.assert_allclose(logits_ab, first @ second.T / TEMPERATURE, rtol=1e-12)
         np.testing.assert_array_equal(labels, np.eye(images))
+
+
+@pytest.mark.parametrize("negatives", ["one_view", "both"])
+@pytest.mark.parametrize("name, mine", LOSSES)
+def test_flags_lead_to_their_losses(name, mine, negatives):
+    margin = MARGIN if mine or name == "margin_triplet" else None
+    config = Config(contrastive_loss=name, semi_hard=mine, negatives=negatives, margin=margin, temperature=TEMPERATURE)
+    first, second = unit_views(9)
+    losses, reported = model_lib.contrastive_losses(tf.constant(np.concatenate([first, 2 * second])), config, None)
+    assert list(losses) == ["contrast_loss"]
+    np.testing.assert_allclose(losses["contrast_loss"], loop_loss(name, mine, negatives == "both", first, second),
+                               rtol=1e-6)
+    similarities = first @ second.T
+    assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
 
 
 def test_nt_xent_with_both_views_is_the_usual_loss():

@@ -15,15 +15,8 @@ import pytest
 import config as config_lib
 import transfer
 from config import UserError
-from config_test import make_flags
 from conftest import ROOT
 from paper import catalogue, cells, figures, tables
-
-
-def config_of(arguments):
-    values = make_flags()
-    values(["run.py", *(argument.replace("paper/recipes", str(ROOT / "paper" / "recipes")) for argument in arguments)])
-    return config_lib.from_flags(values)
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
@@ -35,7 +28,7 @@ def test_commands_are_valid(name, scale, tmp_path):
     for cell in study.cells_of(scale):
         program, *arguments = cells.command(cell, scale, "out", "start" if cell.start else None, ["--data_dir=x"])
         if program == "run.py":
-            seen.add(config_of(arguments).replace(model_dir=None))
+            seen.add(cells.config_of(arguments).replace(model_dir=None))
         else:
             asked = transfer._parser().parse_args(arguments)
             assert transfer.task_of(asked) and asked.data_dir == "x"
@@ -93,9 +86,8 @@ def test_every_table_of_the_paper_is_there():
 
 
 def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
-    cells = catalogue.STUDIES["pairs"].cells
-    assert len(cells) == 49
-    configs = [config_of(cells.arguments(cell, "paper")) for cell in cells]
+    configs = [cells.config_of(cells.arguments(cell, "paper")) for cell in catalogue.STUDIES["pairs"].cells]
+    assert len(configs) == 49
     assert all(config.branches[1] == () and not config.blurs_views for config in configs)
     assert {config.branches[0] for config in configs if len(config.branches[0]) == 1} == {
         (name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
@@ -103,7 +95,7 @@ def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
 
 
 def test_all_losses_of_table_4_take_negatives_of_one_view():
-    configs = [config_of(cells.arguments(cell, "paper")) for cell in catalogue.STUDIES["losses"].cells]
+    configs = [cells.config_of(cells.arguments(cell, "paper")) for cell in catalogue.STUDIES["losses"].cells]
     assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
         ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
         ("nt_xent", False)]
@@ -164,6 +156,25 @@ def test_other_flags_are_refused(calls, tmp_path, capsys):
     assert "was run with other flags" in told and told.count("\n") == 1
 
 
+@pytest.mark.parametrize("flags, words", [
+    ("--temprature=1", "--flags: Unknown command line flag 'temprature'"), ("x", "--flags: x is not a flag"),
+    ("--seed='1", "--flags=--seed='1: No closing quotation"), ("--mode=train", "--flags: --mode is the tables' own"),
+    ("--temperature=-1", "--temperature=-1")])
+def test_wrong_flags_are_told_before_anything_is_run(flags, words, calls, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        tables.main(["run", "flip", f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
+    told = capsys.readouterr().err
+    assert error.value.code == 2 and words in told and told.count("\n") == 1
+    assert not calls and not (tmp_path / "out").exists()
+
+
+def test_runs_of_another_version_are_left_alone(calls, tmp_path, capsys):
+    (tmp_path / "colour" / "1_2").mkdir(parents=True)
+    (tmp_path / "colour" / "1_2" / "done.json").write_text(json.dumps(dict(arguments=["--gone=1"], probes={})))
+    tables.main(["run", "flip", f"--dir={tmp_path}"])
+    assert len(calls) == 2
+
+
 def test_probes_are_asked_of_what_was_run(calls, tmp_path):
     cells.Runner(str(tmp_path), "small", ["--data_dir=x"]).run("probes", catalogue.cell_at(("probes", "rotation")))
     run, probes = calls
@@ -179,8 +190,8 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
     tables.main(["report", "colour", "flip", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     assert "### Strength of colour distortion, contrastive (Table 1)" in printed
-    assert ("| cell | paper, top-1 | logistic regression | minutes |\n| --- | --- | --- | --- |\n"
-            "| 1/8 | 59.6 | 51.0 | 0.0 |") in printed
+    assert ("| cell | paper, top-1 | logistic regression | difference | minutes |\n| --- | --- | --- | --- | --- |\n"
+            "| 1/8 | 59.6 | 51.0 | -8.6 | 0.0 |") in printed
     assert "### Random flips (Appendix A)\nThe paper: helpful, not essential. Accuracies in %.\n\nNot run." in printed
     with open(tmp_path / "colour.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -209,14 +220,14 @@ time.sleep(60)
 
 def test_a_run_that_fails_ends_the_runs(tmp_path):
     with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\): see .*run.log"):
-        cells._call([sys.executable, "-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
+        cells._call(["-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
                       str(tmp_path))
 
 
 def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
     """The program waits for it, ends with its status, and leaves no process behind."""
     code = ("import sys\nfrom paper import cells\n"
-            f"cells._call([sys.executable, '-c', {_STOPS!r}], {str(tmp_path)!r})")
+            f"cells._call(['-c', {_STOPS!r}], {str(tmp_path)!r})")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         while "training" not in ((tmp_path / "run.log").read_text() if (tmp_path / "run.log").exists() else ""):
             assert process.poll() is None
@@ -226,10 +237,25 @@ def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
     assert (tmp_path / "run.log").read_text() == "training\nsaved\n"
 
 
+def test_a_run_that_ends_as_ever_after_a_signal_was_stopped_nevertheless(tmp_path):
+    code = ("import os, signal, sys\nfrom paper import cells\n"
+            "child = 'import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True); "
+            "time.sleep(1)'\n"
+            f"cells._call(['-c', child], {str(tmp_path)!r})")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        while not (tmp_path / "run.log").exists() or not (tmp_path / "run.log").read_text():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        printed, told = process.communicate(timeout=30)
+    assert "Stopped: stopped in" in told and printed == "stopping: waiting for what runs to save\n"
+
+
 def test_what_cannot_be_run_or_judged_is_told(calls, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         tables.main(["run", "flip", "flop", f"--dir={tmp_path}"])
-    assert not calls and "flop is no study" in capsys.readouterr().err
+    assert not calls and "flop is no table" in capsys.readouterr().err
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     monkeypatch.setattr(cells, "LBFGS", "eval/other")  # As if it had been run with --eval_protocol=knn.
     tables.main(["run", "flip", f"--dir={tmp_path}"])
@@ -255,10 +281,10 @@ def test_the_program_lists_shows_and_tells_commands():
     told = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     lines = [shlex.split(line) for line in told.splitlines()]
     assert len(lines) == 2 and lines[1][2:] == [
-        "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/flip/without"]
+        "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/tables/flip/without"]
     told = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert told.count("python run.py") == told.count("python -m paper.probes") == 4 and "--dataset=imagenet2012" in told
     alone = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert alone.returncode == 2 and "use --scale=small" in alone.stderr
     wrong = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "flop is no study" in wrong.stderr
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "flop is no table" in wrong.stderr

@@ -101,7 +101,8 @@ def lower_to_xla(function, *arguments):
 
 
 @pytest.mark.parametrize("settings", [
-    dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet")])
+    dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet"),
+    dict(contrastive_loss="nt_logistic", semi_hard=True, lineareval_while_pretraining=False)])
 def test_xla_knows_all_operations_of_the_training_step(settings, few_blocks, tmp_path):
     config = config_lib.Config(**{**SMALL, **settings})
     model = model_lib.build_model(config, 10)

@@ -71,7 +71,11 @@ def step_in_one_go(config, state, views, labels, micro):
                  for row in range(0, 8, micro)]
         hidden = tf.concat([part["proj_head_output"][view * micro:(view + 1) * micro]
                             for view in range(2) for part in parts], 0)
-        contrast, _, _ = objective.add_contrastive_loss(hidden, config.hidden_norm, config.temperature)
+        if config.contrastive_loss == "nt_xent":
+            contrast, _, _ = objective.add_contrastive_loss(hidden, config.hidden_norm, config.temperature)
+        else:
+            contrast, _, _ = objective.add_table_2_loss(hidden, config.contrastive_loss, config.hidden_norm,
+                                                        config.temperature, 0.8, config.semi_hard, both_views=True)
         targets = [tf.one_hot(np.tile(labels[row:row + micro], 2), CLASSES) for row in range(0, 8, micro)]
         head = tf.reduce_mean([objective.add_supervised_loss(target, part["logits_sup"])
                                for target, part in zip(targets, parts)])
@@ -93,7 +97,8 @@ def assert_same_variables(one, other, rtol=1e-9):
 
 
 @pytest.mark.parametrize("settings", [
-    dict(micro_batch_size=4, linear_head_learning_rate=0.1), dict(micro_batch_size=2, optimizer="momentum")])
+    dict(micro_batch_size=4, linear_head_learning_rate=0.1),
+    dict(micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True)])
 def test_micro_batches_have_the_gradient_and_statistics_of_one_go(settings, float64, tmp_path):
     config = Config(**SMALL, **settings)
     state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
