@@ -53,7 +53,9 @@ def _as_text(values):
 def _commands(name, scale, base):
     keys = [key for key in catalogue.find(name) if catalogue.STUDIES[key].cells_of(scale)]
     if not keys:
-        raise UserError(f"{name} has no runs at the {scale} scale: see python -m paper.tables list")
+        other = "small" if scale == "paper" else "paper"
+        there = any(catalogue.STUDIES[key].cells_of(other) for key in catalogue.find(name))
+        raise UserError(f"{name} has no runs{f' at the {scale} scale: use --scale={other}' if there else ''}")
     for key in keys:
         for cell in catalogue.STUDIES[key].cells_of(scale):
             place = cells.directory_of(base, key, cell)
