@@ -15,7 +15,7 @@ WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
 L2_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # per example, on standardised features
 _HELD_OUT = 0.2
 _MAX_ITERATIONS = 300
-_PATH_ITERATIONS, _PATH_TOLERANCE = 3000, 1e-6  # of the largest part of the mean gradient
+PATH_ITERATIONS, PATH_TOLERANCE = 3000, 1e-6  # of the largest part of the mean gradient
 
 
 def extract(strategy, function, dataset, description="features"):
@@ -107,7 +107,7 @@ class LogisticPath:
 
         self._mean = inputs.mean(0, dtype=np.float64)
         self._inputs, self._labels = inputs - self._mean, labels
-        self._model = linear_model.LogisticRegression(warm_start=True, tol=_PATH_TOLERANCE, max_iter=_PATH_ITERATIONS)
+        self._model = linear_model.LogisticRegression(warm_start=True, tol=PATH_TOLERANCE, max_iter=PATH_ITERATIONS)
 
     def fit(self, l2):
         """Goes on to this strength; returns self."""
@@ -116,6 +116,11 @@ class LogisticPath:
             warnings.simplefilter("ignore")  # A fit cut short is one more candidate, judged like the others.
             self._model.fit(self._inputs, self._labels)
         return self
+
+    @property
+    def kernel(self):
+        """Weights [classes, d] (of two classes [1, d]), without biases, which are of centred inputs."""
+        return self._model.coef_
 
     def scores(self, inputs):
         """Logits [n, classes] of inputs [n, d], for all classes up to the greatest that was seen; -inf: not seen."""

@@ -56,7 +56,7 @@ def test_the_path_against_cold_fits(sets):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             cold = linear_model.LogisticRegression(C=1 / l2, max_iter=3000).fit(np.float64(inputs), labels)
-        warm_loss = objective(path.scores(inputs), path._model.coef_, labels, l2)
+        warm_loss = objective(path.scores(inputs), path.kernel, labels, l2)
         assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
         hits = path.scores(test_inputs).argmax(1) == test_labels
         assert hits.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
