@@ -328,12 +328,14 @@ def parameters(path, out):
         axis.scatter(x, y, marker=_MARKERS[number % len(_MARKERS)], color=plt.cm.Greys(0.9 - 0.25 * (number % 3)),
                      edgecolors="black", label=group)
         for row, *place in zip(found, x, y):
-            axis.annotate(row["network"], place, textcoords="offset points", xytext=(5, 4), fontsize=8)
+            axis.annotate(row["network"], place, textcoords="offset points", xytext=(0, 6), fontsize=8, ha="center")
     axis.set_xscale("log")
-    axis.margins(0.15)
+    for each in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        each("{x:g}")
+    axis.margins(0.2)
     axis.set_xlabel("parameters of the encoder, million")
     axis.set_ylabel("top-1 accuracy, %")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return save(figure, columns, [tuple(row[column] for column in columns) for row in rows], out, "parameters")
 
 
