@@ -2,9 +2,9 @@
 
     python -m benchmarks.l2_path [--features=FILE.npz] [--examples=N]
 
-FILE is a features_fit.npz of `python transfer.py linear --out=DIR`; without one, the digits behind a random layer of 512
-ReLUs. Yardstick: scikit-learn's logistic regression, each fit from zero, with the same tolerance and iterations. Losses
-are those that both minimise, for each example.
+FILE is a features_fit.npz of `python transfer.py linear --out=DIR`; without one, the digits behind a random layer of
+512 ReLUs. Yardstick: scikit-learn's logistic regression, each fit from zero, with the same tolerance and iterations.
+Losses are those that both minimise, for each example.
 """
 
 from __future__ import annotations
