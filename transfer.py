@@ -212,7 +212,8 @@ def _read_arrays(path, *names):
 def _begin(kind, task, arguments):
     """The directory of the results, with what was asked for. Raises `UserError` if it holds something else."""
     out = arguments.out or os.path.join("runs", "transfer", f"{kind}_{config_lib.slug(arguments.task or task.dataset)}")
-    asked = {name: value for name, value in vars(arguments).items() if name not in ("run", "out", "jobs")}
+    free = ("run", "out", "jobs", "data_dir", "follow_links")  # which do not change what is computed
+    asked = {name: value for name, value in vars(arguments).items() if name not in free}
     settings = json.loads(json.dumps(dict(asked, **dataclasses.asdict(task))))
     begun = metrics.read_json(os.path.join(out, "settings.json"))
     if begun not in (None, settings):
@@ -261,8 +262,6 @@ GRIDS = {
     "finetune": Grid(tuple(np.logspace(-4, -1, 7)), (0.0, *np.logspace(-6, -3, 7)), 20_000),
     "scratch": Grid(tuple(np.logspace(-3, 0, 7)), tuple(np.logspace(-5, -1.5, 8)), 40_000),
 }
-_KEYS = {"top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
-         "mean_average_precision": evaluate.MEAN_PRECISION}  # metric -> where run.py's result has it
 
 
 def training_flags(kind, task, examples, learning_rate, weight_decay, steps, batch_size=256):
