@@ -372,7 +372,7 @@ def _main_grid(arguments):
     out = _begin(kind, task, arguments)
     grid = Grid(*(getattr(arguments, field.name) or getattr(GRIDS[kind], field.name)
                   for field in dataclasses.fields(Grid)))
-    search = GridSearch(kind, task, source, fixed, out, arguments.batch_size, shlex.split(arguments.flags))
+    search = GridSearch(kind, task, source, fixed, out, arguments.batch_size, config_lib.split_arguments(arguments.flags))
     best, found = search.choose(grid, arguments.jobs)
     labels, scores = search.test(best, grid.steps)
     _finish("fine-tuned" if kind == "finetune" else "trained from random weights", task, out, labels, scores, dict(
