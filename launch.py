@@ -48,10 +48,10 @@ class Launcher:
             signal.signal(number, handler)
 
     def _pass_on(self, number, _):
-        progress.say("stopping: waiting for what runs to save")
         self._stopped = True
         for process in tuple(self._running):  # Without the lock, which the interrupted thread may hold.
             process.send_signal(number)
+        progress.say("stopping: waiting for what runs to save")  # Last: it may fail.
 
     def run(self, job, devices=None):
         """Runs a job to its end.

@@ -23,6 +23,7 @@ def metric_names(config):
 def _scales_loss(config):
     return config.precision == "mixed_float16"
 
+
 DIVERGED = "training has diverged"  # how the error for losses that are no numbers begins
 
 

@@ -397,7 +397,6 @@ STUDIES = {
 }
 
 
-
 def find(name):
     """The names of the studies that a name, or the number of a table, a figure or an appendix, means.
 
@@ -405,12 +404,12 @@ def find(name):
     """
     if name in STUDIES:
         return [name]
-    wanted = {name, f"Table {name}"}
-    found = [key for key, study in STUDIES.items() if wanted & set(study.source.split(", "))]
-    if not found:
-        raise UserError(f"{name} is no table: name one of {', '.join(STUDIES)}, or its number in the paper, such as 1 "
-                        "or B.1")
-    return found
+    for kind in ("", "Table ", "Figure ", "Appendix "):  # The first that there is: 1 is Table 1, not Figure 1.
+        found = [key for key, study in STUDIES.items() if f"{kind}{name}" in study.source.split(", ")]
+        if found:
+            return found
+    raise UserError(f"{name} is no table: name one of {', '.join(STUDIES)}, or its number in the paper, such as 1 or "
+                    "B.1")
 
 
 def cell_at(place):

@@ -111,7 +111,7 @@ def _shown(title, row):
 def markdown(name, rows, scale):
     """A study as lines of Markdown."""
     study = catalogue.STUDIES[name]
-    said = f"The paper: {study.finding}" if study.cells else study.finding.capitalize()
+    said = f"The paper: {study.finding}" if study.cells else _sentence(study.finding)
     lines = [f"### {study.title} ({study.source})", f"{said}. Accuracies in %.", ""]
     if rows:
         titles, texts = shown_table(rows)
@@ -121,12 +121,18 @@ def markdown(name, rows, scale):
     return [*lines, "", *_markdown_cited(study)]
 
 
+def _sentence(text):
+    return text[:1].upper() + text[1:]
+
+
 def _markdown_cited(study):
-    if not study.cited:
-        return []
+    return ["Cited by the paper:", "", *_markdown_table(*_cited_table(study)), ""] if study.cited else []
+
+
+def _cited_table(study):
+    """Titles and rows of what the paper cites."""
     titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
-    texts = [[name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited]
-    return ["Cited by the paper:", "", *_markdown_table(["", *titles], texts), ""]
+    return ["", *titles], [[name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited]
 
 
 def _markdown_table(titles, texts):
@@ -227,16 +233,14 @@ def _section(name, rows, scale):
     study = catalogue.STUDIES[name]
     parts = [f'<h2 id="{name}">{html.escape(study.title)} <small>({html.escape(study.source)})</small></h2>',
              f"<p>The paper: {html.escape(study.finding)}.</p>" if study.cells else
-             f"<p>{html.escape(study.finding.capitalize())}.</p>"]
+             f"<p>{html.escape(_sentence(study.finding))}.</p>"]
     if rows:
         titles, texts = shown_table(rows)
         parts += [_html_table(titles, texts), _plot(rows), _flags(rows)]
     elif study.cells_of(scale):
         parts.append("<p>Not run.</p>")
     if study.cited:
-        titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
-        parts += ['<p class="cited">Cited by the paper:</p>', _html_table(["", *titles], [
-            [name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited], "cited")]
+        parts += ['<p class="cited">Cited by the paper:</p>', _html_table(*_cited_table(study), "cited")]
     return "\n".join(parts) + "\n"
 
 
