@@ -44,7 +44,7 @@ _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untraine
 
 def protocols(config, source):
     """The protocols to run: without a linear head, `linear_head` gives way to what works without one."""
-    substitute = ("contrastive",) + (("knn",) if source.num_classes else ())
+    substitute = ("contrastive",) + (("knn",) if source.num_classes and not source.multi_label else ())
     names = [name for asked in config.eval_protocols
              for name in (substitute if asked == "linear_head" and not config.has_linear_head else (asked,))]
     return list(dict.fromkeys(names))

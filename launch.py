@@ -12,7 +12,6 @@ import signal
 import subprocess
 import threading
 
-import progress
 import stopping
 from config import UserError
 
@@ -51,7 +50,6 @@ class Launcher:
         self._stopped = True
         for process in tuple(self._running):  # Without the lock, which the interrupted thread may hold.
             process.send_signal(number)
-        progress.say("stopping: waiting for what runs to save")  # Last: it may fail.
 
     def run(self, job, devices=None):
         """Runs a job to its end.

@@ -143,7 +143,7 @@ def check_images(config, source, is_chief):
     if not isinstance(source, sources.FolderSource):
         return
     paths = source.paths()
-    digest, path = _digest(paths), os.path.join(config.model_dir, _IMAGES)
+    digest, path = files_digest(paths), os.path.join(config.model_dir, _IMAGES)
     known = metrics.read_json(path)
     if known is None or known.get("digest") != digest:
         known = dict(digest=digest, unusable=sources.find_unusable(paths))
@@ -163,7 +163,7 @@ def check_images(config, source, is_chief):
     source.leave_out(unusable)
 
 
-def _digest(paths):
+def files_digest(paths):
     """Changes with the names, sizes and times of files."""
     digest = hashlib.sha256()
     for path in paths:

@@ -23,6 +23,7 @@ import os
 import shlex
 import shutil
 import sys
+import zipfile
 
 if __name__ == "__main__":
     import progress
@@ -40,14 +41,15 @@ import features
 import launch
 import metrics
 import model as model_lib
+import model_dir
 import progress
 import sources
 import stopping
 import train_step
 import weights
-from config import UserError
+from config import Config, UserError
 
-L2_CHOICES = tuple(np.logspace(5, -6, 45))  # the strongest first
+L2_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # the strongest first
 DRAWS = 100_000
 _ROOT = os.path.dirname(os.path.abspath(__file__))
 _HELD_OUT = "80%"  # where the part of the training split begins that is held out, if there is no validation split
@@ -128,7 +130,7 @@ def task_of(arguments):
 # ------------------------------------------------------------------------------------------------- linear evaluation
 
 
-def sweep(fit, choose, metric, l2_choices=L2_CHOICES):
+def sweep(fit, choose, metric, l2_choices=L2_CHOICES, found=None, note=lambda found: None):
     """Chooses the strength of l2 regularisation.
 
     Args:
@@ -136,67 +138,106 @@ def sweep(fit, choose, metric, l2_choices=L2_CHOICES):
       choose: the same, to choose by.
       metric: name in `METRICS`.
       l2_choices: strengths, the strongest first.
+      found: what is known already: dict: strength -> metric.
+      note: function to call with what has been found so far.
 
     Returns:
       the best strength, the stronger one of equals; and a dict: strength -> metric.
     """
-    path = features.logistic_path(*fit)
-    found = {l2: METRICS[metric](choose[1], path.fit(l2).scores(choose[0]))
-             for l2 in progress.track(l2_choices, len(l2_choices), "logistic regressions")}
-    return max(found, key=found.get), found
+    path, found = features.logistic_path(*fit), dict(found or {})
+    for l2 in progress.track(l2_choices, len(l2_choices), "logistic regressions"):
+        if l2 not in found:
+            found[l2] = METRICS[metric](choose[1], path.fit(l2).scores(choose[0]))
+            note(found)
+    return max(l2_choices, key=found.get), found
 
 
-def linear(fit, choose, test, metric, l2_choices=L2_CHOICES):
+def linear(fit, choose, test, metric, l2_choices=L2_CHOICES, **resumed):
     """Logistic regression on frozen features (paper, B.8.1): chosen on `choose`, fitted to both, tested once.
 
     Args:
       fit, choose, test: (features [n, d], labels [n] or [n, classes]).
       metric: name in `METRICS`.
       l2_choices: strengths to choose from, the strongest first.
+      resumed: `found` and `note` of `sweep`.
 
     Returns:
       dict of `l2`, the strength, and `validation`, strength -> metric; and the scores [n, classes] of `test`.
     """
-    best, found = sweep(fit, choose, metric, l2_choices)
+    best, found = sweep(fit, choose, metric, l2_choices, **resumed)
     path = features.logistic_path(*(np.concatenate(pair) for pair in zip(fit, choose)))
-    for l2 in l2_choices[:l2_choices.index(best) + 1]:
+    for l2 in progress.track(l2_choices[:l2_choices.index(best) + 1], None, "logistic regressions of both"):
         path.fit(l2)
     scores = path.scores(test[0])
     return dict(l2=best, validation={f"{l2:.3g}": value for l2, value in found.items()}), scores
 
 
-def _features(arguments, task, out):
-    """Features and labels of the three splits; what is in `out` is not computed again."""
-    splits = dict(fit=task.fit, choose=task.choose, test=task.test)
-    paths = {name: os.path.join(out, f"features_{name}.npz") for name in splits}
-    if not all(map(tf.io.gfile.exists, paths.values())):
-        known = export.known_of(arguments.checkpoint, arguments.image_size)
-        config = known.config.replace(
-            precision="float32", eval_center_crop=False, dataset=task.dataset, data_dir=arguments.data_dir,
-            follow_links=arguments.follow_links, eval_batch_size=arguments.batch_size)
-        source, strategy = _open_source(task, arguments), tf.distribute.get_strategy()
-        model = model_lib.build_model(config, None if known.class_names is None else len(known.class_names))
-        checkpoint.load_parts(model, arguments.checkpoint, ("encoder",))
-        for name, split in splits.items():
-            if not tf.io.gfile.exists(paths[name]):
-                batches = evaluate.eval_batches(config, source, split, strategy)
-                vectors, labels = features.extract(strategy, features.encoder_function(model), batches,
-                                                   f"features {split}")
-                metrics.write_arrays(paths[name], vectors=vectors, labels=labels)
-    return {name: _read_arrays(path, "vectors", "labels") for name, path in paths.items()}
+def _open(kind, task, arguments):
+    """What is worked on: the `Config` of frozen features, the `Source`, and a dict of what decides the results.
 
-
-def _open_source(task, arguments):
-    """The data set of a task, with all its splits. Raises `UserError`."""
-    source = sources.open_source(task.dataset, arguments.data_dir, arguments.follow_links)
+    Raises `UserError` for the checkpoint, the data and its splits.
+    """
+    file = weights.open_weights(arguments.checkpoint)
+    network = export.known_of(arguments.checkpoint, arguments.image_size).config
+    out = arguments.out or os.path.join("runs", "transfer", f"{kind}_{config_lib.slug(arguments.task or task.dataset)}")
+    config = Config(**{name: getattr(network, name) for name in checkpoint.NETWORK_SETTINGS}).replace(
+        mode="eval", lineareval_while_pretraining=False, dataset=task.dataset, data_dir=arguments.data_dir,
+        follow_links=arguments.follow_links, bad_images=arguments.bad_images, eval_center_crop=False,
+        eval_batch_size=arguments.batch_size, model_dir=out)
+    source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
     if source.num_classes is None:
         raise UserError(f"--dataset={task.dataset} has no labels: sort its images into one sub-folder a class")
     if source.multi_label != (task.metric == "mean_average_precision"):
         raise UserError(f"--metric={task.metric} does not fit {source.name}: use mean_average_precision where examples "
                         "have several labels, else another")
-    for flag, split in (("train", task.fit), ("validation", task.choose), ("test", task.test)):
-        sources.check_split(source, flag, split)
-    return source
+    examples = {flag: sources.check_split(source, flag, split) for flag, split in (
+        ("train", task.fit), ("validation", task.choose), ("test", task.test))}
+    return config, source, dict(
+        command=kind, weights=f"{file.path}, step {file.step}", examples=examples,
+        files=model_dir.files_digest(source.paths()) if isinstance(source, sources.FolderSource) else None,
+        **{name: getattr(arguments, name, None) for name in (
+            "image_size", "steps", "learning_rates", "weight_decays", "flags", "seed", "bad_images")},
+        **dataclasses.asdict(task))
+
+
+def _begin(config, source, settings):
+    """Makes the directory of the results, which notes what it is for; returns its path.
+
+    Raises `UserError` if it holds something else, or for images that cannot be used.
+    """
+    out = config.model_dir
+    path, settings = os.path.join(out, "settings.json"), json.loads(json.dumps(settings))
+    begun = metrics.read_json(path)
+    if begun is not None and begun != settings:
+        name = next(name for name in {**settings, **begun} if begun.get(name) != settings.get(name))
+        raise UserError(f"--out={out} was begun with another {name} ({begun.get(name)}, now {settings.get(name)}): "
+                        "name another directory, or remove this one")
+    model_dir.check_images(config, source, is_chief=True)
+    tf.io.gfile.makedirs(out)
+    metrics.write_json(path, settings)
+    return out
+
+
+def _features(config, source, task, arguments):
+    """(features, labels) of the splits to fit, choose and test; what is in the directory is not computed again."""
+    parts, encoder = [], None
+    for name, split in dict(fit=task.fit, choose=task.choose, test=task.test).items():
+        path = os.path.join(config.model_dir, f"features_{name}.npz")
+        if not tf.io.gfile.exists(path):
+            if encoder is None:
+                model = model_lib.build_model(config, None)
+                checkpoint.load_parts(model, arguments.checkpoint, ("encoder",))
+                encoder = features.encoder_function(model)
+            strategy = tf.distribute.get_strategy()
+            batches = evaluate.eval_batches(config, source, split, strategy)
+            vectors, labels = features.extract(strategy, encoder, batches, f"features of {split}")
+            metrics.write_arrays(path, vectors=vectors, labels=labels)
+        parts.append(_read_arrays(path, "vectors", "labels"))
+    fit, choose, test = parts
+    if len(np.unique(fit[1])) < 2 or not len(choose[1]) or not len(test[1]):
+        raise UserError(f"--train={task.fit} needs labelled examples of two classes, --validation={task.choose} and "
+                        f"--test={task.test} one at least")
+    return parts
 
 
 def _read_arrays(path, *names):
@@ -204,25 +245,9 @@ def _read_arrays(path, *names):
     try:
         with tf.io.gfile.GFile(path, "rb") as file, np.load(file) as content:
             return [content[name] for name in names]
-    except (tf.errors.OpError, OSError, ValueError, KeyError) as error:
+    except (tf.errors.OpError, OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read as a file of {' and '.join(names)} "
                         f"({config_lib.first_line(error)}): remove it, or name another") from error
-
-
-def _begin(kind, task, arguments):
-    """The directory of the results, with what was asked for. Raises `UserError` if it holds something else."""
-    out = arguments.out or os.path.join("runs", "transfer", f"{kind}_{config_lib.slug(arguments.task or task.dataset)}")
-    free = ("run", "out", "jobs", "data_dir", "follow_links")  # which do not change what is computed
-    asked = {name: value for name, value in vars(arguments).items() if name not in free}
-    settings = json.loads(json.dumps(dict(asked, **dataclasses.asdict(task))))
-    begun = metrics.read_json(os.path.join(out, "settings.json"))
-    if begun not in (None, settings):
-        differs = next(name for name in settings if begun.get(name) != settings[name])
-        raise UserError(f"--out={out} was begun with another {differs} ({begun.get(differs)}): name another directory, "
-                        "or remove this one")
-    tf.io.gfile.makedirs(out)
-    metrics.write_json(os.path.join(out, "settings.json"), settings)
-    return out
 
 
 def _finish(title, task, out, labels, scores, results):
@@ -239,11 +264,13 @@ def _finish(title, task, out, labels, scores, results):
 
 def _main_linear(arguments):
     task = task_of(arguments)
-    weights.locate(arguments.checkpoint)
-    out = _begin("linear", task, arguments)
-    parts = _features(arguments, task, out)
-    results, scores = linear(*parts.values(), task.metric)
-    _finish(f"linear transfer of {arguments.checkpoint}", task, out, parts["test"][1], scores, results)
+    config, source, settings = _open("linear", task, arguments)
+    out = _begin(config, source, settings)
+    parts, path = _features(config, source, task, arguments), os.path.join(out, "sweep.json")
+    found = {float(l2): value for l2, value in (metrics.read_json(path) or {}).items()}
+    results, scores = linear(*parts, task.metric, found=found, note=lambda found: metrics.write_json(
+        path, {repr(float(l2)): value for l2, value in found.items()}))
+    _finish(f"linear transfer of {arguments.checkpoint}", task, out, parts[2][1], scores, results)
 
 
 # --------------------------------------------------------------------------- fine-tuning and random initialisation
@@ -299,11 +326,21 @@ class GridSearch:
           out: directory of the results.
           batch_size: images at once.
           more: further arguments of run.py.
+
+        Raises:
+          UserError: `more` has what the grid decides, or the batch is larger than the data.
         """
         self._kind, self._task, self._fixed, self._out = kind, task, fixed, out
         self._batch_size, self._more = batch_size, more
+        ours = {*training_flags(kind, task, 1, 1.0, 0.0, 1), *fixed, "train_split", "eval_split", "model_dir",
+                "eval_name", "flagfile"}
+        for name in sorted(ours & {flag.lstrip("-").partition("=")[0] for flag in more}):
+            raise UserError(f"--flags: --{name} is the grid's own: leave it out")
         self._examples = {split: sources.check_split(source, flag, split) for flag, split in (
             ("train", task.fit), ("validation", task.choose), ("train", task.both), ("test", task.test))}
+        if batch_size > self._examples[task.fit]:
+            raise UserError(f"--batch_size={batch_size} is more than the {self._examples[task.fit]} examples of "
+                            f"--train={task.fit}: lower it")
 
     def choose(self, grid, at_once):
         """The (learning rate, weight decay) that is best on the validation split, and all: pair -> metric.
@@ -323,7 +360,7 @@ class GridSearch:
 
     def test(self, pair, steps):
         """Trains on all training and validation images; returns the labels and logits of the test images."""
-        job = self._job("best", self._task.both, self._task.test, *pair, steps)
+        job = self._job(f"best_{_name_of(*pair)}", self._task.both, self._task.test, *pair, steps)
         path = os.path.join(job.directory, f"predictions_{steps}.npz")
         if not tf.io.gfile.exists(path):
             with launch.Launcher() as launcher:
@@ -347,8 +384,9 @@ class GridSearch:
         name = os.path.basename(job.directory)
         if error is not None and train_step.DIVERGED not in str(error):
             raise error
-        results = {} if error else metrics.read_json(os.path.join(job.directory, "result.json"))
-        metric = results.get(RESULT_KEYS[self._task.metric])
+        metric = None
+        if error is None:
+            metric = metrics.read_json(os.path.join(job.directory, "result.json"))[RESULT_KEYS[self._task.metric]]
         noted = dict(metric=metric, command=shlex.join(job.command))
         metrics.write_json(os.path.join(self._out, f"{name}.json"), noted)
         shutil.rmtree(job.directory)
@@ -362,22 +400,38 @@ def _name_of(learning_rate, weight_decay):
 
 def _main_grid(arguments):
     kind, task = arguments.kind, task_of(arguments)
-    network = export.known_of(arguments.checkpoint, arguments.image_size).config
-    source = _open_source(task, arguments)
-    fixed = {name: getattr(network, name) for name in checkpoint.NETWORK_SETTINGS
+    grid = _grid_of(arguments)
+    config, source, settings = _open(kind, task, arguments)
+    fixed = {name: getattr(config, name) for name in checkpoint.NETWORK_SETTINGS
              if name != "lineareval_while_pretraining"}
-    fixed |= {name: value for name, value in dict(
-        checkpoint=arguments.checkpoint if kind == "finetune" else None, data_dir=arguments.data_dir,
-        follow_links=arguments.follow_links or None).items() if value is not None}
-    out = _begin(kind, task, arguments)
-    grid = Grid(*(getattr(arguments, field.name) or getattr(GRIDS[kind], field.name)
-                  for field in dataclasses.fields(Grid)))
-    search = GridSearch(kind, task, source, fixed, out, arguments.batch_size, config_lib.split_arguments(arguments.flags))
+    fixed |= dict(seed=arguments.seed, bad_images=arguments.bad_images, follow_links=arguments.follow_links)
+    places = dict(data_dir=arguments.data_dir, checkpoint=arguments.checkpoint if kind == "finetune" else None)
+    fixed |= {name: value for name, value in places.items() if value is not None}
+    search = GridSearch(kind, task, source, fixed, config.model_dir, arguments.batch_size,
+                        config_lib.split_arguments(arguments.flags))
+    out = _begin(config, source, settings)
     best, found = search.choose(grid, arguments.jobs)
     labels, scores = search.test(best, grid.steps)
     _finish("fine-tuned" if kind == "finetune" else "trained from random weights", task, out, labels, scores, dict(
         learning_rate=best[0], weight_decay=best[1], validation=[
             dict(learning_rate=rate, weight_decay=decay, metric=metric) for (rate, decay), metric in found.items()]))
+
+
+def _grid_of(arguments):
+    """The `Grid` that was asked for, or the paper's. Raises `UserError`."""
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Grid)}
+    grid = dataclasses.replace(GRIDS[arguments.kind], **{name: value for name, value in given.items()
+                                                         if value is not None})
+    for flag, values, lowest in (("jobs", [arguments.jobs], 1), ("steps", [grid.steps], 1),
+                                 ("weight_decays", grid.weight_decays, 0)):
+        if min(values) < lowest:
+            raise UserError(f"--{flag}={min(values)} is below {lowest}: raise it")
+    if min(grid.learning_rates) <= 0:
+        raise UserError(f"--learning_rates={min(grid.learning_rates):g} is not above 0: raise it")
+    pairs = list(itertools.product(grid.learning_rates, grid.weight_decays))
+    if len({_name_of(*pair) for pair in pairs}) < len(pairs):
+        raise UserError("--learning_rates and --weight_decays must differ in their first three digits")
+    return grid
 
 
 # ------------------------------------------------------------------------------------------------------ significance
@@ -471,6 +525,7 @@ def _parser():
         for name in ("learning_rates", "weight_decays"):
             command.add_argument(f"--{name}", type=_numbers, help="to choose from, with commas between (default: "
                                  f"{','.join(f'{value:.2g}' for value in getattr(GRIDS[kind], name))})")
+        command.add_argument("--seed", type=int, default=0, help="of all trainings (default: 0)")
         command.add_argument("--flags", default="", help="further flags of run.py, such as '--precision=...'")
     command = commands.add_parser("compare", help="permutation test of two files of predictions")
     command.set_defaults(run=_main_compare)
@@ -491,6 +546,7 @@ def _add_common(command, run):
     for name, text in (("train", "to learn from"), ("validation", "to choose by; unset: the last fifth of train"),
                        ("test", "to test on")):
         command.add_argument(f"--{name}", metavar="SPLIT", help=f"{text} (default: the task's)")
+    command.add_argument("--bad_images", choices=("error", "skip"), default="error", help="as for run.py")
     command.add_argument("--image_size", type=int, help="default: that of the network's training, or 224")
     command.add_argument("--batch_size", type=int, default=256, help="images at once")
     command.add_argument("--out", help="directory of the results (default: runs/transfer/KIND_TASK)")
@@ -500,7 +556,8 @@ def main(arguments=None):
     """The command line; `UserError` becomes one line and exit status 2."""
     arguments = _parser().parse_args(arguments)
     try:
-        progress.run_command("transfer.py", lambda: arguments.run(arguments))
+        with stopping.StopSignals():
+            progress.run_command("transfer.py", lambda: arguments.run(arguments))
     except stopping.Stopped as stopped:
         progress.say(str(stopped))
         sys.exit(stopping.STATUS)
