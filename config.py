@@ -399,6 +399,11 @@ class Config:
         return self.train_mode != "finetune"
 
     @property
+    def crops_centre(self) -> bool:
+        """Whether evaluations take the centre of images rather than all of the shorter side."""
+        return self.eval_center_crop and self.image_size > 32
+
+    @property
     def branches(self) -> tuple[tuple[str, ...], ...] | None:
         """The operators of the first and of the second view, by name; None: --augmentation does for both."""
         if self.augment_left is None and self.augment_right is None:
@@ -537,6 +542,10 @@ def _check_combinations(config):
         raise UserError(f"--eval_protocol={config.eval_protocol} is not known: use {', '.join(EVAL_PROTOCOLS)}")
     if not config.pretraining and "contrastive" in config.eval_protocols:
         raise UserError("--eval_protocol=contrastive is for --train_mode=pretrain: use linear_head, lbfgs or knn")
+    if config.save_predictions and not (config.mode != "train" and config.has_linear_head
+                                        and "linear_head" in config.eval_protocols):
+        raise UserError("--save_predictions is for evaluations of a linear head: use --mode=train_then_eval or eval, "
+                        "and --eval_protocol=linear_head")
     if config.keep_best and config.mode == "train":
         raise UserError("--keep_best is for evaluations: use --mode=train_then_eval, or --mode=eval beside it")
     if config.keep_best and not (config.has_linear_head and "linear_head" in config.eval_protocols):

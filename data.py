@@ -203,8 +203,7 @@ def build_eval_dataset(config, source, split, batch_size, input_context=None, re
 
     @tf.autograph.experimental.do_not_convert
     def preprocess(key, item, label):
-        crops = config.eval_center_crop and size > 32
-        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=crops)
+        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=config.crops_centre)
         return image, label, tf.ones([])
 
     dataset = source.records(split, None, shards, shard).map(preprocess, tf.data.AUTOTUNE)

@@ -89,7 +89,7 @@ def build_module(model, config):
     def serving_uint8(inputs):
         size = config.image_size
         cropped = data_util.preprocess_for_eval(
-            tf.image.convert_image_dtype(inputs, tf.float32), size, crop=size > 32)
+            tf.image.convert_image_dtype(inputs, tf.float32), size, config.crops_centre)
         return forward(cropped, False)
 
     @tf.function(autograph=False, input_signature=[])

@@ -101,12 +101,12 @@ class LogisticPath:
     are centred, which the biases make up for: the minimum is the same, and is reached in a fraction of the iterations.
     """
 
-    def __init__(self, inputs, labels):
-        """Takes inputs [n, d] and labels [n]."""
+    def __init__(self, inputs, labels, rows=slice(None)):
+        """Takes inputs [n, d] and labels [n]; of both only `rows`, an index, count."""
         from sklearn import linear_model
 
-        self._mean = inputs.mean(0, dtype=np.float64)
-        self._inputs, self._labels = inputs - self._mean, labels
+        self._inputs, self._labels, self._rows = inputs, labels[rows], rows
+        self._mean = inputs[rows].mean(0, dtype=np.float64)
         self._model = linear_model.LogisticRegression(warm_start=True, tol=PATH_TOLERANCE, max_iter=PATH_ITERATIONS)
 
     def fit(self, l2):
@@ -114,7 +114,8 @@ class LogisticPath:
         self._model.set_params(C=1.0 / l2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # A fit cut short is one more candidate, judged like the others.
-            self._model.fit(self._inputs, self._labels)
+            # Centred here: many paths may share inputs, and no two of them need their own at a time.
+            self._model.fit(self._inputs[self._rows] - self._mean, self._labels)
         return self
 
     @property
@@ -137,7 +138,7 @@ class OneVsRestPaths:
     def __init__(self, inputs, labels):
         """Takes inputs [n, d] and labels [n, classes]."""
         known = [(column >= 0, column) for column in labels.T]
-        self._paths = [LogisticPath(inputs[rows], column[rows]) if len(set(column[rows])) == 2 else None
+        self._paths = [LogisticPath(inputs, column, rows) if len(set(column[rows])) == 2 else None
                        for rows, column in known]
 
     def fit(self, l2):
