@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -70,9 +71,9 @@ def config_of(wanted):
 # -------------------------------------------------------------------------------------------------------------- runs
 
 
-def directory_of(base, study, cell):
+def directory_of(base, scale, study, cell):
     """Where a cell's results lie."""
-    return os.path.join(base, study, config_lib.slug(cell.name))
+    return os.path.join(base, scale, study, config_lib.slug(cell.name))
 
 
 def read_done(directory):
@@ -89,6 +90,17 @@ def write_done(directory, done):
     metrics.write_json(os.path.join(directory, "done.json"), done)
 
 
+def settings_of(cell, scale, more=()):
+    """All that decides a cell's results, and that of what it starts from, as JSON's types. Raises `UserError`."""
+    wanted = [*arguments(cell, scale), *more]
+    if cell.transfer:
+        settings = dict(program=["transfer.py", cell.transfer], arguments=wanted)
+    else:
+        settings = dict(program=["run.py"], **dataclasses.asdict(config_of(wanted).replace(data_dir=None)))
+    start = settings_of(catalogue.cell_at(cell.start), scale, more) if cell.start else None
+    return json.loads(json.dumps(dict(settings, start=start, probes=cell.probes)))
+
+
 class Runner:
     """Runs cells below one directory, at one scale. What is done is not run again; equal runs are run once."""
 
@@ -98,74 +110,89 @@ class Runner:
         Args:
           base: directory of all results.
           scale: paper or small.
-          more: further arguments of run.py.
+          more: further arguments of run.py. Raises `UserError` if they decide where results are.
         """
         for name in sorted(_OURS & {flag.lstrip("-").partition("=")[0] for flag in more}):
             raise UserError(f"--flags: --{name} is the tables' own: leave it out")
         self._base, self._scale, self._more, self._finished = base, scale, list(more), {}
         for name, study in catalogue.STUDIES.items():
             for cell in study.cells_of(scale):
-                done = read_done(directory_of(base, name, cell))
-                if done is None or "same_as" in done:
-                    continue
-                with contextlib.suppress(UserError):  # Flags of another version: no cell of this one is the same run.
-                    self._finished[self._identity(cell, done["arguments"])] = directory_of(base, name, cell)
+                done = read_done(directory_of(base, scale, name, cell))
+                if done is not None and done["same_as"] is None:
+                    self._finished[json.dumps(done["settings"])] = directory_of(base, scale, name, cell)
+
+    def check(self, cell):
+        """Raises `UserError` if the arguments of a cell are wrong."""
+        settings_of(cell, self._scale, self._more)
 
     def run(self, study, cell):
         """Runs a cell, and before it the one that it starts from; what it prints goes to run.log.
 
         Returns:
-          dict: `arguments`, `seconds` (of the last start to its end), `results`, `probes`, `million_parameters`,
-          `hardware`, `commit`; and `same_as`, a directory, if another cell's run is the same one.
+          dict: `arguments`, `settings`, `seconds` of all its starts, `results`, `probes`, `million_parameters`,
+          `hardware`, `commits`; and `same_as`: None, or the directory (below `base`) of another cell's run that is the
+          same one.
 
         Raises:
-          UserError: the run has failed, or was done with other arguments.
+          UserError: the run has failed, or was done with other settings.
           stopping.Stopped: the run was stopped; the same call goes on from there.
         """
-        directory = directory_of(self._base, study, cell)
-        wanted, done = [*arguments(cell, self._scale), *self._more], read_done(directory)
+        directory, settings = directory_of(self._base, self._scale, study, cell), settings_of(
+            cell, self._scale, self._more)
+        done = read_done(directory)
         if done is not None:
-            if self._identity(cell, done["arguments"]) != self._identity(cell, wanted):
-                raise UserError(f"{directory} was run with other flags ({' '.join(done['arguments'])}): remove it, or "
-                                "give another --dir")
+            if done["settings"] != settings:
+                name = next(name for name in {**settings, **done["settings"]}
+                            if settings.get(name) != done["settings"].get(name))
+                raise UserError(f"{directory} was run with another {name} ({done['settings'].get(name)}, now "
+                                f"{settings.get(name)}): remove it, or give another --dir")
             return done
         os.makedirs(directory, exist_ok=True)
-        there = self._finished.get(self._identity(cell, wanted))
+        there = self._finished.get(json.dumps(settings))
         if there is None:
-            done = self._run_new(cell, directory, wanted)
-            self._finished[self._identity(cell, wanted)] = directory
+            done = dict(self._run_new(cell, directory), settings=settings, same_as=None)
+            self._finished[json.dumps(settings)] = directory
         else:
-            done = {**read_done(there), "arguments": wanted, "same_as": os.path.relpath(there, self._base)}
+            done = {**read_done(there), "same_as": os.path.relpath(there, self._base)}
+        done = dict(done, arguments=[*arguments(cell, self._scale), *self._more])
         write_done(directory, done)
         return done
 
-    def check(self, cell):
-        """Raises `UserError` if the arguments of a cell are wrong."""
-        self._identity(cell, [*arguments(cell, self._scale), *self._more])
-
-    def _identity(self, cell, wanted):
-        """What tells runs apart."""
-        return (tuple(wanted) if cell.transfer else config_of(wanted)), cell.transfer, cell.start, cell.probes
-
-    def _run_new(self, cell, directory, wanted):
+    def _run_new(self, cell, directory):
         weights = self._weights_of(cell.start) if cell.start else None
-        directory, elapsed = os.path.abspath(directory), progress.stopwatch()
-        _call(command(cell, self._scale, directory, weights, self._more), directory)
-        done = dict(arguments=wanted, results=_read(directory, "result.json"), probes={}, hardware=hardware(),
-                    commit=commit())
-        if not cell.transfer:
-            done["million_parameters"] = count_parameters(directory) / 1e6
-        if cell.probes:
-            _call([*probe_command(cell, config_of(wanted), directory), f"--out={directory}/probes.json"], directory)
-            done["probes"] = _read(directory, "probes.json")
-        return dict(done, seconds=round(elapsed()))
+        directory = os.path.abspath(directory)
+        with _noting_time(directory) as noted:
+            _call(command(cell, self._scale, directory, weights, self._more), directory)
+            done = dict(results=_read(directory, "result.json"), probes={}, hardware=hardware())
+            if not cell.transfer:
+                done["million_parameters"] = count_parameters(directory) / 1e6
+            if cell.probes:
+                config = config_of([*arguments(cell, self._scale), *self._more])
+                _call([*probe_command(cell, config, directory), f"--out={directory}/probes.json"], directory)
+                done["probes"] = _read(directory, "probes.json")
+        return {**done, **noted}
 
     def _weights_of(self, start):
         """Where the weights lie that a cell starts from; they are made if need be."""
         study, cell = start[0], catalogue.cell_at(start)
-        done = self.run(study, cell)
-        at = done.get("same_as", os.path.relpath(directory_of(self._base, study, cell), self._base))
-        return os.path.abspath(os.path.join(self._base, at))
+        at = self.run(study, cell)["same_as"]
+        return os.path.abspath(directory_of(self._base, self._scale, study, cell) if at is None
+                               else os.path.join(self._base, at))
+
+
+@contextlib.contextmanager
+def _noting_time(directory):
+    """Adds up the `seconds` of all starts of a run, and the `commits` that they were of, in a dict, also if it fails."""
+    import metrics
+
+    path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()
+    before = metrics.read_json(path) or dict(seconds=0.0, commits=[])
+    noted = dict(before, commits=list(dict.fromkeys([*before["commits"], commit()])))
+    try:
+        yield noted
+    finally:
+        noted["seconds"] = round(before["seconds"] + elapsed(), 1)
+        metrics.write_json(path, noted)
 
 
 def _read(directory, name):

@@ -32,12 +32,19 @@ def rows_of(name, base, scale):
     """A study's finished cells, as dicts from titles to values; accuracies of ours are shares, of the paper's in %."""
     rows = []
     for cell in catalogue.STUDIES[name].cells_of(scale):
-        directory = cells.directory_of(base, name, cell)
+        directory = cells.directory_of(base, scale, name, cell)
         done = cells.read_done(directory)
-        if done is not None:
-            rows.append(_row(cell, done, scale, directory))
+        if done is not None and _is_of(cell, scale, done):
+            at = directory if done["same_as"] is None else os.path.join(base, done["same_as"])
+            rows.append(_row(cell, done, scale, at))
     _mark_best(rows)
     return rows
+
+
+def _is_of(cell, scale, done):
+    """Whether a run was made by the cell's arguments; of an older catalogue it may not have been."""
+    wanted = cells.arguments(cell, scale)
+    return done["arguments"][:len(wanted)] == wanted
 
 
 def _row(cell, done, scale, directory):
@@ -50,7 +57,7 @@ def _row(cell, done, scale, directory):
     ours = cells.accuracy(done)
     judged = next((number for measure, number in cell.paper.items() if measure in _JUDGED), None)
     difference = None if ours is None or judged is None else 100 * ours - judged
-    parameters = done.get("million_parameters")
+    parameters = done.get("million_parameters")  # transfer.py does not tell them.
     return {"cell": cell.name, "here": here or None, **paper, **found,
             "difference": None if difference is None else f"{difference:+.1f}",
             "minutes": f"{done['seconds'] / 60:.1f}", **cell.data, "accuracy": ours,
@@ -163,8 +170,9 @@ def correlations(base, scale):
     points = {}
     for name in ("few_labels", "few_labels_broader"):
         for cell in catalogue.STUDIES[name].cells_of(scale):
-            tuned = cells.read_done(cells.directory_of(base, name, cell))
-            linear = cells.read_done(cells.directory_of(base, cell.start[0], catalogue.cell_at(cell.start)))
+            tuned = cells.read_done(cells.directory_of(base, scale, name, cell))
+            linear = cells.read_done(
+                cells.directory_of(base, scale, cell.start[0], catalogue.cell_at(cell.start)))
             if tuned and linear:
                 points.setdefault(cell.data["labels"], []).append(
                     (cell.start[1], cells.accuracy(linear), cells.accuracy(tuned)))
@@ -212,9 +220,9 @@ def write_html(path, names, base, scale):
         sections.append(_section(name, rows, scale))
         for row in rows:
             done = row["_done"]
-            seconds[done.get("same_as", row["_directory"])] = done["seconds"]
-            machines.add(done.get("hardware")), versions.add(done.get("commit"))
-    told = "; ".join(sorted(filter(None, machines))), ", ".join(sorted(filter(None, versions)))
+            seconds[row["_directory"]] = done["seconds"]
+            machines.add(done["hardware"]), versions.update(done["commits"])
+    told = "; ".join(sorted(machines)), ", ".join(sorted(filter(None, versions)))
     links = "".join(f'<a href="#{name}">{html.escape(catalogue.STUDIES[name].source)}</a>' for name in names)
     page = f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>SimCLR: the paper's tables</title>

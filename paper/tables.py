@@ -58,8 +58,8 @@ def _commands(name, scale, base):
         raise UserError(f"{name} has no runs{f' at the {scale} scale: use --scale={other}' if there else ''}")
     for key in keys:
         for cell in catalogue.STUDIES[key].cells_of(scale):
-            place = cells.directory_of(base, key, cell)
-            weights = cells.directory_of(base, cell.start[0], catalogue.cell_at(cell.start)) if cell.start else None
+            place = cells.directory_of(base, scale, key, cell)
+            weights = cells.directory_of(base, scale, cell.start[0], catalogue.cell_at(cell.start)) if cell.start else None
             progress.say(shlex.join(["python", *cells.command(cell, scale, place, weights)]))
             if cell.probes:
                 config = cells.config_of(cells.arguments(cell, scale))
@@ -73,6 +73,7 @@ def _run(names, scale, base, more):
     for _, cell in chosen:
         runner.check(cell)  # Mistakes are told before anything is run.
     for number, (name, cell) in enumerate(chosen, 1):
+        stopping.safe_point()
         done = runner.run(name, cell)
         found = cells.accuracy(done)
         progress.say(f"{number}/{len(chosen)}  {name}: {cell.name}  "
@@ -136,12 +137,11 @@ def main(argv=None):
             _report(_chosen(asked.table), asked.scale, asked.dir)
 
     try:
-        progress.run_command("paper.tables", work)
+        with stopping.StopSignals():
+            progress.run_command("paper.tables", work)
     except stopping.Stopped as stopped:
         progress.say(str(stopped))
         sys.exit(stopping.STATUS)
-    except KeyboardInterrupt:  # Between two runs.
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -268,7 +268,7 @@ def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, expo
 def test_embed_reads_many_files_batch_by_batch(exported, photos):
     paths = [str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")]
     batches = list(embeddings.endpoint_of_files(
-        lambda images: exported(images)["final_avg_pool"], 8, paths, batch_size=2))
+        lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2))
     assert [(len(good), len(bad)) for good, _, bad in batches] == [(2, 0), (1, 1), (1, 0)]
     vectors = np.concatenate([values for _, values, _ in batches])
     np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)  # in batches of other sizes
