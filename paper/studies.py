@@ -393,9 +393,9 @@ def _passed_on(process):
     came = []
 
     def pass_on(number, _):
-        progress.say("stopping: waiting for the run to save")
         came.append(number)
         process.send_signal(number)
+        progress.say("stopping: waiting for the run to save")
 
     old = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
