@@ -182,7 +182,7 @@ class Runner:
 
 @contextlib.contextmanager
 def _noting_time(directory):
-    """Adds up the `seconds` of all starts of a run, and the `commits` that they were of, in a dict, also if it fails."""
+    """Adds up the `seconds` of all starts of a run, and their `commits`, in a dict; also if it fails."""
     import metrics
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()

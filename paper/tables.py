@@ -59,8 +59,8 @@ def _commands(name, scale, base):
     for key in keys:
         for cell in catalogue.STUDIES[key].cells_of(scale):
             place = cells.directory_of(base, scale, key, cell)
-            weights = cells.directory_of(base, scale, cell.start[0], catalogue.cell_at(cell.start)) if cell.start else None
-            progress.say(shlex.join(["python", *cells.command(cell, scale, place, weights)]))
+            start = cell.start and cells.directory_of(base, scale, cell.start[0], catalogue.cell_at(cell.start))
+            progress.say(shlex.join(["python", *cells.command(cell, scale, place, start)]))
             if cell.probes:
                 config = cells.config_of(cells.arguments(cell, scale))
                 progress.say(shlex.join(["python", *cells.probe_command(cell, config, place)]))

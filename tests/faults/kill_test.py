@@ -57,13 +57,13 @@ def test_a_signal_saves_and_the_same_command_goes_on(number, unkilled, tmp_path)
 
 
 def test_a_signal_waits_for_a_safe_point():
-    done = []
+    done, before = [], signal.getsignal(signal.SIGINT)
     with stopping.StopSignals() as stop, pytest.raises(stopping.Stopped, match="stopped by SIGINT"):
         for _ in progress.track(range(3), 3, "turns"):
             signal.raise_signal(signal.SIGINT)
             done.append(stop.requested)
     assert done == [True]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before  # Which in the background may be to ignore it.
     assert list(progress.track(range(3), 3, "turns")) == [0, 1, 2]
 
 
