@@ -210,13 +210,37 @@ _LINEAR_CITED = (
 )
 
 
-def _few_labels(start, columns):
-    """Fine-tuning on a part of the labels, for three widths; columns: (text, recipe, small settings, numbers)."""
+def _few_labels(starts, columns):
+    """Fine-tuning on a part of the labels.
+
+    Args:
+      starts: (name, (study, cell) whose weights are taken, flags of the network).
+      columns: (share of the labels, recipe, settings of the small scale, measure -> a number for each start).
+    """
     return tuple(
-        Cell(f"{_network(width)}, {text}", dict(width_multiplier=width),
-             {measure: numbers[row] for measure, numbers in paper.items()}, small, recipe, "study_small_labels.cfg",
-             start=(start[0], start[1](width)), data=dict(network=_network(width), labels=text))
-        for text, recipe, small, paper in columns for row, width in enumerate(_WIDTHS))
+        Cell(f"{name}, {labels}", flags, {measure: numbers[row] for measure, numbers in paper.items()}, small, recipe,
+             "study_small_labels.cfg", start=start, data=dict(start=name, labels=labels))
+        for labels, recipe, small, paper in columns for row, (name, start, flags) in enumerate(starts))
+
+
+def _widths_after(study, name=lambda width: _network(width)):
+    """ResNet-50 in three widths, for `_few_labels`, pretrained in a study."""
+    return [(_network(width), (study, name(width)), dict(width_multiplier=width)) for width in _WIDTHS]
+
+
+_LENGTHS = (50, 100, 200, 400, 800, 1600, 3200)
+
+
+def _lengths():
+    """Figure B.2: the default batch, for longer and longer."""
+    return tuple(Cell(f"{epochs} epochs", dict(train_epochs=epochs, learning_rate=0.075, learning_rate_scaling="sqrt"),
+                      small=dict(train_epochs=max(epochs // 50, 1), learning_rate=0.1)) for epochs in _LENGTHS)
+
+
+def _depths_and_widths(depths, widths):
+    """Networks for `_few_labels`, pretrained in `networks`."""
+    return [(_network(width, depth), ("networks", _network(width, depth)),
+             dict(resnet_depth=depth, width_multiplier=width)) for depth in depths for width in widths]
 
 
 _ONE, _TEN = dict(label_fraction=0.01), dict(label_fraction=0.1, train_batch_size=128, train_epochs=30)
@@ -226,6 +250,7 @@ _FEW = (("1 %", "imagenet_1pct.cfg", _ONE, {"top-1": (48.3, 58.5, 63.0), "top-5"
 _FEW_BROADER = (("1 %", "imagenet_1pct.cfg", _ONE, {"top-1": (49.4, 59.4, 64.1), "top-5": (76.6, 83.7, 86.6)}),
                 ("10 %", "imagenet_10pct.cfg", _TEN, {"top-1": (66.1, 71.8, 74.8), "top-5": (88.1, 91.2, 92.8)}),
                 ("100 %", "imagenet_100pct.cfg", _ALL, {"top-1": (76.0, 79.1, 80.4), "top-5": (93.1, 94.8, 95.4)}))
+_FEW_UNKNOWN = tuple((labels, recipe, small, {}) for labels, recipe, small, _ in _FEW)  # Figures tell no numbers.
 # Rows of Table 7 (top-5) and Table B.4 (top-1).
 _FEW_CITED = tuple((name, {f"{measure}, {labels}": number for (measure, labels), number in zip(
     itertools.product(("top-5", "top-1"), ("1 %", "10 %")), numbers, strict=True) if number is not None})
@@ -364,16 +389,28 @@ STUDIES = {
     "linear": Study("Linear evaluation", "Table 6, Figure 1", "SimCLR is better than all before it, and wider networks "
                     "more so", _linear(), (_network(1), _network(2)), cited=_LINEAR_CITED),
     "few_labels": Study("Few labels", "Table 7, Table B.4", "fine-tuning on few labels is far better than training on "
-                        "them from scratch", _few_labels(("linear", _network), _FEW),
+                        "them from scratch", _few_labels(_widths_after("linear"), _FEW),
                         tuple(f"{_network(width)}, {text}" for width in (1, 2) for text in ("1 %", "10 %")),
                         cited=_FEW_CITED),
     "few_labels_broader": Study(
         "Few labels after broader augmentation", "Table B.2", "a little better than without it; with all labels, wide "
-        "networks gain from pretraining", _few_labels(("broader", lambda width: f"broader ({width}x)"), _FEW_BROADER),
+        "networks gain from pretraining", _few_labels(
+            _widths_after("broader", "broader ({}x)".format), _FEW_BROADER),
         tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %")),
         cited=(("without broader augmentation, ResNet-50 (4x), 100 %", {"top-1": 80.1, "top-5": 95.2}),
                ("from scratch, ResNet-50 (4x), 100 %", {"top-1": 78.4, "top-5": 94.2}),
                ("from scratch, ResNet-50 (2x), 100 %", {"top-1": 77.8, "top-5": 93.9}))),
+    "lengths": Study("Training for longer", "Figure B.2", "longer training is better, up to 3200 epochs", _lengths(),
+                     tuple(f"{epochs} epochs" for epochs in (50, 100, 200, 400))),
+    "few_labels_lengths": Study(
+        "Few labels after training for longer", "Figure B.5", "almost linear in linear evaluation; few labels gain "
+        "more from longer training", _few_labels([(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {})
+                                             for epochs in _LENGTHS], _FEW_UNKNOWN),
+        tuple(f"{epochs} epochs, {labels}" for labels in ("1 %", "10 %") for epochs in (50, 100, 200, 400))),
+    "few_labels_networks": Study(
+        "Few labels in other networks", "Figure B.6", "larger networks gain more from fine-tuning on few labels",
+        _few_labels(_depths_and_widths((18, 34, 50, 101, 152), _WIDTHS), _FEW_UNKNOWN), (),
+        _few_labels([*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))], _FEW_UNKNOWN)),
     "supervised_long": Study(
         "Supervised training for longer", "Table B.3", "neither longer training nor stronger augmentation helps "
         "supervised training much", _supervised_long(),
@@ -414,4 +451,5 @@ def find(name):
 
 def cell_at(place):
     """The cell that (study, name of the cell) means."""
-    return next(cell for cell in STUDIES[place[0]].cells if cell.name == place[1])
+    study = STUDIES[place[0]]
+    return next(cell for cell in (*study.cells, *study.small_only) if cell.name == place[1])

@@ -101,6 +101,10 @@ def settings_of(cell, scale, more=()):
     return json.loads(json.dumps(dict(settings, start=start, probes=cell.probes)))
 
 
+def _key(settings):
+    return json.dumps(settings, sort_keys=True)
+
+
 class Runner:
     """Runs cells below one directory, at one scale. What is done is not run again; equal runs are run once."""
 
@@ -119,7 +123,7 @@ class Runner:
             for cell in study.cells_of(scale):
                 done = read_done(directory_of(base, scale, name, cell))
                 if done is not None and done["same_as"] is None:
-                    self._finished[json.dumps(done["settings"])] = directory_of(base, scale, name, cell)
+                    self._finished[_key(done["settings"])] = directory_of(base, scale, name, cell)
 
     def check(self, cell):
         """Raises `UserError` if the arguments of a cell are wrong."""
@@ -148,10 +152,10 @@ class Runner:
                                 f"{settings.get(name)}): remove it, or give another --dir")
             return done
         os.makedirs(directory, exist_ok=True)
-        there = self._finished.get(json.dumps(settings))
+        there = self._finished.get(_key(settings))
         if there is None:
             done = dict(self._run_new(cell, directory), settings=settings, same_as=None)
-            self._finished[json.dumps(settings)] = directory
+            self._finished[_key(settings)] = directory
         else:
             done = {**read_done(there), "same_as": os.path.relpath(there, self._base)}
         done = dict(done, arguments=[*arguments(cell, self._scale), *self._more])

@@ -115,7 +115,7 @@ def _shown(title, row):
 # ------------------------------------------------------------------------------------------------- Markdown and CSV
 
 
-def markdown(name, rows, scale):
+def markdown(name, rows, base, scale):
     """A study as lines of Markdown."""
     study = catalogue.STUDIES[name]
     said = f"The paper: {study.finding}" if study.cells else _sentence(study.finding)
@@ -125,7 +125,8 @@ def markdown(name, rows, scale):
         lines += _markdown_table(titles, texts)
     elif study.cells_of(scale):
         lines += ["Not run."]
-    return [*lines, "", *_markdown_cited(study)]
+    told = [line for text in _correlation_texts(name, base, scale) for line in ("", text)]
+    return [*lines, *told, "", *_markdown_cited(study)]
 
 
 def _sentence(text):
@@ -159,39 +160,36 @@ def write_csv(path, rows):
 # ------------------------------------------------------------------------------------------------------ correlations
 
 
-def correlations(base, scale):
-    """Linear evaluation against fine-tuning (paper, B.7), for each share of labels: list of dicts.
+_CORRELATED = ("few_labels_lengths", "few_labels_networks")
 
-    `labels`, `points`: (network, linear accuracy, fine-tuned accuracy), and the coefficients `pearson` and `spearman`,
-    None below three points.
+
+def correlations(name, base, scale):
+    """Linear evaluation against fine-tuning (paper, B.7) in a study of `_CORRELATED`, for each share of labels.
+
+    Returns:
+      list of dicts: `labels`; `points`: (name, accuracy of linear evaluation, accuracy when fine-tuned); and the
+      coefficients `pearson` and `spearman`, None below three points.
     """
     from scipy import stats
 
     points = {}
-    for name in ("few_labels", "few_labels_broader"):
-        for cell in catalogue.STUDIES[name].cells_of(scale):
-            tuned = cells.read_done(cells.directory_of(base, scale, name, cell))
-            linear = cells.read_done(
-                cells.directory_of(base, scale, cell.start[0], catalogue.cell_at(cell.start)))
-            if tuned and linear:
-                points.setdefault(cell.data["labels"], []).append(
-                    (cell.start[1], cells.accuracy(linear), cells.accuracy(tuned)))
+    for cell in catalogue.STUDIES[name].cells_of(scale):
+        places = (name, cell), (cell.start[0], catalogue.cell_at(cell.start))
+        done = [cells.read_done(cells.directory_of(base, scale, *place)) for place in places]
+        if all(each is not None and cells.accuracy(each) is not None for each in done):
+            tuned, linear = map(cells.accuracy, done)
+            points.setdefault(cell.data["labels"], []).append((cell.data["start"], linear, tuned))
     return [dict(labels=labels, points=found, **{
         title: float(function(*list(zip(*found))[1:]).statistic) if len(found) > 2 else None
         for title, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr))})
         for labels, found in points.items()]
 
 
-def correlations_markdown(found):
-    """`correlations` as lines of Markdown."""
-    if not found:
-        return []
-    rows = [[each["labels"], network, f"{100 * linear:.1f}", f"{100 * tuned:.1f}"]
-            for each in found for network, linear, tuned in each["points"]]
-    texts = [f"{each['labels']} of the labels: r = {each['pearson']:.2f}, rank correlation {each['spearman']:.2f} "
-             f"({len(each['points'])} networks)." for each in found if each["pearson"] is not None]
-    return ["### Linear evaluation and fine-tuning (Appendix B.7)", "The paper: almost linearly correlated.", "",
-            *_markdown_table(["labels", "network", "linear evaluation", "fine-tuned"], rows), "", *texts, ""]
+def _correlation_texts(name, base, scale):
+    """What `correlations` found, a sentence for each share of labels."""
+    return [f"Linear evaluation and fine-tuning on {each['labels']} of the labels (Appendix B.7): r = "
+            f"{each['pearson']:.2f}, rank correlation {each['spearman']:.2f}, {len(each['points'])} points."
+            for each in correlations(name, base, scale) if each["pearson"] is not None] if name in _CORRELATED else []
 
 
 # -------------------------------------------------------------------------------------------------------------- HTML
@@ -212,18 +210,23 @@ img { max-width: 100%; }
 """
 
 
-def write_html(path, names, base, scale):
-    """All studies on one page without other files: ours, the paper's, plots, flags, time, machine and version."""
+def write_html(path, found, base, scale):
+    """All studies on one page without other files: ours, the paper's, plots, flags, time, machine and version.
+
+    Args:
+      path: of the page.
+      found: dict: name -> `rows_of` it.
+      base, scale: as there.
+    """
     sections, seconds, machines, versions = [], {}, set(), set()
-    for name in progress.track(names, len(names), "report"):
-        rows = rows_of(name, base, scale)
-        sections.append(_section(name, rows, scale))
+    for name, rows in progress.track(found.items(), len(found), "report"):
+        sections.append(_section(name, rows, base, scale))
         for row in rows:
             done = row["_done"]
             seconds[row["_directory"]] = done["seconds"]
             machines.add(done["hardware"]), versions.update(done["commits"])
     told = "; ".join(sorted(machines)), ", ".join(sorted(filter(None, versions)))
-    links = "".join(f'<a href="#{name}">{html.escape(catalogue.STUDIES[name].source)}</a>' for name in names)
+    links = "".join(f'<a href="#{name}">{html.escape(catalogue.STUDIES[name].source)}</a>' for name in found)
     page = f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>SimCLR: the paper's tables</title>
 <meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>
@@ -237,14 +240,15 @@ def write_html(path, names, base, scale):
         file.write(page)
 
 
-def _section(name, rows, scale):
+def _section(name, rows, base, scale):
     study = catalogue.STUDIES[name]
     parts = [f'<h2 id="{name}">{html.escape(study.title)} <small>({html.escape(study.source)})</small></h2>',
              f"<p>The paper: {html.escape(study.finding)}.</p>" if study.cells else
              f"<p>{html.escape(_sentence(study.finding))}.</p>"]
     if rows:
         titles, texts = shown_table(rows)
-        parts += [_html_table(titles, texts), _plot(rows), _flags(rows)]
+        parts += [_html_table(titles, texts), _plot(rows), *(f"<p>{html.escape(text)}</p>" for text in
+                                                             _correlation_texts(name, base, scale)), _flags(rows)]
     elif study.cells_of(scale):
         parts.append("<p>Not run.</p>")
     if study.cited:

@@ -7,7 +7,8 @@
     python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
 The small scale is for two CPU cores, minutes a run. What is finished is not run again, and what was interrupted is
-resumed. `report` prints Markdown tables and writes report.md, report.html and a CSV file for each table to --dir.
+resumed. `report` prints Markdown tables, and writes report.md, report.html and a CSV file for each table to the scale's
+folder in --dir.
 """
 
 from __future__ import annotations
@@ -83,20 +84,20 @@ def _run(names, scale, base, more):
 def _report(names, scale, base):
     from paper import report
 
+    place = os.path.join(base, scale)
+    os.makedirs(place, exist_ok=True)
+    found = {name: report.rows_of(name, base, scale) for name in names}
     lines = []
-    for name in names:
-        rows = report.rows_of(name, base, scale)
-        lines += report.markdown(name, rows, scale)
+    for name, rows in found.items():
+        lines += report.markdown(name, rows, base, scale)
         if rows:
-            report.write_csv(os.path.join(base, f"{name}.csv"), rows)
-    lines += report.correlations_markdown(report.correlations(base, scale))
+            report.write_csv(os.path.join(place, f"{name}.csv"), rows)
     text = "\n".join(lines)
     progress.say(text)
-    os.makedirs(base, exist_ok=True)
-    with open(os.path.join(base, "report.md"), "w", encoding="utf-8") as file:
+    with open(os.path.join(place, "report.md"), "w", encoding="utf-8") as file:
         file.write(f"# The paper's tables, {scale} scale\n\n{text}\n")
-    report.write_html(os.path.join(base, "report.html"), names, base, scale)
-    progress.say(f"written to {os.path.join(base, 'report.md')} and {os.path.join(base, 'report.html')}")
+    report.write_html(os.path.join(place, "report.html"), found, base, scale)
+    progress.say(f"written to {place}: report.md, report.html, and a CSV file for each table")
 
 
 def _parser():

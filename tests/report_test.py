@@ -15,9 +15,9 @@ COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
 
 def finish(base, study, cell, results, **more):
     """Notes a cell of the small scale as finished; returns its directory."""
-    directory = cells.directory_of(str(base), study, cell)
-    done = dict(arguments=cells.arguments(cell, "small"), results=results, probes={}, seconds=90, commit=COMMIT,
-                hardware=HARDWARE, million_parameters=4.9, **more)
+    directory = cells.directory_of(str(base), "small", study, cell)
+    done = dict(arguments=cells.arguments(cell, "small"), results=results, probes={}, seconds=90, commits=[COMMIT],
+                hardware=HARDWARE, million_parameters=4.9, **{"same_as": None, **more})
     os.makedirs(directory)
     cells.write_done(directory, done)
     return directory
@@ -40,30 +40,36 @@ def test_what_is_not_worse_than_the_best_is_bold(shares, best, tmp_path):
     transfer_digits(tmp_path, shares)
     rows = report.rows_of("transfer", str(tmp_path), "small")
     assert [row["best"] for row in rows] == best
-    assert sum("**" in line for line in report.markdown("transfer", rows, "small")) == sum(best)
+    assert sum("**" in line for line in report.markdown("transfer", rows, str(tmp_path), "small")) == sum(best)
 
 
 def test_correlations_are_those_of_numpy(tmp_path):
-    accuracies = {}
-    for number, cell in enumerate(catalogue.STUDIES["few_labels_broader"].cells_of("small")):
-        finish(tmp_path, "few_labels_broader", cell, {cells.TOP_1: 0.3 + 0.1 * number})
-    finish(tmp_path, "broader", catalogue.cell_at(("broader", "broader (1x)")), {cells.LBFGS: 0.4})
-    for number, width in enumerate((1, 2)):
-        start = catalogue.cell_at(("linear", f"ResNet-50 ({width}x)"))
-        finish(tmp_path, "linear", start, {cells.LBFGS: 0.42 + 0.03 * number})
-        for labels in ("1 %", "10 %"):
-            cell = catalogue.cell_at(("few_labels", f"ResNet-50 ({width}x), {labels}"))
-            accuracies.setdefault(labels, []).append((0.42 + 0.03 * number, 0.2 + 0.07 * number**2))
-            finish(tmp_path, "few_labels", cell, {cells.TOP_1: 0.2 + 0.07 * number**2})
-    found = {each["labels"]: each for each in report.correlations(str(tmp_path), "small")}
-    assert set(found) == {"1 %", "10 %", "100 %"} and found["100 %"]["pearson"] is None
-    points = np.array([*accuracies["10 %"], (0.4, 0.4)])
-    assert found["10 %"]["pearson"] == pytest.approx(np.corrcoef(points.T)[0, 1])
-    ranks = points.argsort(0).argsort(0)
-    assert found["10 %"]["spearman"] == pytest.approx(np.corrcoef(ranks.T)[0, 1])
-    text = "\n".join(report.correlations_markdown(list(found.values())))
-    assert f"10 % of the labels: r = {found['10 %']['pearson']:.2f}" in text
-    assert "| 1 % | ResNet-50 (2x) | 45.0 | 27.0 |" in text
+    points = {"1 %": [], "10 %": []}
+    for number, epochs in enumerate((50, 100, 200)):
+        linear = 0.42 + 0.03 * number
+        finish(tmp_path, "lengths", catalogue.cell_at(("lengths", f"{epochs} epochs")), {cells.LBFGS: linear})
+        for labels, tuned in (("1 %", 0.2 + 0.07 * number**2), ("10 %", 0.5 - 0.1 * (number == 1))):
+            cell = catalogue.cell_at(("few_labels_lengths", f"{epochs} epochs, {labels}"))
+            finish(tmp_path, "few_labels_lengths", cell, {cells.TOP_1: tuned})
+            points[labels].append((linear, tuned))
+    finish(tmp_path, "lengths", catalogue.cell_at(("lengths", "400 epochs")), {cells.LBFGS: 0.6})  # not yet tuned
+    found = {each["labels"]: each for each in report.correlations("few_labels_lengths", str(tmp_path), "small")}
+    for labels, pairs in points.items():
+        assert found[labels]["pearson"] == pytest.approx(np.corrcoef(np.transpose(pairs))[0, 1])
+    assert found["1 %"]["spearman"] == pytest.approx(1.0)
+    lines = report.markdown("few_labels_lengths", report.rows_of("few_labels_lengths", str(tmp_path), "small"),
+                            str(tmp_path), "small")
+    told = f"r = {found['1 %']['pearson']:.2f}, rank correlation 1.00, 3 points."
+    assert f"Linear evaluation and fine-tuning on 1 % of the labels (Appendix B.7): {told}" in lines
+    assert not report.correlations("few_labels_networks", str(tmp_path), "small")
+
+
+def test_runs_of_other_flags_are_left_out(tmp_path):
+    first, second = catalogue.STUDIES["flip"].cells_of("small")
+    finish(tmp_path, "flip", first, {cells.LBFGS: 0.4})
+    directory = finish(tmp_path, "flip", second, {cells.LBFGS: 0.5})
+    cells.write_done(directory, {**cells.read_done(directory), "arguments": ["--flagfile=old.cfg"]})
+    assert [row["cell"] for row in report.rows_of("flip", str(tmp_path), "small")] == ["with"]
 
 
 class Page(html.parser.HTMLParser):
@@ -92,12 +98,14 @@ def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
     transfer_digits(tmp_path, (0.6, 0.9, 0.89))
     for cell in catalogue.STUDIES["colour"].cells_of("small"):
         finish(tmp_path, "colour", cell, {cells.LBFGS: 0.5, cells.TOP_1: 0.4, "eval/label_top_5_accuracy": 0.9})
-    tables.main(["report", "1", "transfer", "designs", f"--dir={tmp_path}"])
+    cell = catalogue.cell_at(("flip", "with"))
+    finish(tmp_path, "flip", cell, {cells.LBFGS: 0.5}, same_as="small/colour/1_2")
+    tables.main(["report", "1", "flip", "transfer", "designs", f"--dir={tmp_path}"])
     page = Page()
-    page.feed((tmp_path / "report.html").read_text())
+    page.feed((tmp_path / "small" / "report.html").read_text())
     text = " ".join(page.texts)
     assert not page.open and set(page.links) == {f"#{name}" for name in page.ids}
-    assert page.ids == ["colour", "colour_supervised", "transfer", "designs"]
+    assert page.ids == ["colour", "colour_supervised", "flip", "transfer", "designs"]
     assert COMMIT in text and HARDWARE in text and "9 runs, 0:13:30 in all" in text
     assert "--color_jitter_strength=0.125" in text and "-9.6" in text and "Not run." in text
     assert "Fast AutoAugment" in text and "top-5" not in text  # The paper's Table 1 has none.
@@ -105,7 +113,7 @@ def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
         kind, content = image.split(",")
         assert kind == "data:image/svg+xml;base64"
         assert xml.etree.ElementTree.fromstring(base64.b64decode(content)).tag.endswith("svg")
-    assert len(page.images) == 2
-    markdown = (tmp_path / "report.md").read_text()
+    assert len(page.images) == 3
+    markdown = (tmp_path / "small" / "report.md").read_text()
     assert markdown.strip().split("\n", 2)[2].strip() in capsys.readouterr().out
     assert "| 1/8 | 59.6 | 50.0 | 40.0 | -9.6 | 1.5 |" in markdown

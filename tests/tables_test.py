@@ -28,7 +28,7 @@ def test_commands_are_valid(name, scale, tmp_path):
     for cell in study.cells_of(scale):
         program, *arguments = cells.command(cell, scale, "out", "start" if cell.start else None, ["--data_dir=x"])
         if program == "run.py":
-            seen.add(cells.config_of(arguments).replace(model_dir=None))
+            seen.add((cell.start, cells.config_of(arguments).replace(model_dir=None)))
         else:
             asked = transfer._parser().parse_args(arguments)
             assert transfer.task_of(asked) and asked.data_dir == "x"
@@ -81,8 +81,9 @@ def test_every_table_of_the_paper_is_there():
     for number in ("1", "2", "3", "4", "5", "6", "7", "8", "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
         assert catalogue.find(number)
     assert catalogue.find("1") == ["colour", "colour_supervised"] and catalogue.find("B.1") == ["batches"]
-    with pytest.raises(UserError, match="9 is no table: name one of pairs, "):
-        catalogue.find("9")
+    assert catalogue.find("9") == ["batches"] and catalogue.find("B.9") == ["cifar_temperature", "cifar10"]
+    with pytest.raises(UserError, match="99 is no table: name one of pairs, "):
+        catalogue.find("99")
 
 
 def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
@@ -129,7 +130,7 @@ def test_what_is_done_is_not_run_again(calls, tmp_path, capsys):
     assert "2/2  flip: without  0.5200" in capsys.readouterr().out
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2
-    (tmp_path / "flip" / "without" / "done.json").unlink()  # As if it had been interrupted.
+    (tmp_path / "small" / "flip" / "without" / "done.json").unlink()  # As if it had been interrupted.
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert calls[2] == calls[1]
 
@@ -141,8 +142,9 @@ def test_the_same_run_of_another_study_is_taken(calls, tmp_path, capsys):
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
     assert "colour: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
-    taken = cells.read_done(tmp_path / "flip" / "with")
+    taken = cells.read_done(tmp_path / "small" / "flip" / "with")
     assert taken["arguments"] == cells.arguments(catalogue.cell_at(("flip", "with")), "small")
+    assert taken["same_as"] == "small/colour/1_2"
     tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Another seed is another run.
     assert len(calls) == 13
 
@@ -153,7 +155,7 @@ def test_other_flags_are_refused(calls, tmp_path, capsys):
         tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
     assert error.value.code == 2 and len(calls) == 2
     told = capsys.readouterr().err
-    assert "was run with other flags" in told and told.count("\n") == 1
+    assert "was run with another seed (1, now 2): remove it, or give another --dir" in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -168,11 +170,49 @@ def test_wrong_flags_are_told_before_anything_is_run(flags, words, calls, tmp_pa
     assert not calls and not (tmp_path / "out").exists()
 
 
-def test_runs_of_another_version_are_left_alone(calls, tmp_path, capsys):
-    (tmp_path / "colour" / "1_2").mkdir(parents=True)
-    (tmp_path / "colour" / "1_2" / "done.json").write_text(json.dumps(dict(arguments=["--gone=1"], probes={})))
+def test_a_recipe_that_has_changed_makes_another_run(calls, tmp_path, capsys, monkeypatch):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
+    parse = cells.config_of
+    monkeypatch.setattr(cells, "config_of", lambda wanted: parse([*wanted, "--train_epochs=5"]))
+    with pytest.raises(SystemExit):
+        tables.main(["run", "flip", f"--dir={tmp_path}"])
+    assert "was run with another train_epochs (4, now 5)" in capsys.readouterr().err
+
+
+def test_data_may_move(calls, tmp_path):
+    for place in "ab":
+        tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags=--data_dir={place}"])
     assert len(calls) == 2
+
+
+def test_a_cell_starts_from_what_another_has_made(calls, tmp_path, capsys):
+    """Which is run before it, once, and may be a run that another table has made."""
+    tables.main(["run", "colour", f"--dir={tmp_path}"])
+    tables.main(["run", "few_labels", f"--dir={tmp_path}"])
+    tuned = [call for call in calls[6:] if any("study_small_labels" in part for part in call)]
+    made = [call for call in calls[6:] if call not in tuned]
+    assert len(tuned) == 4 and len(made) == 1 and "--width_multiplier=2" in made[0]
+    starts = [next(part for part in call if part.startswith("--checkpoint=")) for call in tuned]
+    wide = tmp_path / "small" / "linear" / "ResNet-50__2x_"
+    assert set(starts) == {f"--checkpoint={tmp_path / 'small' / 'colour' / '1_2'}", f"--checkpoint={wide}"}
+
+
+def test_the_scales_do_not_mix(calls, tmp_path, capsys):
+    tables.main(["run", "flip", f"--dir={tmp_path}"])
+    capsys.readouterr()
+    tables.main(["report", "flip", "--scale=paper", f"--dir={tmp_path}"])
+    assert "Not run." in capsys.readouterr().out
+
+
+def test_time_is_that_of_all_starts(tmp_path, monkeypatch):
+    clock = iter([10.0, 30.0])
+    monkeypatch.setattr(cells.progress, "stopwatch", lambda: lambda: next(clock))
+    monkeypatch.setattr(cells, "commit", iter(["one", "two"]).__next__)
+    with pytest.raises(UserError), cells._noting_time(str(tmp_path)):
+        raise UserError("no room")
+    with cells._noting_time(str(tmp_path)) as noted:
+        pass
+    assert noted == dict(seconds=40.0, commits=["one", "two"])
 
 
 def test_probes_are_asked_of_what_was_run(calls, tmp_path):
@@ -181,7 +221,7 @@ def test_probes_are_asked_of_what_was_run(calls, tmp_path):
     assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
     assert {"--probes=rotation", "--dataset=cifar10", "--train_split=train[:20%]", "--test_split=test",
             "--flags=--data_dir=x"} <= set(probes)
-    assert cells.read_done(tmp_path / "probes" / "rotation")["probes"]["rotation"]["h"] == 0.7
+    assert cells.read_done(tmp_path / "small" / "probes" / "rotation")["probes"]["rotation"]["h"] == 0.7
 
 
 def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
@@ -193,10 +233,10 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
     assert ("| cell | paper, top-1 | logistic regression | difference | minutes |\n| --- | --- | --- | --- | --- |\n"
             "| 1/8 | 59.6 | 51.0 | -8.6 | 0.0 |") in printed
     assert "### Random flips (Appendix A)\nThe paper: helpful, not essential. Accuracies in %.\n\nNot run." in printed
-    with open(tmp_path / "colour.csv", newline="") as file:
+    with open(tmp_path / "small" / "colour.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and rows[0]["cell"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
-    assert not (tmp_path / "flip.csv").exists()
+    assert not (tmp_path / "small" / "flip.csv").exists()
 
 
 @pytest.mark.parametrize("study, figure", [("pairs", "pairs"), ("batches", "batches"), ("networks", "parameters")])
@@ -206,7 +246,7 @@ def test_reports_can_be_drawn(study, figure, calls, tmp_path, capsys):
     tables.main(["report", study, f"--dir={tmp_path}"])
     what_is_smaller = "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
     assert (what_is_smaller in capsys.readouterr().out) == (study == "batches")
-    figures.main([figure, f"--csv={tmp_path / study}.csv", f"--out={tmp_path}"])
+    figures.main([figure, f"--csv={tmp_path / 'small' / study}.csv", f"--out={tmp_path}"])
     assert (tmp_path / f"{figure}.png").stat().st_size > 5000
 
 
@@ -249,7 +289,7 @@ def test_a_run_that_ends_as_ever_after_a_signal_was_stopped_nevertheless(tmp_pat
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         printed, told = process.communicate(timeout=30)
-    assert "Stopped: stopped in" in told and printed == "stopping: waiting for what runs to save\n"
+    assert "Stopped: stopped in" in told and not printed
 
 
 def test_what_cannot_be_run_or_judged_is_told(calls, tmp_path, capsys, monkeypatch):
@@ -267,7 +307,7 @@ def test_a_cell_is_run_and_probed(tmp_path, monkeypatch):
     cell = catalogue.Cell("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
                                     train_batch_size=16, proj_out_dim=16, eval_split="test[:64]"), probes=("rotation",))
     done = cells.Runner(str(tmp_path), "small").run("flip", cell)
-    assert 0 <= cells.accuracy(done) <= 1 and done["seconds"] > 0
+    assert 0 <= cells.accuracy(done) <= 1 and done["seconds"] > 0 and done["commits"]
     assert done["probes"]["rotation"]["guess"] == 0.25
     assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)  # ResNet-10 without its classifier
 
@@ -281,7 +321,7 @@ def test_the_program_lists_shows_and_tells_commands():
     told = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     lines = [shlex.split(line) for line in told.splitlines()]
     assert len(lines) == 2 and lines[1][2:] == [
-        "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/tables/flip/without"]
+        "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/tables/paper/flip/without"]
     told = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert told.count("python run.py") == told.count("python -m paper.probes") == 4 and "--dataset=imagenet2012" in told
     alone = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
