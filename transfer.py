@@ -210,8 +210,8 @@ def _begin(config, source, settings):
     begun = metrics.read_json(path)
     if begun is not None and begun != settings:
         name = next(name for name in {**settings, **begun} if begun.get(name) != settings.get(name))
-        raise UserError(f"--out={out} was begun with another {name} ({begun.get(name)}, now {settings.get(name)}): "
-                        "name another directory, or remove this one")
+        raise UserError(f"--out={out} was begun with {name} {begun.get(name)} (now {settings.get(name)}): name another "
+                        "directory, or remove this one")
     model_dir.check_images(config, source, is_chief=True)
     tf.io.gfile.makedirs(out)
     metrics.write_json(path, settings)

@@ -148,7 +148,7 @@ class Runner:
             if done["settings"] != settings:
                 name = next(name for name in {**settings, **done["settings"]}
                             if settings.get(name) != done["settings"].get(name))
-                raise UserError(f"{directory} was run with another {name} ({done['settings'].get(name)}, now "
+                raise UserError(f"{directory} was run with {name} {done['settings'].get(name)} (now "
                                 f"{settings.get(name)}): remove it, or give another --dir")
             return done
         os.makedirs(directory, exist_ok=True)

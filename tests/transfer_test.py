@@ -55,11 +55,23 @@ def test_the_path_against_cold_fits(sets):
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            cold = linear_model.LogisticRegression(C=1 / l2, max_iter=3000).fit(np.float64(inputs), labels)
+            cold = linear_model.LogisticRegression(C=1 / l2, max_iter=features.PATH_ITERATIONS,
+                                                   tol=features.PATH_TOLERANCE).fit(np.float64(inputs), labels)
         warm_loss = objective(path.scores(inputs), path.kernel, labels, l2)
         assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
         hits = path.scores(test_inputs).argmax(1) == test_labels
         assert hits.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(sets):
+    fit, choose, _ = sets
+    strengths, noted = (100.0, 1.0, 0.01), []
+    best, found = transfer.sweep(fit, choose, "top_1", strengths, note=lambda found: noted.append(dict(found)))
+    assert [len(each) for each in noted] == [1, 2, 3] and noted[-1] == found
+    noted.clear()
+    again = transfer.sweep(fit, choose, "top_1", strengths, found={100.0: found[100.0], 1.0: 0.0}, note=noted.append)
+    assert len(noted) == 1 and again[1][1.0] == 0.0  # Taken as it was given, not fitted.
+    assert again[1][0.01] == pytest.approx(found[0.01], abs=0.02) and again[0] in (100.0, 0.01)
 
 
 def test_classes_that_were_not_seen_are_never_chosen(sets):
@@ -122,7 +134,9 @@ def few_iterations(monkeypatch):
 def network(tmp_path_factory):
     directory = tmp_path_factory.mktemp("network")
     tf.train.Checkpoint(model=model_lib.build_model(Config(**SMALL), 10)).write(str(directory / "ckpt-1"))
-    (directory / "flags.json").write_text(json.dumps({"image_size": 8}))
+    # Of its training's settings, those of evaluations do not count.
+    settings = {"image_size": 8, "eval_steps": 1, "eval_split": "test[:150]", "eval_batch_size": 10}
+    (directory / "flags.json").write_text(json.dumps(settings))
     return str(directory / "ckpt-1")
 
 
@@ -169,6 +183,7 @@ def test_linear_transfer_to_a_folder(network, few_iterations, tmp_path, capsys):
     ((), "give --task, one of food101, "),
     (("--task=birdsnap",), "TFDS does not have Birdsnap: give --dataset=folder:DIR"),
     (("--dataset=digits", "--train=train[:50%]"), "nothing is held out by itself: give --validation"),
+    (("--dataset=digits", "--checkpoint=/no/such"), "--checkpoint=/no/such"),
     (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
     (("--dataset=digits", "--metric=mean_average_precision"), "--metric=mean_average_precision does not fit digits")])
 def test_mistakes_are_told_in_one_line(arguments, words, network, tmp_path, capsys):
@@ -176,6 +191,41 @@ def test_mistakes_are_told_in_one_line(arguments, words, network, tmp_path, caps
         run(f"--checkpoint={network}", f"--out={tmp_path / 'out'}", *arguments)
     told = capsys.readouterr().err
     assert error.value.code == 2 and words in told and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()  # So that the same command, mended, may use it.
+
+
+def test_images_are_whole_in_height_and_cut_in_width(network, few_iterations, tmp_path, monkeypatch):
+    """Above 32 pixels, too (paper, B.8.1): the shorter side is kept, of the longer one the centre."""
+    random, images = np.random.default_rng(0), {}
+    for split in ("train", "validation", "test"):
+        for name in ("cat", "dog"):
+            path = tmp_path / "photos" / split / name / "1.png"
+            path.parent.mkdir(parents=True)
+            images[split, name] = random.integers(0, 256, (40, 60, 3), np.uint8)
+            path.write_bytes(tf.io.encode_png(images[split, name]).numpy())
+    monkeypatch.setattr(features, "encoder_function", lambda model: lambda images: tf.reshape(images, [-1, 4800]))
+    run(f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}", "--validation=validation",
+        "--image_size=40", f"--out={tmp_path / 'out'}")
+    saved = np.load(tmp_path / "out" / "features_test.npz")
+    for label, name in enumerate(("cat", "dog")):
+        row = saved["vectors"][saved["labels"].tolist().index(label)]
+        np.testing.assert_allclose(row.reshape(40, 40, 3), images["test", name][:, 10:50] / 255, atol=1e-6)
+
+
+def test_other_weights_make_another_transfer(network, few_iterations, tmp_path, capsys):
+    arguments = ("--dataset=digits", "--train=train[:60]", "--validation=train[60:80]", "--test=test[:20]",
+                 f"--out={tmp_path / 'out'}")
+    directory = tmp_path / "network"
+    for step in (1, 2):
+        model = model_lib.build_model(Config(**SMALL), 10)
+        tf.train.Checkpoint(model=model).write(str(directory / f"ckpt-{step}"))
+        (directory / "checkpoint").write_text(f'model_checkpoint_path: "ckpt-{step}"\n')
+        if step == 1:
+            run(f"--checkpoint={directory}", *arguments)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        run(f"--checkpoint={directory}", *arguments)
+    assert f"was begun with weights {directory}/ckpt-1, step None (now {directory}/ckpt-2" in capsys.readouterr().err
 
 
 def test_tasks_are_the_papers():
@@ -292,12 +342,39 @@ def test_failures_of_trainings_are_told(more, words, network, tmp_path, program,
     assert error.value.code == 2 and words in told and told.count("\n") == 1
 
 
+@pytest.mark.parametrize("more, words", [
+    (("--flags=--learning_rate=1",), "--flags: --learning_rate is the grid's own: leave it out"),
+    (("--flags=--model_dir=x",), "--flags: --model_dir is the grid's own"),
+    (("--flags=--seed='",), "--flags=--seed='"), (("--jobs=0",), "--jobs=0 is below 1: raise it"),
+    (("--steps=0",), "--steps=0 is below 1"), (("--learning_rates=0.1,0",), "--learning_rates=0 is not above 0"),
+    (("--weight_decays=-1",), "--weight_decays=-1.0 is below 0"),
+    (("--learning_rates=0.1,0.1001",), "must differ in their first three digits"),
+    (("--batch_size=5000",), "--batch_size=5000 is more than the 1150 examples of --train=train[:80%]")])
+def test_a_grid_that_cannot_be_is_told(more, words, network, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        grid(network, tmp_path / "out", *more)
+    told = capsys.readouterr().err
+    assert error.value.code == 2 and words in told and told.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_what_is_not_a_divergence_is_no_result(network, tmp_path, program, capsys):
+    """A run that did not measure what is asked for."""
+    (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("eval/label_top_1_accuracy", "eval/other"))
+    with pytest.raises(KeyError):
+        grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0")
+    assert not list((tmp_path / "out").glob("rate*.json"))
+
+
 def test_another_transfer_is_not_overwritten(network, tmp_path, program, capsys):
     one = ("--learning_rates=0.1", "--weight_decays=0")
     grid(network, tmp_path / "out", *one)
     with pytest.raises(SystemExit):
         grid(network, tmp_path / "out", *one, "--test=test[:50%]")
-    assert "was begun with another test (test): name another directory" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "was begun with examples {" in told and told.count("\n") == 1
+    with pytest.raises(SystemExit):
+        run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
+    assert "was begun with command finetune (now linear): name another directory" in capsys.readouterr().err
 
 
 @pytest.mark.slow
