@@ -89,13 +89,13 @@ def read_csv(path, columns, numbers=()):
 
 
 def _number(path, column, text):
-    highest = 1 if column == "accuracy" else math.inf
+    is_share = column == "accuracy"
     try:
         number = float(text)
     except (TypeError, ValueError):  # None where a row is too short
         number = math.nan
-    if not 0 <= number <= highest or math.isinf(number):
-        raise UserError(f"--csv={path}: {column} {text} is no number{' from 0 to 1' if highest == 1 else ' above 0'}")
+    if not (0 <= number <= 1 if is_share else 0 < number < math.inf):
+        raise UserError(f"--csv={path}: {column} {text} is no number {'from 0 to 1' if is_share else 'above 0'}")
     return number
 
 

@@ -118,6 +118,7 @@ def test_a_table_without_its_columns_is_told(tmp_path, capsys):
     ("epochs,batch_size,accuracy\n1,8,58\n", "accuracy 58 is no number from 0 to 1"),
     ("epochs,batch_size,accuracy\n1,8,nan\n", "accuracy nan is no number from 0 to 1"),
     ("epochs,accuracy,batch_size\n1,0.5,8\n1,0.5\n", "batch_size None is no number above 0"),
+    ("epochs,batch_size,accuracy\n0,8,0.5\n", "epochs 0 is no number above 0"),
     ("epochs,batch_size,accuracy\n1,8,\n", "has no row with an accuracy"),
     ("epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n", "has two accuracies for batch 8, 1 epochs")])
 def test_a_table_that_cannot_be_drawn_is_told(text, words, tmp_path, capsys):

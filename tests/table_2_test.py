@@ -74,7 +74,7 @@ def test_flags_lead_to_their_losses(name, mine, negatives):
     losses, reported = model_lib.contrastive_losses(tf.constant(np.concatenate([first, 2 * second])), config, None)
     assert list(losses) == ["contrast_loss"]
     np.testing.assert_allclose(losses["contrast_loss"], loop_loss(name, mine, negatives == "both", first, second),
-                               rtol=1e-6)
+                               rtol=1e-12)
     similarities = first @ second.T
     assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
 
