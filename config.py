@@ -43,6 +43,11 @@ def as_flag(name, value):
     return f"--{name}={value}"
 
 
+def as_flags(settings):
+    """Settings, as a dict, as arguments of run.py."""
+    return [as_flag(*setting) for setting in settings.items()]
+
+
 def slug(text):
     """A text as the name of a file: letters, digits, - and . stay."""
     return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
@@ -651,6 +656,23 @@ def define_flags(flag_values=flags.FLAGS):
 
 def from_arguments(arguments, flag="--flags") -> Config:
     """The `Config` of arguments as on the command line of run.py. Raises `UserError`, which names `flag`."""
+    return from_flags(_parse(arguments, flag))
+
+
+def settings_within(text, flag="--flags"):
+    """The settings that a text gives, as on the command line of run.py, quoted as in a shell: dict: name -> value.
+
+    Raises `UserError`, which names `flag`.
+    """
+    try:
+        arguments = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{flag}={text}: {first_line(error)}") from error
+    values = _parse(arguments, flag)
+    return {field.name: values[field.name].value for field in dataclasses.fields(Config) if values[field.name].present}
+
+
+def _parse(arguments, flag):
     values = flags.FlagValues()
     define_flags(values)
     try:
@@ -659,15 +681,7 @@ def from_arguments(arguments, flag="--flags") -> Config:
         raise UserError(f"{flag}: {first_line(error)}") from error
     if rest[1:]:
         raise UserError(f"{flag}: {rest[1]} is not a flag: settings are written --name=value")
-    return from_flags(values)
-
-
-def split_arguments(text, flag="--flags"):
-    """Arguments within a text, quoted as in a shell. Raises `UserError`, which names `flag`."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{flag}={text}: {first_line(error)}") from error
+    return values
 
 
 def from_flags(flag_values=flags.FLAGS) -> Config:

@@ -312,10 +312,21 @@ def training_flags(kind, task, examples, learning_rate, weight_decay, steps, bat
         checkpoint_steps=max(1, steps // 10), keep_checkpoint_max=1, eval_protocol="linear_head", save_predictions=True)
 
 
+def check_settings(kind, more):
+    """Raises `UserError` if further settings of a grid's trainings are wrong, or have what the grid decides."""
+    ours = training_flags(kind, Task("digits", "digits"), 256, 0.1, 0.0, 1)
+    others = ("train_split", "eval_split", "model_dir", "eval_name", "data_dir", "checkpoint", "seed", "bad_images",
+              "follow_links", *checkpoint.NETWORK_SETTINGS)
+    for name in sorted({*ours, *others} & set(more)):
+        raise UserError(f"--flags: --{name} is the grid's own: leave it out")
+    start = dict(checkpoint="-") if kind == "finetune" else {}
+    config_lib.from_arguments(config_lib.as_flags({**ours, **start, **more}))
+
+
 class GridSearch:
     """Trainings with all settings of a grid, each a process of run.py; what is finished is not run again."""
 
-    def __init__(self, kind, task, source, fixed, out, batch_size=256, more=()):
+    def __init__(self, kind, task, source, fixed, out, batch_size=256, more=None):
         """Plans.
 
         Args:
@@ -325,17 +336,15 @@ class GridSearch:
           fixed: settings that all trainings share: dict.
           out: directory of the results.
           batch_size: images at once.
-          more: further arguments of run.py.
+          more: further settings of run.py.
 
         Raises:
-          UserError: `more` has what the grid decides, or the batch is larger than the data.
+          UserError: see `check_settings`; or the batch is larger than the data.
         """
-        self._kind, self._task, self._fixed, self._out = kind, task, fixed, out
-        self._batch_size, self._more = batch_size, more
-        ours = {*training_flags(kind, task, 1, 1.0, 0.0, 1), *fixed, "train_split", "eval_split", "model_dir",
-                "eval_name", "flagfile"}
-        for name in sorted(ours & {flag.lstrip("-").partition("=")[0] for flag in more}):
-            raise UserError(f"--flags: --{name} is the grid's own: leave it out")
+        more = more or {}
+        check_settings(kind, more)
+        self._kind, self._task, self._fixed, self._out = kind, task, {**fixed, **more}, out
+        self._batch_size = batch_size
         self._examples = {split: sources.check_split(source, flag, split) for flag, split in (
             ("train", task.fit), ("validation", task.choose), ("train", task.both), ("test", task.test))}
         if batch_size > self._examples[task.fit]:
@@ -372,8 +381,7 @@ class GridSearch:
             training_flags(self._kind, self._task, self._examples[train], learning_rate, weight_decay, steps,
                            self._batch_size),
             **self._fixed, train_split=train, eval_split=test, model_dir=os.path.join(self._out, name))
-        arguments = [config_lib.as_flag(*setting) for setting in settings.items()]
-        command = (sys.executable, os.path.join(_ROOT, "run.py"), *arguments, *self._more)
+        command = (sys.executable, os.path.join(_ROOT, "run.py"), *config_lib.as_flags(settings))
         return launch.Job(command, settings["model_dir"])
 
     def _noted(self, name):
@@ -408,7 +416,7 @@ def _main_grid(arguments):
     places = dict(data_dir=arguments.data_dir, checkpoint=arguments.checkpoint if kind == "finetune" else None)
     fixed |= {name: value for name, value in places.items() if value is not None}
     search = GridSearch(kind, task, source, fixed, config.model_dir, arguments.batch_size,
-                        config_lib.split_arguments(arguments.flags))
+                        config_lib.settings_within(arguments.flags))
     out = _begin(config, source, settings)
     best, found = search.choose(grid, arguments.jobs)
     labels, scores = search.test(best, grid.steps)

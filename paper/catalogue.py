@@ -176,10 +176,11 @@ def _cifar_temperatures():
 def _probes():
     """Table 3: the pretraining that each row needs; g keeps the size of h."""
     head = dict(num_proj_layers=2, proj_out_dim=2048)
-    rows = (("colour", {}, 99.3, 97.4), ("rotation", dict(augment_extra="rotate"), 67.6, 25.6),
-            ("noise", dict(augment_extra="noise"), 99.5, 59.6), ("sobel", dict(augment_extra="sobel"), 96.6, 56.3))
-    return tuple(Cell(name, {**head, **extra}, {"h": h, "g(h)": z}, small=dict(proj_out_dim=512), probes=(name,))
-                 for name, extra, h, z in rows)
+    rows = (("colour", {}, 80, 99.3, 97.4), ("rotation", dict(augment_extra="rotate"), 25, 67.6, 25.6),
+            ("noise", dict(augment_extra="noise"), 50, 99.5, 59.6),
+            ("sobel", dict(augment_extra="sobel"), 50, 96.6, 56.3))
+    return tuple(Cell(name, {**head, **extra}, {"guess": guess, "h": h, "g(h)": z}, small=dict(proj_out_dim=512),
+                      probes=(name,)) for name, extra, guess, h, z in rows)
 
 
 _WIDTHS = (1, 2, 4)
@@ -192,21 +193,22 @@ def _network(width, depth=50):
 def _linear():
     """Table 6: linear evaluation after 1000 epochs."""
     return tuple(Cell(_network(width), dict(train_epochs=1000, width_multiplier=width),
-                      {"top-1": top_1, "top-5": top_5}, dict(train_epochs=4))
-                 for width, top_1, top_5 in zip(_WIDTHS, (69.3, 74.2, 76.5), (89.0, 92.0, 93.2), strict=True))
+                      {"million parameters": parameters, "top-1": top_1, "top-5": top_5}, dict(train_epochs=4))
+                 for width, parameters, top_1, top_5 in zip(
+                     _WIDTHS, (24, 94, 375), (69.3, 74.2, 76.5), (89.0, 92.0, 93.2), strict=True))
 
 
 _LINEAR_CITED = (
-    ("Local Agg., ResNet-50", {"parameters": 24, "top-1": 60.2}),
-    ("MoCo, ResNet-50", {"parameters": 24, "top-1": 60.6}),
-    ("PIRL, ResNet-50", {"parameters": 24, "top-1": 63.6}),
-    ("CPC v2, ResNet-50", {"parameters": 24, "top-1": 63.8, "top-5": 85.3}),
-    ("Rotation, RevNet-50 (4x)", {"parameters": 86, "top-1": 55.4}),
-    ("BigBiGAN, RevNet-50 (4x)", {"parameters": 86, "top-1": 61.3, "top-5": 81.9}),
-    ("AMDIM, custom ResNet", {"parameters": 626, "top-1": 68.1}),
-    ("CMC, ResNet-50 (2x)", {"parameters": 188, "top-1": 68.4, "top-5": 88.2}),
-    ("MoCo, ResNet-50 (4x)", {"parameters": 375, "top-1": 68.6}),
-    ("CPC v2, ResNet-161", {"parameters": 305, "top-1": 71.5, "top-5": 90.1}),
+    ("Local Agg., ResNet-50", {"million parameters": 24, "top-1": 60.2}),
+    ("MoCo, ResNet-50", {"million parameters": 24, "top-1": 60.6}),
+    ("PIRL, ResNet-50", {"million parameters": 24, "top-1": 63.6}),
+    ("CPC v2, ResNet-50", {"million parameters": 24, "top-1": 63.8, "top-5": 85.3}),
+    ("Rotation, RevNet-50 (4x)", {"million parameters": 86, "top-1": 55.4}),
+    ("BigBiGAN, RevNet-50 (4x)", {"million parameters": 86, "top-1": 61.3, "top-5": 81.9}),
+    ("AMDIM, custom ResNet", {"million parameters": 626, "top-1": 68.1}),
+    ("CMC, ResNet-50 (2x)", {"million parameters": 188, "top-1": 68.4, "top-5": 88.2}),
+    ("MoCo, ResNet-50 (4x)", {"million parameters": 375, "top-1": 68.6}),
+    ("CPC v2, ResNet-161", {"million parameters": 305, "top-1": 71.5, "top-5": 90.1}),
 )
 
 

@@ -19,8 +19,8 @@ from paper import catalogue
 
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = {"mode", "model_dir", "eval_name", "flagfile"}  # flags that decide where results are
-_OF_DATA = ("--data_dir", "--follow_links", "--nofollow_links")  # flags that run.py and transfer.py share
+_OURS = ("mode", "model_dir", "eval_name")  # flags that decide where results are
+_SHARED = ("data_dir", "follow_links", "bad_images")  # flags that run.py and transfer.py have
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -29,28 +29,35 @@ _OF_DATA = ("--data_dir", "--follow_links", "--nofollow_links")  # flags that ru
 def arguments(cell, scale):
     """The arguments of a cell's program that do not name its own files."""
     settings = {**cell.flags, **(cell.small if scale == "small" else {})}
-    written = [config_lib.as_flag(*each) for each in settings.items()]
+    written = config_lib.as_flags(settings)
     if cell.transfer:
         return written
     return [f"--flagfile={_RECIPES}/{cell.recipe if scale == 'paper' else cell.small_recipe}", *written]
 
 
-def command(cell, scale, directory, weights=None, more=()):
+def command(cell, scale, directory, weights=None, more=None):
     """What runs a cell, as arguments of Python.
 
     Args:
       cell, scale: `catalogue.Cell`; paper or small.
       directory: of its results.
       weights: what --checkpoint is to name, if the cell starts from another.
-      more: further arguments of run.py.
+      more: further settings of run.py.
     """
-    start = [f"--checkpoint={weights}"] if cell.start else []
+    more, start = more or {}, [f"--checkpoint={weights}"] if cell.start else []
     if not cell.transfer:
-        return ["run.py", *arguments(cell, scale), *more, *start, f"--model_dir={directory}"]
-    of_data = [flag for flag in more if flag.startswith(_OF_DATA)]
-    others = [flag for flag in more if flag not in of_data] if cell.transfer != "linear" else []
-    return ["transfer.py", cell.transfer, *arguments(cell, scale), *of_data, *start,
-            *([f"--flags={shlex.join(others)}"] if others else []), f"--out={directory}"]
+        return ["run.py", *arguments(cell, scale), *config_lib.as_flags(more), *start, f"--model_dir={directory}"]
+    shared, others = _divided(cell, more)
+    return ["transfer.py", cell.transfer, *arguments(cell, scale), *config_lib.as_flags(shared), *start,
+            *([f"--flags={shlex.join(config_lib.as_flags(others))}"] if others else []), f"--out={directory}"]
+
+
+def _divided(cell, more):
+    """Of further settings of run.py, those that transfer.py has itself, and those that it passes on to trainings."""
+    trains = cell.transfer != "linear"
+    own = (*_SHARED, "seed") if trains else _SHARED
+    shared = {name: value for name, value in more.items() if name in own and value is not False}  # False: unset.
+    return shared, {name: value for name, value in more.items() if trains and name not in own}
 
 
 def probe_command(cell, config, checkpoint):
@@ -90,13 +97,14 @@ def write_done(directory, done):
     metrics.write_json(os.path.join(directory, "done.json"), done)
 
 
-def settings_of(cell, scale, more=()):
+def settings_of(cell, scale, more=None):
     """All that decides a cell's results, and that of what it starts from, as JSON's types. Raises `UserError`."""
-    wanted = [*arguments(cell, scale), *more]
+    more = {name: value for name, value in (more or {}).items() if name != "data_dir"}  # Data may move.
+    wanted = [*arguments(cell, scale), *config_lib.as_flags(more)]
     if cell.transfer:
         settings = dict(program=["transfer.py", cell.transfer], arguments=wanted)
     else:
-        settings = dict(program=["run.py"], **dataclasses.asdict(config_of(wanted).replace(data_dir=None)))
+        settings = dict(program=["run.py"], **dataclasses.asdict(config_of(wanted)))
     start = settings_of(catalogue.cell_at(cell.start), scale, more) if cell.start else None
     return json.loads(json.dumps(dict(settings, start=start, probes=cell.probes)))
 
@@ -108,17 +116,18 @@ def _key(settings):
 class Runner:
     """Runs cells below one directory, at one scale. What is done is not run again; equal runs are run once."""
 
-    def __init__(self, base, scale, more=()):
+    def __init__(self, base, scale, more=None):
         """Reads what is done.
 
         Args:
           base: directory of all results.
           scale: paper or small.
-          more: further arguments of run.py. Raises `UserError` if they decide where results are.
+          more: further settings of run.py. Raises `UserError` if they decide where results are.
         """
-        for name in sorted(_OURS & {flag.lstrip("-").partition("=")[0] for flag in more}):
-            raise UserError(f"--flags: --{name} is the tables' own: leave it out")
-        self._base, self._scale, self._more, self._finished = base, scale, list(more), {}
+        for name in _OURS:
+            if name in (more or {}):
+                raise UserError(f"--flags: --{name} is the tables' own: leave it out")
+        self._base, self._scale, self._more, self._finished = base, scale, more or {}, {}
         for name, study in catalogue.STUDIES.items():
             for cell in study.cells_of(scale):
                 done = read_done(directory_of(base, scale, name, cell))
@@ -128,6 +137,10 @@ class Runner:
     def check(self, cell):
         """Raises `UserError` if the arguments of a cell are wrong."""
         settings_of(cell, self._scale, self._more)
+        if cell.transfer in ("finetune", "scratch"):
+            import transfer
+
+            transfer.check_settings(cell.transfer, _divided(cell, self._more)[1])
 
     def run(self, study, cell):
         """Runs a cell, and before it the one that it starts from; what it prints goes to run.log.
@@ -158,7 +171,7 @@ class Runner:
             self._finished[_key(settings)] = directory
         else:
             done = {**read_done(there), "same_as": os.path.relpath(there, self._base)}
-        done = dict(done, arguments=[*arguments(cell, self._scale), *self._more])
+        done = dict(done, arguments=[*arguments(cell, self._scale), *config_lib.as_flags(self._more)])
         write_done(directory, done)
         return done
 
@@ -171,7 +184,7 @@ class Runner:
             if not cell.transfer:
                 done["million_parameters"] = count_parameters(directory) / 1e6
             if cell.probes:
-                config = config_of([*arguments(cell, self._scale), *self._more])
+                config = config_of([*arguments(cell, self._scale), *config_lib.as_flags(self._more)])
                 _call([*probe_command(cell, config, directory), f"--out={directory}/probes.json"], directory)
                 done["probes"] = _read(directory, "probes.json")
         return {**done, **noted}

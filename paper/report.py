@@ -20,7 +20,8 @@ _COLUMNS = {  # title -> where it stands in the results of a finished cell
     "top-5": "eval/label_top_5_accuracy", "transfer": "test", "contrastive accuracy": "eval/contrast_acc",
     "entropy": "eval/contrast_entropy",
 }
-_FEWER = {"top-5"}  # columns that are shown only where the paper has them
+_FEWER = {"top-5", "million parameters"}  # columns that are shown only where the paper has them
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of ours; without, they are shares, told in %
 _JUDGED = ("top-1", "mean per class", "mAP")  # the paper's measures that `cells.accuracy` stands beside
 ALPHA = 0.05  # of the permutation test, as in the paper's tables
 
@@ -61,7 +62,7 @@ def _row(cell, done, scale, directory):
     return {"cell": cell.name, "here": here or None, **paper, **found,
             "difference": None if difference is None else f"{difference:+.1f}",
             "minutes": f"{done['seconds'] / 60:.1f}", **cell.data, "accuracy": ours,
-            "million_parameters": None if parameters is None else round(parameters, 3),
+            "million parameters": None if parameters is None else round(parameters, 3),
             "_done": done, "_directory": directory}
 
 
@@ -95,8 +96,8 @@ def _titles(rows, part):
 
 def shown_table(rows):
     """Titles, and for each row the texts to be shown; columns that no row has are left out."""
-    shown = ("cell", "here", *_titles(rows, "paper, "), *_COLUMNS, "guess", *_titles(rows, " from "), "difference",
-             "minutes")
+    shown = ("cell", "here", *_titles(rows, "paper, "), "million parameters", *_COLUMNS, "guess",
+             *_titles(rows, " from "), "difference", "minutes")
     in_paper = {title.removeprefix("paper, ") for title in _titles(rows, "paper, ")}
     titles = [title for title in dict.fromkeys(shown) if any(row.get(title) is not None for row in rows)
               and (title not in _FEWER or title in in_paper)]
@@ -107,7 +108,7 @@ def _shown(title, row):
     """A value as text: our accuracies in %, as the paper's are."""
     value = row.get(title)
     if isinstance(value, float) and "paper" not in title:
-        text = f"{value:.2f}" if title == "entropy" else f"{100 * value:.1f}"
+        text = _FORMATS.get(title, "{:.1%}").format(value).rstrip("%")
         return f"**{text}**" if title == "transfer" and row.get("best") else text
     return "" if value is None else str(value)
 

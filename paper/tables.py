@@ -37,8 +37,8 @@ def _list():
     progress.say(progress.table("tables", rows))
 
 
-def _show(name):
-    for key in catalogue.find(name):
+def _show(names):
+    for key in names:
         study = catalogue.STUDIES[key]
         rows = [(cell.name, _as_text(cell.paper)) for cell in study.cells]
         rows += [(cell.name, "at the small scale alone") for cell in study.small_only]
@@ -51,12 +51,12 @@ def _as_text(values):
     return "   ".join(f"{measure} {number}" for measure, number in values.items())
 
 
-def _commands(name, scale, base):
-    keys = [key for key in catalogue.find(name) if catalogue.STUDIES[key].cells_of(scale)]
+def _commands(names, scale, base):
+    keys = [key for key in names if catalogue.STUDIES[key].cells_of(scale)]
     if not keys:
         other = "small" if scale == "paper" else "paper"
-        there = any(catalogue.STUDIES[key].cells_of(other) for key in catalogue.find(name))
-        raise UserError(f"{name} has no runs{f' at the {scale} scale: use --scale={other}' if there else ''}")
+        there = any(catalogue.STUDIES[key].cells_of(other) for key in names)
+        raise UserError(f"{', '.join(names)}: no runs{f' at the {scale} scale: use --scale={other}' if there else ''}")
     for key in keys:
         for cell in catalogue.STUDIES[key].cells_of(scale):
             place = cells.directory_of(base, scale, key, cell)
@@ -106,7 +106,7 @@ def _parser():
     kinds = parser.add_subparsers(dest="command", required=True)
     kinds.add_parser("list", help="all tables, and figures and sentences with numbers")
     for name, text in (("show", "the paper's numbers"), ("commands", "the command of every run")):
-        kinds.add_parser(name, help=text).add_argument("table", help="number or name")
+        kinds.add_parser(name, help=text).add_argument("table", nargs="+", help="numbers or names")
     for name, text in (("run", "runs, resumable"), ("report", "what was run, beside the paper")):
         kinds.add_parser(name, help=text).add_argument("table", nargs="*", help="numbers or names; unset: all")
     for name, default in (("commands", "paper"), ("run", "small"), ("report", "small")):
@@ -129,11 +129,11 @@ def main(argv=None):
         if asked.command == "list":
             _list()
         elif asked.command == "show":
-            _show(asked.table)
+            _show(_chosen(asked.table))
         elif asked.command == "commands":
-            _commands(asked.table, asked.scale, asked.dir)
+            _commands(_chosen(asked.table), asked.scale, asked.dir)
         elif asked.command == "run":
-            _run(_chosen(asked.table), asked.scale, asked.dir, config_lib.split_arguments(asked.flags))
+            _run(_chosen(asked.table), asked.scale, asked.dir, config_lib.settings_within(asked.flags))
         else:
             _report(_chosen(asked.table), asked.scale, asked.dir)
 

@@ -26,7 +26,7 @@ def test_commands_are_valid(name, scale, tmp_path):
     assert study.small_names is None or set(study.small_names) <= {cell.name for cell in study.cells}
     seen = set()
     for cell in study.cells_of(scale):
-        program, *arguments = cells.command(cell, scale, "out", "start" if cell.start else None, ["--data_dir=x"])
+        program, *arguments = cells.command(cell, scale, "out", "start" if cell.start else None, dict(data_dir="x"))
         if program == "run.py":
             seen.add((cell.start, cells.config_of(arguments).replace(model_dir=None)))
         else:
@@ -46,10 +46,10 @@ CHECKED = {  # study -> checksum of all names and numbers, and the sums of the c
     "broader": (3453527458, {"top-1": 441.2}),
     "losses": (1678207462, {"top-1": 281.8}),
     "temperature": (902130001, {"entropy": 23.0, "contrastive accuracy": 489.4, "top-1": 357.0}),
-    "probes": (2303804243, {"h": 363.0, "g(h)": 238.9}),
+    "probes": (1823540408, {"guess": 205, "h": 363.0, "g(h)": 238.9}),
     "batches": (1159649609, {"top-1": 3171.2}),
-    "linear": (3448235269, {"top-1": 220.0, "top-5": 274.2, "cited, parameters": 1762, "cited, top-1": 641.5,
-        "cited, top-5": 345.5}),
+    "linear": (3111589063, {"million parameters": 493, "top-1": 220.0, "top-5": 274.2,
+        "cited, million parameters": 1762, "cited, top-1": 641.5, "cited, top-5": 345.5}),
     "few_labels": (2154990604, {"top-1": 381.5, "top-5": 515.9, "cited, top-5, 1 %": 376.5,
         "cited, top-5, 10 %": 846.2, "cited, top-1, 1 %": 78.1, "cited, top-1, 10 %": 343.0}),
     "few_labels_broader": (3143194067, {"top-1": 621.1, "top-5": 802.3, "cited, top-1": 236.3,
@@ -170,6 +170,30 @@ def test_wrong_flags_are_told_before_anything_is_run(flags, words, calls, tmp_pa
     assert not calls and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("flags, words", [
+    ("--learning_rate 1", "--flags: --learning_rate is the grid's own: leave it out"),
+    ("--nouse_blur", "--flags: --use_blur is the grid's own"), ("--micro_batch_size=7", "--micro_batch_size=7")])
+def test_wrong_flags_of_transfers_are_told_before_the_network_is_trained(flags, words, calls, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        tables.main(["run", "transfer", f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
+    told = capsys.readouterr().err
+    assert error.value.code == 2 and words in told and told.count("\n") == 1
+    assert not calls and not (tmp_path / "out").exists()
+
+
+def test_flags_of_trainings_are_not_those_of_transfers():
+    """Which takes what it knows itself, and passes on the rest."""
+    cell = catalogue.cell_at(("transfer", "finetune, SimCLR, digits"))
+    more = config_lib.settings_within(
+        "--data_dir 'a b' --nofollow_links --bad_images=skip --seed=3 --precision=float32")
+    program, *arguments = cells.command(cell, "small", "out", "start", more)
+    assert program == "transfer.py" and not any("follow_links" in argument for argument in arguments)
+    assert {"--data_dir=a b", "--bad_images=skip", "--seed=3", "--flags=--precision=float32"} < set(arguments)
+    linear = catalogue.cell_at(("transfer", "linear, SimCLR, digits"))
+    _, *arguments = cells.command(linear, "small", "out", "start", more)
+    assert not [argument for argument in arguments if argument.startswith(("--seed", "--flags"))]
+
+
 def test_a_recipe_that_has_changed_makes_another_run(calls, tmp_path, capsys, monkeypatch):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     parse = cells.config_of
@@ -216,7 +240,7 @@ def test_time_is_that_of_all_starts(tmp_path, monkeypatch):
 
 
 def test_probes_are_asked_of_what_was_run(calls, tmp_path):
-    cells.Runner(str(tmp_path), "small", ["--data_dir=x"]).run("probes", catalogue.cell_at(("probes", "rotation")))
+    cells.Runner(str(tmp_path), "small", dict(data_dir="x")).run("probes", catalogue.cell_at(("probes", "rotation")))
     run, probes = calls
     assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
     assert {"--probes=rotation", "--dataset=cifar10", "--train_split=train[:20%]", "--test_split=test",

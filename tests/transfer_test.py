@@ -214,7 +214,7 @@ def test_images_are_whole_in_height_and_cut_in_width(network, few_iterations, tm
 
 def test_other_weights_make_another_transfer(network, few_iterations, tmp_path, capsys):
     arguments = ("--dataset=digits", "--train=train[:60]", "--validation=train[60:80]", "--test=test[:20]",
-                 f"--out={tmp_path / 'out'}")
+                 "--image_size=8", f"--out={tmp_path / 'out'}")
     directory = tmp_path / "network"
     for step in (1, 2):
         model = model_lib.build_model(Config(**SMALL), 10)
@@ -345,7 +345,10 @@ def test_failures_of_trainings_are_told(more, words, network, tmp_path, program,
 @pytest.mark.parametrize("more, words", [
     (("--flags=--learning_rate=1",), "--flags: --learning_rate is the grid's own: leave it out"),
     (("--flags=--model_dir=x",), "--flags: --model_dir is the grid's own"),
-    (("--flags=--seed='",), "--flags=--seed='"), (("--jobs=0",), "--jobs=0 is below 1: raise it"),
+    (("--flags=--nouse_blur",), "--flags: --use_blur is the grid's own"),
+    (("--flags=--precision=half",), "--flags: flag --precision=half: value should be one of"),
+    (("--flags=--min_crop_area=2",), "--min_crop_area=2"), (("--flags=--seed='",), "--flags=--seed='"),
+    (("--jobs=0",), "--jobs=0 is below 1: raise it"),
     (("--steps=0",), "--steps=0 is below 1"), (("--learning_rates=0.1,0",), "--learning_rates=0 is not above 0"),
     (("--weight_decays=-1",), "--weight_decays=-1.0 is below 0"),
     (("--learning_rates=0.1,0.1001",), "must differ in their first three digits"),
