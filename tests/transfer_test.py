@@ -384,10 +384,10 @@ def test_another_transfer_is_not_overwritten(network, tmp_path, program, capsys)
 def test_fine_tuning_on_digits(network, tmp_path):
     """With run.py itself."""
     arguments = ("--train=train[:300]", "--validation=train[300:400]", "--test=test[:100]",
-                 "--learning_rates=0.1,100", "--weight_decays=0")
+                 "--learning_rates=1,1000", "--weight_decays=0", "--steps=60")
     grid(network, tmp_path / "out", *arguments, "--batch_size=32")
     results = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert results["learning_rate"] == 0.1 and results["test"] > 0.3
+    assert results["learning_rate"] == 1 and results["test"] > 0.3
     saved = np.load(tmp_path / "out" / "predictions.npz")
     assert (saved["logits"].argmax(1) == saved["labels"]).mean() == results["test"] and len(saved["labels"]) == 100
 
