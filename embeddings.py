@@ -39,8 +39,7 @@ def read_description(saved_model):
 
 def crops_centre(description, size):
     """Whether images of a size are cropped as in the evaluations of a model with this description."""
-    return Config(image_size=size, eval_center_crop=(description.get("flags") or {}).get("eval_center_crop", True)
-                  ).crops_centre
+    return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).crops_centre
 
 
 def load_endpoint(saved_model, name):
@@ -218,17 +217,19 @@ def predict(saved_model, paths, image_size=None, most=5):
     """The likeliest classes of image files.
 
     Returns:
-      dict: path -> list of (class name, probability), likeliest first; None for a file that cannot be read.
+      dict: path -> list of (class name, probability), likeliest first; None for a file that cannot be read. Of a model
+      that was trained on several labels an example, each probability stands for itself.
     """
     for path in paths:
         if not tf.io.gfile.exists(path):
             raise UserError(f"IMAGE={path}: there is no such file")
     function, description = load_endpoint(saved_model, "logits_sup")
     names, size = description.get("class_names"), image_size or description.get("image_size", 224)
+    to_shares = tf.sigmoid if description.get("multi_label") else tf.nn.softmax  # As they were trained.
     found = {}
     for good, logits, bad in endpoint_of_files(function, size, crops_centre(description, size), paths):
         found.update(dict.fromkeys(bad))
-        for path, row in zip(good, tf.nn.softmax(logits).numpy() if good else []):
+        for path, row in zip(good, to_shares(logits).numpy() if good else []):
             found[path] = [(names[index] if names else f"class {index}", float(row[index]))
                            for index in np.argsort(-row)[:most]]
     return {path: found[path] for path in paths}

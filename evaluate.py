@@ -237,7 +237,7 @@ def _keep_best(config, source, model, strategy, step, results, is_chief):
             return
         tf.io.gfile.makedirs(directory)
         metrics.write_results(directory, step, results)
-        model_dir.copy_flags(config, source.class_names, directory)
+        model_dir.copy_flags(config, source.class_names, source.multi_label, directory)
         weights = tf.train.Checkpoint(model=model, global_step=tf.Variable(step, dtype=tf.int64))
         # All hosts must take part in saving.
         tf.train.CheckpointManager(weights, directory, max_to_keep=1).save(checkpoint_number=step)

@@ -234,7 +234,8 @@ def _train(config, source, strategy, stop, elapsed):
     if config.mode == "train_then_eval":
         results = evaluate.evaluate_and_write(config, source, trained.model, strategy, trained.step, chief)
     if chief:
-        saved_model = export.export_to_model_dir(config, source.class_names, trained.checkpoint, results)
+        saved_model = export.export_to_model_dir(
+            config, source.class_names, trained.checkpoint, results, source.multi_label)
         progress.say(_summary(config, source, trained, results, saved_model, elapsed()))
 
 

@@ -16,6 +16,7 @@ import stopping
 from config import UserError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOPPED_BETWEEN = "stopped: the same command goes on from there"
 _STOPPED = {stopping.STATUS, *(status for number in _SIGNALS for status in (128 + number, -number))}
 
 
@@ -31,22 +32,36 @@ class Job:
 class Launcher:
     """A context in which jobs may be run. SIGINT and SIGTERM go to all that run; no other begins after them.
 
-    From a terminal the processes get Ctrl-C by themselves, too, at the same time, and take both for one. Use it in the
-    main thread.
+    It raises `stopping.Stopped` if the signal came before it, or when nothing ran. From a terminal the processes get
+    Ctrl-C by themselves, too, at the same time, and take both for one. Use it in the main thread.
     """
 
     def __init__(self):
-        self._lock, self._running, self._stopped = threading.Lock(), set(), False
+        self._lock, self._running, self._stopped, self._signalled = threading.Lock(), set(), False, False
 
     def __enter__(self):
         self._old = {number: signal.signal(number, self._pass_on) for number in _SIGNALS}
+        try:
+            stopping.safe_point()  # Of signals that came before.
+        except stopping.Stopped:
+            self._restore()
+            raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        self._restore()
+        if kind is None and self._signalled:  # When nothing ran any more.
+            raise stopping.Stopped(_STOPPED_BETWEEN)
+
+    def _restore(self):
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
     def _pass_on(self, number, _):
+        self._signalled = True
+        self._stop(number)
+
+    def _stop(self, number):
         self._stopped = True
         for process in tuple(self._running):  # Without the lock, which the interrupted thread may hold.
             process.send_signal(number)
@@ -78,16 +93,18 @@ class Launcher:
     def _started(self, job, file, variables):
         with self._lock:
             if self._stopped:
-                raise stopping.Stopped("stopped: the same command goes on from there")
+                raise stopping.Stopped(_STOPPED_BETWEEN)
             process = subprocess.Popen(job.command, cwd=job.cwd, stdout=file, stderr=subprocess.STDOUT,
                                        env={**os.environ, **variables})
             self._running.add(process)
+            stopping.companions.add(process)
         try:
             if self._stopped:  # The signal came while the process was started.
                 process.terminate()
             yield process
         finally:
             self._running.discard(process)
+            stopping.companions.discard(process)
 
     def run_all(self, jobs, at_once):
         """Runs jobs, `at_once` of them side by side; yields (job, None or its `UserError`) as each ends.
@@ -119,7 +136,7 @@ class Launcher:
                     yield done.result()
             finally:
                 if not (self._stopped or all(each.done() for each in waiting)):  # Twice would end them at once.
-                    self._pass_on(signal.SIGTERM, None)
+                    self._stop(signal.SIGTERM)
                 for each in waiting:
                     each.cancel()
 

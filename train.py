@@ -176,7 +176,7 @@ def train(config, source, strategy, is_chief, stop) -> Trained:
         directory = config.model_dir if is_chief else scratch
         state = build_training_state(config, source, strategy, directory)
         # Not before: settings that do not fit the run in this directory must not replace its own.
-        model_dir.write_flags(directory, config, source.class_names)
+        model_dir.write_flags(directory, config, source.class_names, source.multi_label)
         writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
         if state.step == 0 and is_chief:
             write_preview(config, source, directory, writer)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -52,6 +53,8 @@ from config import Config, UserError
 L2_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # the strongest first
 DRAWS = 100_000
 _ROOT = os.path.dirname(os.path.abspath(__file__))
+_FILE_ERRORS = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError,
+                tf.errors.ResourceExhaustedError)
 _HELD_OUT = "80%"  # where the part of the training split begins that is held out, if there is no validation split
 
 # ------------------------------------------------------------------------------------------------------------- tasks
@@ -172,19 +175,21 @@ def linear(fit, choose, test, metric, l2_choices=L2_CHOICES, **resumed):
     return dict(l2=best, validation={f"{l2:.3g}": value for l2, value in found.items()}), scores
 
 
-def _open(kind, task, arguments):
-    """What is worked on: the `Config` of frozen features, the `Source`, and a dict of what decides the results.
+def _open(kind, arguments):
+    """What is worked on: the `Task`, the `Config` of frozen features, the `Source`, and a dict of what decides results.
 
     Raises `UserError` for the checkpoint, the data and its splits.
     """
-    file = weights.open_weights(arguments.checkpoint)
+    task, file = task_of(arguments), weights.open_weights(arguments.checkpoint)
     network = export.known_of(arguments.checkpoint, arguments.image_size).config
     out = arguments.out or os.path.join("runs", "transfer", f"{kind}_{config_lib.slug(arguments.task or task.dataset)}")
     config = Config(**{name: getattr(network, name) for name in checkpoint.NETWORK_SETTINGS}).replace(
         mode="eval", lineareval_while_pretraining=False, dataset=task.dataset, data_dir=arguments.data_dir,
         follow_links=arguments.follow_links, bad_images=arguments.bad_images, eval_center_crop=False,
         eval_batch_size=arguments.batch_size, model_dir=out)
-    source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
+    with stopping.interruptible():
+        source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
+    task = _with_validation(task, source, arguments)
     if source.num_classes is None:
         raise UserError(f"--dataset={task.dataset} has no labels: sort its images into one sub-folder a class")
     if source.multi_label != (task.metric == "mean_average_precision"):
@@ -192,18 +197,35 @@ def _open(kind, task, arguments):
                         "have several labels, else another")
     examples = {flag: sources.check_split(source, flag, split) for flag, split in (
         ("train", task.fit), ("validation", task.choose), ("test", task.test))}
-    return config, source, dict(
-        command=kind, weights=f"{file.path}, step {file.step}", examples=examples,
+    batch_size = None if kind == "linear" else arguments.batch_size  # Features do not depend on it.
+    return task, config, source, dict(
+        command=kind, weights=f"step {file.step}, content {_digest_of(file)}", examples=examples, batch_size=batch_size,
         files=model_dir.files_digest(source.paths()) if isinstance(source, sources.FolderSource) else None,
-        **{name: getattr(arguments, name, None) for name in (
-            "image_size", "steps", "learning_rates", "weight_decays", "flags", "seed", "bad_images")},
+        **{name: getattr(arguments, name, None) for name in ("image_size", "steps", "flags", "seed", "bad_images")},
         **dataclasses.asdict(task))
 
 
-def _begin(config, source, settings):
-    """Makes the directory of the results, which notes what it is for; returns its path.
+def _with_validation(task, source, arguments):
+    """The task of one's own data, with their validation split, if there is one."""
+    if arguments.dataset is None or task.validation is not None or not task.train.isidentifier():
+        return task
+    if "validation" not in source.split_names or "validation" in task.test:
+        return task
+    progress.say(f"{source.name} has a validation split, which chooses settings")
+    return dataclasses.replace(task, validation="validation")
 
-    Raises `UserError` if it holds something else, or for images that cannot be used.
+
+def _digest_of(file):
+    """Changes with the weights of a `weights.WeightFile`: its index has checksums of all tensors."""
+    with tf.io.gfile.GFile(f"{file.path}.index", "rb") as index:
+        return hashlib.sha256(index.read()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _begun(config, source, settings):
+    """Makes the directory of the results, which notes what it is for, and is locked; yields its path.
+
+    Raises `UserError` if it holds something else, or is in use, or for images that cannot be used.
     """
     out = config.model_dir
     path, settings = os.path.join(out, "settings.json"), json.loads(json.dumps(settings))
@@ -214,8 +236,9 @@ def _begin(config, source, settings):
                         "directory, or remove this one")
     model_dir.check_images(config, source, is_chief=True)
     tf.io.gfile.makedirs(out)
-    metrics.write_json(path, settings)
-    return out
+    with model_dir.locked(out, "--out"):
+        metrics.write_json(path, settings)
+        yield out
 
 
 def _features(config, source, task, arguments):
@@ -263,14 +286,13 @@ def _finish(title, task, out, labels, scores, results):
 
 
 def _main_linear(arguments):
-    task = task_of(arguments)
-    config, source, settings = _open("linear", task, arguments)
-    out = _begin(config, source, settings)
-    parts, path = _features(config, source, task, arguments), os.path.join(out, "sweep.json")
-    found = {float(l2): value for l2, value in (metrics.read_json(path) or {}).items()}
-    results, scores = linear(*parts, task.metric, found=found, note=lambda found: metrics.write_json(
-        path, {repr(float(l2)): value for l2, value in found.items()}))
-    _finish(f"linear transfer of {arguments.checkpoint}", task, out, parts[2][1], scores, results)
+    task, config, source, settings = _open("linear", arguments)
+    with _begun(config, source, settings) as out:
+        parts, path = _features(config, source, task, arguments), os.path.join(out, "sweep.json")
+        found = {float(l2): value for l2, value in (metrics.read_json(path) or {}).items()}
+        results, scores = linear(*parts, task.metric, found=found, note=lambda found: metrics.write_json(
+            path, {repr(float(l2)): value for l2, value in found.items()}))
+        _finish(f"linear transfer of {arguments.checkpoint}", task, out, parts[2][1], scores, results)
 
 
 # --------------------------------------------------------------------------- fine-tuning and random initialisation
@@ -315,8 +337,8 @@ def training_flags(kind, task, examples, learning_rate, weight_decay, steps, bat
 def check_settings(kind, more):
     """Raises `UserError` if further settings of a grid's trainings are wrong, or have what the grid decides."""
     ours = training_flags(kind, Task("digits", "digits"), 256, 0.1, 0.0, 1)
-    others = ("train_split", "eval_split", "model_dir", "eval_name", "data_dir", "checkpoint", "seed", "bad_images",
-              "follow_links", *checkpoint.NETWORK_SETTINGS)
+    others = ("train_split", "eval_split", "train_epochs", "model_dir", "eval_name", "data_dir", "checkpoint", "seed",
+              "bad_images", "follow_links", *checkpoint.NETWORK_SETTINGS)
     for name in sorted({*ours, *others} & set(more)):
         raise UserError(f"--flags: --{name} is the grid's own: leave it out")
     start = dict(checkpoint="-") if kind == "finetune" else {}
@@ -363,17 +385,25 @@ class GridSearch:
             for job, error in progress.counter(ended, len(jobs), "trainings"):
                 self._note(job, error)
         found = {pair: self._noted(name)["metric"] for name, pair in pairs.items()}
-        if set(found.values()) == {None}:
-            raise UserError(f"all {len(found)} trainings have diverged: give lower --learning_rates")
+        if set(found.values()) == {None}:  # None: it has diverged.
+            raise UserError(f"{train_step.DIVERGED} with all {len(found)} settings: give lower --learning_rates")
         return max(found, key=lambda pair: -math.inf if found[pair] is None else found[pair]), found
 
-    def test(self, pair, steps):
-        """Trains on all training and validation images; returns the labels and logits of the test images."""
+    def test(self, pair, steps, at_once):
+        """Trains on all training and validation images; returns the labels and logits of the test images.
+
+        It gets the devices of one of `at_once`, as those before it had. Raises `UserError` if it fails.
+        """
         job = self._job(f"best_{_name_of(*pair)}", self._task.both, self._task.test, *pair, steps)
         path = os.path.join(job.directory, f"predictions_{steps}.npz")
         if not tf.io.gfile.exists(path):
             with launch.Launcher() as launcher:
-                launcher.run(job)
+                [(_, error)] = launcher.run_all([job], at_once)
+            if error is not None and train_step.DIVERGED in str(error):
+                raise UserError(f"{train_step.DIVERGED} with the best settings, now that it had the validation images, "
+                                f"too: leave {pair[0]:g} out of --learning_rates")
+            if error is not None:
+                raise error
         return _read_arrays(path, "labels", "logits")
 
     def _job(self, name, train, test, learning_rate, weight_decay, steps):
@@ -392,9 +422,11 @@ class GridSearch:
         name = os.path.basename(job.directory)
         if error is not None and train_step.DIVERGED not in str(error):
             raise error
-        metric = None
+        path, metric = os.path.join(job.directory, "result.json"), None
         if error is None:
-            metric = metrics.read_json(os.path.join(job.directory, "result.json"))[RESULT_KEYS[self._task.metric]]
+            metric = (metrics.read_json(path) or {}).get(RESULT_KEYS[self._task.metric])
+            if metric is None:
+                raise UserError(f"{path} has no {RESULT_KEYS[self._task.metric]}: see run.log beside it")
         noted = dict(metric=metric, command=shlex.join(job.command))
         metrics.write_json(os.path.join(self._out, f"{name}.json"), noted)
         shutil.rmtree(job.directory)
@@ -407,22 +439,31 @@ def _name_of(learning_rate, weight_decay):
 
 
 def _main_grid(arguments):
-    kind, task = arguments.kind, task_of(arguments)
-    grid = _grid_of(arguments)
-    config, source, settings = _open(kind, task, arguments)
+    kind, grid = arguments.kind, _grid_of(arguments)
+    if tf.config.list_physical_devices("GPU"):
+        tf.config.set_visible_devices([], "GPU")  # Their memory is for the trainings.
+    task, config, source, settings = _open(kind, arguments)
     fixed = {name: getattr(config, name) for name in checkpoint.NETWORK_SETTINGS
              if name != "lineareval_while_pretraining"}
     fixed |= dict(seed=arguments.seed, bad_images=arguments.bad_images, follow_links=arguments.follow_links)
-    places = dict(data_dir=arguments.data_dir, checkpoint=arguments.checkpoint if kind == "finetune" else None)
+    places = dict(data_dir=arguments.data_dir,
+                  checkpoint=_start_of(arguments.checkpoint) if kind == "finetune" else None)
     fixed |= {name: value for name, value in places.items() if value is not None}
     search = GridSearch(kind, task, source, fixed, config.model_dir, arguments.batch_size,
                         config_lib.settings_within(arguments.flags))
-    out = _begin(config, source, settings)
-    best, found = search.choose(grid, arguments.jobs)
-    labels, scores = search.test(best, grid.steps)
-    _finish("fine-tuned" if kind == "finetune" else "trained from random weights", task, out, labels, scores, dict(
-        learning_rate=best[0], weight_decay=best[1], validation=[
-            dict(learning_rate=rate, weight_decay=decay, metric=metric) for (rate, decay), metric in found.items()]))
+    with _begun(config, source, settings) as out:
+        best, found = search.choose(grid, arguments.jobs)
+        labels, scores = search.test(best, grid.steps, arguments.jobs)
+        _finish("fine-tuned" if kind == "finetune" else "trained from random weights", task, out, labels, scores, dict(
+            learning_rate=best[0], weight_decay=best[1], validation=[
+                dict(learning_rate=rate, weight_decay=decay, metric=metric)
+                for (rate, decay), metric in found.items()]))
+
+
+def _start_of(path):
+    """What --checkpoint=PATH means now: all trainings begin with the same weights, also if there come to be newer."""
+    prefix, is_saved_model = weights.locate(path)
+    return os.path.dirname(os.path.dirname(prefix)) if is_saved_model else prefix
 
 
 def _grid_of(arguments):
@@ -430,12 +471,15 @@ def _grid_of(arguments):
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Grid)}
     grid = dataclasses.replace(GRIDS[arguments.kind], **{name: value for name, value in given.items()
                                                          if value is not None})
-    for flag, values, lowest in (("jobs", [arguments.jobs], 1), ("steps", [grid.steps], 1),
-                                 ("weight_decays", grid.weight_decays, 0)):
+    for flag, values, lowest in (
+            ("jobs", [arguments.jobs], 1), ("steps", [grid.steps], 1), ("batch_size", [arguments.batch_size], 1),
+            ("seed", [arguments.seed], 0), ("weight_decays", grid.weight_decays, 0)):
         if min(values) < lowest:
             raise UserError(f"--{flag}={min(values)} is below {lowest}: raise it")
     if min(grid.learning_rates) <= 0:
         raise UserError(f"--learning_rates={min(grid.learning_rates):g} is not above 0: raise it")
+    if "://" in (arguments.out or ""):
+        raise UserError(f"--out={arguments.out}: the trainings' logs need a local directory: name one")
     pairs = list(itertools.product(grid.learning_rates, grid.weight_decays))
     if len({_name_of(*pair) for pair in pairs}) < len(pairs):
         raise UserError("--learning_rates and --weight_decays must differ in their first three digits")
@@ -491,7 +535,13 @@ def _main_compare(arguments):
     if labels.shape != other_labels.shape or (labels != other_labels).any():
         raise UserError(f"{arguments.first} and {arguments.second} are not of the same examples: evaluate both on the "
                         "same split")
-    metric = "mean_average_precision" if labels.ndim == 2 else arguments.metric
+    for path, each in ((arguments.first, scores), (arguments.second, other_scores)):
+        if each.ndim != 2 or each.shape[:labels.ndim] != labels.shape:
+            raise UserError(f"{path}: labels {labels.shape} and logits {each.shape} do not fit: write it anew")
+    if labels.ndim == 2 and arguments.metric:
+        raise UserError(f"--metric={arguments.metric} is for one label an example, and {arguments.first} has several: "
+                        "leave it out, they are compared by accuracy")
+    metric = "mean_average_precision" if labels.ndim == 2 else arguments.metric or "top_1"
     found = compare(labels, scores, other_scores, metric)
     by = "accuracy" if labels.ndim == 2 else metric.replace("_", " ")
     told = "is not significant" if found["p"] > 0.05 else "is significant"
@@ -513,8 +563,14 @@ def _main_list(arguments):
 
 
 def _numbers(text):
-    """Numbers with commas between."""
-    return tuple(float(part) for part in text.split(","))
+    """Numbers with commas between. Raises `argparse.ArgumentTypeError`."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise argparse.ArgumentTypeError(f"{text!r} are no numbers: write them with commas between, such as 0.01,0.1")
+    return found
 
 
 def _parser():
@@ -538,7 +594,8 @@ def _parser():
     command = commands.add_parser("compare", help="permutation test of two files of predictions")
     command.set_defaults(run=_main_compare)
     command.add_argument("first"), command.add_argument("second")
-    command.add_argument("--metric", choices=("top_1", "mean_per_class"), default="top_1")
+    command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="default: top_1; of several labels an "
+                         "example, accuracy")
     return parser
 
 
@@ -560,12 +617,31 @@ def _add_common(command, run):
     command.add_argument("--out", help="directory of the results (default: runs/transfer/KIND_TASK)")
 
 
+@contextlib.contextmanager
+def _errors_told():
+    """Turns what can go wrong with data and files in the middle of the work into a `UserError`."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        of_data = "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError)
+        if not (of_data or isinstance(error, (OSError, *_FILE_ERRORS))):
+            raise
+        raise UserError(f"{'the data' if of_data else '--out, or another file,'} cannot be used "
+                        f"({config_lib.first_line(error)}): mend that, and start the same command again; what is done "
+                        "is kept") from error
+
+
 def main(arguments=None):
     """The command line; `UserError` becomes one line and exit status 2."""
     arguments = _parser().parse_args(arguments)
+
+    def work():
+        with _errors_told():
+            arguments.run(arguments)
+
     try:
         with stopping.StopSignals():
-            progress.run_command("transfer.py", lambda: arguments.run(arguments))
+            progress.run_command("transfer.py", work)
     except stopping.Stopped as stopped:
         progress.say(str(stopped))
         sys.exit(stopping.STATUS)

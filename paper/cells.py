@@ -20,6 +20,10 @@ from paper import catalogue
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = ("mode", "model_dir", "eval_name")  # flags that decide where results are
+_WITHOUT_EFFECT = {  # on results
+    *_OURS, "data_dir", "allow_flag_changes", "cache_dataset", "checkpoint_epochs", "checkpoint_steps",
+    "keep_checkpoint_max", "keep_best", "keep_hub_module_max", "log_seconds", "profile_steps", "save_predictions",
+    "eval_timeout", "use_tpu", "tpu_name", "tpu_zone", "gcp_project", "master"}
 _SHARED = ("data_dir", "follow_links", "bad_images")  # flags that run.py and transfer.py have
 
 
@@ -75,6 +79,13 @@ def config_of(wanted):
         [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in wanted])
 
 
+def setting_of(recipe):
+    """What a recipe trains, as text."""
+    config = config_of([f"--flagfile={_RECIPES}/{recipe}"])
+    return (f"{recipe}, {config.network_name} on {config.train_split} of {config.dataset}, {config.image_size} pixels, "
+            f"batch {config.train_batch_size}, {config.train_epochs} epochs")
+
+
 # -------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -99,18 +110,29 @@ def write_done(directory, done):
 
 def settings_of(cell, scale, more=None):
     """All that decides a cell's results, and that of what it starts from, as JSON's types. Raises `UserError`."""
-    more = {name: value for name, value in (more or {}).items() if name != "data_dir"}  # Data may move.
+    more = {name: value for name, value in (more or {}).items() if name not in _WITHOUT_EFFECT}
     wanted = [*arguments(cell, scale), *config_lib.as_flags(more)]
     if cell.transfer:
         settings = dict(program=["transfer.py", cell.transfer], arguments=wanted)
     else:
-        settings = dict(program=["run.py"], **dataclasses.asdict(config_of(wanted)))
+        settings = dict(program=["run.py"], **{
+            name: value for name, value in dataclasses.asdict(config_of(wanted)).items()
+            if name not in _WITHOUT_EFFECT})
     start = settings_of(catalogue.cell_at(cell.start), scale, more) if cell.start else None
     return json.loads(json.dumps(dict(settings, start=start, probes=cell.probes)))
 
 
 def _key(settings):
     return json.dumps(settings, sort_keys=True)
+
+
+def is_of(cell, scale, done):
+    """Whether a finished run is what the cell says now, but for further settings."""
+    wanted = arguments(cell, scale)
+    if done["arguments"][:len(wanted)] != wanted:
+        return False
+    more = config_lib.settings_within(shlex.join(done["arguments"][len(wanted):]))
+    return done["settings"] == settings_of(cell, scale, more)
 
 
 class Runner:
@@ -134,9 +156,15 @@ class Runner:
                 if done is not None and done["same_as"] is None:
                     self._finished[_key(done["settings"])] = directory_of(base, scale, name, cell)
 
-    def check(self, cell):
-        """Raises `UserError` if the arguments of a cell are wrong."""
+    def check(self, study, cell):
+        """Raises `UserError` if the arguments of a cell are wrong, or change what its study compares."""
+        ours = {**cell.flags, **(cell.small if self._scale == "small" else {})}
+        for name in self._more:
+            if name in ours:
+                raise UserError(f"--flags: --{name} is what {study} decides ({cell.name}: {ours[name]}): leave it out")
         settings_of(cell, self._scale, self._more)
+        if cell.start:
+            self.check(cell.start[0], catalogue.cell_at(cell.start))
         if cell.transfer in ("finetune", "scratch"):
             import transfer
 
@@ -147,11 +175,11 @@ class Runner:
 
         Returns:
           dict: `arguments`, `settings`, `seconds` of all its starts, `results`, `probes`, `million_parameters`,
-          `hardware`, `commits`; and `same_as`: None, or the directory (below `base`) of another cell's run that is the
-          same one.
+          `hardware`, `commits`; `diverged`, whether it did, or what it starts from, so that there are no results; and
+          `same_as`: None, or the directory (below `base`) of another cell's run that is the same one.
 
         Raises:
-          UserError: the run has failed, or was done with other settings.
+          UserError: the run has failed otherwise, or was done with other settings.
           stopping.Stopped: the run was stopped; the same call goes on from there.
         """
         directory, settings = directory_of(self._base, self._scale, study, cell), settings_of(
@@ -176,25 +204,37 @@ class Runner:
         return done
 
     def _run_new(self, cell, directory):
-        weights = self._weights_of(cell.start) if cell.start else None
+        import train_step
+
+        started = cell.start and self.run(cell.start[0], catalogue.cell_at(cell.start))
+        if started and started["diverged"]:
+            return dict(results={}, probes={}, diverged=True, hardware=hardware(), seconds=0.0, commits=[commit()])
         directory = os.path.abspath(directory)
         with _noting_time(directory) as noted:
-            _call(command(cell, self._scale, directory, weights, self._more), directory)
-            done = dict(results=_read(directory, "result.json"), probes={}, hardware=hardware())
-            if not cell.transfer:
-                done["million_parameters"] = count_parameters(directory) / 1e6
-            if cell.probes:
-                config = config_of([*arguments(cell, self._scale), *config_lib.as_flags(self._more)])
-                _call([*probe_command(cell, config, directory), f"--out={directory}/probes.json"], directory)
-                done["probes"] = _read(directory, "probes.json")
-        return {**done, **noted}
+            try:
+                done = self._results_of(cell, directory, started and self._place_of(cell.start, started["same_as"]))
+            except UserError as error:
+                if train_step.DIVERGED not in str(error):
+                    raise
+                done = dict(results={}, probes={}, diverged=True)  # A result, too: it would do so again.
+        return {"hardware": hardware(), **done, **noted}
 
-    def _weights_of(self, start):
-        """Where the weights lie that a cell starts from; they are made if need be."""
-        study, cell = start[0], catalogue.cell_at(start)
-        at = self.run(study, cell)["same_as"]
-        return os.path.abspath(directory_of(self._base, self._scale, study, cell) if at is None
-                               else os.path.join(self._base, at))
+    def _results_of(self, cell, directory, weights):
+        """Runs a cell's programs, and reads what they leave."""
+        _call(command(cell, self._scale, directory, weights, self._more), directory)
+        done = dict(results=_read(directory, "result.json"), probes={}, diverged=False)
+        if not cell.transfer:
+            done["million_parameters"] = count_parameters(directory) / 1e6
+        if cell.probes:
+            config = config_of([*arguments(cell, self._scale), *config_lib.as_flags(self._more)])
+            _call([*probe_command(cell, config, directory), f"--out={directory}/probes.json"], directory)
+            done["probes"] = _read(directory, "probes.json")
+        return done
+
+    def _place_of(self, place, same_as):
+        """Where the weights of a finished run lie."""
+        directory = directory_of(self._base, self._scale, place[0], catalogue.cell_at(place))
+        return os.path.abspath(directory if same_as is None else os.path.join(self._base, same_as))
 
 
 @contextlib.contextmanager
@@ -244,8 +284,11 @@ def hardware():
 
 def commit():
     """The version of the program by git, with + if files were changed; None outside of a repository."""
-    asked = subprocess.run(["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=_ROOT, capture_output=True,
-                           text=True, check=False)
+    try:
+        asked = subprocess.run(["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=_ROOT,
+                               capture_output=True, text=True, check=False)
+    except OSError:  # There is no git.
+        return None
     return asked.stdout.strip() or None
 
 

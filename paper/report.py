@@ -23,6 +23,7 @@ _COLUMNS = {  # title -> where it stands in the results of a finished cell
 _FEWER = {"top-5", "million parameters"}  # columns that are shown only where the paper has them
 _FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of ours; without, they are shares, told in %
 _JUDGED = ("top-1", "mean per class", "mAP")  # the paper's measures that `cells.accuracy` stands beside
+_SAME = ("top-5", "contrastive accuracy", "entropy")  # those that are called the same here
 ALPHA = 0.05  # of the permutation test, as in the paper's tables
 
 
@@ -33,19 +34,19 @@ def rows_of(name, base, scale):
     """A study's finished cells, as dicts from titles to values; accuracies of ours are shares, of the paper's in %."""
     rows = []
     for cell in catalogue.STUDIES[name].cells_of(scale):
-        directory = cells.directory_of(base, scale, name, cell)
-        done = cells.read_done(directory)
-        if done is not None and _is_of(cell, scale, done):
+        done = _finished(name, cell, base, scale)
+        if done is not None:
+            directory = cells.directory_of(base, scale, name, cell)
             at = directory if done["same_as"] is None else os.path.join(base, done["same_as"])
             rows.append(_row(cell, done, scale, at))
     _mark_best(rows)
     return rows
 
 
-def _is_of(cell, scale, done):
-    """Whether a run was made by the cell's arguments; of an older catalogue it may not have been."""
-    wanted = cells.arguments(cell, scale)
-    return done["arguments"][:len(wanted)] == wanted
+def _finished(name, cell, base, scale):
+    """What was noted of a cell's run; None if it was not run, or as an older catalogue or recipe had it."""
+    done = cells.read_done(cells.directory_of(base, scale, name, cell))
+    return done if done is not None and cells.is_of(cell, scale, done) else None
 
 
 def _row(cell, done, scale, directory):
@@ -56,14 +57,25 @@ def _row(cell, done, scale, directory):
     smaller = cell.small.items() if scale == "small" else ()
     here = ", ".join(f"{setting} {value}" for setting, value in smaller if setting != "eval_protocol")
     ours = cells.accuracy(done)
-    judged = next((number for measure, number in cell.paper.items() if measure in _JUDGED), None)
-    difference = None if ours is None or judged is None else 100 * ours - judged
+    beside = {**dict.fromkeys(_JUDGED, ours), **{measure: found[measure] for measure in _SAME},
+              **{measure: values[key] for values in done["probes"].values() for measure, key in (
+                  ("h", "h"), ("g(h)", "z"))}}
     parameters = done.get("million_parameters")  # transfer.py does not tell them.
-    return {"cell": cell.name, "here": here or None, **paper, **found,
-            "difference": None if difference is None else f"{difference:+.1f}",
+    plotted = next((measure for measure in (*_JUDGED, "h") if measure in cell.paper), None)
+    return {"cell": cell.name, "here": here or None, **paper, **found, **_differences(cell.paper, beside),
+            "remark": "diverged" if done["diverged"] else None,
             "minutes": f"{done['seconds'] / 60:.1f}", **cell.data, "accuracy": ours,
             "million parameters": None if parameters is None else round(parameters, 3),
-            "_done": done, "_directory": directory}
+            "_plotted": beside.get(plotted, ours), "_paper": cell.paper.get(plotted), "_done": done,
+            "_directory": directory}
+
+
+def _differences(paper, ours):
+    """Ours less the paper's, as texts, for every measure that both have."""
+    both = [(measure, number, ours[measure]) for measure, number in paper.items() if ours.get(measure) is not None]
+    return {"difference" if measure in _JUDGED else f"difference, {measure}":
+            f"{value - number:+.2f}" if measure == "entropy" else f"{100 * value - number:+.1f}"
+            for measure, number, value in both}
 
 
 def _mark_best(rows):
@@ -73,7 +85,7 @@ def _mark_best(rows):
     """
     groups = {}
     for row in rows:
-        if "protocol" in row:
+        if "protocol" in row and row["accuracy"] is not None:
             groups.setdefault((row["task"], row["protocol"] == "linear"), []).append(row)
     for group in groups.values():
         loaded = {row["cell"]: _scores_of(row) for row in group}
@@ -97,7 +109,7 @@ def _titles(rows, part):
 def shown_table(rows):
     """Titles, and for each row the texts to be shown; columns that no row has are left out."""
     shown = ("cell", "here", *_titles(rows, "paper, "), "million parameters", *_COLUMNS, "guess",
-             *_titles(rows, " from "), "difference", "minutes")
+             *_titles(rows, " from "), *_titles(rows, "difference"), "remark", "minutes")
     in_paper = {title.removeprefix("paper, ") for title in _titles(rows, "paper, ")}
     titles = [title for title in dict.fromkeys(shown) if any(row.get(title) is not None for row in rows)
               and (title not in _FEWER or title in in_paper)]
@@ -119,8 +131,7 @@ def _shown(title, row):
 def markdown(name, rows, base, scale):
     """A study as lines of Markdown."""
     study = catalogue.STUDIES[name]
-    said = f"The paper: {study.finding}" if study.cells else _sentence(study.finding)
-    lines = [f"### {study.title} ({study.source})", f"{said}. Accuracies in %.", ""]
+    lines = [f"### {study.title} ({study.source})", f"{_said(study, rows, scale)} Accuracies in %.", ""]
     if rows:
         titles, texts = shown_table(rows)
         lines += _markdown_table(titles, texts)
@@ -130,8 +141,13 @@ def markdown(name, rows, base, scale):
     return [*lines, *told, "", *_markdown_cited(study)]
 
 
-def _sentence(text):
-    return text[:1].upper() + text[1:]
+def _said(study, rows, scale):
+    """What the paper found, and by what setting it was tried here."""
+    finding = f"The paper: {study.finding}" if study.cells else f"{study.finding[:1].upper()}{study.finding[1:]}"
+    recipes = dict.fromkeys(cell.small_recipe for cell in study.cells_of(scale) if not cell.transfer)
+    if scale != "small" or not rows or not recipes:
+        return f"{finding}."
+    return f"{finding}. Here: {'; '.join(map(cells.setting_of, recipes))}; unless the table says otherwise."
 
 
 def _markdown_cited(study):
@@ -176,7 +192,7 @@ def correlations(name, base, scale):
     points = {}
     for cell in catalogue.STUDIES[name].cells_of(scale):
         places = (name, cell), (cell.start[0], catalogue.cell_at(cell.start))
-        done = [cells.read_done(cells.directory_of(base, scale, *place)) for place in places]
+        done = [_finished(*place, base, scale) for place in places]
         if all(each is not None and cells.accuracy(each) is not None for each in done):
             tuned, linear = map(cells.accuracy, done)
             points.setdefault(cell.data["labels"], []).append((cell.data["start"], linear, tuned))
@@ -244,8 +260,7 @@ def write_html(path, found, base, scale):
 def _section(name, rows, base, scale):
     study = catalogue.STUDIES[name]
     parts = [f'<h2 id="{name}">{html.escape(study.title)} <small>({html.escape(study.source)})</small></h2>',
-             f"<p>The paper: {html.escape(study.finding)}.</p>" if study.cells else
-             f"<p>{html.escape(_sentence(study.finding))}.</p>"]
+             f"<p>{html.escape(_said(study, rows, scale))}</p>"]
     if rows:
         titles, texts = shown_table(rows)
         parts += [_html_table(titles, texts), _plot(rows), *(f"<p>{html.escape(text)}</p>" for text in
@@ -276,26 +291,25 @@ def _flags(rows):
 
 
 def _plot(rows):
-    """Our accuracies as bars, the paper's as diamonds, as an image within the page."""
+    """Our accuracies as bars, the paper's as diamonds, as an image within the page; of Table 3, those of h."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [row for row in rows if row["accuracy"] is not None]
+    rows = [row for row in rows if row["_plotted"] is not None]
     if not rows:
         return ""
     figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(rows)))
     places = np.arange(len(rows))[::-1]
-    axis.barh(places, [100 * row["accuracy"] for row in rows], color="0.6", edgecolor="black", label="ours")
-    papers = [(place, row[f"paper, {measure}"]) for place, row in zip(places, rows) for measure in _JUDGED
-              if row.get(f"paper, {measure}") is not None]
+    axis.barh(places, [100 * row["_plotted"] for row in rows], color="0.6", edgecolor="black", label="ours")
+    papers = [(place, row["_paper"]) for place, row in zip(places, rows) if row["_paper"] is not None]
     if papers:
         axis.scatter([number for _, number in papers], [place for place, _ in papers], marker="D", color="black",
                      facecolors="white", label="paper", zorder=3)
     axis.set_yticks(places, [row["cell"] for row in rows], fontsize=8)
     axis.set_xlabel("accuracy, %")
-    axis.set_xlim(left=0.8 * min(100 * row["accuracy"] for row in rows))
+    axis.set_xlim(left=0.8 * min(100 * row["_plotted"] for row in rows))
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})

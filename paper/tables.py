@@ -51,13 +51,18 @@ def _as_text(values):
     return "   ".join(f"{measure} {number}" for measure, number in values.items())
 
 
-def _commands(names, scale, base):
-    keys = [key for key in names if catalogue.STUDIES[key].cells_of(scale)]
-    if not keys:
+def _with_runs(names, scale):
+    """Those of the studies that have runs at a scale. Raises `UserError` if none has."""
+    found = [name for name in names if catalogue.STUDIES[name].cells_of(scale)]
+    if not found:
         other = "small" if scale == "paper" else "paper"
-        there = any(catalogue.STUDIES[key].cells_of(other) for key in names)
+        there = any(catalogue.STUDIES[name].cells_of(other) for name in names)
         raise UserError(f"{', '.join(names)}: no runs{f' at the {scale} scale: use --scale={other}' if there else ''}")
-    for key in keys:
+    return found
+
+
+def _commands(names, scale, base):
+    for key in _with_runs(names, scale):
         for cell in catalogue.STUDIES[key].cells_of(scale):
             place = cells.directory_of(base, scale, key, cell)
             start = cell.start and cells.directory_of(base, scale, cell.start[0], catalogue.cell_at(cell.start))
@@ -69,16 +74,16 @@ def _commands(names, scale, base):
 
 def _run(names, scale, base, more):
     """Runs cells one after the other, saying what they give."""
-    chosen = [(name, cell) for name in names for cell in catalogue.STUDIES[name].cells_of(scale)]
+    chosen = [(name, cell) for name in _with_runs(names, scale) for cell in catalogue.STUDIES[name].cells_of(scale)]
     runner = cells.Runner(base, scale, more)
-    for _, cell in chosen:
-        runner.check(cell)  # Mistakes are told before anything is run.
+    for name, cell in chosen:
+        runner.check(name, cell)  # Mistakes are told before anything is run.
     for number, (name, cell) in enumerate(chosen, 1):
         stopping.safe_point()
         done = runner.run(name, cell)
         found = cells.accuracy(done)
-        progress.say(f"{number}/{len(chosen)}  {name}: {cell.name}  "
-                     f"{'no accuracy' if found is None else f'{found:.4f}'}  ({progress.duration(done['seconds'])})")
+        told = "diverged" if done["diverged"] else "no accuracy" if found is None else f"{found:.4f}"
+        progress.say(f"{number}/{len(chosen)}  {name}: {cell.name}  {told}  ({progress.duration(done['seconds'])})")
 
 
 def _report(names, scale, base):
@@ -137,9 +142,16 @@ def main(argv=None):
         else:
             _report(_chosen(asked.table), asked.scale, asked.dir)
 
+    def told():
+        try:
+            work()
+        except OSError as error:  # list, show and commands write nothing.
+            raise UserError(f"--dir={asked.dir} cannot be used ({config_lib.first_line(error)}): mend that, or name "
+                            "another, and start the same command again") from error
+
     try:
         with stopping.StopSignals():
-            progress.run_command("paper.tables", work)
+            progress.run_command("paper.tables", told)
     except stopping.Stopped as stopped:
         progress.say(str(stopped))
         sys.exit(stopping.STATUS)

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 import launch
 import stopping
 from config import UserError
+from conftest import ROOT
 
 
 def job(directory, code, *arguments):
@@ -75,11 +77,53 @@ def test_a_signal_stops_all_and_begins_no_other(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
-    with launch.Launcher() as launcher, pytest.raises(stopping.Stopped, match="the same command goes on from there"):
+    with pytest.raises(stopping.Stopped, match="the same command goes on from there"), launch.Launcher() as launcher:
         list(launcher.run_all(jobs, 2))
     for number in range(2):
         assert pathlib.Path(jobs[number].directory, "run.log").read_text() == "stopped\n"
     assert not (tmp_path / "begun").exists()
+
+
+def test_a_signal_that_came_before_or_between_counts(tmp_path):
+    begun = job(tmp_path / "0", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "begun"))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with stopping.StopSignals(), pytest.raises(stopping.Stopped):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with launch.Launcher() as launcher:
+            launcher.run(begun)
+    assert not (tmp_path / "begun").exists()
+    with pytest.raises(stopping.Stopped), launch.Launcher() as launcher:
+        launcher.run(begun)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert (tmp_path / "begun").exists()
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+def test_a_second_signal_ends_all_at_once(tmp_path):
+    """Also a job that takes its time to save."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import launch, stopping
+slow = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); " \
+    "time.sleep(60)"
+with stopping.StopSignals(), launch.Launcher() as launcher:
+    launcher.run(launch.Job((sys.executable, "-c", slow), {str(tmp_path)!r}))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+        log = tmp_path / "run.log"
+        while not (log.exists() and log.read_text().strip()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(2 * stopping._SAME_SIGNAL_SECONDS)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    child, deadline = int(log.read_text()), time.monotonic() + 20
+    while pathlib.Path(f"/proc/{child}").exists() and "Z" not in pathlib.Path(
+            f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_whoever_leaves_early_stops_the_rest(tmp_path):

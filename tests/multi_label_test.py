@@ -1,6 +1,7 @@
 """Data sets whose images show several classes, as PASCAL VOC's do: labels, loss, metric, training and evaluation."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -8,10 +9,14 @@ import tensorflow as tf
 
 import config as config_lib
 import data
+import evaluate
 import experiment
+import features
 import metrics
+import model as model_lib
 import objective
 import sources
+import transfer
 from config import Config, UserError
 
 CLASSES = ("red", "green", "blue")
@@ -94,12 +99,58 @@ def test_eleven_points_by_hand():
     assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == pytest.approx((8 * 1 + 3 * 10 / 17) / 11)
 
 
+def test_average_precision_against_scikit_learn():
+    """Which gives precisions and recalls; the eleven points are interpolated here."""
+    from sklearn.metrics import precision_recall_curve
+
+    random = np.random.default_rng(2)
+    for _ in range(20):
+        relevant, scores = random.random(50) < 0.3, random.standard_normal(50)
+        precision, recall, _ = precision_recall_curve(relevant, scores)
+        found = precision[:-1], recall[:-1]  # The last point is an end of the curve, not a threshold.
+        expected = np.mean([found[0][found[1] >= tenth / 10 - 1e-9].max() for tenth in range(11)])
+        assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
+
+
+def test_accuracies_against_scikit_learn():
+    from sklearn.metrics import accuracy_score, balanced_accuracy_score, top_k_accuracy_score
+
+    random = np.random.default_rng(1)
+    labels, logits = random.choice([0, 1, 3, 4, 5, 6, 7], 90), random.standard_normal((90, 8)).astype(np.float32)
+    logits[np.arange(90), labels] += 1
+    found, guesses = evaluate.linear_results(labels, logits), logits.argmax(1)
+    assert found[evaluate.LINEAR_TOP_1] == pytest.approx(accuracy_score(labels, guesses))
+    assert found[evaluate.LINEAR_TOP_5] == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=range(8)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Class 2 is guessed and never true.
+        assert found[evaluate.MEAN_PER_CLASS] == pytest.approx(balanced_accuracy_score(labels, guesses))
+    assert transfer.METRICS["mean_per_class"](labels, logits) == found[evaluate.MEAN_PER_CLASS]
+    assert found[evaluate.MEAN_PER_CLASS] != pytest.approx(found[evaluate.LINEAR_TOP_1], abs=1e-3)
+
+
 def test_classes_are_averaged_without_what_is_left_out():
     labels = np.array([[1, 0, 0], [0, -1, 0], [1, 1, 0], [0, 0, 0]])
     scores = np.array([[4, 1, 0], [3, 9, 0], [2, 8, 0], [1, 0, 0.0]])
     # First class: yes no yes no: precision 1 to recall 0.5, then 2/3. Second: the best is left out, then right.
     expected = ((6 * 1 + 5 * 2 / 3) / 11 + 1) / 2
     assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
+
+
+def test_linear_transfer(tiny_voc, tmp_path, monkeypatch):
+    """As of PASCAL VOC: one classifier a class, judged by mean average precision.
+
+    Before the tests with `tiny_resnet`, as files of such networks are not recognised.
+    """
+    settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
+    path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
+    (tmp_path / "flags.json").write_text(json.dumps(settings))
+    monkeypatch.setattr(features, "PATH_ITERATIONS", 30)
+    transfer.main(["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
+                   "--train=train[:50%]", "--validation=train[50%:]", f"--out={tmp_path / 'out'}"])
+    results = json.loads((tmp_path / "out" / "result.json").read_text())
+    saved = np.load(tmp_path / "out" / "predictions.npz")
+    assert results["metric"] == "mean_average_precision" and (saved["labels"] == -1).any()
+    assert results["test"] == metrics.mean_average_precision_11(saved["labels"], saved["logits"]) > 0.7
 
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])

@@ -16,8 +16,9 @@ COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
 def finish(base, study, cell, results, **more):
     """Notes a cell of the small scale as finished; returns its directory."""
     directory = cells.directory_of(str(base), "small", study, cell)
-    done = dict(arguments=cells.arguments(cell, "small"), results=results, probes={}, seconds=90, commits=[COMMIT],
-                hardware=HARDWARE, million_parameters=4.9, **{"same_as": None, **more})
+    done = dict(arguments=cells.arguments(cell, "small"), settings=cells.settings_of(cell, "small"), results=results,
+                seconds=90, commits=[COMMIT], hardware=HARDWARE, million_parameters=4.9,
+                **{"same_as": None, "probes": {}, "diverged": False, **more})
     os.makedirs(directory)
     cells.write_done(directory, done)
     return directory
@@ -65,11 +66,40 @@ def test_correlations_are_those_of_numpy(tmp_path):
 
 
 def test_runs_of_other_flags_are_left_out(tmp_path):
-    first, second = catalogue.STUDIES["flip"].cells_of("small")
-    finish(tmp_path, "flip", first, {cells.LBFGS: 0.4})
-    directory = finish(tmp_path, "flip", second, {cells.LBFGS: 0.5})
-    cells.write_done(directory, {**cells.read_done(directory), "arguments": ["--flagfile=old.cfg"]})
-    assert [row["cell"] for row in report.rows_of("flip", str(tmp_path), "small")] == ["with"]
+    """Of an older catalogue, or an older recipe; further flags are no reason."""
+    first, *others = catalogue.STUDIES["colour"].cells_of("small")[:4]
+    directories = [finish(tmp_path, "colour", cell, {cells.LBFGS: 0.4}) for cell in (first, *others)]
+    done = [cells.read_done(directory) for directory in directories]
+    cells.write_done(directories[1], {**done[1], "arguments": ["--flagfile=old.cfg"]})
+    cells.write_done(directories[2], {**done[2], "settings": {**done[2]["settings"], "train_epochs": 3}})
+    cells.write_done(directories[3], {
+        **done[3], "arguments": [*done[3]["arguments"], "--data_dir=a b", "--seed=7"],
+        "settings": cells.settings_of(others[2], "small", dict(seed=7, data_dir="c"))})
+    assert [row["cell"] for row in report.rows_of("colour", str(tmp_path), "small")] == ["1/8", "1"]
+
+
+def test_every_measure_of_the_paper_has_its_difference(tmp_path):
+    finish(tmp_path, "temperature", catalogue.cell_at(("temperature", "l2 norm, 0.1")), {
+        cells.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0})
+    finish(tmp_path, "probes", catalogue.cell_at(("probes", "rotation")), {cells.LBFGS: 0.5},
+           probes=dict(rotation=dict(guess=0.25, h=0.7, z=0.3)))
+    finish(tmp_path, "linear", catalogue.cell_at(("linear", "ResNet-50 (1x)")), {
+        cells.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9})
+    found = {name: dict(zip(*(part if number == 0 else part[0] for number, part in enumerate(report.shown_table(
+        report.rows_of(name, str(tmp_path), "small")))))) for name in ("temperature", "probes", "linear")}
+    assert {title: text for title, text in found["temperature"].items() if "difference" in title} == {
+        "difference, entropy": "-0.50", "difference, contrastive accuracy": "+2.2", "difference": "-14.4"}
+    assert {title: text for title, text in found["probes"].items() if "difference" in title} == {
+        "difference, h": "+2.4", "difference, g(h)": "+4.4"}
+    assert (found["linear"]["difference"], found["linear"]["difference, top-5"]) == ("-19.3", "+1.0")
+    assert (found["linear"]["paper, million parameters"], found["linear"]["million parameters"]) == ("24", "4.9")
+
+
+def test_what_has_diverged_is_told(tmp_path):
+    finish(tmp_path, "flip", catalogue.cell_at(("flip", "with")), {}, diverged=True)
+    lines = report.markdown("flip", report.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
+    assert "| with | 64.5 | diverged | 1.5 |" in lines
+    assert "Here: study_small.cfg, resnet10 on train[:20%] of cifar10, 32 pixels, batch 128, 4 epochs" in lines[1]
 
 
 class Page(html.parser.HTMLParser):

@@ -13,6 +13,7 @@ import zlib
 import pytest
 
 import config as config_lib
+import train_step
 import transfer
 from config import UserError
 from conftest import ROOT
@@ -172,7 +173,8 @@ def test_wrong_flags_are_told_before_anything_is_run(flags, words, calls, tmp_pa
 
 @pytest.mark.parametrize("flags, words", [
     ("--learning_rate 1", "--flags: --learning_rate is the grid's own: leave it out"),
-    ("--nouse_blur", "--flags: --use_blur is the grid's own"), ("--micro_batch_size=7", "--micro_batch_size=7")])
+    ("--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is the grid's own"),
+    ("--micro_batch_size=7", "--micro_batch_size=7")])
 def test_wrong_flags_of_transfers_are_told_before_the_network_is_trained(flags, words, calls, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "transfer", f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
@@ -204,9 +206,53 @@ def test_a_recipe_that_has_changed_makes_another_run(calls, tmp_path, capsys, mo
 
 
 def test_data_may_move(calls, tmp_path):
-    for place in "ab":
-        tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags=--data_dir={place}"])
+    """And the pace of what is told and saved may change."""
+    for flags in ("--data_dir=a", "--data_dir=b --log_seconds=60 --checkpoint_epochs=1"):
+        tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
     assert len(calls) == 2
+
+
+def test_what_a_table_compares_is_not_overridden(calls, tmp_path, capsys):
+    for table, flags, words in (
+            ("5", "--temperature=0.3", "--temperature is what temperature decides (l2 norm, 0.05: 0.05)"),
+            ("seeds", "--seed=2", "--seed is what seeds decides (seed 1: 1)"),
+            ("7", "--norandom_flip --train_epochs=1", "--train_epochs is what ")):
+        with pytest.raises(SystemExit) as error:
+            tables.main(["run", table, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
+        told = capsys.readouterr().err
+        assert error.value.code == 2 and f"--flags: {words}" in told and told.count("\n") == 1
+    assert not calls and not (tmp_path / "out").exists()
+
+
+def test_what_diverges_is_a_result(calls, tmp_path, capsys, monkeypatch):
+    """It would do so again; the rest goes on, but for what starts from it."""
+    call = cells._call
+
+    def diverging(command, directory):
+        call(command, directory)
+        if "--width_multiplier=2" in command:
+            raise UserError(f"{directory}: the run ended with status 2 (run.py: error: {train_step.DIVERGED}: at 3)")
+
+    monkeypatch.setattr(cells, "_call", diverging)
+    tables.main(["run", "few_labels", f"--dir={tmp_path}"])
+    assert len(calls) == 4  # Both networks, and fine-tuning of the first by few and by more labels.
+    printed = capsys.readouterr().out
+    assert "few_labels: ResNet-50 (2x), 1 %  diverged" in printed and "few_labels: ResNet-50 (1x), 1 %  0.5" in printed
+    tables.main(["run", "linear", "few_labels", f"--dir={tmp_path}"])
+    assert len(calls) == 4 and "linear: ResNet-50 (2x)  diverged" in capsys.readouterr().out
+
+
+def test_places_that_cannot_be_used_are_told(calls, capsys):
+    for command in ("run", "report"):
+        with pytest.raises(SystemExit) as error:
+            tables.main([command, "flip", "--dir=/proc/none"])
+        told = capsys.readouterr().err
+        assert error.value.code == 2 and "--dir=/proc/none cannot be used" in told and told.count("\n") == 1
+
+
+def test_the_version_is_unknown_without_git(monkeypatch):
+    monkeypatch.setenv("PATH", "/none")
+    assert cells.commit() is None
 
 
 def test_a_cell_starts_from_what_another_has_made(calls, tmp_path, capsys):
@@ -350,5 +396,7 @@ def test_the_program_lists_shows_and_tells_commands():
     assert told.count("python run.py") == told.count("python -m paper.probes") == 4 and "--dataset=imagenet2012" in told
     alone = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert alone.returncode == 2 and "use --scale=small" in alone.stderr
+    alone = subprocess.run([*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert alone.returncode == 2 and "transfer_1x: no runs at the small scale: use --scale=paper" in alone.stderr
     wrong = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "flop is no table" in wrong.stderr

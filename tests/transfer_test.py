@@ -1,6 +1,10 @@
 """Transfer: the l2 path against cold fits, the protocol from end to end, significance."""
 
 import json
+import os
+import re
+import shutil
+import subprocess
 import warnings
 
 import numpy as np
@@ -10,9 +14,12 @@ from scipy import stats
 
 import config as config_lib
 import features
+import launch
 import model as model_lib
+import model_dir
 import sources
 import transfer
+import weights
 from config import Config
 from config_test import make_flags
 from data_test import write_images
@@ -51,7 +58,7 @@ def test_the_path_against_cold_fits(sets):
     path = features.logistic_path(inputs, labels)
     for number, l2 in enumerate(transfer.L2_CHOICES):
         path.fit(l2)
-        if number % 4:
+        if number % 4 and number < 40:  # All of the weakest, which take longest.
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -61,6 +68,20 @@ def test_the_path_against_cold_fits(sets):
         assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
         hits = path.scores(test_inputs).argmax(1) == test_labels
         assert hits.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
+
+
+def test_the_path_with_more_features_than_examples():
+    """Which weak regularisation separates, so that losses are near zero, and minima far away."""
+    from sklearn import linear_model
+
+    random = np.random.default_rng(4)
+    inputs, labels = np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32), np.arange(60) % 3
+    path = features.logistic_path(inputs, labels)
+    for number, l2 in enumerate(transfer.L2_CHOICES):
+        warm_loss = objective(path.fit(l2).scores(inputs), path.kernel, labels, l2)
+        if number % 6 == 0:
+            cold = linear_model.LogisticRegression(C=1 / l2, max_iter=10_000, tol=1e-9).fit(np.float64(inputs), labels)
+            assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
 
 
 def test_a_sweep_goes_on_where_it_was_stopped(sets):
@@ -185,7 +206,8 @@ def test_linear_transfer_to_a_folder(network, few_iterations, tmp_path, capsys):
     (("--dataset=digits", "--train=train[:50%]"), "nothing is held out by itself: give --validation"),
     (("--dataset=digits", "--checkpoint=/no/such"), "--checkpoint=/no/such"),
     (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
-    (("--dataset=digits", "--metric=mean_average_precision"), "--metric=mean_average_precision does not fit digits")])
+    (("--dataset=digits", "--metric=mean_average_precision"), "--metric=mean_average_precision does not fit digits"),
+    (("--dataset=digits", "--out=/proc/none/out"), "--out, or another file, cannot be used")])
 def test_mistakes_are_told_in_one_line(arguments, words, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         run(f"--checkpoint={network}", f"--out={tmp_path / 'out'}", *arguments)
@@ -225,7 +247,33 @@ def test_other_weights_make_another_transfer(network, few_iterations, tmp_path, 
     capsys.readouterr()
     with pytest.raises(SystemExit):
         run(f"--checkpoint={directory}", *arguments)
-    assert f"was begun with weights {directory}/ckpt-1, step None (now {directory}/ckpt-2" in capsys.readouterr().err
+    assert re.search(r"was begun with weights step None, content (\w+) \(now step None, content (?!\1)\w+\)",
+                     capsys.readouterr().err)
+
+
+def test_the_same_weights_in_another_place_are_the_same(network, tmp_path):
+    digests = []
+    for name in ("here", "there"):
+        shutil.copytree(os.path.dirname(network), tmp_path / name)
+        digests.append(transfer._digest_of(weights.open_weights(str(tmp_path / name / "ckpt-1"))))
+    assert digests[0] == digests[1]
+
+
+def test_a_validation_folder_is_used(network, few_iterations, tmp_path, capsys):
+    for split, count in (("train", 12), ("val", 4), ("test", 3)):
+        for name in ("cat", "dog"):
+            write_images(tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count)))
+    run(f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}", f"--out={tmp_path / 'out'}")
+    assert "has a validation split, which chooses settings" in capsys.readouterr().out
+    counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"]) for name in ("fit", "choose", "test")]
+    assert counts == [24, 8, 6]
+
+
+def test_a_transfer_that_runs_is_not_begun_again(network, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    with model_dir.locked(str(tmp_path / "out")), pytest.raises(SystemExit):
+        run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
+    assert f"--out={tmp_path / 'out'} is in use by process " in capsys.readouterr().err
 
 
 def test_tasks_are_the_papers():
@@ -300,6 +348,17 @@ def test_a_grid_is_searched_and_the_best_is_tested(network, tmp_path, program, c
     (tmp_path / "out" / "rate_0.01_decay_0.json").unlink()  # As if it had been interrupted.
     grid(network, tmp_path / "out", *rates)
     assert len(program()) == 8 and program()[7]["learning_rate"] == "0.01"
+    grid(network, tmp_path / "out", *rates, "--learning_rates=0.05,0.1")  # More of them: the others are there already.
+    assert len(program()) == 10 and {call["learning_rate"] for call in program()[8:]} == {"0.05"}
+
+
+def test_the_last_training_has_the_devices_of_one_of_many(network, tmp_path, program, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    devices = []
+    monkeypatch.setattr(launch.Launcher, "run", lambda self, job, given=None: (devices.append(given), subprocess.run(
+        job.command, check=True)))
+    grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0,0.001", "--jobs=3")
+    assert len(devices) == 3 and all(len(given) == 1 for given in devices)
 
 
 def test_trainings_are_those_of_the_paper(network, tmp_path, program):
@@ -333,7 +392,8 @@ def test_the_grids_are_the_papers():
 
 
 @pytest.mark.parametrize("more, words", [
-    (("--learning_rates=2,3", "--weight_decays=0"), "all 2 trainings have diverged: give lower --learning_rates"),
+    (("--learning_rates=2,3", "--weight_decays=0"),
+     "training has diverged with all 2 settings: give lower --learning_rates"),
     (("--learning_rates=0.001", "--weight_decays=0"), "the run ended with status 1 (run.py: error: no disk)")])
 def test_failures_of_trainings_are_told(more, words, network, tmp_path, program, capsys):
     with pytest.raises(SystemExit) as error:
@@ -351,6 +411,9 @@ def test_failures_of_trainings_are_told(more, words, network, tmp_path, program,
     (("--jobs=0",), "--jobs=0 is below 1: raise it"),
     (("--steps=0",), "--steps=0 is below 1"), (("--learning_rates=0.1,0",), "--learning_rates=0 is not above 0"),
     (("--weight_decays=-1",), "--weight_decays=-1.0 is below 0"),
+    (("--seed=-1",), "--seed=-1 is below 0"), (("--batch_size=0",), "--batch_size=0 is below 1"),
+    (("--flags=--train_epochs=3",), "--flags: --train_epochs is the grid's own"),
+    (("--out=gs://bucket/out",), "--out=gs://bucket/out: the trainings' logs need a local directory"),
     (("--learning_rates=0.1,0.1001",), "must differ in their first three digits"),
     (("--batch_size=5000",), "--batch_size=5000 is more than the 1150 examples of --train=train[:80%]")])
 def test_a_grid_that_cannot_be_is_told(more, words, network, tmp_path, capsys):
@@ -363,21 +426,50 @@ def test_a_grid_that_cannot_be_is_told(more, words, network, tmp_path, capsys):
 def test_what_is_not_a_divergence_is_no_result(network, tmp_path, program, capsys):
     """A run that did not measure what is asked for."""
     (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("eval/label_top_1_accuracy", "eval/other"))
-    with pytest.raises(KeyError):
+    with pytest.raises(SystemExit):
         grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0")
+    assert "result.json has no eval/label_top_1_accuracy: see run.log beside it" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("rate*.json"))
 
 
 def test_another_transfer_is_not_overwritten(network, tmp_path, program, capsys):
     one = ("--learning_rates=0.1", "--weight_decays=0")
     grid(network, tmp_path / "out", *one)
-    with pytest.raises(SystemExit):
-        grid(network, tmp_path / "out", *one, "--test=test[:50%]")
-    told = capsys.readouterr().err
-    assert "was begun with examples {" in told and told.count("\n") == 1
+    for other, words in (("--test=test[:50%]", "examples {"), ("--batch_size=64", "batch_size 256 (now 64)"),
+                         ("--steps=31", "steps 30 (now 31)"), ("--seed=1", "seed 0 (now 1)")):
+        with pytest.raises(SystemExit):
+            grid(network, tmp_path / "out", *one, other)
+        told = capsys.readouterr().err
+        assert f"was begun with {words}" in told and told.count("\n") == 1
     with pytest.raises(SystemExit):
         run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
     assert "was begun with command finetune (now linear): name another directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["learning_rates", "weight_decays"])
+@pytest.mark.parametrize("value", ["nan", "0.1,inf", "x", ""])
+def test_what_is_no_number_is_refused(name, value, network, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        grid(network, tmp_path / "out", f"--{name}={value}")
+    assert error.value.code == 2 and f"--{name}" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_training_from_random_weights_on_a_folder(network, tmp_path):
+    """With run.py itself, and an image that cannot be read."""
+    for split, count in (("train", 20), ("val", 10), ("test", 10)):
+        for number, name in enumerate(("black", "white")):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for each in range(count):
+                image = tf.io.encode_png(np.full([10, 12, 3], 255 * number, np.uint8)).numpy()
+                (tmp_path / "photos" / split / name / f"{each}.png").write_bytes(image)
+    (tmp_path / "photos" / "train" / "black" / "bad.png").write_bytes(b"nothing")
+    transfer.main(["scratch", f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}",
+                   "--bad_images=skip", "--metric=mean_per_class", "--steps=20", "--batch_size=16",
+                   "--learning_rates=1", "--weight_decays=0.001", f"--out={tmp_path / 'out'}"])
+    results = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert results["test"] == results["validation"][0]["metric"] == 1.0
+    assert len(np.load(tmp_path / "out" / "predictions.npz")["labels"]) == 20
 
 
 @pytest.mark.slow
@@ -457,7 +549,8 @@ def test_files_are_compared(tmp_path, capsys):
     transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
     assert "the difference is significant" in capsys.readouterr().out
     (tmp_path / "no.npz").write_text("nothing")
-    for other, words in (("short", "are not of the same examples"),
+    np.savez(tmp_path / "cut.npz", labels=labels, logits=logits[:50])
+    for other, words in (("short", "are not of the same examples"), ("cut", "and logits (50, 2) do not fit"),
                          ("no", "no.npz cannot be read as a file of labels")):
         with pytest.raises(SystemExit):
             transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")])
