@@ -8,9 +8,9 @@
 
 The small scale is for two CPU cores, minutes a run. What is finished is not run again, and what was interrupted is
 resumed. `run` makes the weights first that a run starts from; `commands` names their directory, and the table in it,
-whose commands must be run before. Birdsnap and FGVC Aircraft, which TFDS does not have, are taken from data/birdsnap and
-data/aircraft. `report` prints Markdown tables, and writes report.md, report.html and a CSV file for each table to the
-scale's folder in --dir.
+whose commands must be run before. Birdsnap and FGVC Aircraft, which TFDS does not have, are taken from data/birdsnap
+and data/aircraft. `report` prints Markdown tables, and writes report.md, report.html and a CSV file for each table to
+the scale's folder in --dir.
 """
 
 from __future__ import annotations
