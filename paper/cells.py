@@ -108,10 +108,15 @@ def write_done(directory, done):
     metrics.write_json(os.path.join(directory, "done.json"), done)
 
 
+def _all_arguments(cell, scale, more):
+    """The arguments of a cell's program that decide its results, with further settings that do."""
+    more = {name: value for name, value in (more or {}).items() if name not in _WITHOUT_EFFECT}
+    return [*arguments(cell, scale), *config_lib.as_flags(more)]
+
+
 def settings_of(cell, scale, more=None):
     """All that decides a cell's results, and that of what it starts from, as JSON's types. Raises `UserError`."""
-    more = {name: value for name, value in (more or {}).items() if name not in _WITHOUT_EFFECT}
-    wanted = [*arguments(cell, scale), *config_lib.as_flags(more)]
+    wanted = _all_arguments(cell, scale, more)
     if cell.transfer:
         settings = dict(program=["transfer.py", cell.transfer], arguments=wanted)
     else:
@@ -199,7 +204,7 @@ class Runner:
             self._finished[_key(settings)] = directory
         else:
             done = {**read_done(there), "same_as": os.path.relpath(there, self._base)}
-        done = dict(done, arguments=[*arguments(cell, self._scale), *config_lib.as_flags(self._more)])
+        done = dict(done, arguments=_all_arguments(cell, self._scale, self._more))
         write_done(directory, done)
         return done
 
@@ -278,7 +283,7 @@ def hardware():
 
     accelerators = [device.device_type for device in tf.config.list_physical_devices() if device.device_type != "CPU"]
     name, cores = launch.processor()
-    return ", ".join([name, f"{cores} cores", *(f"{accelerators.count(kind)} x {kind}"
+    return ", ".join([name, "1 core" if cores == 1 else f"{cores} cores", *(f"{accelerators.count(kind)} x {kind}"
                                                 for kind in sorted(set(accelerators)))])
 
 

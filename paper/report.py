@@ -138,7 +138,7 @@ def markdown(name, rows, base, scale):
     elif study.cells_of(scale):
         lines += ["Not run."]
     told = [line for text in _correlation_texts(name, base, scale) for line in ("", text)]
-    return [*lines, *told, "", *_markdown_cited(study)]
+    return [*lines, *told, "", *_markdown_flags(rows), *_markdown_cited(study)]
 
 
 def _said(study, rows, scale):
@@ -148,6 +148,13 @@ def _said(study, rows, scale):
     if scale != "small" or not rows or not recipes:
         return f"{finding}."
     return f"{finding}. Here: {'; '.join(map(cells.setting_of, recipes))}; unless the table says otherwise."
+
+
+def _markdown_flags(rows):
+    """What was run, to be unfolded."""
+    table = _markdown_table(["cell", "flags"], [[row["cell"], f"`{shlex.join(row['_done']['arguments'])}`"]
+                                                for row in rows])
+    return ["<details><summary>flags</summary>", "", *table, "", "</details>", ""] if rows else []
 
 
 def _markdown_cited(study):
@@ -227,6 +234,20 @@ img { max-width: 100%; }
 """
 
 
+def summary(found):
+    """How many runs there are, their time, on what machines, by which versions of the program: a sentence or three.
+
+    Args:
+      found: dict: name -> `rows_of` it.
+    """
+    done = {row["_directory"]: row["_done"] for rows in found.values() for row in rows}
+    machines = sorted({each["hardware"] for each in done.values()})
+    versions = sorted({version for each in done.values() for version in each["commits"] if version})
+    parts = [f"{len(done)} runs, {progress.duration(sum(each['seconds'] for each in done.values()))} in all"]
+    parts += ["; ".join(machines)] * bool(machines) + [f"Version {', '.join(versions)}"] * bool(versions)
+    return ". ".join(parts) + "."
+
+
 def write_html(path, found, base, scale):
     """All studies on one page without other files: ours, the paper's, plots, flags, time, machine and version.
 
@@ -235,21 +256,15 @@ def write_html(path, found, base, scale):
       found: dict: name -> `rows_of` it.
       base, scale: as there.
     """
-    sections, seconds, machines, versions = [], {}, set(), set()
-    for name, rows in progress.track(found.items(), len(found), "report"):
-        sections.append(_section(name, rows, base, scale))
-        for row in rows:
-            done = row["_done"]
-            seconds[row["_directory"]] = done["seconds"]
-            machines.add(done["hardware"]), versions.update(done["commits"])
-    told = "; ".join(sorted(machines)), ", ".join(sorted(filter(None, versions)))
-    links = "".join(f'<a href="#{name}">{html.escape(catalogue.STUDIES[name].source)}</a>' for name in found)
+    sections = [_section(name, rows, base, scale)
+                for name, rows in progress.track(found.items(), len(found), "report")]
+    links = "".join(f'<a href="#{name}">{html.escape(catalogue.STUDIES[name].source)} ({name.replace("_", " ")})</a>'
+                    for name in found)
     page = f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>SimCLR: the paper's tables</title>
 <meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>
 <h1>The paper's tables, {html.escape(scale)} scale</h1>
-<p>{len(seconds)} runs, {progress.duration(sum(seconds.values()))} in all. {html.escape(told[0])}. Version
-{html.escape(told[1])}. Accuracies in %.</p>
+<p>{html.escape(summary(found))} Accuracies in %.</p>
 <nav>{links}</nav>
 {"".join(sections)}</body></html>
 """
@@ -291,7 +306,7 @@ def _flags(rows):
 
 
 def _plot(rows):
-    """Our accuracies as bars, the paper's as diamonds, as an image within the page; of Table 3, those of h."""
+    """Our accuracies as points, the paper's as diamonds, as an image within the page; of Table 3, those of h."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -302,14 +317,14 @@ def _plot(rows):
         return ""
     figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(rows)))
     places = np.arange(len(rows))[::-1]
-    axis.barh(places, [100 * row["_plotted"] for row in rows], color="0.6", edgecolor="black", label="ours")
+    axis.scatter([100 * row["_plotted"] for row in rows], places, color="black", label="ours", zorder=3)
     papers = [(place, row["_paper"]) for place, row in zip(places, rows) if row["_paper"] is not None]
     if papers:
         axis.scatter([number for _, number in papers], [place for place, _ in papers], marker="D", color="black",
                      facecolors="white", label="paper", zorder=3)
     axis.set_yticks(places, [row["cell"] for row in rows], fontsize=8)
     axis.set_xlabel("accuracy, %")
-    axis.set_xlim(left=0.8 * min(100 * row["_plotted"] for row in rows))
+    axis.grid(axis="y", color="0.85")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})

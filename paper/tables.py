@@ -94,7 +94,7 @@ def _report(names, scale, base):
     place = os.path.join(base, scale)
     os.makedirs(place, exist_ok=True)
     found = {name: report.rows_of(name, base, scale) for name in names}
-    lines = []
+    lines = [report.summary(found), ""]
     for name, rows in found.items():
         lines += report.markdown(name, rows, base, scale)
         if rows:

@@ -147,3 +147,5 @@ def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
     markdown = (tmp_path / "small" / "report.md").read_text()
     assert markdown.strip().split("\n", 2)[2].strip() in capsys.readouterr().out
     assert "| 1/8 | 59.6 | 50.0 | 40.0 | -9.6 | 1.5 |" in markdown
+    assert f"9 runs, 0:13:30 in all. {HARDWARE}. Version {COMMIT}." in markdown
+    assert "| 1/8 | `--flagfile=paper/recipes/study_small.cfg --color_jitter_strength=0.125 --nouse_blur` |" in markdown
