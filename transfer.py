@@ -31,6 +31,7 @@ if __name__ == "__main__":
 
     progress.load_quietly("tensorflow")
 
+import absl.logging
 import numpy as np
 import tensorflow as tf
 
@@ -49,6 +50,10 @@ import stopping
 import train_step
 import weights
 from config import Config, UserError
+
+# Deprecations and retracing inside the libraries are not for the user to mend.
+tf.get_logger().setLevel("ERROR")
+absl.logging.set_verbosity(absl.logging.ERROR)
 
 L2_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # the strongest first
 DRAWS = 100_000
@@ -639,12 +644,7 @@ def main(arguments=None):
         with _errors_told():
             arguments.run(arguments)
 
-    try:
-        with stopping.StopSignals():
-            progress.run_command("transfer.py", work)
-    except stopping.Stopped as stopped:
-        progress.say(str(stopped))
-        sys.exit(stopping.STATUS)
+    progress.run_stoppable("transfer.py", work)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 
 import config as config_lib
 import progress
@@ -131,32 +130,29 @@ def main(argv=None):
     asked = _parser().parse_args(argv)
 
     def work():
-        if asked.command in ("run", "report"):
-            progress.load_quietly("metrics")
         if asked.command == "list":
             _list()
         elif asked.command == "show":
             _show(_chosen(asked.table))
         elif asked.command == "commands":
             _commands(_chosen(asked.table), asked.scale, asked.dir)
-        elif asked.command == "run":
+        else:
+            progress.load_quietly("metrics")
+            _in_place(asked)
+
+    progress.run_stoppable("paper.tables", work)
+
+
+def _in_place(asked):
+    """`run` and `report`, which use a directory. Raises `UserError` if it cannot be used."""
+    try:
+        if asked.command == "run":
             _run(_chosen(asked.table), asked.scale, asked.dir, config_lib.settings_within(asked.flags))
         else:
             _report(_chosen(asked.table), asked.scale, asked.dir)
-
-    def told():
-        try:
-            work()
-        except OSError as error:  # list, show and commands write nothing.
-            raise UserError(f"--dir={asked.dir} cannot be used ({config_lib.first_line(error)}): mend that, or name "
-                            "another, and start the same command again") from error
-
-    try:
-        with stopping.StopSignals():
-            progress.run_command("paper.tables", told)
-    except stopping.Stopped as stopped:
-        progress.say(str(stopped))
-        sys.exit(stopping.STATUS)
+    except OSError as error:
+        raise UserError(f"--dir={asked.dir} cannot be used ({config_lib.first_line(error)}): mend that, or name "
+                        "another, and start the same command again") from error
 
 
 if __name__ == "__main__":
