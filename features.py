@@ -15,7 +15,8 @@ WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
 L2_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # per example, on standardised features
 _HELD_OUT = 0.2
 _MAX_ITERATIONS = 300
-PATH_ITERATIONS, PATH_TOLERANCE = 3000, 1e-6  # of the largest part of the mean gradient
+PATH_ITERATIONS, PATH_TOLERANCE = 3000, 1e-6  # of the largest part of the gradient of the mean
+PATH_IMPROVEMENT = 1e-8  # of the mean loss in an iteration: with less, it has arrived
 
 
 def extract(strategy, function, dataset, description="features"):
@@ -95,67 +96,86 @@ def lbfgs_accuracy(train, test, seed=0):
 
 
 class LogisticPath:
-    """Multinomial logistic regressions of one set of examples, for ever weaker l2 regularisation, each from the last.
+    """Logistic regressions of one set of examples, for ever weaker l2 regularisation, each begun where the last ended.
 
-    Each minimises the sum of the cross-entropies + l2 / 2 |W|^2 (paper, B.8.1) by L-BFGS; the biases are free. Inputs
-    are centred, which the biases make up for: the minimum is the same, and is reached in a fraction of the iterations.
+    Each minimises the sum of the cross-entropies + l2 / 2 |W|^2 by L-BFGS (paper, B.8.1); the biases are free. Labels
+    [n] make a softmax over the classes; labels [n, classes] of 1, 0, or -1 for left out, one classifier a class against
+    the rest.
+
+    L-BFGS sees whitened weights: along the principal axes of the centred inputs, in units in which the objective curves
+    about alike. The minimum is the same, and is reached in a fraction of the iterations.
     """
 
-    def __init__(self, inputs, labels, rows=slice(None)):
-        """Takes inputs [n, d] and labels [n]; of both only `rows`, an index, count."""
-        from sklearn import linear_model
-
-        self._inputs, self._labels, self._rows = inputs, labels[rows], rows
-        self._mean = inputs[rows].mean(0, dtype=np.float64)
-        self._model = linear_model.LogisticRegression(warm_start=True, tol=PATH_TOLERANCE, max_iter=PATH_ITERATIONS)
+    def __init__(self, inputs, labels):
+        """Takes inputs [n, d] and labels [n] or [n, classes]."""
+        self._loss, self._classes, self._num_classes = _loss_of(labels)
+        self._mean = inputs.mean(0, dtype=np.float64)
+        centred = inputs - self._mean
+        variances, self._axes = np.linalg.eigh(centred.T @ centred / len(inputs))
+        self._projected, self._variances = centred @ self._axes, np.maximum(variances, 0)
+        self._weights = np.zeros([inputs.shape[1] + 1, len(self._classes)])  # along the axes, and biases
 
     def fit(self, l2):
         """Goes on to this strength; returns self."""
-        self._model.set_params(C=1.0 / l2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # A fit cut short is one more candidate, judged like the others.
-            # Centred here: many paths may share inputs, and no two of them need their own at a time.
-            self._model.fit(self._inputs[self._rows] - self._mean, self._labels)
+        from scipy import optimize
+
+        decay = l2 / len(self._projected)
+        curvature = self._variances / 4 + decay + 1e-9 * self._variances.max() + 1e-12
+        units = np.append(1 / np.sqrt(curvature), 1.0)[:, np.newaxis]
+
+        def objective(flat):
+            weights = units * flat.reshape(self._weights.shape)
+            loss, slopes = self._loss(self._projected @ weights[:-1] + weights[-1])
+            kernel = decay * weights[:-1]
+            gradient = np.concatenate([self._projected.T @ slopes + kernel, slopes.sum(0, keepdims=True)])
+            return loss + np.vdot(kernel, weights[:-1]) / 2, (units * gradient).ravel()
+
+        options = dict(maxiter=PATH_ITERATIONS, maxfun=2 * PATH_ITERATIONS, maxcor=20, gtol=PATH_TOLERANCE,
+                       ftol=PATH_IMPROVEMENT)
+        found = optimize.minimize(objective, (self._weights / units).ravel(), jac=True, method="L-BFGS-B",
+                                  options=options)
+        self._weights = units * found.x.reshape(self._weights.shape)
         return self
 
     @property
     def kernel(self):
-        """Weights [classes, d] (of two classes [1, d]), without biases, which are of centred inputs."""
-        return self._model.coef_
+        """Weights [classes, d], without biases, of the classes that were seen."""
+        return (self._axes @ self._weights[:-1]).T
 
     def scores(self, inputs):
-        """Logits [n, classes] of inputs [n, d], for all classes up to the greatest that was seen; -inf: not seen."""
-        found = self._model.decision_function(inputs - self._mean)
-        found = np.stack([-found / 2, found / 2], 1) if found.ndim == 1 else found  # of two classes
-        scores = np.full([len(inputs), self._model.classes_.max() + 1], -np.inf)
-        scores[:, self._model.classes_] = found
+        """Logits [n, classes] of inputs [n, d]; -inf for classes that could not be learnt."""
+        scores = np.full([len(inputs), self._num_classes], -np.inf)
+        scores[:, self._classes] = (inputs - self._mean) @ self.kernel.T + self._weights[-1]
         return scores
 
 
-class OneVsRestPaths:
-    """A `LogisticPath` for each class against all others, of labels [n, classes]: 1, 0, or -1 for left out."""
+def _loss_of(labels):
+    """What logits cost: a function, the classes that can be learnt (an index), and the number of all classes.
 
-    def __init__(self, inputs, labels):
-        """Takes inputs [n, d] and labels [n, classes]."""
-        known = [(column >= 0, column) for column in labels.T]
-        self._paths = [LogisticPath(inputs, column, rows) if len(set(column[rows])) == 2 else None
-                       for rows, column in known]
+    The function takes logits [n, classes that can be learnt], and returns the sum of the cross-entropies over n, and
+    its gradient, of the same shape.
+    """
+    from scipy import special
 
-    def fit(self, l2):
-        """Goes on to this strength; returns self."""
-        for path in filter(None, self._paths):
-            path.fit(l2)
-        return self
+    if labels.ndim == 2:
+        classes = np.flatnonzero((labels == 1).any(0) & (labels == 0).any(0))
+        shown, known = labels[:, classes] == 1, labels[:, classes] >= 0
 
-    def scores(self, inputs):
-        """Logits [n, classes]; of classes that all examples, or none, had, -inf."""
-        return np.stack([np.full(len(inputs), -np.inf) if path is None else np.diff(path.scores(inputs))[:, 0]
-                         for path in self._paths], 1)
+        def loss(logits):
+            losses, slopes = np.logaddexp(0, logits) - shown * logits, special.expit(logits) - shown
+            return np.sum(losses * known) / len(labels), slopes * known / len(labels)
 
+        return loss, classes, labels.shape[1]
+    classes, places = np.unique(labels, return_inverse=True)
+    rows = np.arange(len(labels))
 
-def logistic_path(inputs, labels):
-    """`LogisticPath`, or `OneVsRestPaths` where labels are [n, classes]."""
-    return (OneVsRestPaths if labels.ndim == 2 else LogisticPath)(inputs, labels)
+    def loss(logits):
+        log_sums = special.logsumexp(logits, 1, keepdims=True)
+        slopes = np.exp(logits - log_sums)
+        slopes[rows, places] -= 1
+        return np.mean(log_sums[:, 0] - logits[rows, places]), slopes / len(labels)
+
+    return loss, classes, classes.max() + 1
 
 
 def _fit(inputs, labels, l2):

@@ -152,7 +152,7 @@ def sweep(fit, choose, metric, l2_choices=L2_CHOICES, found=None, note=lambda fo
     Returns:
       the best strength, the stronger one of equals; and a dict: strength -> metric.
     """
-    path, found = features.logistic_path(*fit), dict(found or {})
+    path, found = features.LogisticPath(*fit), dict(found or {})
     for l2 in progress.track(l2_choices, len(l2_choices), "logistic regressions"):
         if l2 not in found:
             found[l2] = METRICS[metric](choose[1], path.fit(l2).scores(choose[0]))
@@ -173,7 +173,7 @@ def linear(fit, choose, test, metric, l2_choices=L2_CHOICES, **resumed):
       dict of `l2`, the strength, and `validation`, strength -> metric; and the scores [n, classes] of `test`.
     """
     best, found = sweep(fit, choose, metric, l2_choices, **resumed)
-    path = features.logistic_path(*(np.concatenate(pair) for pair in zip(fit, choose)))
+    path = features.LogisticPath(*(np.concatenate(pair) for pair in zip(fit, choose)))
     for l2 in progress.track(l2_choices[:l2_choices.index(best) + 1], None, "logistic regressions of both"):
         path.fit(l2)
     scores = path.scores(test[0])

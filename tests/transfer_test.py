@@ -55,7 +55,7 @@ def test_the_path_against_cold_fits(sets):
     from sklearn import linear_model
 
     (inputs, labels), _, (test_inputs, test_labels) = sets
-    path = features.logistic_path(inputs, labels)
+    path = features.LogisticPath(inputs, labels)
     for number, l2 in enumerate(transfer.L2_CHOICES):
         path.fit(l2)
         if number % 4 and number < 40:  # All of the weakest, which take longest.
@@ -76,12 +76,23 @@ def test_the_path_with_more_features_than_examples():
 
     random = np.random.default_rng(4)
     inputs, labels = np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32), np.arange(60) % 3
-    path = features.logistic_path(inputs, labels)
+    path = features.LogisticPath(inputs, labels)
     for number, l2 in enumerate(transfer.L2_CHOICES):
         warm_loss = objective(path.fit(l2).scores(inputs), path.kernel, labels, l2)
         if number % 6 == 0:
             cold = linear_model.LogisticRegression(C=1 / l2, max_iter=10_000, tol=1e-9).fit(np.float64(inputs), labels)
             assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
+
+
+def test_two_classes_are_a_softmax_too(sets):
+    """Whose weights are those of one classifier in halves: their squares are half as much."""
+    from sklearn import linear_model
+
+    inputs, labels = sets[0]
+    inputs, labels = inputs[labels < 2], labels[labels < 2]
+    scores = features.LogisticPath(inputs, labels).fit(2.0).scores(inputs)
+    cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-8).fit(np.float64(inputs), labels)
+    np.testing.assert_allclose(scores[:, 1] - scores[:, 0], cold.decision_function(inputs), atol=0.01)
 
 
 def test_a_sweep_goes_on_where_it_was_stopped(sets):
@@ -99,7 +110,7 @@ def test_classes_that_were_not_seen_are_never_chosen(sets):
     inputs, labels = sets[0]
     for kept in ((0, 2), (0, 1, 3), (2, 3)):
         rows = np.isin(labels, kept)
-        scores = features.logistic_path(inputs[rows], labels[rows]).fit(1.0).scores(inputs)
+        scores = features.LogisticPath(inputs[rows], labels[rows]).fit(1.0).scores(inputs)
         assert scores.shape == (300, max(kept) + 1) and set(scores.argmax(1)) <= set(kept)
         assert (scores.argmax(1) == labels)[rows].mean() > 0.5
 
@@ -110,7 +121,7 @@ def test_one_against_the_rest(sets):
     inputs, labels = sets[0]
     several = np.eye(4, dtype=np.int64)[labels]
     several[:40, 1], several[:, 3] = -1, 0  # left out; never shown
-    scores = features.logistic_path(inputs, several).fit(10.0).fit(1.0).scores(inputs)
+    scores = features.LogisticPath(inputs, several).fit(10.0).fit(1.0).scores(inputs)
     for number in range(3):
         rows = several[:, number] >= 0
         cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-6).fit(
@@ -134,7 +145,7 @@ def test_the_strongest_of_the_best_is_chosen(sets):
     """Labels to choose by are what one strength predicts: nothing is better, and equals are weaker or no better."""
     fit, (inputs, _), _ = sets
     strengths = (1e4, 30.0, 1.0, 1e-3)
-    path = features.logistic_path(*fit)
+    path = features.LogisticPath(*fit)
     predicted = {l2: path.fit(l2).scores(inputs).argmax(1) for l2 in strengths}
     for l2 in strengths:
         best, found = transfer.sweep(fit, (inputs, predicted[l2]), "top_1", strengths)
