@@ -170,14 +170,13 @@ def linear(fit, choose, test, metric, l2_choices=L2_CHOICES, **resumed):
       resumed: `found` and `note` of `sweep`.
 
     Returns:
-      dict of `l2`, the strength, and `validation`, strength -> metric; and the scores [n, classes] of `test`.
+      dict of `l2`, the strength, and `validation`, a list of dicts of `l2` and `metric`; and the scores [n, classes] of
+      `test`.
     """
     best, found = sweep(fit, choose, metric, l2_choices, **resumed)
-    path = features.LogisticPath(*(np.concatenate(pair) for pair in zip(fit, choose)))
-    for l2 in progress.track(l2_choices[:l2_choices.index(best) + 1], None, "logistic regressions of both"):
-        path.fit(l2)
-    scores = path.scores(test[0])
-    return dict(l2=best, validation={f"{l2:.3g}": value for l2, value in found.items()}), scores
+    both = (np.concatenate(pair) for pair in zip(fit, choose))
+    scores = features.LogisticPath(*both).fit(best).scores(test[0])
+    return dict(l2=best, validation=[dict(l2=l2, metric=found[l2]) for l2 in l2_choices]), scores
 
 
 def _open(kind, arguments):
@@ -261,10 +260,13 @@ def _features(config, source, task, arguments):
             vectors, labels = features.extract(strategy, encoder, batches, f"features of {split}")
             metrics.write_arrays(path, vectors=vectors, labels=labels)
         parts.append(_read_arrays(path, "vectors", "labels"))
+        if not np.isfinite(parts[-1][0]).all():
+            raise UserError(f"--checkpoint={arguments.checkpoint}: its features of {split} are not all numbers: name a "
+                            "checkpoint from before its training diverged, and another --out")
     fit, choose, test = parts
-    if len(np.unique(fit[1])) < 2 or not len(choose[1]) or not len(test[1]):
-        raise UserError(f"--train={task.fit} needs labelled examples of two classes, --validation={task.choose} and "
-                        f"--test={task.test} one at least")
+    if not features.can_be_learnt(fit[1]) or not len(choose[1]) or not len(test[1]):
+        raise UserError(f"--train={task.fit} needs labelled examples of two classes (or with and without one of "
+                        f"several labels), --validation={task.choose} and --test={task.test} one at least")
     return parts
 
 

@@ -136,7 +136,7 @@ def test_classes_are_averaged_without_what_is_left_out():
     assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
 
 
-def test_linear_transfer(tiny_voc, tmp_path, monkeypatch):
+def test_linear_transfer(tiny_voc, tmp_path, monkeypatch, capsys):
     """As of PASCAL VOC: one classifier a class, judged by mean average precision.
 
     Before the tests with `tiny_resnet`, as files of such networks are not recognised.
@@ -145,8 +145,12 @@ def test_linear_transfer(tiny_voc, tmp_path, monkeypatch):
     path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps(settings))
     monkeypatch.setattr(features, "PATH_ITERATIONS", 30)
-    transfer.main(["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
-                   "--train=train[:50%]", "--validation=train[50%:]", f"--out={tmp_path / 'out'}"])
+    command = ["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
+               "--validation=train[50%:]"]
+    with pytest.raises(SystemExit):  # Of one example, no class is told from the rest.
+        transfer.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
+    assert "--train=train[:1] needs labelled examples" in capsys.readouterr().err
+    transfer.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     saved = np.load(tmp_path / "out" / "predictions.npz")
     assert results["metric"] == "mean_average_precision" and (saved["labels"] == -1).any()

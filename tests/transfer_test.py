@@ -131,14 +131,19 @@ def test_one_against_the_rest(sets):
 
 
 def test_l2_is_chosen_on_the_validation_set(sets):
+    from sklearn import linear_model
+
     fit, choose, test = sets
     results, scores = transfer.linear(fit, choose, test, "top_1")
-    assert max(results["validation"].values()) == results["validation"][f"{results['l2']:.3g}"]
+    found = {cell["l2"]: cell["metric"] for cell in results["validation"]}
+    assert max(found.values()) == found[results["l2"]]
     assert np.mean(scores.argmax(1) == test[1]) > 0.6
-    assert len(results["validation"]) == 45
-    strengths = sorted(map(float, results["validation"]))
-    assert strengths[0] == 1e-6 and strengths[-1] == 1e5
-    np.testing.assert_allclose(np.diff(np.log10(strengths)), 11 / 44, atol=0.01)
+    np.testing.assert_allclose(np.log10(list(found)), np.linspace(5, -6, 45), atol=1e-9)
+    both = [np.concatenate(pair) for pair in zip(fit, choose)]
+    cold = linear_model.LogisticRegression(C=1 / results["l2"], max_iter=3000, tol=1e-6)
+    expected = cold.fit(np.float64(both[0]), both[1]).decision_function(test[0])
+    expected -= expected.mean(1, keepdims=True)
+    np.testing.assert_allclose(scores - scores.mean(1, keepdims=True), expected, atol=0.05)
 
 
 def test_the_strongest_of_the_best_is_chosen(sets):
@@ -225,6 +230,14 @@ def test_mistakes_are_told_in_one_line(arguments, words, network, tmp_path, caps
     told = capsys.readouterr().err
     assert error.value.code == 2 and words in told and told.count("\n") == 1
     assert not (tmp_path / "out").exists()  # So that the same command, mended, may use it.
+
+
+def test_features_that_are_no_numbers_are_told(network, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(features, "encoder_function", lambda model: lambda images: images[:, 0, 0] / 0)
+    with pytest.raises(SystemExit) as error:
+        run(f"--checkpoint={network}", "--dataset=digits", "--train=train[:60]", "--validation=train[60:80]",
+            "--test=test[:20]", f"--out={tmp_path / 'out'}")
+    assert error.value.code == 2 and "its features of train[:60] are not all numbers" in capsys.readouterr().err
 
 
 def test_images_are_whole_in_height_and_cut_in_width(network, few_iterations, tmp_path, monkeypatch):
