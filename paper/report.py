@@ -223,7 +223,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em; color: #222; }
 table { border-collapse: collapse; margin: 0.8em 0; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.2em 0.7em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; white-space: nowrap; }
 thead th { border-bottom: 2px solid #888; }
 h2 { margin-top: 2em; }
 nav a { margin-right: 0.9em; }
