@@ -159,25 +159,17 @@ def test_other_flags_are_refused(calls, tmp_path, capsys):
     assert "was run with seed 1 (now 2): remove it, or give another --dir" in told and told.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags, words", [
-    ("--temprature=1", "--flags: Unknown command line flag 'temprature'"), ("x", "--flags: x is not a flag"),
-    ("--seed='1", "--flags=--seed='1: No closing quotation"), ("--mode=train", "--flags: --mode is the tables' own"),
-    ("--temperature=-1", "--temperature=-1")])
-def test_wrong_flags_are_told_before_anything_is_run(flags, words, calls, tmp_path, capsys):
+@pytest.mark.parametrize("name, flags, words", [
+    ("flip", "--temprature=1", "--flags: Unknown command line flag 'temprature'"),
+    ("flip", "x", "--flags: x is not a flag"), ("flip", "--seed='1", "--flags=--seed='1: No closing quotation"),
+    ("flip", "--mode=train", "--flags: --mode is the tables' own"), ("flip", "--temperature=-1", "--temperature=-1"),
+    ("transfer", "--learning_rate 1", "--flags: --learning_rate is the grid's own: leave it out"),
+    ("transfer", "--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is the grid's own"),
+    ("transfer", "--micro_batch_size=7", "--micro_batch_size=7")])
+def test_wrong_flags_are_told_before_anything_is_run(name, flags, words, calls, tmp_path, capsys):
+    """Of transfers, before the network is trained."""
     with pytest.raises(SystemExit) as error:
-        tables.main(["run", "flip", f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
-    told = capsys.readouterr().err
-    assert error.value.code == 2 and words in told and told.count("\n") == 1
-    assert not calls and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("flags, words", [
-    ("--learning_rate 1", "--flags: --learning_rate is the grid's own: leave it out"),
-    ("--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is the grid's own"),
-    ("--micro_batch_size=7", "--micro_batch_size=7")])
-def test_wrong_flags_of_transfers_are_told_before_the_network_is_trained(flags, words, calls, tmp_path, capsys):
-    with pytest.raises(SystemExit) as error:
-        tables.main(["run", "transfer", f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
+        tables.main(["run", name, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
     told = capsys.readouterr().err
     assert error.value.code == 2 and words in told and told.count("\n") == 1
     assert not calls and not (tmp_path / "out").exists()
