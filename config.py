@@ -36,6 +36,23 @@ def first_line(error):
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
+def as_flag(name, value):
+    """A setting as one types it."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    return f"--{name}={value}"
+
+
+def as_flags(settings):
+    """Settings, as a dict, as arguments of run.py."""
+    return [as_flag(*setting) for setting in settings.items()]
+
+
+def slug(text):
+    """A text as the name of a file: letters, digits, - and . stay."""
+    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
+
+
 def setting(default, help_text, *, choices=None, minimum=None, above=None, maximum=None, identity=False):
     """A field of `Config`.
 
@@ -335,6 +352,15 @@ class Config:
     eval_steps: int = setting(
         0, "Batches to evaluate on; 0 means the whole split, each example once.", minimum=0
     )
+    eval_center_crop: bool = setting(
+        True,
+        "Evaluate images above 32 pixels on the central 87.5 % of their shorter side (224 of 256; paper, B.5), not on "
+        "all of it (B.8.1).",
+    )
+    save_predictions: bool = setting(
+        False, "Write labels and logits of the linear head for every example to predictions_<step>.npz, for "
+        "`transfer.py compare`."
+    )
     eval_batch_size: int = setting(256, "Examples an evaluation batch, over all replicas.", minimum=1)
     eval_protocol: str = setting(
         "linear_head",
@@ -376,6 +402,11 @@ class Config:
     def distorts_views(self) -> bool:
         """Whether views get more than a crop and a flip: colour distortion and blur."""
         return self.train_mode != "finetune"
+
+    @property
+    def crops_centre(self) -> bool:
+        """Whether evaluations take the centre of images rather than all of the shorter side."""
+        return self.eval_center_crop and self.image_size > 32
 
     @property
     def branches(self) -> tuple[tuple[str, ...], ...] | None:
@@ -452,7 +483,7 @@ class Config:
     def default_model_dir(self) -> str:
         """runs/<dataset>_<network>_<hash of `identity`>: the same command finds its own run again."""
         digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
-        name = "".join(c if c.isalnum() or c in "-." else "_" for c in self.dataset.strip("/").rsplit(":", 1)[-1])
+        name = slug(self.dataset.strip("/").rsplit(":", 1)[-1])
         return f"runs/{name.strip('_')[-40:]}_{self.network_name}_{digest}"
 
     def replace(self, **changes) -> Config:
@@ -516,6 +547,10 @@ def _check_combinations(config):
         raise UserError(f"--eval_protocol={config.eval_protocol} is not known: use {', '.join(EVAL_PROTOCOLS)}")
     if not config.pretraining and "contrastive" in config.eval_protocols:
         raise UserError("--eval_protocol=contrastive is for --train_mode=pretrain: use linear_head, lbfgs or knn")
+    if config.save_predictions and not (config.mode != "train" and config.has_linear_head
+                                        and "linear_head" in config.eval_protocols):
+        raise UserError("--save_predictions is for evaluations of a linear head: use --mode=train_then_eval or eval, "
+                        "and --eval_protocol=linear_head")
     if config.keep_best and config.mode == "train":
         raise UserError("--keep_best is for evaluations: use --mode=train_then_eval, or --mode=eval beside it")
     if config.keep_best and not (config.has_linear_head and "linear_head" in config.eval_protocols):
@@ -621,6 +656,23 @@ def define_flags(flag_values=flags.FLAGS):
 
 def from_arguments(arguments, flag="--flags") -> Config:
     """The `Config` of arguments as on the command line of run.py. Raises `UserError`, which names `flag`."""
+    return from_flags(_parse(arguments, flag))
+
+
+def settings_within(text, flag="--flags"):
+    """The settings that a text gives, as on the command line of run.py, quoted as in a shell: dict: name -> value.
+
+    Raises `UserError`, which names `flag`.
+    """
+    try:
+        arguments = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{flag}={text}: {first_line(error)}") from error
+    values = _parse(arguments, flag)
+    return {field.name: values[field.name].value for field in dataclasses.fields(Config) if values[field.name].present}
+
+
+def _parse(arguments, flag):
     values = flags.FlagValues()
     define_flags(values)
     try:
@@ -629,15 +681,7 @@ def from_arguments(arguments, flag="--flags") -> Config:
         raise UserError(f"{flag}: {first_line(error)}") from error
     if rest[1:]:
         raise UserError(f"{flag}: {rest[1]} is not a flag: settings are written --name=value")
-    return from_flags(values)
-
-
-def split_arguments(text, flag="--flags"):
-    """Arguments within a text, quoted as in a shell. Raises `UserError`, which names `flag`."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{flag}={text}: {first_line(error)}") from error
+    return values
 
 
 def from_flags(flag_values=flags.FLAGS) -> Config:

@@ -114,7 +114,7 @@ def _batch_views(records, fetch, source, config, batch_size):
     chunks = records.map(crop, tf.data.AUTOTUNE).batch(chunk, drop_remainder=True).map(finish, tf.data.AUTOTUNE)
     batches = chunks.batch(batch_size // chunk, drop_remainder=True)
     return batches.map(lambda views, labels: (
-        tf.reshape(views, [batch_size, *views.shape[2:]]), tf.reshape(labels, [batch_size])))
+        tf.reshape(views, [batch_size, *views.shape[2:]]), tf.reshape(labels, [batch_size, *labels.shape[2:]])))
 
 
 def _read_ahead(dataset):
@@ -195,21 +195,22 @@ def build_eval_dataset(config, source, split, batch_size, input_context=None, re
       replicas: number of replicas that this pipeline feeds.
 
     Returns:
-      dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, weights [batch] float32).
+      dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, or [batch, classes] where
+      examples have several, weights [batch] float32).
     """
     shards, shard = _shards(input_context)
     size = config.image_size
 
     @tf.autograph.experimental.do_not_convert
     def preprocess(key, item, label):
-        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=size > 32)
+        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=config.crops_centre)
         return image, label, tf.ones([])
 
     dataset = source.records(split, None, shards, shard).map(preprocess, tf.data.AUTOTUNE)
     most = max(source.num_examples(split, shards, number) for number in range(shards))
     elements = -(-most // (batch_size * replicas)) * replicas
     missing = elements * batch_size - source.num_examples(split, shards, shard)
-    filler = (tf.zeros([size, size, 3]), tf.constant(-1, tf.int64), tf.zeros([]))
+    filler = (tf.zeros([size, size, 3]), source.no_label(), tf.zeros([]))
     dataset = dataset.concatenate(tf.data.Dataset.from_tensors(filler).repeat(missing))
     return dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 

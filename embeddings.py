@@ -18,7 +18,7 @@ import metrics
 import progress
 import sources
 import weights
-from config import UserError, first_line
+from config import Config, UserError, first_line
 
 
 def _description_path(saved_model):
@@ -35,6 +35,11 @@ def write_description(saved_model, description):
 def read_description(saved_model):
     """What `write_description` noted; empty for a SavedModel that is not ours."""
     return metrics.read_json(_description_path(saved_model)) or {}
+
+
+def crops_centre(description, size):
+    """Whether images of a size are cropped as in the evaluations of a model with this description."""
+    return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).crops_centre
 
 
 def load_endpoint(saved_model, name):
@@ -71,16 +76,16 @@ def load_endpoint(saved_model, name):
     return function, description
 
 
-def _load_image(path, size):
+def _load_image(path, size, crop):
     """A file as float32 [size, size, 3], or an error."""
     try:
         image = tf.io.decode_image(tf.io.read_file(path), channels=3, expand_animations=False, dtype=tf.float32)
-        return data_util.preprocess_for_eval(image, size, crop=size > 32)
+        return data_util.preprocess_for_eval(image, size, crop)
     except (tf.errors.OpError, ValueError) as error:  # ValueError: a name that is not UTF-8.
         return error
 
 
-def endpoint_of_files(function, size, paths, batch_size=64):
+def endpoint_of_files(function, size, crop, paths, batch_size=64):
     """Yields (paths, array [len(paths), d], unreadable paths) for one batch of image files after the other.
 
     While the network works on a batch, the next one is decoded.
@@ -88,7 +93,7 @@ def endpoint_of_files(function, size, paths, batch_size=64):
     with futures.ThreadPoolExecutor() as pool:
         def load(begin):
             batch = paths[begin:begin + batch_size]
-            return batch, [pool.submit(_load_image, path, size) for path in batch]
+            return batch, [pool.submit(_load_image, path, size, crop) for path in batch]
 
         following = load(0)
         for begin in range(0, len(paths), batch_size):
@@ -198,7 +203,7 @@ def embed(saved_model, folder, out, output="final_avg_pool", image_size=None):
     size = image_size or description.get("image_size", 224)
     written, unreadable = 0, []
     with writer(out) as add, progress.counter(None, len(paths), "images") as bar:
-        for good, vectors, bad in endpoint_of_files(function, size, paths):
+        for good, vectors, bad in endpoint_of_files(function, size, crops_centre(description, size), paths):
             if good:
                 add([os.path.relpath(path, folder) for path in good], vectors.reshape(len(good), -1))
             written, unreadable = written + len(good), unreadable + bad
@@ -212,17 +217,19 @@ def predict(saved_model, paths, image_size=None, most=5):
     """The likeliest classes of image files.
 
     Returns:
-      dict: path -> list of (class name, probability), likeliest first; None for a file that cannot be read.
+      dict: path -> list of (class name, probability), likeliest first; None for a file that cannot be read. Of a model
+      that was trained on several labels an example, each probability stands for itself.
     """
     for path in paths:
         if not tf.io.gfile.exists(path):
             raise UserError(f"IMAGE={path}: there is no such file")
     function, description = load_endpoint(saved_model, "logits_sup")
     names, size = description.get("class_names"), image_size or description.get("image_size", 224)
+    to_shares = tf.sigmoid if description.get("multi_label") else tf.nn.softmax  # As they were trained.
     found = {}
-    for good, logits, bad in endpoint_of_files(function, size, paths):
+    for good, logits, bad in endpoint_of_files(function, size, crops_centre(description, size), paths):
         found.update(dict.fromkeys(bad))
-        for path, row in zip(good, tf.nn.softmax(logits).numpy() if good else []):
+        for path, row in zip(good, to_shares(logits).numpy() if good else []):
             found[path] = [(names[index] if names else f"class {index}", float(row[index]))
                            for index in np.argsort(-row)[:most]]
     return {path: found[path] for path in paths}

@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -24,11 +25,15 @@ _POLL_SECONDS = 5.0
 _RAW_PIXELS = 32  # side length of the raw-pixel baseline's images, at most
 LINEAR_TOP_1 = "eval/label_top_1_accuracy"
 LINEAR_TOP_5 = "eval/label_top_5_accuracy"
+MEAN_PER_CLASS = "eval/label_mean_per_class_accuracy"
+MEAN_PRECISION = "eval/label_mean_average_precision"  # 11 points; where examples have several labels
 LBFGS = "eval/lbfgs_top_1_accuracy"
 KNN = "eval/knn_top_1_accuracy"
 WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
 _LABELS = {
-    LINEAR_TOP_1: "linear head, top-1", LINEAR_TOP_5: "linear head, top-5", LBFGS: "logistic regression",
+    LINEAR_TOP_1: "linear head, top-1", LINEAR_TOP_5: "linear head, top-5",
+    MEAN_PER_CLASS: "linear head, mean of classes", MEAN_PRECISION: "linear head, 11-point mAP",
+    LBFGS: "logistic regression",
     KNN: f"{features.KNN_NEIGHBORS} nearest neighbours",
     WEIGHTED_KNN: f"{features.WEIGHTED_NEIGHBORS} neighbours, weighted", "eval/contrast_loss": "contrastive loss",
     "eval/contrast_acc": "contrastive accuracy",
@@ -39,7 +44,7 @@ _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untraine
 
 def protocols(config, source):
     """The protocols to run: without a linear head, `linear_head` gives way to what works without one."""
-    substitute = ("contrastive",) + (("knn",) if source.num_classes else ())
+    substitute = ("contrastive",) + (("knn",) if source.num_classes and not source.multi_label else ())
     names = [name for asked in config.eval_protocols
              for name in (substitute if asked == "linear_head" and not config.has_linear_head else (asked,))]
     return list(dict.fromkeys(names))
@@ -65,22 +70,36 @@ def eval_batches(config, source, split, strategy):
     return data.distribute(strategy, build)
 
 
-def linear_head(config, source, model, strategy):
-    """Top-1 and top-5 accuracy of the linear head, every example once."""
-    def step(batch):
-        images, labels, weights, _ = batch
-        logits = model(images, training=False)["logits_sup"]
-        hits = (metrics.top_1_hits(labels, logits), metrics.top_k_hits(labels, logits, 5))
-        return [tf.reduce_sum(weights * tf.cast(hit, tf.float32)) for hit in hits] + [tf.reduce_sum(weights)]
+def linear_head(config, source, model, strategy, step=0):
+    """Accuracies of the linear head, every labelled example once; see `linear_results`.
 
-    @tf.function(autograph=False)
-    def run(batch):
-        return [strategy.reduce("SUM", value, axis=None) for value in strategy.run(step, args=(batch,))]
+    With `--save_predictions`, the labels and logits of `step` are written, too.
+    """
+    def logits_of(images):
+        return model(images, training=False)["logits_sup"]
 
     batches = eval_batches(config, source, config.eval_split, strategy)
-    sums = [run(batch) for batch in progress.track(batches, None, "linear head")]
-    top_1, top_5, count = (float(tf.add_n(list(column))) for column in zip(*sums))
-    return {LINEAR_TOP_1: top_1 / count, LINEAR_TOP_5: top_5 / count}
+    logits, labels = features.extract(strategy, logits_of, batches, "linear head")
+    if not len(labels):
+        raise UserError(f"--eval_split={config.eval_split} of {source.name} has no labels: name a split that has")
+    if config.save_predictions and devices.is_chief(strategy):
+        metrics.write_arrays(os.path.join(results_dir(config), f"predictions_{step}.npz"), labels=labels, logits=logits)
+    return linear_results(labels, logits)
+
+
+def linear_results(labels, logits):
+    """Metrics of logits [n, classes], as floats by key.
+
+    Args:
+      labels: [n], for top-1 and top-5 accuracy and the mean of the classes' accuracies; or [n, classes] of 1, 0 and -1,
+        for the mean of the classes' 11-point average precisions.
+      logits: [n, classes].
+    """
+    if labels.ndim == 2:
+        return {MEAN_PRECISION: metrics.mean_average_precision_11(labels, logits)}
+    top_1 = metrics.top_1_hits(labels, logits).numpy()
+    return {LINEAR_TOP_1: float(top_1.mean()), LINEAR_TOP_5: float(np.mean(metrics.top_k_hits(labels, logits, 5))),
+            MEAN_PER_CLASS: metrics.mean_per_class_accuracy(top_1, labels)}
 
 
 def contrastive(config, source, model, strategy):
@@ -151,7 +170,7 @@ def evaluate(config, source, model, strategy, step, complete=True):
         yield {"eval/regularization_loss": float(
             model_lib.add_weight_decay(model, config.weight_decay, config.optimizer))}
     if "linear_head" in names:
-        yield linear_head(config, source, model, strategy)
+        yield linear_head(config, source, model, strategy, step)
     if "contrastive" in names:
         yield contrastive(config, source, model, strategy)
     if {"lbfgs", "knn"} & set(names):
@@ -201,6 +220,11 @@ def _write(config, step, results):
     writer.close()
 
 
+def _main_metric(results):
+    """What the linear head is judged by."""
+    return results.get(LINEAR_TOP_1, results.get(MEAN_PRECISION))
+
+
 def _keep_best(config, source, model, strategy, step, results, is_chief):
     """Writes the weights to model_dir/best if their linear head is better than that of those there."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -208,12 +232,12 @@ def _keep_best(config, source, model, strategy, step, results, is_chief):
         # Not those of result.json, which is written before the weights: they may not have come to be.
         there = checkpoint.latest(directory)
         best = there and metrics.read_json(os.path.join(directory, f"result_{checkpoint.step_of(there)}.json"))
-        is_best = is_chief and (best is None or results[LINEAR_TOP_1] > best[LINEAR_TOP_1])
+        is_best = is_chief and (best is None or _main_metric(results) > _main_metric(best))
         if not devices.gather_from_hosts([int(is_best)], strategy).any():
             return
         tf.io.gfile.makedirs(directory)
         metrics.write_results(directory, step, results)
-        model_dir.copy_flags(config, source.class_names, directory)
+        model_dir.copy_flags(config, source.class_names, source.multi_label, directory)
         weights = tf.train.Checkpoint(model=model, global_step=tf.Variable(step, dtype=tf.int64))
         # All hosts must take part in saving.
         tf.train.CheckpointManager(weights, directory, max_to_keep=1).save(checkpoint_number=step)

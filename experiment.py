@@ -64,6 +64,9 @@ def check(config, source, strategy):
     _check_data(config, source, strategy)
     if source.num_classes is None:
         _check_unlabelled(config, source)
+    if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
+        raise UserError(f"--eval_protocol={config.eval_protocol} is for one label an example, and {source.name} has "
+                        "several: use linear_head, or `python transfer.py linear`")
     devices.check_precision(config)
     if config.mode != "eval":
         _check_start(config)
@@ -231,7 +234,8 @@ def _train(config, source, strategy, stop, elapsed):
     if config.mode == "train_then_eval":
         results = evaluate.evaluate_and_write(config, source, trained.model, strategy, trained.step, chief)
     if chief:
-        saved_model = export.export_to_model_dir(config, source.class_names, trained.checkpoint, results)
+        saved_model = export.export_to_model_dir(
+            config, source.class_names, trained.checkpoint, results, source.multi_label)
         progress.say(_summary(config, source, trained, results, saved_model, elapsed()))
 
 

@@ -89,7 +89,7 @@ def build_module(model, config):
     def serving_uint8(inputs):
         size = config.image_size
         cropped = data_util.preprocess_for_eval(
-            tf.image.convert_image_dtype(inputs, tf.float32), size, crop=size > 32)
+            tf.image.convert_image_dtype(inputs, tf.float32), size, config.crops_centre)
         return forward(cropped, False)
 
     @tf.function(autograph=False, input_signature=[])
@@ -104,7 +104,8 @@ def build_module(model, config):
     return module, {"serving_default": serving_default, "serving_uint8": serving_uint8}
 
 
-def export(config, class_names, checkpoint_path, export_dir, results=None, training=True, step=None):
+def export(config, class_names, checkpoint_path, export_dir, results=None, training=True, step=None,
+           multi_label=False):
     """Writes the model of a checkpoint as a SavedModel to `export_dir`.
 
     The model is built anew, in float32, so that neither a strategy nor frozen blocks nor half precision of the
@@ -118,6 +119,7 @@ def export(config, class_names, checkpoint_path, export_dir, results=None, train
       results: of an evaluation, to be noted.
       training: whether `config` is that of the training, too, to be noted.
       step: of the training, where the weights do not tell it.
+      multi_label: whether an example may show several classes, to be noted.
     """
     model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
     file = checkpoint.load_model(model, checkpoint_path, "--checkpoint")
@@ -129,8 +131,8 @@ def export(config, class_names, checkpoint_path, export_dir, results=None, train
     embeddings.write_description(unfinished, dict(
         network=config.network_name, image_size=config.image_size, weights=file.kind,
         step=step if file.step is None else file.step,
-        class_names=class_names if config.has_linear_head else None, results=results or {},
-        flags=_training_flags(config) if training else None))
+        class_names=class_names if config.has_linear_head else None, multi_label=multi_label, results=results or {},
+        eval_center_crop=config.eval_center_crop, flags=_training_flags(config) if training else None))
     if unfinished != export_dir:  # In one move: whoever looks for it finds all of it.
         if tf.io.gfile.exists(export_dir):
             tf.io.gfile.rmtree(export_dir)
@@ -143,11 +145,11 @@ def _training_flags(config):
             "train_epochs": config.train_epochs, "train_steps": config.train_steps, **config.identity()}
 
 
-def export_to_model_dir(config, class_names, checkpoint_path, results=None):
+def export_to_model_dir(config, class_names, checkpoint_path, results=None, multi_label=False):
     """Writes model_dir/saved_model/<step>/ and drops all but the newest `keep_hub_module_max`; returns its path."""
     root = os.path.join(config.model_dir, "saved_model")
     path = os.path.join(root, str(checkpoint.step_of(checkpoint_path)))
-    export(config, class_names, checkpoint_path, path, results)
+    export(config, class_names, checkpoint_path, path, results, multi_label=multi_label)
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
     steps = sorted((name for name in names if name.isdigit()), key=int)
     half_done = [name for name in names if name.endswith(_UNFINISHED)]  # by processes that were killed
@@ -224,6 +226,7 @@ class Known:
     results: dict | None
     training: bool  # whether `config` is that of the training, too
     step: int | None
+    multi_label: bool
 
 
 def known_of(path, image_size=None):
@@ -237,12 +240,15 @@ def known_of(path, image_size=None):
     config = network
     if settings is not None:
         config = Config(**{**settings, **{name: getattr(network, name) for name in checkpoint.NETWORK_SETTINGS}})
-    names = description.get("class_names") or model_dir.read_classes(directory)
+    if "eval_center_crop" in description:
+        config = config.replace(eval_center_crop=description["eval_center_crop"])
+    names, multi_label = model_dir.read_classes(directory)
+    names, multi_label = description.get("class_names") or names, description.get("multi_label", multi_label)
     if classes is None or names is None or len(names) != classes:
         names = None if classes is None else [f"class {number}" for number in range(classes)]
     results = description.get("results") or metrics.read_json(os.path.join(directory, f"result_{file.step}.json"))
     step = description.get("step") if file.step is None else file.step
-    return Known(config, names, results, settings is not None, step)
+    return Known(config, names, results, settings is not None, step, multi_label)
 
 
 def _main_export(arguments):
@@ -255,7 +261,7 @@ def _main_export(arguments):
         raise UserError(f"--export_dir={arguments.export_dir} is not empty: name another, or remove it")
     known = known_of(arguments.checkpoint, arguments.image_size)
     export(known.config, known.class_names, arguments.checkpoint, arguments.export_dir, known.results, known.training,
-           known.step)
+           known.step, known.multi_label)
     progress.say(f"SavedModel: {arguments.export_dir}")
     if arguments.archive:
         progress.say(f"archive: {arguments.archive}, model card: {archive(arguments.export_dir, arguments.archive)}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import io
 import json
 import os
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -38,6 +40,46 @@ def top_k_hits(labels, logits, k):
     return inside & (labels >= 0)
 
 
+def multi_label_accuracy(labels, logits):
+    """Share of the labels [n, classes], 1 or 0 (-1: left out), that the signs of the logits [n, classes] get right."""
+    counts = tf.cast(labels >= 0, tf.float32)
+    hits = tf.cast(tf.equal(labels, tf.cast(logits > 0, labels.dtype)), tf.float32)
+    return tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(counts))
+
+
+def mean_per_class_accuracy(hits, labels):
+    """Mean over classes of the share of their examples that were hit: `hits` [n] booleans, `labels` [n] integers."""
+    counts = np.bincount(labels)
+    return float(np.mean(np.bincount(labels, hits)[counts > 0] / counts[counts > 0]))
+
+
+def average_precision_11(relevant, scores):
+    """The 11-point average precision of PASCAL VOC 2007 (Everingham et al. 2010, 4.2).
+
+    The mean, over recalls of 0, 0.1, ..., 1, of the best precision at that recall or a higher one.
+
+    Args:
+      relevant: [n] booleans, at least one of them true.
+      scores: [n]; the highest comes first, and equal ones in their order.
+    """
+    found = np.cumsum(np.asarray(relevant, bool)[np.argsort(-np.asarray(scores), kind="stable")])
+    precision = found / np.arange(1, len(found) + 1)
+    # Counts, not quotients: 3 of 10 are not a recall of 0.1 * 3.
+    return float(np.mean([precision[10 * found >= tenth * found[-1]].max() for tenth in range(11)]))
+
+
+def mean_average_precision_11(labels, scores):
+    """Mean of the classes' `average_precision_11`, classes without an example left out.
+
+    Args:
+      labels: int [n, classes], 1: shown, 0: not, -1: left out.
+      scores: [n, classes].
+    """
+    columns = [(labels[:, number], scores[:, number]) for number in range(labels.shape[1])]
+    return float(np.mean([average_precision_11(column[column >= 0] == 1, values[column >= 0])
+                          for column, values in columns if (column == 1).any()]))
+
+
 class MetricBag:
     """Weighted averages of scalars by name."""
 
@@ -65,6 +107,16 @@ def write_json(path, content):
     temporary = f"{path}.{os.getpid()}.tmp"
     with tf.io.gfile.GFile(temporary, "w") as file:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    tf.io.gfile.rename(temporary, path, overwrite=True)
+
+
+def write_arrays(path, **arrays):
+    """Writes arrays to a .npz file, like `write_json`."""
+    buffer, temporary = io.BytesIO(), f"{path}.{os.getpid()}.tmp"
+    np.savez_compressed(buffer, **arrays)
+    tf.io.gfile.makedirs(os.path.dirname(path))
+    with tf.io.gfile.GFile(temporary, "wb") as file:
+        file.write(buffer.getvalue())
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 

@@ -224,8 +224,11 @@ def contrastive_losses(hidden, config, strategy):
 
 
 def supervised_losses(endpoints, labels, num_classes):
-    """Loss and accuracy of the linear head; see `contrastive_losses`."""
+    """Loss and accuracy of the linear head; see `contrastive_losses`. Labels: [n], or [n, classes] of 1, 0 and -1."""
     logits = endpoints["logits_sup"]
+    if labels.shape.rank == 2:
+        loss = objective.add_multi_label_loss(labels, logits)
+        return {"supervised_loss": loss}, {"supervised_acc": metrics.multi_label_accuracy(labels, logits)}
     loss = objective.add_supervised_loss(tf.one_hot(labels, num_classes), logits)
     accuracy = tf.reduce_mean(tf.cast(metrics.top_1_hits(labels, logits), tf.float32))
     return {"supervised_loss": loss}, {"supervised_acc": accuracy}

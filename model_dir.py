@@ -27,8 +27,8 @@ _EXTENSIBLE = ("train_steps", "train_epochs")
 
 
 @contextlib.contextmanager
-def locked(directory):
-    """Holds the lock among the trainers of `directory`.
+def locked(directory, flag="--model_dir"):
+    """Holds the lock among the trainers of `directory`, which `flag` has named.
 
     The system frees it with the process, however that ends, so that a dead process's lock is no obstacle. Storage that
     knows no locks (such as gs://) goes without, which is said.
@@ -37,22 +37,22 @@ def locked(directory):
       UserError: another process, which is named, holds it.
     """
     if "://" in directory:
-        progress.say(f"model_dir: {directory} cannot be locked: start no second training there")
+        progress.say(f"{flag}={directory} cannot be locked: start no second training there")
         yield
         return
     with open(os.path.join(directory, _LOCK), "a+", encoding="utf-8") as file:
-        if not _lock(file, directory):
-            progress.say(f"model_dir: {directory} cannot be locked: start no second training there")
+        if not _lock(file, directory, flag):
+            progress.say(f"{flag}={directory} cannot be locked: start no second training there")
         yield
 
 
-def _lock(file, directory):
+def _lock(file, directory, flag):
     """Locks an open file, and notes in it by whom; False where files cannot be locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.seek(0)
-        raise UserError(f"--model_dir={directory} is in use by {file.read().strip() or 'another process'}: wait for "
+        raise UserError(f"{flag}={directory} is in use by {file.read().strip() or 'another process'}: wait for "
                         "it, stop it, or choose another directory") from error
     except OSError:
         return False
@@ -83,15 +83,16 @@ def read_flags(directory):
     return known and {name: value for name, value in known.items() if name in Config.__dataclass_fields__}
 
 
-def write_flags(directory, config, class_names):
+def write_flags(directory, config, class_names, multi_label=False):
     """Writes flags.json and classes.json."""
+    classes = dict(names=class_names, multi_label=True) if multi_label else class_names
     metrics.write_json(os.path.join(directory, _FLAGS), dataclasses.asdict(config))
-    metrics.write_json(os.path.join(directory, _CLASSES), class_names)
+    metrics.write_json(os.path.join(directory, _CLASSES), classes)
 
 
-def copy_flags(config, class_names, directory):
+def copy_flags(config, class_names, multi_label, directory):
     """Writes both to `directory`: the training's, where `config.model_dir` has them, rather than an evaluation's."""
-    write_flags(directory, config, class_names)
+    write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, _CLASSES):
         known = metrics.read_json(os.path.join(config.model_dir, name))
         if known is not None:
@@ -99,8 +100,9 @@ def copy_flags(config, class_names, directory):
 
 
 def read_classes(directory):
-    """The names in classes.json; None if there is no such file, or no classes."""
-    return metrics.read_json(os.path.join(directory, _CLASSES))
+    """The names in classes.json (None if there is no such file, or no classes), and whether an example has several."""
+    classes = metrics.read_json(os.path.join(directory, _CLASSES))
+    return (classes["names"], True) if isinstance(classes, dict) else (classes, False)
 
 
 def check_flags(config):
@@ -143,7 +145,7 @@ def check_images(config, source, is_chief):
     if not isinstance(source, sources.FolderSource):
         return
     paths = source.paths()
-    digest, path = _digest(paths), os.path.join(config.model_dir, _IMAGES)
+    digest, path = files_digest(paths), os.path.join(config.model_dir, _IMAGES)
     known = metrics.read_json(path)
     if known is None or known.get("digest") != digest:
         known = dict(digest=digest, unusable=sources.find_unusable(paths))
@@ -163,7 +165,7 @@ def check_images(config, source, is_chief):
     source.leave_out(unusable)
 
 
-def _digest(paths):
+def files_digest(paths):
     """Changes with the names, sizes and times of files."""
     digest = hashlib.sha256()
     for path in paths:

@@ -29,6 +29,20 @@ def add_supervised_loss(labels, logits):
     return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))
 
 
+def add_multi_label_loss(labels, logits):
+    """Mean over examples of the binary cross-entropies of all classes, one against the rest.
+
+    Args:
+      labels: [n, classes], 1: shown, 0: not, -1: left out.
+      logits: [n, classes].
+
+    Returns:
+      Scalar, in nats: the sum over the classes, the mean over the examples.
+    """
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(tf.equal(labels, 1), logits.dtype), logits)
+    return tf.reduce_mean(tf.reduce_sum(tf.where(labels >= 0, losses, tf.zeros_like(losses)), 1))
+
+
 def gather_replicas(tensor, strategy):
     """Concatenates `tensor` [n, ...] of all replicas along the first axis, in replica order.
 

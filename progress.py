@@ -140,6 +140,16 @@ def run_command(program, function):
         sys.exit(2)
 
 
+def run_stoppable(program, function):
+    """`run_command`, and `stopping.StopSignals`: a signal ends it at a safe point, with a line and status 75."""
+    try:
+        with stopping.StopSignals():
+            return run_command(program, function)
+    except stopping.Stopped as stopped:
+        say(str(stopped))
+        sys.exit(stopping.STATUS)
+
+
 def table(title, rows):
     """A two-column table as text; `rows` are (name, value) pairs, and None stands for a rule."""
     width = max(len(row[0]) for row in rows if row)

@@ -1,7 +1,8 @@
 """Where examples come from: TFDS, folders of images, and the embedded `digits`.
 
 A source yields undecoded records `(key, item, label)`: `key` is an int64 that names the example for good, `item` the
-encoded image (or a small uint8 array), `label` an int64, -1 without labels. Order is a function of the seed alone.
+encoded image (or a small uint8 array), `label` an int64, -1 without labels; where examples have several labels, int64
+[classes], see `Source.multi_label`. Order is a function of the seed alone.
 """
 
 from __future__ import annotations
@@ -44,11 +45,18 @@ class Source:
 
     name: str
     class_names: list[str] | None
+    # Whether an example may show several classes. Then its label is, for each class, 1: shown; 0: not; -1: neither is
+    # to be learnt or tested (objects that PASCAL VOC calls difficult).
+    multi_label = False
 
     @property
     def num_classes(self):
         """Number of classes, or None without labels."""
         return None if self.class_names is None else len(self.class_names)
+
+    def no_label(self):
+        """The label of what has none."""
+        return tf.fill([self.num_classes] if self.multi_label else [], tf.constant(-1, tf.int64))
 
     def is_sparse(self, split):
         """Whether reading the split means to read much more than its examples, so that they should be cached."""
@@ -344,16 +352,28 @@ class TfdsSource(Source):
         info = self._builder.info
         if str(info.file_format.value) != "tfrecord":
             raise UserError(f"--dataset={name} is stored as {info.file_format.value}: prepare it as tfrecord")
-        image, label = self._find_features(tfds, info)
-        wanted = {key: True for key in (image, label) if key}
-        self._image, self._label = image, label
+        self._image, label = self._find_image_and_label(tfds, info)
+        several = {} if label else self._find_labels(tfds, info)
+        self._label, self._sure, self.multi_label = label or several.get("all"), several.get("sure"), bool(several)
+        wanted = {key: True for key in (self._image, self._label, self._sure) if key}
         self._features = tfds.decode.PartialDecoding(wanted).extract_features(info.features)
-        self._decoders = {image: tfds.decode.SkipDecoding()}
+        self._decoders = {self._image: tfds.decode.SkipDecoding()}
         self._kept = {}  # split -> sorted keys of the examples that it is restricted to
-        self.class_names = list(info.features[label].names) if label else None
+        classes = info.features[self._label] if self._label else None
+        self.class_names = list((classes.feature if several else classes).names) if classes else None
 
-    def _find_features(self, tfds, info):
-        """Names of the image and of the class label (or None)."""
+    @staticmethod
+    def _find_labels(tfds, info):
+        """Names of the features that list several classes, as in PASCAL VOC: `all`; `sure`, without difficult ones."""
+        names = {"all": "labels", "sure": "labels_no_difficult"}
+        features = dict(info.features.items())
+        found = {kind: name for kind, name in names.items()
+                 if isinstance(features.get(name), tfds.features.Sequence)
+                 and isinstance(features[name].feature, tfds.features.ClassLabel)}
+        return found if "all" in found else {}
+
+    def _find_image_and_label(self, tfds, info):
+        """Names of the image and of the one class label (or None)."""
         names = info.supervised_keys if info.supervised_keys and len(info.supervised_keys) == 2 else ("image", "label")
         image, label = names
         features = dict(info.features.items())
@@ -406,6 +426,8 @@ class TfdsSource(Source):
 
     def restrict(self, split, fraction, seed):
         """See `Source`; reads all of the split."""
+        if self.multi_label:
+            raise UserError(f"--label_fraction={fraction:g} is for one label an example: {self.name} has several")
         read = self.handles(split).map(self._key_and_label, tf.data.AUTOTUNE).batch(1024)
         tracked = progress.track(read.as_numpy_iterator(), None, f"labels of {split}")
         keys, labels = (np.concatenate(column) for column in zip(*tracked))
@@ -433,8 +455,18 @@ class TfdsSource(Source):
 
     def _parse(self, key, serialized):
         example = self._features.deserialize_example(serialized, decoders=self._decoders)
-        label = tf.cast(example[self._label], tf.int64) if self._label else tf.constant(-1, tf.int64)
-        return key, example[self._image], label
+        return key, example[self._image], self._label_of(example)
+
+    def _label_of(self, example):
+        if not self.multi_label:
+            return tf.cast(example[self._label], tf.int64) if self._label else self.no_label()
+        shown = self._shown(example[self._label])
+        return 2 * self._shown(example[self._sure]) - shown if self._sure else shown
+
+    def _shown(self, classes):
+        """A list of classes as int64 [classes] of ones and zeros."""
+        counts = tf.reduce_sum(tf.one_hot(classes, self.num_classes, dtype=tf.int64), 0)
+        return tf.minimum(counts, 1)
 
 
 def _file_key(filename):

@@ -23,12 +23,20 @@ class Stopped(BaseException):
 
 
 _active = None  # the `StopSignals` of this process
+companions = set()  # processes (`subprocess.Popen`) that a second signal ends together with this one
 
 
 def safe_point():
     """Raises `Stopped` if a signal asked for it: to be called where long work can be left without harm."""
     if _active is not None and _active.requested:
         _active.stop(_KEPT)
+
+
+@contextlib.contextmanager
+def interruptible():
+    """`StopSignals.interruptible` of this process, if it has one."""
+    with contextlib.nullcontext() if _active is None else _active.interruptible():
+        yield
 
 
 class StopSignals:
@@ -94,4 +102,6 @@ class StopSignals:
                     os.write(2, f"\n{signal.Signals(number[0]).name}: finishing what runs, then saving; a second "
                              "signal ends it at once\n".encode())
             elif time.monotonic() - first > _SAME_SIGNAL_SECONDS:
+                for process in tuple(companions):
+                    process.kill()
                 os._exit(128 + number[0])

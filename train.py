@@ -19,7 +19,7 @@ import model as model_lib
 import model_dir
 import progress
 from config import UserError, first_line
-from train_step import TrainStep
+from train_step import DIVERGED, TrainStep
 
 _SECONDS_PER_CALL = 1.0  # aim of one call to the device: long enough to hide the host, short enough to watch
 _COLLAPSED = 0.01  # of train/embedding_std
@@ -176,7 +176,7 @@ def train(config, source, strategy, is_chief, stop) -> Trained:
         directory = config.model_dir if is_chief else scratch
         state = build_training_state(config, source, strategy, directory)
         # Not before: settings that do not fit the run in this directory must not replace its own.
-        model_dir.write_flags(directory, config, source.class_names)
+        model_dir.write_flags(directory, config, source.class_names, source.multi_label)
         writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
         if state.step == 0 and is_chief:
             write_preview(config, source, directory, writer)
@@ -237,7 +237,7 @@ def _divergence(config, step, means, prefix):
     kept = f"{prefix} is the newest checkpoint" if prefix else "no checkpoint was written yet"
     float16 = ", another --precision than mixed_float16" if config.precision == "mixed_float16" else ""
     return UserError(
-        f"training has diverged: at step {step}, loss, gradients or weights are not finite (--learning_rate="
+        f"{DIVERGED}: at step {step}, loss, gradients or weights are not finite (--learning_rate="
         f"{config.learning_rate:g}, by its schedule {means['learning_rate']:.3g}); {kept}: try a lower "
         f"--learning_rate, longer --warmup_epochs{float16} (with --allow_flag_changes, to go on from there)")
 

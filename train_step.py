@@ -24,6 +24,9 @@ def _scales_loss(config):
     return config.precision == "mixed_float16"
 
 
+DIVERGED = "training has diverged"  # how the error for losses that are no numbers begins
+
+
 def _are_finite(tensors):
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
@@ -123,7 +126,7 @@ class TrainStep:
         if "logits_sup" not in endpoints:
             return {}, {}
         views = endpoints["logits_sup"].shape[0] // labels.shape[0]
-        return model_lib.supervised_losses(endpoints, tf.tile(labels, [views]), self._num_classes)
+        return model_lib.supervised_losses(endpoints, tf.concat([labels] * views, 0), self._num_classes)
 
     def _head_moments(self, endpoints):
         """Mean and variance of the linear head's input over this replica's rows, if they are needed."""
@@ -221,7 +224,7 @@ class TrainStep:
         first, rows = number * self._micro_rows, self._micro_rows
         views, labels = (part[first:first + rows] for part in batch)
         views.set_shape([rows, *batch[0].shape[1:]])
-        labels.set_shape([rows])
+        labels.set_shape([rows, *batch[1].shape[1:]])
         return self._images(views, first), labels
 
     def _no_embeddings(self):

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+import launch
+
 
 def side_by_side(functions, rounds=5):
     """Median seconds of a call of each function, taken in turn so that what disturbs one disturbs all.
@@ -60,8 +62,6 @@ def report_machine():
     """Prints a JSON line of its own: processor, cores and versions."""
     import tensorflow as tf
 
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    line = dict(processor=names[0] if names else platform.processor(), cores=len(names),
-                python=platform.python_version(), tensorflow=tf.__version__)
+    name, cores = launch.processor()
+    line = dict(processor=name, cores=cores, python=platform.python_version(), tensorflow=tf.__version__)
     print(json.dumps(line), flush=True)

@@ -18,8 +18,7 @@ absl.logging.set_verbosity(absl.logging.ERROR)
 
 def parse_flags(text, **defaults):
     """The `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
-    return config_lib.from_arguments(
-        [*(f"--{name}={value}" for name, value in defaults.items()), *config_lib.split_arguments(text)])
+    return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.settings_within(text)}))
 
 
 def check_has_head(model):

@@ -317,13 +317,13 @@ def batches(path, out):
 
 
 def parameters(path, out):
-    """Accuracies against millions of parameters (Figure 7); columns network, million_parameters, accuracy, group."""
-    columns = ("network", "million_parameters", "accuracy", "group")
-    rows = read_csv(path, columns, numbers=("million_parameters", "accuracy"))
+    """Accuracies against millions of parameters (Figure 7); columns network, million parameters, accuracy, group."""
+    columns = ("network", "million parameters", "accuracy", "group")
+    rows = read_csv(path, columns, numbers=("million parameters", "accuracy"))
     figure, axis = plt.subplots(figsize=(6, 4))
     for number, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         found = [row for row in rows if row["group"] == group]
-        x, y = ([row[name] * scale for row in found] for name, scale in (("million_parameters", 1),
+        x, y = ([row[name] * scale for row in found] for name, scale in (("million parameters", 1),
                                                                               ("accuracy", 100)))
         axis.scatter(x, y, marker=_MARKERS[number % len(_MARKERS)], color=plt.cm.Greys(0.9 - 0.25 * (number % 3)),
                      edgecolors="black", label=group)

@@ -70,10 +70,13 @@ def transform(images, probe, seeds):
     return image_ops.from_planes(planes), classes
 
 
-def probe_features(model, source, split, probe, size):
-    """h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images, as NumPy arrays."""
+def probe_features(model, source, split, probe, size, crops_centre):
+    """h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images, as NumPy arrays.
+
+    The images are those of evaluations: `Config.image_size` and `Config.crops_centre`.
+    """
     def preprocess(key, item, label):
-        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=size > 32)
+        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=crops_centre)
         return image, tf.stack([key, tf.constant(_SEED, key.dtype)])
 
     @tf.function(autograph=False)
@@ -111,9 +114,10 @@ def run_probes(model, config, probes, train_split, test_split):
     for flag, split in (("train_split", train_split), ("test_split", test_split)):
         sources.check_split(source, flag, split)
     results = {}
+    images = config.image_size, config.crops_centre
     for probe in probes:
-        *train, train_classes = probe_features(model, source, train_split, probe, config.image_size)
-        *test, test_classes = probe_features(model, source, test_split, probe, config.image_size)
+        *train, train_classes = probe_features(model, source, train_split, probe, *images)
+        *test, test_classes = probe_features(model, source, test_split, probe, *images)
         results[probe] = {"guess": max(share for share, _ in PROBES[probe]), **{
             name: probe_accuracy((train[number], train_classes), (test[number], test_classes))
             for number, name in enumerate(("h", "z"))}}

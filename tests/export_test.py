@@ -17,6 +17,7 @@ import embeddings
 import export
 import golden
 import model as model_lib
+import model_dir
 from config import Config
 
 TINY = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
@@ -268,7 +269,7 @@ def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, expo
 def test_embed_reads_many_files_batch_by_batch(exported, photos):
     paths = [str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")]
     batches = list(embeddings.endpoint_of_files(
-        lambda images: exported(images)["final_avg_pool"], 8, paths, batch_size=2))
+        lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2))
     assert [(len(good), len(bad)) for good, _, bad in batches] == [(2, 0), (1, 1), (1, 0)]
     vectors = np.concatenate([values for _, values, _ in batches])
     np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)  # in batches of other sizes
@@ -301,6 +302,37 @@ def test_predict_tells_the_likeliest_classes(saved_model, exported, photos, caps
     best = int(np.argmax(logits))
     assert first.startswith(f"{photos / 'a.jpg'}: kind {best} {probabilities[best]:.3f}, ") and first.count("kind") == 5
     assert second == f"{photos / 'broken.jpg'}: cannot be read as an image"
+
+
+def test_predict_tells_each_of_several_classes_by_itself(saved_model, exported, photos, monkeypatch):
+    known = embeddings.read_description(saved_model)
+    monkeypatch.setattr(embeddings, "read_description", lambda _: {**known, "multi_label": True})
+    [(_, found)] = embeddings.predict(saved_model, [str(photos / "a.jpg")], most=10).items()
+    logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
+    assert dict(found) == pytest.approx(
+        {f"kind {number}": 1 / (1 + np.exp(-logit)) for number, logit in enumerate(logits)}, rel=1e-4)
+
+
+@pytest.mark.parametrize("crop", [False, True])
+def test_images_are_cropped_as_in_evaluations(crop, tmp_path, monkeypatch):
+    """What is known of that and of the labels goes with a SavedModel, and with what is made of it."""
+    monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir())
+    config = Config(**{**TINY, "image_size": 40}, stem="cifar", eval_center_crop=crop)
+    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-1"))
+    model_dir.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
+    known = export.known_of(path)
+    assert (known.config.eval_center_crop, known.multi_label, known.class_names) == (crop, True, CLASSES)
+    export.export(known.config, CLASSES, path, str(tmp_path / "saved"), multi_label=known.multi_label)
+    description = embeddings.read_description(str(tmp_path / "saved"))
+    assert description["multi_label"] and embeddings.crops_centre(description, 40) == crop
+    assert not embeddings.crops_centre(description, 32)
+    monkeypatch.setattr(embeddings, "load_endpoint", lambda *_: (lambda images: images, description))
+    (tmp_path / "images").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    (tmp_path / "images" / "a.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    embeddings.embed("model", str(tmp_path / "images"), str(tmp_path / "v.npz"))
+    whole = np.allclose(np.load(tmp_path / "v.npz")["vectors"].reshape(40, 40, 3), pixels / 255, atol=1e-6)
+    assert whole == (not crop)
 
 
 @pytest.mark.parametrize("arguments, words", [

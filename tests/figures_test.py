@@ -90,7 +90,7 @@ def test_batches(tmp_path):
 def test_parameters(tmp_path):
     lines = ["R50,24,0.69,1000 epochs", "R50 (2x),94,0.74,1000 epochs", "R18,11,0.5,100 epochs"]
     assert len(make(tmp_path, "parameters", write_csv(
-        tmp_path / "in.csv", "network,million_parameters,accuracy,group\n" + "\n".join(lines)))) == 3
+        tmp_path / "in.csv", "network,million parameters,accuracy,group\n" + "\n".join(lines)))) == 3
 
 
 @pytest.mark.parametrize("arguments, words", [

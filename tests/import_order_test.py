@@ -5,14 +5,15 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [
-    ("config", "image_ops", "objective", "lars_optimizer", "resnet", "metrics", "progress", "rng", "stopping"),
+    ("config", "image_ops", "objective", "lars_optimizer", "resnet", "metrics", "progress", "rng",
+     "stopping", "launch"),
     ("autoaugment",),
     ("data_util",),
     ("devices", "model", "sources", "weights"),
     ("checkpoint", "data", "embeddings", "model_dir", "features", "train_step"),
     ("export",),
     ("evaluate",),
-    ("train",),
+    ("train", "transfer"),
     ("experiment",),
     ("run",),
 ]

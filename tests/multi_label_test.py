@@ -1,0 +1,185 @@
+"""Data sets whose images show several classes, as PASCAL VOC's do: labels, loss, metric, training and evaluation."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import config as config_lib
+import data
+import evaluate
+import experiment
+import features
+import metrics
+import model as model_lib
+import objective
+import sources
+import transfer
+from config import Config, UserError
+
+CLASSES = ("red", "green", "blue")
+
+
+def shown(number):
+    """Classes of image `number`: those whose channel is bright; the last one is difficult in every fourth image."""
+    return [place for place in range(3) if number >> place & 1]
+
+
+@pytest.fixture(scope="module")
+def tiny_voc(tmp_path_factory):
+    """A TFDS data set with the features of voc/2007: channels are bright where their class is shown."""
+    import tensorflow_datasets as tfds
+
+    def rows(first, last):
+        found = []
+        for number in range(first, last):
+            image = np.full([40, 40, 3], 20, np.uint8)
+            image[..., shown(number)] = 220
+            sure = [place for place in shown(number) if place < 2 or number % 4]
+            found.append((number, {"image": image, "labels": shown(number), "labels_no_difficult": sure}))
+        return found
+
+    directory = tmp_path_factory.mktemp("tfds")
+    names = tfds.features.ClassLabel(names=CLASSES)
+    features = tfds.features.FeaturesDict({
+        "image": tfds.features.Image(shape=(None, None, 3)), "labels": tfds.features.Sequence(names),
+        "labels_no_difficult": tfds.features.Sequence(names)})
+    tfds.dataset_builders.store_as_tfds_dataset(
+        "tiny_voc", "1.0.0", features, {"train": rows(0, 64), "test": rows(64, 96)}, data_dir=directory)
+    return str(directory)
+
+
+def test_difficult_objects_are_neither_shown_nor_absent(tiny_voc):
+    source = sources.open_source("tiny_voc", tiny_voc)
+    assert source.multi_label and source.class_names == list(CLASSES)
+    found = set()
+    for _, item, label in source.records("train"):
+        bright = (source.decode(item)[0, 0] > 100).numpy().astype(int)
+        found.add((*bright, *label.numpy()))
+        np.testing.assert_array_equal(bright[:2], label[:2])
+        assert label[2] in ((1, -1) if bright[2] else (0,))
+    assert {row[5] for row in found if row[2]} == {1, -1} and len(found) >= 8
+
+
+def test_evaluation_batches_are_filled_up_without_labels(tiny_voc):
+    source = sources.open_source("tiny_voc", tiny_voc)
+    config = Config(dataset="tiny_voc", image_size=8)
+    *_, (_, labels, weights) = data.build_eval_dataset(config, source, "test", 20)
+    assert labels.shape == [20, 3]
+    assert (labels.numpy()[weights == 0] == -1).all() and (weights.numpy() == 0).sum() == 8
+
+
+def test_loss_against_loops():
+    random = np.random.default_rng(0)
+    labels, logits = random.integers(-1, 2, (5, 4)), random.standard_normal((5, 4)) * 3
+    total = 0
+    for label, logit in zip(labels.ravel(), logits.ravel()):
+        probability = 1 / (1 + np.exp(-logit))
+        total -= {1: np.log(probability), 0: np.log(1 - probability), -1: 0}[label]
+    loss = objective.add_multi_label_loss(tf.constant(labels), tf.constant(logits))
+    assert float(loss) == pytest.approx(total / 5, rel=1e-9)
+    known = labels >= 0
+    accuracy = metrics.multi_label_accuracy(tf.constant(labels), tf.constant(logits))
+    assert float(accuracy) == pytest.approx(((logits > 0) == labels)[known].mean())
+
+
+def test_eleven_points_by_hand():
+    """Ranked: yes no yes no no yes. Precision 1 at recall 1/3, 2/3 at 2/3, 1/2 at 1."""
+    relevant, scores = np.array([1, 0, 1, 0, 0, 1], bool), np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+    # Recalls 0 to 0.3: 1; 0.4 to 0.6: 2/3; 0.7 to 1: 1/2.
+    expected = (4 * 1 + 3 * 2 / 3 + 4 / 2) / 11
+    assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
+    shuffled = np.random.default_rng(0).permutation(6)
+    assert metrics.average_precision_11(relevant[shuffled], scores[shuffled]) == pytest.approx(expected)
+    # Ten relevant ones, the worst last: a recall of exactly 3 / 10 counts for 0.3.
+    relevant = np.array([1] * 3 + [0] * 7 + [1] * 7, bool)
+    assert metrics.average_precision_11(relevant, -np.arange(17)) == pytest.approx((4 * 1 + 7 * 10 / 17) / 11)
+    assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == pytest.approx((8 * 1 + 3 * 10 / 17) / 11)
+
+
+def test_average_precision_against_scikit_learn():
+    """Which gives precisions and recalls; the eleven points are interpolated here."""
+    from sklearn.metrics import precision_recall_curve
+
+    random = np.random.default_rng(2)
+    for _ in range(20):
+        relevant, scores = random.random(50) < 0.3, random.standard_normal(50)
+        precision, recall, _ = precision_recall_curve(relevant, scores)
+        found = precision[:-1], recall[:-1]  # The last point is an end of the curve, not a threshold.
+        expected = np.mean([found[0][found[1] >= tenth / 10 - 1e-9].max() for tenth in range(11)])
+        assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
+
+
+def test_accuracies_against_scikit_learn():
+    from sklearn.metrics import accuracy_score, balanced_accuracy_score, top_k_accuracy_score
+
+    random = np.random.default_rng(1)
+    labels, logits = random.choice([0, 1, 3, 4, 5, 6, 7], 90), random.standard_normal((90, 8)).astype(np.float32)
+    logits[np.arange(90), labels] += 1
+    found, guesses = evaluate.linear_results(labels, logits), logits.argmax(1)
+    assert found[evaluate.LINEAR_TOP_1] == pytest.approx(accuracy_score(labels, guesses))
+    assert found[evaluate.LINEAR_TOP_5] == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=range(8)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Class 2 is guessed and never true.
+        assert found[evaluate.MEAN_PER_CLASS] == pytest.approx(balanced_accuracy_score(labels, guesses))
+    assert transfer.METRICS["mean_per_class"](labels, logits) == found[evaluate.MEAN_PER_CLASS]
+    assert found[evaluate.MEAN_PER_CLASS] != pytest.approx(found[evaluate.LINEAR_TOP_1], abs=1e-3)
+
+
+def test_classes_are_averaged_without_what_is_left_out():
+    labels = np.array([[1, 0, 0], [0, -1, 0], [1, 1, 0], [0, 0, 0]])
+    scores = np.array([[4, 1, 0], [3, 9, 0], [2, 8, 0], [1, 0, 0.0]])
+    # First class: yes no yes no: precision 1 to recall 0.5, then 2/3. Second: the best is left out, then right.
+    expected = ((6 * 1 + 5 * 2 / 3) / 11 + 1) / 2
+    assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
+
+
+def test_linear_transfer(tiny_voc, tmp_path, monkeypatch, capsys):
+    """As of PASCAL VOC: one classifier a class, judged by mean average precision.
+
+    Before the tests with `tiny_resnet`, as files of such networks are not recognised.
+    """
+    settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
+    path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
+    (tmp_path / "flags.json").write_text(json.dumps(settings))
+    monkeypatch.setattr(features, "PATH_ITERATIONS", 30)
+    command = ["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
+               "--validation=train[50%:]"]
+    with pytest.raises(SystemExit):  # Of one example, no class is told from the rest.
+        transfer.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
+    assert "--train=train[:1] needs labelled examples" in capsys.readouterr().err
+    transfer.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
+    results = json.loads((tmp_path / "out" / "result.json").read_text())
+    saved = np.load(tmp_path / "out" / "predictions.npz")
+    assert results["metric"] == "mean_average_precision" and (saved["labels"] == -1).any()
+    assert results["test"] == metrics.mean_average_precision_11(saved["labels"], saved["logits"]) > 0.7
+
+
+@pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
+def test_training_and_evaluation(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment.export, "export_to_model_dir", lambda *_: "not made")
+    config = Config(
+        mode="train_then_eval", train_mode=train_mode, dataset="tiny_voc", data_dir=tiny_voc, image_size=8,
+        resnet_depth=10, train_batch_size=16, micro_batch_size=8, eval_batch_size=20, train_steps=30, num_proj_layers=2,
+        proj_out_dim=16, color_jitter_strength=0.0, use_blur=False, optimizer="momentum", learning_rate=0.5,
+        warmup_epochs=0, weight_decay=0.0, batch_norm_decay=0.5, save_predictions=True, seed=3,
+        model_dir=str(tmp_path / "run"), eval_split="test")
+    experiment.run(config, eval_split_given=True)
+    results = json.loads((tmp_path / "run" / "result.json").read_text())
+    saved = np.load(tmp_path / "run" / "predictions_30.npz")
+    assert saved["labels"].shape == saved["logits"].shape == (32, 3)
+    mean_precision = results["eval/label_mean_average_precision"]
+    assert mean_precision == pytest.approx(metrics.mean_average_precision_11(saved["labels"], saved["logits"]))
+    if train_mode == "supervised":
+        assert mean_precision > 0.9  # Bright channels are easy to see.
+
+
+def test_what_needs_one_label_is_refused(tiny_voc, tmp_path):
+    shared = dict(dataset="tiny_voc", data_dir=tiny_voc, image_size=8, train_batch_size=8, train_steps=1,
+                  model_dir=str(tmp_path / "run"), resnet_depth=10)
+    with pytest.raises(UserError, match="--eval_protocol=knn is for one label an example, and tiny_voc has several"):
+        experiment.run(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
+    with pytest.raises(config_lib.UserError, match="--label_fraction=0.5 is for one label an example"):
+        experiment.run(Config(**shared, train_mode="supervised", label_fraction=0.5), True)

@@ -1,0 +1,151 @@
+"""The report of the paper's tables: numbers beside numbers, significance, correlations, and a page that is whole."""
+
+import base64
+import html.parser
+import os
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+
+from paper import catalogue, cells, report, tables
+
+COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
+
+
+def finish(base, study, cell, results, **more):
+    """Notes a cell of the small scale as finished; returns its directory."""
+    directory = cells.directory_of(str(base), "small", study, cell)
+    done = dict(arguments=cells.arguments(cell, "small"), settings=cells.settings_of(cell, "small"), results=results,
+                seconds=90, commits=[COMMIT], hardware=HARDWARE, million_parameters=4.9,
+                **{"same_as": None, "probes": {}, "diverged": False, **more})
+    os.makedirs(directory)
+    cells.write_done(directory, done)
+    return directory
+
+
+def transfer_digits(base, shares):
+    """Linear evaluation, fine-tuning and random initialisation on the digits, each right for a share of them."""
+    random, labels = np.random.default_rng(0), np.arange(400) % 10
+    for cell, share in zip(catalogue.STUDIES["transfer"].cells_of("small"), shares, strict=True):
+        guesses = np.where(random.random(400) < share, labels, (labels + 1) % 10)
+        directory = finish(base, "transfer", cell, dict(
+            test=float((guesses == labels).mean()), metric="top_1", task="digits"))
+        np.savez(f"{directory}/predictions.npz", labels=labels, logits=np.eye(10)[guesses])
+
+
+@pytest.mark.parametrize("shares, best", [
+    ((0.6, 0.9, 0.89), [True, True, True]), ((0.6, 0.7, 0.9), [True, False, True])])
+def test_what_is_not_worse_than_the_best_is_bold(shares, best, tmp_path):
+    """The first is the only one of its protocol."""
+    transfer_digits(tmp_path, shares)
+    rows = report.rows_of("transfer", str(tmp_path), "small")
+    assert [row["best"] for row in rows] == best
+    assert sum("**" in line for line in report.markdown("transfer", rows, str(tmp_path), "small")) == sum(best)
+
+
+def test_correlations_are_those_of_numpy(tmp_path):
+    points = {"1 %": [], "10 %": []}
+    for number, epochs in enumerate((50, 100, 200)):
+        linear = 0.42 + 0.03 * number
+        finish(tmp_path, "lengths", catalogue.cell_at(("lengths", f"{epochs} epochs")), {cells.LBFGS: linear})
+        for labels, tuned in (("1 %", 0.2 + 0.07 * number**2), ("10 %", 0.5 - 0.1 * (number == 1))):
+            cell = catalogue.cell_at(("few_labels_lengths", f"{epochs} epochs, {labels}"))
+            finish(tmp_path, "few_labels_lengths", cell, {cells.TOP_1: tuned})
+            points[labels].append((linear, tuned))
+    finish(tmp_path, "lengths", catalogue.cell_at(("lengths", "400 epochs")), {cells.LBFGS: 0.6})  # not yet tuned
+    found = {each["labels"]: each for each in report.correlations("few_labels_lengths", str(tmp_path), "small")}
+    for labels, pairs in points.items():
+        assert found[labels]["pearson"] == pytest.approx(np.corrcoef(np.transpose(pairs))[0, 1])
+    assert found["1 %"]["spearman"] == pytest.approx(1.0)
+    lines = report.markdown("few_labels_lengths", report.rows_of("few_labels_lengths", str(tmp_path), "small"),
+                            str(tmp_path), "small")
+    told = f"r = {found['1 %']['pearson']:.2f}, rank correlation 1.00, 3 points."
+    assert f"Linear evaluation and fine-tuning on 1 % of the labels (Appendix B.7): {told}" in lines
+    assert not report.correlations("few_labels_networks", str(tmp_path), "small")
+
+
+def test_runs_of_other_flags_are_left_out(tmp_path):
+    """Of an older catalogue, or an older recipe; further flags are no reason."""
+    first, *others = catalogue.STUDIES["colour"].cells_of("small")[:4]
+    directories = [finish(tmp_path, "colour", cell, {cells.LBFGS: 0.4}) for cell in (first, *others)]
+    done = [cells.read_done(directory) for directory in directories]
+    cells.write_done(directories[1], {**done[1], "arguments": ["--flagfile=old.cfg"]})
+    cells.write_done(directories[2], {**done[2], "settings": {**done[2]["settings"], "train_epochs": 3}})
+    cells.write_done(directories[3], {
+        **done[3], "arguments": [*done[3]["arguments"], "--data_dir=a b", "--seed=7"],
+        "settings": cells.settings_of(others[2], "small", dict(seed=7, data_dir="c"))})
+    assert [row["cell"] for row in report.rows_of("colour", str(tmp_path), "small")] == ["1/8", "1"]
+
+
+def test_every_measure_of_the_paper_has_its_difference(tmp_path):
+    finish(tmp_path, "temperature", catalogue.cell_at(("temperature", "l2 norm, 0.1")), {
+        cells.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0})
+    finish(tmp_path, "probes", catalogue.cell_at(("probes", "rotation")), {cells.LBFGS: 0.5},
+           probes=dict(rotation=dict(guess=0.25, h=0.7, z=0.3)))
+    finish(tmp_path, "linear", catalogue.cell_at(("linear", "ResNet-50 (1x)")), {
+        cells.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9})
+    found = {name: dict(zip(*(part if number == 0 else part[0] for number, part in enumerate(report.shown_table(
+        report.rows_of(name, str(tmp_path), "small")))))) for name in ("temperature", "probes", "linear")}
+    assert {title: text for title, text in found["temperature"].items() if "difference" in title} == {
+        "difference, entropy": "-0.50", "difference, contrastive accuracy": "+2.2", "difference": "-14.4"}
+    assert {title: text for title, text in found["probes"].items() if "difference" in title} == {
+        "difference, h": "+2.4", "difference, g(h)": "+4.4"}
+    assert (found["linear"]["difference"], found["linear"]["difference, top-5"]) == ("-19.3", "+1.0")
+    assert (found["linear"]["paper, million parameters"], found["linear"]["million parameters"]) == ("24", "4.9")
+
+
+def test_what_has_diverged_is_told(tmp_path):
+    finish(tmp_path, "flip", catalogue.cell_at(("flip", "with")), {}, diverged=True)
+    lines = report.markdown("flip", report.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
+    assert "| with | 64.5 | diverged | 1.5 |" in lines
+    assert "Here: study_small.cfg, resnet10 on train[:20%] of cifar10, 32 pixels, batch 128, 4 epochs" in lines[1]
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that elements are closed in order, and collects texts, links and images."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.texts, self.links, self.ids, self.images = [], [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+        self.links += [attributes["href"]] if tag == "a" else []
+        self.images += [attributes["src"]] if tag == "img" else []
+        self.ids += [attributes["id"]] if "id" in attributes else []
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
+    transfer_digits(tmp_path, (0.6, 0.9, 0.89))
+    for cell in catalogue.STUDIES["colour"].cells_of("small"):
+        finish(tmp_path, "colour", cell, {cells.LBFGS: 0.5, cells.TOP_1: 0.4, "eval/label_top_5_accuracy": 0.9})
+    cell = catalogue.cell_at(("flip", "with"))
+    finish(tmp_path, "flip", cell, {cells.LBFGS: 0.5}, same_as="small/colour/1_2")
+    tables.main(["report", "1", "flip", "transfer", "designs", f"--dir={tmp_path}"])
+    page = Page()
+    page.feed((tmp_path / "small" / "report.html").read_text())
+    text = " ".join(page.texts)
+    assert not page.open and set(page.links) == {f"#{name}" for name in page.ids}
+    assert page.ids == ["colour", "colour_supervised", "flip", "transfer", "designs"]
+    assert COMMIT in text and HARDWARE in text and "9 runs, 0:13:30 in all" in text
+    assert "--color_jitter_strength=0.125" in text and "-9.6" in text and "Not run." in text
+    assert "Fast AutoAugment" in text and "top-5" not in text  # The paper's Table 1 has none.
+    for image in page.images:
+        kind, content = image.split(",")
+        assert kind == "data:image/svg+xml;base64"
+        assert xml.etree.ElementTree.fromstring(base64.b64decode(content)).tag.endswith("svg")
+    assert len(page.images) == 3
+    markdown = (tmp_path / "small" / "report.md").read_text()
+    assert markdown.strip().split("\n", 2)[2].strip() in capsys.readouterr().out
+    assert "| 1/8 | 59.6 | 50.0 | 40.0 | -9.6 | 1.5 |" in markdown
+    assert f"9 runs, 0:13:30 in all. {HARDWARE}. Version {COMMIT}." in markdown
+    assert "| 1/8 | `--flagfile=paper/recipes/study_small.cfg --color_jitter_strength=0.125 --nouse_blur` |" in markdown
