@@ -112,7 +112,12 @@ class LogisticPath:
         """Takes inputs [n, d] and labels [n] or [n, classes]."""
         self._loss, self._curvatures, self._classes, self._num_classes = _loss_of(labels)
         self._mean = inputs.mean(0, dtype=np.float64)
-        self._inputs = np.append(inputs - self._mean, np.ones([len(inputs), 1]), axis=1)  # The last is for the biases.
+        # The weights are combinations of the inputs: of few examples, few numbers tell where they lie.
+        centred, self._basis = inputs - self._mean, None
+        if len(inputs) < inputs.shape[1]:
+            self._basis, triangle = np.linalg.qr(centred.T)
+            centred = triangle.T
+        self._inputs = np.append(centred, np.ones([len(inputs), 1]), axis=1)  # The last is for the biases.
         self._weights = np.zeros([self._inputs.shape[1], len(self._classes)])
         self._evaluations = np.inf  # since the units were measured
 
@@ -144,7 +149,7 @@ class LogisticPath:
         return self
 
     def _curvature_root(self, decay):
-        """The upper triangle R [d + 1, d + 1] for which R' R is the mean of the classes' Hessians at these weights."""
+        """An upper triangle R, such that R' R is the mean of the classes' Hessians at these weights, biases last."""
         curvatures = self._curvatures(self._inputs @ self._weights)[:, np.newaxis]
         blocks = range(0, len(self._inputs), _ROWS)  # A second copy of large inputs would not fit.
         hessian = sum(self._inputs[row:row + _ROWS].T @ (self._inputs[row:row + _ROWS] * curvatures[row:row + _ROWS])
@@ -155,12 +160,12 @@ class LogisticPath:
     @property
     def kernel(self):
         """Weights [classes, d], without biases, of the classes that were seen."""
-        return self._weights[:-1].T
+        return (self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]).T
 
     def scores(self, inputs):
         """Logits [n, classes] of inputs [n, d]; -inf for classes that could not be learnt."""
         scores = np.full([len(inputs), self._num_classes], -np.inf)
-        scores[:, self._classes] = (inputs - self._mean) @ self._weights[:-1] + self._weights[-1]
+        scores[:, self._classes] = (inputs - self._mean) @ self.kernel.T + self._weights[-1]
         return scores
 
 
