@@ -16,8 +16,8 @@ WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
 L2_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # per example, on standardised features
 _HELD_OUT = 0.2
 _MAX_ITERATIONS = 300
-_ROWS = 4096  # at once
-PATH_ITERATIONS, PATH_TOLERANCE = 3000, 1e-6  # of the largest part of the gradient of the mean
+_ROWS = 4096  # of a Hessian, at once
+PATH_ITERATIONS, PATH_TOLERANCE = 3000, 1e-6  # of the gradient of the mean, its largest part, in units of the curvature
 PATH_IMPROVEMENT = 1e-7  # of the mean loss in an iteration: with less, it has arrived
 
 
