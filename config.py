@@ -19,6 +19,9 @@ import typing
 
 from absl import flags
 
+from runtime.errors import UserError, first_line
+from runtime.paths import check_path, check_weights_path, slug
+
 RESNET_DEPTHS = (10, 18, 34, 50, 101, 152, 200)
 AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
                  "solarize", "motion_blur", "autoaugment")  # names for one branch
@@ -26,44 +29,8 @@ EXTRAS = ("rotate", "noise", "sobel")
 MAX_IMAGE_PIXELS = 100_000_000
 MARGIN = 0.8  # one of those that the paper tried; it does not say which was best
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
-
-
 _INT32 = 2**31 - 1  # No setting needs more, and TensorFlow's sizes are int32 in many places.
 _SMALLEST, _LARGEST = 1e-30, 1e30  # Within float32, also after a product with a batch size or a square root.
-
-
-class UserError(Exception):
-    """An error that the user can fix. Its text is one line that names the flag and the remedy."""
-
-    status = 2  # exit status of the program
-
-    def __init__(self, text):
-        super().__init__(" ".join(str(text).splitlines()))
-
-
-class TrainingDiverged(UserError):
-    """A loss, a gradient or a weight is NaN or infinite. Programs that start trainings check the exit status."""
-
-    status = 3
-
-
-# Lines of TensorFlow's errors that say where in the graph an error occurred, rather than which.
-_LOCATION = re.compile(r"\s|Graph execution error:|Detected at node |<stack traces unavailable>|Node: |Hint: |"
-                       r"\d+ root error\(s\) found\.|$")
-_ROOT_ERROR = re.compile(r"^ *\(\d+\) [A-Z_]+: *", re.MULTILINE)
-_LOCATION_IN_LINE = re.compile(r"\{\{function_node .*?\}\} *| *\[Op:.*$|"
-                               r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ")
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the line of an error's text that says what is wrong, at most 160 characters.
-
-    For most errors it is the first line. TensorFlow's errors begin with the place in the graph, which is left out; of
-    several root errors the first counts.
-    """
-    lines = _ROOT_ERROR.sub("", str(error).strip()).splitlines()
-    lines = [_LOCATION_IN_LINE.sub("", line.strip()) for line in lines if not _LOCATION.match(line)] + lines
-    return next((line for line in lines if line), type(error).__name__)[:160]
 
 
 def as_flag(name, value):
@@ -78,62 +45,9 @@ def as_flags(settings):
     return [as_flag(*setting) for setting in settings.items()]
 
 
-def slug(text):
-    """A text as the name of a file: letters, digits, - and . stay."""
-    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
-
-
 _LONGEST_NAME = 255  # bytes in the name of a file
 # Names in a model_dir, which results of an evaluation must not replace.
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(json|png|npz|lock|log)")
-_PATTERN_CHARACTERS = "*?[\\"
-_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # Surrogates are bytes that are not UTF-8.
-
-
-def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
-    """Returns the path that a flag names, with `~` expanded.
-
-    TensorFlow reads the prefix of a checkpoint as a pattern: pruning the checkpoints of `runs/run*` would delete those
-    of `runs/run1`. Such paths are refused before anything is read or written.
-
-    Args:
-      flag: name of the flag, without dashes, for the error; or of a positional argument, in capitals.
-      path: a local path, or one on gs://.
-      allow_patterns: whether characters of patterns are allowed: for files that are only read, by their exact names.
-
-    Raises:
-      UserError: the path is empty, has a character of a pattern, is not valid UTF-8, or is on storage that TensorFlow
-        does not support.
-    """
-    flag = flag if flag.isupper() else f"--{flag}"
-    if not path.strip():
-        raise UserError(f"{flag}={path}: the path is empty. Name a directory or a file, or remove the flag.")
-    if _CONTROL_CHARACTERS.search(path):
-        raise UserError(f"{flag}={path!a}: the path has control characters or is not valid UTF-8. Rename it.")
-    scheme, separator, _ = path.partition("://")
-    if separator and scheme != "gs":
-        raise UserError(f"{flag}={path}: {scheme}:// is not supported. Use a local path or gs://.")
-    used = [character for character in _PATTERN_CHARACTERS if character in path]
-    if used and not allow_patterns:
-        raise UserError(f"{flag}={path}: the path contains {' '.join(used)}, which TensorFlow reads as a pattern for "
-                        f"several files. Use a path without {' '.join(_PATTERN_CHARACTERS)}.")
-    return os.path.expanduser(path)
-
-
-def check_weights_path(flag: str, path: str) -> str:
-    """Returns `check_path` of a path to weights, or a TF Hub handle (https://...) as it is."""
-    return path if path.startswith(("http://", "https://")) else check_path(flag, path)
-
-
-def check_paths(arguments, *flags: str) -> None:
-    """Replaces the paths in the attributes `flags` of parsed arguments by those that `check_path` returns.
-
-    Handles of TF Hub, which `--checkpoint` takes, stay as they are. Raises `UserError`.
-    """
-    for flag in flags:
-        path = getattr(arguments, flag)
-        if path is not None:
-            setattr(arguments, flag, (check_weights_path if flag == "checkpoint" else check_path)(flag, path))
 
 
 def setting(default, help_text, *, choices=None, minimum=None, above=None, maximum=None, identity=False):

@@ -8,27 +8,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 import data_util
-import image_ops
-import rng
+from augmentation.policies import view_policies
+from runtime import rng
 
 _ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # purposes of random draws, folded into the run's seed
-
-
-def view_policies(config):
-    """The augmentation policy of each view: two views while pretraining, else one; crop and flip in fine-tuning."""
-    geometry = dict(min_area=config.min_crop_area, flip=config.random_flip)
-    colour = dict(strength=config.color_jitter_strength, brightness=config.brightness)
-    if not config.distorts_views:
-        return (data_util.crop_and_flip_policy(**geometry),)
-    if config.branches:
-        return tuple(data_util.branch_policy(names, **colour, **geometry) for names in config.branches)
-    if config.augmentation == "autoaugment":
-        policy = data_util.autoaugment_policy(**geometry)
-    else:
-        make = {"simclr": data_util.simclr_policy, "broader": data_util.broader_policy}[config.augmentation]
-        policy = make(**colour, **geometry)
-    policy += data_util.extra_operators(config.extra_augmentations)
-    return (policy,) * (2 if config.pretraining else 1)
 
 
 def _chunk_size(size, batch_size):
@@ -95,7 +78,7 @@ def _batch_views(records, fetch, source, config, batch_size):
         seed = tf.stack([seed, key])
 
         def draw(shape):
-            return zip(*[data_util.window_by_policy(shape, policy, view_seed(seed, view))
+            return zip(*[data_util.sample_crop_window(shape, policy, view_seed(seed, view))
                          for view, policy in enumerate(policies[:1] if config.branches else policies)])
 
         part, begins, sizes = _decode_windows(source, item, draw, size)
@@ -104,9 +87,9 @@ def _batch_views(records, fetch, source, config, batch_size):
 
     @tf.autograph.experimental.do_not_convert
     def finish(seeds, labels, *crops):
-        planes = [data_util.finish_by_policy(image_ops.to_planes(images), policy, view_seed(seeds, view))
+        planes = [data_util.apply_after_crop(data_util.to_channels(images), policy, view_seed(seeds, view))
                   for view, (images, policy) in enumerate(zip(crops, policies))]
-        return image_ops.from_planes(sum(planes, [])), labels
+        return data_util.from_channels(sum(planes, [])), labels
 
     if chunk == 1:
         views = records.map(lambda *record: _first(finish(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)

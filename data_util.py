@@ -16,13 +16,12 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-import autoaugment
-import image_ops
-import rng
+from augmentation import policies
+from runtime import rng
 
 CROP_PROPORTION = 0.875  # evaluation crops this share of the shorter side (224 of 256)
-
 _TINY = 1e-12  # far below any difference between colours; in place of a division by 0
+
 
 # ------------------------------------------------------------------------------------------------- crop and flip
 
@@ -48,11 +47,11 @@ def random_crop_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_r
     Returns:
       offset_y, offset_x, height, width: int32 scalars, in pixels.
     """
-    begin, size = _random_window(image_shape, seed, area_range, aspect_ratio_range)
+    begin, size = random_window(image_shape, seed, area_range, aspect_ratio_range)
     return begin[0], begin[1], size[0], size[1]
 
 
-def _random_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_range=(3 / 4, 4 / 3)):
+def random_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_range=(3 / 4, 4 / 3)):
     """The same as what `tf.slice` takes: begin [3] and size [3], all channels."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=0.1,
@@ -84,7 +83,7 @@ def resize_window(image, begin, size, height, width):
 
 def random_crop_and_resize(image, seed, height, width, **window):
     """Random crop (`random_crop_window`, which takes `window`), resized as by `resize_window`."""
-    return resize_window(image, *_random_window(tf.shape(image), seed, **window), height, width)
+    return resize_window(image, *random_window(tf.shape(image), seed, **window), height, width)
 
 
 def flip(planes):
@@ -164,7 +163,7 @@ def adjust_hue(planes, turns):
     hue = side * distance + 6 * turns
     hue -= 6 * tf.floor(hue * (1 / 6))
     shares = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
-    return [lowest + chroma * share for share in _clip(shares)]
+    return [lowest + chroma * share for share in clip(shares)]
 
 
 def to_grayscale(planes):
@@ -173,7 +172,7 @@ def to_grayscale(planes):
     return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
 
 
-def _clip(planes):
+def clip(planes):
     return [tf.clip_by_value(plane, 0.0, 1.0) for plane in planes]
 
 
@@ -221,14 +220,14 @@ def color_jitter(planes, seeds, strength=1.0, brightness="multiplicative", rando
         # Once a clip has removed the crop's overshoot, saturation and hue lead out of [0, 1] by rounding only.
         clipped = [_then_clip(step) if number < 2 or position == 0 else step for number, step in enumerate(steps)]
         if random_order:
-            planes = image_ops.apply_by_kind(order[:, position], clipped, planes, amounts[position])
+            planes = switch_per_image(order[:, position], clipped, planes, amounts[position])
         else:
             planes = clipped[position](planes, amounts[position])
     return planes
 
 
 def _then_clip(step):
-    return lambda planes, amount: _clip(step(planes, amount))
+    return lambda planes, amount: clip(step(planes, amount))
 
 
 # ----------------------------------------------------------------------------------------------------------- blur
@@ -296,91 +295,6 @@ def batch_random_blur(images, seed, height, probability=0.5, first_row=0, total_
     return tf.clip_by_value(tf.where(chosen[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0)
 
 
-# -------------------------------------------------------------------------------- the other operators of the studies
-
-# The paper names them (Figure 4; B.2) without their ranges, which are ours.
-
-
-def random_quarter_turn(planes, seeds, turns=(1, 2, 3)):
-    """Rotation of square images by 90 degrees times one of `turns`, counter-clockwise."""
-    kinds = tf.cast(rng.uniforms(seeds, 1)[:, 0] * len(turns), tf.int32)
-    rotations = [lambda planes, _, count=count: image_ops.quarter_turns(planes, count) for count in turns]
-    return image_ops.apply_by_kind(kinds, rotations, planes, seeds)
-
-
-def random_cutout(planes, seeds, share=0.5):
-    """A grey square anywhere, its centre in the image, its sides `share` of the image's height."""
-    height, width = planes[0].shape[1:]
-    draws = rng.uniforms(seeds, 2)
-    return image_ops.cutout(planes, draws[:, 0] * height, draws[:, 1] * width, round(share * height))
-
-
-def random_noise(planes, seeds, deviations=(0.05, 0.25)):
-    """Gaussian noise on every value, of a standard deviation drawn for each image from the range `deviations`."""
-    shape = planes[0].shape[1:]
-    draws = rng.normals(seeds, 3 * shape.num_elements())
-    low, high = deviations
-    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1))[:, :, tf.newaxis]
-    noise = tf.split(draws, 3, 1)
-    return _clip([plane + deviation * tf.reshape(part, [-1, *shape]) for plane, part in zip(planes, noise)])
-
-
-def random_blur(planes, seeds, sigmas=(0.1, 2.0)):
-    """Gaussian blur with a sigma drawn for each image; as `batch_random_blur`, which runs on the device.
-
-    The kernel is a tenth of the image's height, and three pixels at least.
-    """
-    low, high = sigmas
-    sigma = low + (high - low) * rng.uniforms(seeds, 1)[:, 0]
-    blurred = gaussian_blur(tf.stack(planes, -1), max(planes[0].shape[1] // 10, 2), sigma)
-    return _clip(tf.unstack(blurred, axis=-1))
-
-
-def random_motion_blur(planes, seeds, share=0.1):
-    """Blur along a line at any angle, of up to `share` of the image's height, and of three pixels at least."""
-    longest = max(round(share * planes[0].shape[1]), 3)
-    draws = rng.uniforms(seeds, 2)
-    return image_ops.motion_blur(planes, 180 * draws[:, 0], 1 + (longest - 1) * draws[:, 1], longest // 2 * 2 + 1)
-
-
-def crop_again(planes, seeds, area_range=(0.08, 1.0), flip_probability=0.5):
-    """Random crop, resize and flip of images that are views already (Figure 5, "crop")."""
-    height, width = planes[0].shape[1:]
-
-    def crop(row):
-        image, seed = row
-        return random_crop_and_resize(image, seed, height, width, area_range=area_range)
-
-    images = tf.map_fn(crop, (tf.stack(planes, -1), seeds), fn_output_signature=planes[0].dtype)
-    planes = tf.unstack(tf.ensure_shape(images, [planes[0].shape[0], height, width, 3]), axis=-1)
-    chosen = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1)[:, 0] < flip_probability, tf.int32)
-    return image_ops.apply_by_kind(chosen, (_same, lambda planes, _: flip(planes)), _clip(planes), seeds)
-
-
-# ------------------------------------------------------------------------------------------------------- policies
-
-# The first operator of a policy: name -> function(image_shape [3], seed, **parameters) that returns begin [3] and size
-# [3] of a window, which is then resized.
-CROPS = {"crop_and_resize": _random_window}
-# The others: name -> (probability, unless the parameters say another; function(planes, seeds [n, 2], **parameters) that
-# returns planes of the same size).
-OPERATORS = {
-    "flip": (0.5, lambda planes, seeds: flip(planes)),
-    "color_jitter": (0.8, color_jitter),
-    "grayscale": (0.2, lambda planes, seeds: to_grayscale(planes)),
-    "crop_again": (1.0, crop_again),
-    "quarter_turn": (1.0, random_quarter_turn),
-    "cutout": (1.0, random_cutout),
-    "noise": (1.0, random_noise),
-    "blur": (0.5, random_blur),
-    "sobel": (1.0, lambda planes, seeds: image_ops.sobel(_clip(planes))),
-    "equalize": (0.2, lambda planes, seeds: image_ops.equalize(planes)),
-    "solarize": (0.2, lambda planes, seeds: image_ops.solarize(_clip(planes), tf.fill(tf.shape(seeds)[:1], 0.5))),
-    "motion_blur": (0.2, random_motion_blur),
-    "autoaugment": (1.0, lambda planes, seeds: autoaugment.autoaugment(_clip(planes), seeds)),
-}
-
-
 def crop_and_flip_policy(min_area=0.08, flip=True):
     """Random crop and flip: the policy of fine-tuning (paper, B.5)."""
     return (("crop_and_resize", {"area_range": (min_area, 1.0)}),) + ((("flip", {}),) if flip else ())
@@ -392,51 +306,18 @@ def simclr_policy(strength, brightness, min_area=0.08, flip=True):
     return crop_and_flip_policy(min_area, flip) + (jitter if strength > 0 else ())
 
 
-def autoaugment_policy(min_area=0.08, flip=True):
-    """Crop, flip and AutoAugment (paper, Table 1)."""
-    return crop_and_flip_policy(min_area, flip) + (("autoaugment", {}),)
-
-
-def broader_policy(strength, brightness, min_area=0.08, flip=True):
-    """The default policy with Sobel filtering, more colour distortion and motion blur, each at times (paper, B.2)."""
-    return simclr_policy(strength, brightness, min_area, flip) + (
-        ("equalize", {}), ("solarize", {}), ("sobel", {"probability": 0.2}), ("motion_blur", {}))
-
-
-def extra_operators(names):
-    """What is added to a policy for the transformations of Table 3: all four turns alike, the others half the time."""
-    operators = {"rotate": ("quarter_turn", {"turns": (0, 1, 2, 3)}), "noise": ("noise", {"probability": 0.5}),
-                 "sobel": ("sobel", {"probability": 0.5})}
-    return tuple(operators[name] for name in names)
-
-
-def branch_policy(names, strength, brightness, min_area=0.08, flip=True):
-    """A crop, which both branches share, and then the operators that `names` names, in order (paper, Figure 5)."""
-    operators = {
-        "crop": (("crop_again", {"area_range": (min_area, 1.0), "flip_probability": 0.5 if flip else 0.0}),),
-        "color": simclr_policy(strength, brightness, flip=False)[1:],
-        "jitter": (("color_jitter", {"strength": strength, "brightness": brightness, "probability": 1.0}),),
-        "drop": (("grayscale", {"probability": 1.0}),),
-        "rotate": (("quarter_turn", {}),), "cutout": (("cutout", {}),), "noise": (("noise", {}),),
-        "blur": (("blur", {}),), "sobel": (("sobel", {}),), "equalize": (("equalize", {"probability": 1.0}),),
-        "solarize": (("solarize", {"probability": 1.0}),), "motion_blur": (("motion_blur", {"probability": 1.0}),),
-        "autoaugment": (("autoaugment", {}),),
-    }
-    return crop_and_flip_policy(min_area, flip=False) + sum((operators[name] for name in names), ())
-
-
-def window_by_policy(image_shape, policy, seed):
+def sample_crop_window(image_shape, policy, seed):
     """The window that the first operator of `policy` cuts out of an image: begin [3] and size [3], for `tf.slice`."""
     (name, parameters), *_ = policy
-    return CROPS[name](image_shape, seed, **parameters)
+    return policies.CROPS[name](image_shape, seed, **parameters)
 
 
 def crop_by_policy(image, policy, seed, size):
     """The first operator of `policy`, a crop: image [h, w, 3], uint8 or float, to [size, size, 3] float32."""
-    return resize_window(image, *window_by_policy(tf.shape(image), policy, seed), size, size)
+    return resize_window(image, *sample_crop_window(tf.shape(image), policy, seed), size, size)
 
 
-def finish_by_policy(planes, policy, seeds):
+def apply_after_crop(planes, policy, seeds):
     """All operators of `policy` but the first, on many crops.
 
     Args:
@@ -451,16 +332,16 @@ def finish_by_policy(planes, policy, seeds):
     draws = rng.uniforms(seeds, len(operators))
     for number, (probability, function) in enumerate(operators):
         chosen = tf.cast(draws[:, number] < probability, tf.int32)
-        planes = image_ops.apply_by_kind(chosen, (_same, function), planes, rng.nth_seed(seeds, number + 1))
-    return _clip(planes)
+        planes = switch_per_image(chosen, (_identity, function), planes, rng.nth_seed(seeds, number + 1))
+    return clip(planes)
 
 
 def _operator(name, probability=None, **parameters):
-    usual, function = OPERATORS[name]
+    usual, function = policies.OPERATORS[name]
     return usual if probability is None else probability, functools.partial(function, **parameters)
 
 
-def _same(planes, seeds):
+def _identity(planes, seeds):
     return planes
 
 
@@ -473,8 +354,8 @@ def apply_policy(image, policy, seed, size):
       seed: int tensor [2]; every operator gets its own seed from it.
       size: height and width of the result, in pixels.
     """
-    planes = image_ops.to_planes(crop_by_policy(image, policy, seed, size)[tf.newaxis])
-    return tf.squeeze(image_ops.from_planes(finish_by_policy(planes, policy, seed[tf.newaxis])), 0)
+    planes = to_channels(crop_by_policy(image, policy, seed, size)[tf.newaxis])
+    return tf.squeeze(from_channels(apply_after_crop(planes, policy, seed[tf.newaxis])), 0)
 
 
 def preprocess_for_eval(image, size, crop=True):
@@ -509,3 +390,37 @@ def preprocess_image(image, height, width, is_training=False, color_jitter_stren
     if is_training:
         return apply_policy(image, simclr_policy(color_jitter_strength, brightness), seed, height)
     return preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), height, test_crop)
+
+
+def to_channels(images):
+    """[n, h, w, c] -> c tensors [n, h, w]."""
+    return tf.unstack(images, axis=-1)
+
+
+def from_channels(planes):
+    """c tensors [n, h, w] -> [n, h, w, c]."""
+    # In two steps: to stack along the last axis is to copy single numbers. As matrices, which are transposed fastest.
+    height, width = planes[0].shape[1:]
+    rows = tf.reshape(tf.stack(planes, axis=1), [-1, len(planes), height * width])
+    return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(planes)])
+
+
+def switch_per_image(kinds, functions, planes, rows):
+    """Every image through the function that its kind numbers.
+
+    Args:
+      kinds: int32 [n].
+      functions: of (planes, rows); each sees the images of its kind only.
+      planes: three tensors [n, h, w]; where n is known to be 1, nothing is divided and copied.
+      rows: a tensor [n, ...] that goes with the images.
+
+    Returns:
+      planes.
+    """
+    shape = planes[0].shape
+    if shape[0] == 1:
+        return tf.switch_case(kinds[0], [lambda f=function: list(f(planes, rows)) for function in functions])
+    columns = (*planes, rows, tf.range(tf.shape(planes[0])[0]))
+    *parts, places = (tf.dynamic_partition(column, kinds, len(functions)) for column in columns)
+    results = [function(part, part_rows) for function, *part, part_rows in zip(functions, *parts)]
+    return [tf.ensure_shape(tf.dynamic_stitch(places, plane), shape) for plane in zip(*results)]

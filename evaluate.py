@@ -12,20 +12,16 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-import checkpoint
-import checkpoint_files
-import classes
 import data
-import devices
-import features
 import metrics
 import model as model_lib
-import model_dir
-import progress
-import sources
-import stopping
-import weights
-from config import Config, UserError
+from checkpoints import checkpoint_files, restoring, run_directory, weight_files
+from config import Config
+from probing import features, logistic_regression, nearest_neighbors
+from runtime import console, hosts, progress, signals, storage
+from runtime.errors import UserError
+from sources import classes
+from sources.source import Source
 
 _POLL_SECONDS = 5.0
 _RAW_PIXELS = 32  # side length of the raw-pixel baseline's images, at most
@@ -40,8 +36,8 @@ _LABELS = {
     LINEAR_TOP_1: "linear head, top-1", LINEAR_TOP_5: "linear head, top-5",
     MEAN_PER_CLASS: "linear head, mean of classes", MEAN_PRECISION: "linear head, 11-point mAP",
     LBFGS: "logistic regression",
-    KNN: f"{features.KNN_NEIGHBORS} nearest neighbours",
-    WEIGHTED_KNN: f"{features.WEIGHTED_NEIGHBORS} neighbours, weighted", "eval/contrast_loss": "contrastive loss",
+    KNN: f"{nearest_neighbors.KNN_NEIGHBORS} nearest neighbours",
+    WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} neighbours, weighted", "eval/contrast_loss": "contrastive loss",
     "eval/contrast_acc": "contrastive accuracy",
 }
 _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untrained_encoder": ", untrained encoder",
@@ -81,7 +77,7 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
     """Maps labels of a data set to the columns of a linear head that was trained on other classes.
 
     Args:
-      labels: int [n] or [n, classes of the data set], see `sources.Source`.
+      labels: int [n] or [n, classes of the data set], see `source.Source`.
       logits: [n, columns of the head].
       columns: for each class of the data set, its column, or -1.
 
@@ -99,7 +95,7 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
 
 
 def _head_names(config, source, file):
-    """Returns the class names of the linear head in a `weights.WeightFile`, or None if the data set has the same.
+    """Returns the class names of the linear head in a `weight_files.WeightFile`, or None if the data set has the same.
 
     Logs how other names are matched. Raises `UserError` if the head was trained on other classes.
     """
@@ -107,7 +103,7 @@ def _head_names(config, source, file):
     if "linear_head" not in protocols(config, source) or names is None or names == file.class_names:
         return None
     if file.class_names is None:
-        progress.say(f"linear head: the names of its classes are not recorded next to {file.path}; its columns are "
+        console.log(f"linear head: the names of its classes are not recorded next to {file.path}; its columns are "
                      f"taken in the order of the classes of {source.name}")
         return None
     columns = classes.match(names, file.class_names)
@@ -118,7 +114,7 @@ def _head_names(config, source, file):
             "or evaluate without the head by --eval_protocol=lbfgs or knn.")
     missing = [name for name, column in zip(names, columns) if column < 0]
     left_out = f"; examples of {', '.join(missing)} are left out, which it was not trained on" if missing else ""
-    progress.say(f"linear head: the classes of {source.name} are matched with its {len(file.class_names)} by name"
+    console.log(f"linear head: the classes of {source.name} are matched with its {len(file.class_names)} by name"
                  f"{left_out}")
     return file.class_names
 
@@ -161,7 +157,7 @@ class Evaluator:
     number of evaluations. Use it as a context manager, which closes the writer.
     """
 
-    def __init__(self, config: Config, source: sources.Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
+    def __init__(self, config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
                  is_chief: bool = True, weights_flag: str | None = None, head_names: list[str] | None = None,
                  check: Callable[[], None] = lambda: None):
         """Creates the evaluator; nothing is traced or written yet.
@@ -237,7 +233,7 @@ class Evaluator:
         if self._config.keep_best and complete:
             self._keep_best(step, results)
         elif self._config.keep_best and self._is_chief:
-            progress.say("--keep_best: these weights are not kept, since parts of the model were left out")
+            console.log("--keep_best: these weights are not kept, since parts of the model were left out")
         return results
 
     def _protocols(self, complete):
@@ -249,11 +245,11 @@ class Evaluator:
 
     def _write(self, step, results):
         self._check()
-        metrics.write_results(results_dir(self._config), step, results)
+        write_results(results_dir(self._config), step, results)
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(os.path.join(results_dir(self._config), "eval"))
         scalars = {key: value for key, value in results.items() if key != "global_step"}
-        metrics.write_scalars(self._writer, step, scalars)
+        storage.write_scalars(self._writer, step, scalars)
 
     def _keep_best(self, step, results):
         """Saves the weights to model_dir/best if the accuracy of the linear head is better than the best so far."""
@@ -262,17 +258,17 @@ class Evaluator:
             # result.json of the run is not compared: it is written before the checkpoint, which may be missing.
             there = checkpoint_files.latest(directory)
             result_file = os.path.join(directory, f"result_{checkpoint_files.step_of(there)}.json") if there else None
-            best = _main_metric((there and metrics.read_json(result_file)) or {})
+            best = _main_metric((there and storage.read_json(result_file)) or {})
             is_best = self._is_chief and (not isinstance(best, float) or _main_metric(results) > best)
             if is_best and os.path.islink(directory):  # The checkpoints there may be others' to delete.
-                progress.say(f"--keep_best: these weights are not kept, since {directory} is a link")
+                console.log(f"--keep_best: these weights are not kept, since {directory} is a link")
                 is_best = False
-            if not devices.gather_from_hosts([int(is_best)], self._strategy).any():
+            if not hosts.gather_from_hosts([int(is_best)], self._strategy).any():
                 return
             self._check()
             tf.io.gfile.makedirs(directory)
-            metrics.write_results(directory, step, results)
-            model_dir.copy_flags(self._config, self._head_names, self._source.multi_label, directory)
+            write_results(directory, step, results)
+            run_directory.copy_flags(self._config, self._head_names, self._source.multi_label, directory)
             trackable = tf.train.Checkpoint(model=self._model, global_step=tf.Variable(step, dtype=tf.int64))
             checkpoint_files.save(trackable, directory, step, keep=1)
             for other in checkpoint_files.steps_of(directory):
@@ -306,7 +302,7 @@ class Evaluator:
         if self._head_columns is not None:
             labels, logits = map_labels(labels, logits, self._head_columns)
         if config.save_predictions and self._is_chief:
-            metrics.write_arrays(os.path.join(results_dir(config), f"predictions_{step}.npz"), labels=labels,
+            storage.write_arrays(os.path.join(results_dir(config), f"predictions_{step}.npz"), labels=labels,
                                  logits=logits)
         return linear_results(labels, logits)
 
@@ -318,7 +314,7 @@ class Evaluator:
             size = min(config.eval_batch_size, self._source.num_examples(config.eval_split))
             pairs = data.build_view_pairs(config, self._source, config.eval_split, config.seed, size)
             self._pairs = pairs.take(config.eval_steps or -1).enumerate()
-        bag = metrics.MetricBag()
+        bag = metrics.MeanMetrics()
         for number, (views, _) in self._pairs:
             bag.add(self._losses(views, number))
         return {f"eval/{name}": value for name, value in bag.means().items()}
@@ -354,12 +350,12 @@ class Evaluator:
                                    for split in (config.train_split, config.eval_split))
             _check_labels(train_set, test_set, config)
             if "lbfgs" in names:
-                fitted = features.lbfgs_accuracy(train_set, test_set)
+                fitted = logistic_regression.lbfgs_accuracy(train_set, test_set)
                 results.update({f"{LBFGS}{suffix}": fitted["accuracy"], f"eval/lbfgs_l2{suffix}": fitted["l2"]})
             if "knn" in names:
-                results[f"{KNN}{suffix}"] = features.knn_accuracy(train_set, test_set)["accuracy"]
-                results[f"{WEIGHTED_KNN}{suffix}"] = features.knn_accuracy(
-                    train_set, test_set, features.WEIGHTED_NEIGHBORS, features.WEIGHTED_TEMPERATURE)["accuracy"]
+                results[f"{KNN}{suffix}"] = nearest_neighbors.knn_accuracy(train_set, test_set)["accuracy"]
+                results[f"{WEIGHTED_KNN}{suffix}"] = nearest_neighbors.knn_accuracy(
+                    train_set, test_set, nearest_neighbors.WEIGHTED_NEIGHBORS, nearest_neighbors.WEIGHTED_TEMPERATURE)["accuracy"]
         return results
 
 
@@ -392,9 +388,9 @@ def new_checkpoints(model_dir, last_step, timeout):
       timeout: seconds without a new one after which to give up; 0: never.
     """
     seen, patience = set(), progress.stopwatch()
-    progress.say(f"waiting for checkpoints in {model_dir}, up to step {last_step}")
+    console.log(f"waiting for checkpoints in {model_dir}, up to step {last_step}")
     while True:
-        stopping.safe_point()
+        signals.safe_point()
         fresh = [step for step in checkpoint_files.steps_of(model_dir) if step not in seen]
         for step in fresh:
             seen.add(step)
@@ -403,14 +399,14 @@ def new_checkpoints(model_dir, last_step, timeout):
         if any(step >= last_step for step in seen):
             return
         if timeout and patience() > timeout:
-            progress.say(f"no new checkpoint in {model_dir} for {timeout:.0f} s: stopped (--eval_timeout)")
+            console.log(f"no new checkpoint in {model_dir} for {timeout:.0f} s: stopped (--eval_timeout)")
             return
         if not fresh:
             time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
 
 
 def _needed_parts(config, source):
-    """The parts of a model, names in `checkpoint.PARTS`, that the protocols look at."""
+    """The parts of a model, names in `restoring.PARTS`, that the protocols look at."""
     names = protocols(config, source)
     projections = "contrastive" in names or config.eval_projections or (
         "linear_head" in names and config.head_on_projections)
@@ -420,19 +416,19 @@ def _needed_parts(config, source):
 
 def _build_evaluator(config, source, strategy, is_chief, path, flag):
     """Builds the model whose weights `path` has, and returns it with its `Evaluator`; `flag` is for errors."""
-    head_names = _head_names(config, source, weights.open_weights(path, flag))
+    head_names = _head_names(config, source, weight_files.open_weights(path, flag))
     with strategy.scope():
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
     return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
 
 
-def evaluate_start(config, source, strategy, is_chief=True):
+def evaluate_checkpoint(config, source, strategy, is_chief=True):
     """Evaluates the weights that `--checkpoint` names, once, and returns the results."""
     model, evaluator = _build_evaluator(config, source, strategy, is_chief, config.checkpoint, "--checkpoint")
     with evaluator:
-        loaded = checkpoint.load_parts(model, config.checkpoint, _needed_parts(config, source))
+        loaded = restoring.load_parts(model, config.checkpoint, _needed_parts(config, source))
         for line in loaded.lines:
-            progress.say(line)
+            console.log(line)
         return evaluator.evaluate_and_write(loaded.file.step or 0, not loaded.left_out)
 
 
@@ -447,16 +443,16 @@ def evaluate_continuously(config, source, strategy, is_chief=True):
                 if evaluator is None:
                     model, evaluator = _build_evaluator(config, source, strategy, is_chief, path, "--model_dir")
                     stack.enter_context(evaluator)
-                loaded = checkpoint.load_parts(model, path, needed, "--model_dir")
+                loaded = restoring.load_parts(model, path, needed, "--model_dir")
             except (tf.errors.OpError, UserError):
                 if _is_usable(path):
                     raise
                 continue
             if results is None and is_chief:
                 for part, reason in loaded.left_out.items():
-                    progress.say(f"left out: {part} ({reason})")
+                    console.log(f"left out: {part} ({reason})")
             results = evaluator.evaluate_and_write(checkpoint_files.step_of(path), not loaded.left_out)
-            progress.say(f"evaluated {path}: " + ", ".join(
+            console.log(f"evaluated {path}: " + ", ".join(
                 f"{name} {value:.4f}" for name, value in results.items() if name != "global_step"))
     return results
 
@@ -464,9 +460,15 @@ def evaluate_continuously(config, source, strategy, is_chief=True):
 def _is_usable(path):
     """Returns whether a checkpoint is still there and can be read; if not, logs why it is skipped."""
     if not tf.io.gfile.exists(f"{path}.index"):
-        progress.say(f"skipped {path}: it was removed before it could be read (--keep_checkpoint_max)")
+        console.log(f"skipped {path}: it was removed before it could be read (--keep_checkpoint_max)")
         return False
     reason = checkpoint_files.find_corruption(path)
     if reason:
-        progress.say(f"warning: skipped {path}: it is corrupt ({reason})")
+        console.log(f"warning: skipped {path}: it is corrupt ({reason})")
     return not reason
+
+
+def write_results(directory, step, results):
+    """Writes result.json (the latest) and result_<step>.json."""
+    for name in ("result.json", f"result_{step}.json"):
+        storage.write_json(os.path.join(directory, name), results)

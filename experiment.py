@@ -15,17 +15,15 @@ import zlib
 import absl.logging
 import tensorflow as tf
 
-import checkpoint_files
-import devices
 import evaluate
-import export
-import model_dir
-import progress
-import sources
-import stopping
 import train
-import weights
-from config import UserError, first_line
+from checkpoints import checkpoint_files, run_directory, weight_files
+from checkpoints.lock import Lock
+from export import saving
+from runtime import console, devices, hosts, progress, signals
+from runtime.errors import Stopped, UserError, first_line
+from sources import datasets, image_checks
+from sources.folders import FolderSource
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _FEWER_EXAMPLES = "Input dataset was expected to contain"  # by `tf.data.experimental.assert_cardinality`
@@ -43,17 +41,17 @@ def complete(config, source, eval_split_given):
     """Fills in what the command line left open, saying so: directory, evaluation split, linear head, seed."""
     if config.model_dir is None:
         config = config.replace(model_dir=config.default_model_dir())
-        progress.say(f"model_dir: {config.model_dir} (the same command resumes there)")
-    eval_split = sources.choose_eval_split(source, config.eval_split, eval_split_given)
+        console.log(f"model_dir: {config.model_dir} (the same command resumes there)")
+    eval_split = datasets.choose_eval_split(source, config.eval_split, eval_split_given)
     if eval_split != config.eval_split and config.mode != "train":
-        progress.say(f"eval_split: {eval_split} ({source.name} has no {config.eval_split})")
+        console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split})")
     config = config.replace(eval_split=eval_split)
     if source.num_classes is None and config.pretraining and config.lineareval_while_pretraining:
-        progress.say(f"linear head: off ({source.name} has no labels)")
+        console.log(f"linear head: off ({source.name} has no labels)")
         config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
                                 zero_init_logits_layer=False)
     if config.seed is None:
-        known = (model_dir.read_flags(config.model_dir) or {}).get("seed")
+        known = (run_directory.read_flags(config.model_dir) or {}).get("seed")
         if known is None and config.mode != "eval" and checkpoint_files.steps_of(config.model_dir):
             raise UserError(f"--model_dir={config.model_dir} has checkpoints, but no flags.json that tells their seed: "
                             "give --seed")
@@ -70,7 +68,7 @@ def check(config, source, strategy):
     if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
         raise UserError(f"--eval_protocol={config.eval_protocol} is for one label an example, and {source.name} has "
                         "several: use linear_head, or `python transfer.py linear`")
-    if isinstance(source, sources.FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
+    if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
         raise UserError(f"--model_dir={config.model_dir} is the directory of the images, among which views.png would "
                         "count at the next start. Choose another directory.")
     devices.check_precision(config)
@@ -82,9 +80,9 @@ def check(config, source, strategy):
 
 def _check_data(config, source, strategy):
     """Checks that the splits exist and hold enough examples for the batch sizes."""
-    sources.check_split(source, "train_split", config.train_split)
+    datasets.check_split(source, "train_split", config.train_split)
     if config.mode != "train":
-        sources.check_split(source, "eval_split", config.eval_split)
+        datasets.check_split(source, "eval_split", config.eval_split)
     train.check_batch(config, source, strategy)
 
 
@@ -94,7 +92,7 @@ def check_agreement(config, source, strategy):
     settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in _SETTINGS_OF_A_HOST}
     mine = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
             -1 if newest is None else checkpoint_files.step_of(newest)]
-    gathered = devices.gather_from_hosts(mine, strategy)
+    gathered = hosts.gather_from_hosts(mine, strategy)
     flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
     if len(set(flags)) > 1:
         raise UserError("the hosts of TF_CONFIG were started with different flags: give all of them the same")
@@ -121,7 +119,7 @@ def _check_start(config):
     if checkpoint_files.steps_of(config.model_dir):
         return
     if config.checkpoint:
-        weights.locate(config.checkpoint)
+        weight_files.locate(config.checkpoint)
     elif config.train_mode == "finetune":
         raise UserError("--train_mode=finetune needs --checkpoint, the pretrained encoder to start from")
 
@@ -152,25 +150,25 @@ def run(config, eval_split_given):
       stopping.Stopped: by SIGTERM or SIGINT.
     """
     elapsed = progress.stopwatch()
-    devices.check_hosts(config)
+    hosts.check_hosts(config)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    with stopping.StopSignals() as stop, stop.interruptible():
-        devices.wait_for_hosts()
+    with signals.StopSignals() as stop, stop.interruptible():
+        hosts.wait_for_hosts()
     strategy = devices.make_strategy(config)
-    with stopping.StopSignals() as stop, _errors_told(config):  # Anew: TensorFlow's hosts install handlers, too.
+    with signals.StopSignals() as stop, _errors_told(config):  # Anew: TensorFlow's hosts install handlers, too.
         with stop.interruptible():
-            source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
+            source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
         config = complete(config, source, eval_split_given)
         check(config, source, strategy)
         if config.mode == "eval":
             _prepare_source(config, source, strategy)
             _evaluate(config, source, strategy)
             return
-        with model_dir.Lock(config.model_dir) if devices.is_chief(strategy) else contextlib.nullcontext() as lock:
+        with Lock(config.model_dir) if devices.is_chief(strategy) else contextlib.nullcontext() as lock:
             _train(config, source, strategy, stop, elapsed, lock)
             # Whoever leaves is missed: nobody does before all are done.
-            devices.gather_from_hosts([0], strategy)
+            hosts.gather_from_hosts([0], strategy)
 
 
 @contextlib.contextmanager
@@ -193,8 +191,8 @@ def _errors_told(config):
                 isinstance(error, tf.errors.FailedPreconditionError) and _FEWER_EXAMPLES in str(error)):
             raise UserError(f"--dataset={config.dataset} cannot be read any more ({reason}): mend it or bring it back, "
                             f"and {again}") from error
-        if devices.is_lost_host(error):
-            raise stopping.Stopped("another host has stopped or cannot be reached any more: see what it says, then "
+        if hosts.is_lost_host(error):
+            raise Stopped("another host has stopped or cannot be reached any more: see what it says, then "
                                    "start all hosts anew; they resume from the newest checkpoint") from error
         if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
             raise UserError(f"--model_dir={config.model_dir} or another file cannot be used any more ({reason}): mend "
@@ -213,7 +211,7 @@ def _is_full_disk(error):
 
 def _prepare_source(config, source, strategy):
     """What is found out by reading the data: images that cannot be used, labels that may be."""
-    model_dir.check_images(config, source, devices.is_chief(strategy))
+    image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
     _check_data(config, source, strategy)  # Once more: there may be fewer examples now.
@@ -222,31 +220,31 @@ def _prepare_source(config, source, strategy):
 def _evaluate(config, source, strategy):
     """`--mode=eval`: of what `--checkpoint` names, or of every checkpoint of a training."""
     chief = devices.is_chief(strategy)
-    begun_with = (model_dir.read_flags(config.model_dir) or {}).get("checkpoint")
+    begun_with = (run_directory.read_flags(config.model_dir) or {}).get("checkpoint")
     if not config.checkpoint or config.checkpoint == begun_with:
         evaluate.evaluate_continuously(config, source, strategy, chief)
         return
-    results = evaluate.evaluate_start(config, source, strategy, chief)
+    results = evaluate.evaluate_checkpoint(config, source, strategy, chief)
     if chief:
         rows = [*evaluate.result_rows(results), None,
                 ("results", os.path.join(evaluate.results_dir(config), "result.json"))]
-        progress.say(progress.table(f"{config.network_name} on {source.name}", rows))
+        console.log(console.table(f"{config.network_name} on {source.name}", rows))
 
 
 def _train(config, source, strategy, stop, elapsed, lock):
     """Runs `--mode=train` and `train_then_eval`. `lock` is that of the directory; None on all hosts but the chief."""
     chief = devices.is_chief(strategy)
     if chief:
-        model_dir.remove_leftovers(config.model_dir)
+        run_directory.remove_leftovers(config.model_dir)
         checkpoint_files.repair(config.model_dir)
-    devices.gather_from_hosts([0], strategy)  # The others look at the checkpoints after that.
+    hosts.gather_from_hosts([0], strategy)  # The others look at the checkpoints after that.
     if checkpoint_files.latest(config.model_dir) is not None:
-        model_dir.check_flags(config)
-        model_dir.check_data(config, source)
+        run_directory.check_flags(config)
+        run_directory.check_data(config, source)
     else:
-        model_dir.check_unused(config.model_dir)
+        run_directory.check_unused(config.model_dir)
     _prepare_source(config, source, strategy)
-    stopping.safe_point()
+    signals.safe_point()
     check_agreement(config, source, strategy)
     check = (lambda: None) if lock is None else lock.check
     trained = train.train(config, source, strategy, stop, lock)
@@ -255,19 +253,19 @@ def _train(config, source, strategy, stop, elapsed, lock):
         results = evaluate.evaluate_and_write(
             config, source, trained.model, strategy, trained.step, chief, check=check)
     if lock is not None:
-        saved_model = export.export_to_model_dir(
+        saved_model = saving.export_to_model_dir(
             config, source.class_names, trained.checkpoint, results, source.multi_label, check)
-        progress.say(_summary(config, source, trained, results, saved_model, elapsed()))
+        console.log(_summary(config, source, trained, results, saved_model, elapsed()))
 
 
 def _summary(config, source, trained, results, saved_model, seconds):
     """The table at the end of a run."""
     rows = evaluate.result_rows(results)
     rows += [None] if rows else []
-    rows += [("steps", trained.step), ("time", progress.duration(seconds))]
+    rows += [("steps", trained.step), ("time", console.format_duration(seconds))]
     rows += [("images/s", f"{trained.images_per_second:.0f}")] if trained.images_per_second else []
     rows += [("skipped steps (overflow)", trained.skipped_steps)] if trained.skipped_steps else []
     rows += [("checkpoint", trained.checkpoint), ("SavedModel", saved_model)]
     rows += [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
     rows += [("flags, views, events", config.model_dir)]
-    return progress.table(f"{config.network_name} on {source.name}", rows)
+    return console.table(f"{config.network_name} on {source.name}", rows)

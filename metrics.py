@@ -1,20 +1,11 @@
-"""Metrics of a batch, their averages, and the files that hold them."""
+"""Metrics of a batch or a data set, and weighted means of them."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import io
-import json
-import os
 
 import numpy as np
 import tensorflow as tf
-
-from config import UserError, first_line
-
-_JSON_BYTES = 2**28  # files above are not read; no file of this program is nearly as large
-_TEMPORARY_BYTES = 200  # of a file's name, kept in that of its temporary file: names have at most 255 bytes
 
 
 def contrastive_accuracy(logits_ab, labels):
@@ -86,7 +77,7 @@ def mean_average_precision_11(labels, scores):
                           for column, values in columns if (column == 1).any()]))
 
 
-class MetricBag:
+class MeanMetrics:
     """Weighted averages of scalars by name."""
 
     def __init__(self):
@@ -106,81 +97,3 @@ class MetricBag:
     def means(self):
         """The averages, as a dict of floats."""
         return {name: self._sums[name] / self._weights[name] for name in self._sums}
-
-
-def write_json(path, content):
-    """Writes `content` to `path`, like `write_bytes`."""
-    write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
-
-
-def write_arrays(path, **arrays):
-    """Writes arrays to a .npz file, like `write_bytes`."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    write_bytes(path, buffer.getvalue())
-
-
-def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file, and its directory. A reader never sees half of it, and an error leaves the old content.
-
-    Raises:
-      UserError: the file cannot be written, for example because the disk is full.
-    """
-    directory, name = os.path.split(path)
-    name = name.encode()[:_TEMPORARY_BYTES].decode(errors="ignore")
-    temporary = os.path.join(directory, f"{name}.{os.getpid()}.tmp")
-    try:
-        if directory:
-            tf.io.gfile.makedirs(directory)
-        with tf.io.gfile.GFile(temporary, "wb") as file:
-            file.write(content)
-        tf.io.gfile.rename(temporary, path, overwrite=True)
-    except tf.errors.OpError as error:
-        with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.remove(temporary)  # On a full disk, it would take the remaining space.
-        raise UserError(f"{path}: cannot be written ({first_line(error)}). Free disk space or fix the permissions, and "
-                        "run the same command again.") from error
-
-
-def is_file(path: str) -> bool:
-    """Returns whether a path is a regular file, or a link to one; opening a FIFO would wait for its writer."""
-    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path) if "://" in path else os.path.isfile(path)
-
-
-def read_json(path: str, kind: type | tuple[type, ...] = dict, default=None):
-    """Returns the content of a JSON file.
-
-    Args:
-      path: of the file.
-      kind: expected type of the content, or several types.
-      default: the result if there is no such file, if it is not valid JSON, or if its content is of another type.
-
-    Raises:
-      UserError: the file exists but cannot be read now, for example because of its permissions.
-    """
-    try:
-        if not is_file(path) or tf.io.gfile.stat(path).length > _JSON_BYTES:
-            return default
-        with tf.io.gfile.GFile(path, "rb") as file:
-            content = json.loads(file.read())
-    except (ValueError, RecursionError):  # RecursionError: deeply nested lists.
-        return default
-    except tf.errors.NotFoundError:  # It was removed meanwhile.
-        return default
-    except tf.errors.OpError as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)}). Make it readable, or remove it.") from error
-    return content if isinstance(content, kind) else default
-
-
-def write_results(directory, step, results):
-    """Writes result.json (the latest) and result_<step>.json."""
-    for name in ("result.json", f"result_{step}.json"):
-        write_json(os.path.join(directory, name), results)
-
-
-def write_scalars(writer, step, scalars):
-    """Writes scalars to TensorBoard and flushes them."""
-    with writer.as_default(step=step):
-        for name, value in scalars.items():
-            tf.summary.scalar(name, value)
-    writer.flush()

@@ -14,10 +14,12 @@ import data_util
 import metrics
 import objective
 import resnet
-import rng
+from large_batch import blocked_nt_xent
 from lars_optimizer import LARSOptimizer
+from runtime import rng
 
 _BLUR = 3  # purpose of random draws; data.py has the others
+
 
 # ---------------------------------------------------------------------------------------------------------- heads
 
@@ -211,10 +213,10 @@ def contrastive_losses(hidden, config, strategy):
       losses: dict of scalars to be added up. reported: dict of further scalars.
     """
     if config.contrastive_loss == "nt_xent" and config.negatives == "both":
-        loss, accuracy, entropy = objective.contrastive_loss_and_metrics(
+        loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
             hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
     else:
-        loss, logits_ab, labels = objective.add_table_2_loss(
+        loss, logits_ab, labels = objective.add_alternative_contrastive_loss(
             hidden, config.contrastive_loss, config.hidden_norm, config.temperature, config.margin_used,
             config.semi_hard, config.negatives == "both", strategy)
         logits_ab = tf.stop_gradient(logits_ab)

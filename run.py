@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 
-import progress
+import config as config_lib
+from runtime import command_line, console, devices, tensorflow_startup
+from runtime.errors import first_line
 
 if __name__ == "__main__":
-    progress.set_up_console()  # Before other modules keep sys.stderr, which may be closed.
+    console.set_up()  # Before other modules keep sys.stderr, which may be closed.
 
 from absl import app, flags
-
-import config as config_lib
 
 config_lib.define_flags()
 flags.adopt_module_key_flags(config_lib)
@@ -29,7 +29,7 @@ def _parse_flags(argv):
     except flags.Error as error:
         _fail(error)
     except ValueError as error:  # absl passes on what reading a file raises.
-        _fail(f"--flagfile: a flag file cannot be read as text ({config_lib.first_line(error)}). Save it as UTF-8.")
+        _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
     if warnings.getvalue():  # The only warning there is: a file that includes itself is ignored.
         _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from it.")
     if rest[1:]:
@@ -39,22 +39,22 @@ def _parse_flags(argv):
 
 def _fail(message):
     """Ends the program with status 2 because of an error of the user."""
-    progress.fail("run.py", message)
+    command_line.fail("run.py", message)
 
 
 def main(argv):
-    """Reads the flags and runs; see `progress.run_command` for errors."""
+    """Reads the flags and runs; see `command_line.run_command` for errors."""
     del argv
 
     def work():
         config = config_lib.from_flags()
-        with progress.loading_tensorflow():
-            import devices
+        with tensorflow_startup.loading_tensorflow():
+            pass  # FUNCIMPORT import devices
             import experiment  # Here: TensorFlow takes seconds to load, and wrong flags are reported before that.
             devices.start_runtime(config)
         experiment.run(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
 
-    progress.run_command("run.py", work)
+    command_line.run_command("run.py", work)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import statistics
 
 import tensorflow as tf
 
-import sources
 import train
 from benchmarks import measure
 from config import Config
+from sources import digits
 
 _BATCH, _STEPS = 128, 10
 
@@ -25,7 +25,7 @@ def images_per_second(rounds):
     """Median rate of calls of some steps."""
     config = Config(dataset="digits", resnet_depth=18, image_size=32, stem="imagenet", train_batch_size=_BATCH, seed=1,
                     train_steps=1000, model_dir="unused")
-    source, strategy = sources.digits_source(), tf.distribute.get_strategy()
+    source, strategy = digits.digits_source(), tf.distribute.get_strategy()
     state = train.build_training_state(config, source, strategy, config.model_dir)
     run_steps, iterator, _ = train._prepare(config, source, strategy, state)
     seconds = measure.side_by_side({"steps": lambda: run_steps(iterator, tf.constant(_STEPS))[0].numpy()}, rounds)

@@ -15,10 +15,11 @@ import time
 
 import tensorflow as tf
 
-import config as config_lib
 import data
-import sources
 from benchmarks import measure, original_pipeline
+from config import Config
+from sources import datasets
+from sources.tfds_source import TfdsSource
 
 _WARM_UP = 1.0  # seconds in which a new iterator finds its parallelism
 
@@ -83,13 +84,13 @@ def run_decoding(name, source, config, arguments):
 
 def cases(arguments):
     """(name, function, source, config) of every case."""
-    cifar10 = sources.TfdsSource("cifar10", arguments.tfds_dir)
-    photos = sources.open_source(f"folder:{arguments.photos_dir}")
+    cifar10 = TfdsSource("cifar10", arguments.tfds_dir)
+    photos = datasets.open_source(f"folder:{arguments.photos_dir}")
     for strength in (1.0, 0.5):
-        small = config_lib.Config(
+        small = Config(
             dataset="cifar10", image_size=32, train_batch_size=256, color_jitter_strength=strength)
         yield f"cifar10, 32 pixels, strength {strength}", run_case, cifar10, small
-    large = config_lib.Config(dataset="photos", image_size=224, train_batch_size=32, color_jitter_strength=1.0)
+    large = Config(dataset="photos", image_size=224, train_batch_size=32, color_jitter_strength=1.0)
     yield "photographs, 224 pixels, strength 1.0", run_case, photos, large
     yield "cifar10, decoding alone", run_decoding, cifar10, small
     yield "photographs, decoding alone", run_decoding, photos, large

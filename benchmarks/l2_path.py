@@ -16,10 +16,10 @@ import warnings
 
 import numpy as np
 
-import features
-import progress
-import transfer
 from benchmarks import measure
+from probing import logistic_regression
+from runtime import progress
+from transfer import linear_evaluation
 
 
 def default_features():
@@ -42,16 +42,16 @@ def loss(scores, kernel, labels, l2):
 
 def path_fits(inputs, labels):
     """Losses of the path, the strongest l2 first."""
-    path = features.LogisticPath(inputs, labels)
-    for l2 in transfer.L2_CHOICES:
+    path = logistic_regression.LogisticPath(inputs, labels)
+    for l2 in linear_evaluation.L2_CHOICES:
         path.fit(l2)
         yield loss(path.scores(inputs), path.kernel, labels, l2)
 
 
 def cold_fits(inputs, labels):
     """The same, each fit from zero."""
-    for l2 in transfer.L2_CHOICES:
-        path = features.LogisticPath(inputs, labels).fit(l2)
+    for l2 in linear_evaluation.L2_CHOICES:
+        path = logistic_regression.LogisticPath(inputs, labels).fit(l2)
         yield loss(path.scores(inputs), path.kernel, labels, l2)
 
 
@@ -60,24 +60,24 @@ def library_fits(inputs, labels):
     from sklearn import linear_model
 
     inputs = inputs - inputs.mean(0, dtype=np.float64)
-    for l2 in transfer.L2_CHOICES:
+    for l2 in linear_evaluation.L2_CHOICES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # It ends after so many iterations.
-            model = linear_model.LogisticRegression(C=1 / l2, tol=features.PATH_TOLERANCE,
-                                                    max_iter=features.PATH_ITERATIONS).fit(inputs, labels)
+            model = linear_model.LogisticRegression(C=1 / l2, tol=logistic_regression.PATH_TOLERANCE,
+                                                    max_iter=logistic_regression.PATH_ITERATIONS).fit(inputs, labels)
         yield loss(model.decision_function(inputs), model.coef_, labels, l2)
 
 
 def frugal_library_fits(inputs, labels):
     """The same, with threads as ours."""
-    with features.scipys_blas().limit(limits=1):
+    with logistic_regression.scipy_blas_threads().limit(limits=1):
         yield from library_fits(inputs, labels)
 
 
 def timed(fits, name):
     """Losses [45], and seconds."""
     begin = time.perf_counter()
-    losses = list(progress.track(fits, len(transfer.L2_CHOICES), name))
+    losses = list(progress.track(fits, len(linear_evaluation.L2_CHOICES), name))
     return np.array(losses), time.perf_counter() - begin
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-import launch
+from runtime import child_processes
 
 
 def side_by_side(functions, rounds=5):
@@ -62,6 +62,6 @@ def report_machine():
     """Prints a JSON line of its own: processor, cores and versions."""
     import tensorflow as tf
 
-    name, cores = launch.processor()
+    name, cores = child_processes.processor()
     line = dict(processor=name, cores=cores, python=platform.python_version(), tensorflow=tf.__version__)
     print(json.dumps(line), flush=True)

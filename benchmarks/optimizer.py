@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-import config as config_lib
 import model as model_lib
 from benchmarks import measure
+from config import Config
 
 _DEPTHS = (18, 50)
 _ROUNDS = 15
@@ -69,7 +69,7 @@ def main():
     """Prints all cases."""
     measure.report_machine()
     for depth in _DEPTHS:
-        config = config_lib.Config(resnet_depth=depth)
+        config = Config(resnet_depth=depth)
         model = model_lib.build_model(config, 1000)
         # In variables: constants of this size would become part of the graphs.
         gradients = [tf.Variable(tf.random.stateless_normal(variable.shape, [0, number], stddev=1e-3))

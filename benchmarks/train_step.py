@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-import checkpoint
 import model as model_lib
 from benchmarks import measure, plain_keras
+from checkpoints.training_state import TrainingState
 from config import Config
-from train_step import TrainStep
+from train import TrainStep
 
 _SIZE, _CLASSES = 32, 10
 
@@ -31,7 +31,7 @@ def ours(batch, views, labels, **settings):
     keras.utils.set_random_seed(1)
     model = model_lib.build_model(config, _CLASSES)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 50_000), model)
-    checkpoint.TrainingState(model, optimizer, "unused", 1)
+    TrainingState(model, optimizer, "unused", 1)
     step = tf.function(TrainStep(model=model, optimizer=optimizer, config=config, num_classes=_CLASSES, seed=1,
                                  strategy=tf.distribute.get_strategy()))
     return lambda: step((views, labels))[0].numpy()

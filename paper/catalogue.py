@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 
-from config import UserError
+from runtime.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,12 @@ import subprocess
 import sys
 
 import config as config_lib
-import launch
-import progress
-from config import TrainingDiverged, UserError
+from checkpoints import checkpoint_files
 from paper import catalogue
+from runtime import child_processes, progress, storage
+from runtime.errors import JobFailed, UserError
+from runtime.paths import slug
+from transfer import grid_search
 
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -91,7 +93,7 @@ def setting_of(recipe):
 
 def directory_of(base, scale, study, cell):
     """Where a cell's results lie."""
-    return os.path.join(base, scale, study, config_lib.slug(cell.name))
+    return os.path.join(base, scale, study, slug(cell.name))
 
 
 _DONE = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(int, float), commits=list, hardware=str,
@@ -100,9 +102,9 @@ _DONE = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(
 
 def read_done(directory):
     """The content of a finished run's done.json; None if there is none, or if it is corrupt."""
-    import metrics  # Here, and below: TensorFlow takes a while, and other commands do without.
+    pass  # FUNCIMPORT import metrics  # Here, and below: TensorFlow takes a while, and other commands do without.
 
-    done = metrics.read_json(os.path.join(directory, "done.json"))
+    done = storage.read_json(os.path.join(directory, "done.json"))
     if done is None or not all(isinstance(done.get(name, ...), kind) for name, kind in _DONE.items()):
         return None
     texts = [*done["arguments"], *(each for each in done["commits"] if each is not None)]
@@ -117,9 +119,9 @@ def _is_share(value):
 
 def write_done(directory, done):
     """Notes that a run is finished."""
-    import metrics
+    pass  # FUNCIMPORT import metrics
 
-    metrics.write_json(os.path.join(directory, "done.json"), done)
+    storage.write_json(os.path.join(directory, "done.json"), done)
 
 
 def _all_arguments(cell, scale, more):
@@ -188,9 +190,9 @@ class Runner:
         if cell.start:
             self.check(cell.start[0], catalogue.cell_at(cell.start))
         if cell.transfer in ("finetune", "scratch"):
-            import transfer
+            pass  # FUNCIMPORT import transfer
 
-            transfer.check_settings(cell.transfer, _divided(cell, self._more)[1])
+            grid_search.check_settings(cell.transfer, _divided(cell, self._more)[1])
 
     def run(self, study, cell):
         """Runs a cell, and before it the one that it starts from; what it prints goes to run.log.
@@ -233,7 +235,7 @@ class Runner:
         with _noting_time(directory) as noted:
             try:
                 done = self._results_of(cell, directory, started and self._place_of(cell.start, started["same_as"]))
-            except launch.JobFailed as error:
+            except JobFailed as error:
                 if error.job_status != TrainingDiverged.status:
                     raise
                 done = dict(results={}, probes={}, diverged=True)  # A result, too: it would diverge again.
@@ -260,10 +262,10 @@ class Runner:
 @contextlib.contextmanager
 def _noting_time(directory):
     """Adds up the `seconds` of all starts of a run, and their `commits`, in a dict; also if it fails."""
-    import metrics
+    pass  # FUNCIMPORT import metrics
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()
-    before = metrics.read_json(path) or {}
+    before = storage.read_json(path) or {}
     if not isinstance(before.get("seconds"), (int, float)) or not isinstance(before.get("commits"), list):
         before = dict(seconds=0.0, commits=[])
     noted = dict(before, commits=list(dict.fromkeys([*before["commits"], commit()])))
@@ -271,15 +273,15 @@ def _noting_time(directory):
         yield noted
     finally:
         noted["seconds"] = round(before["seconds"] + elapsed(), 1)
-        metrics.write_json(path, noted)
+        storage.write_json(path, noted)
 
 
 def _read(directory, name):
     """A file of results that a program has written. Raises `UserError` if it is corrupt, or an accuracy is NaN."""
-    import metrics
+    pass  # FUNCIMPORT import metrics
 
     path = os.path.join(directory, name)
-    found = metrics.read_json(path)
+    found = storage.read_json(path)
     if found is None:
         raise UserError(f"{path}: it is missing or corrupt. Remove it, and run the same command again.")
     for key in (LBFGS, TOP_1, "test"):
@@ -290,15 +292,15 @@ def _read(directory, name):
 
 def _call(wanted, directory):
     """Runs Python with these arguments in the project's folder."""
-    with launch.Launcher() as launcher:
-        launcher.run(launch.Job((sys.executable, *wanted), directory, _ROOT))
+    with child_processes.Launcher() as launcher:
+        launcher.run(child_processes.Job((sys.executable, *wanted), directory, _ROOT))
 
 
 def count_parameters(directory):
     """Weights of the encoder in a run's newest checkpoint, the moving statistics of batch norm left out."""
     import tensorflow as tf
 
-    import checkpoint_files
+    pass  # FUNCIMPORT import checkpoint_files
 
     prefix = checkpoint_files.latest(directory)
     if prefix is None:
@@ -313,7 +315,7 @@ def hardware():
     import tensorflow as tf
 
     accelerators = [device.device_type for device in tf.config.list_physical_devices() if device.device_type != "CPU"]
-    name, cores = launch.processor()
+    name, cores = child_processes.processor()
     return ", ".join([name, "1 core" if cores == 1 else f"{cores} cores", *(f"{accelerators.count(kind)} x {kind}"
                                                 for kind in sorted(set(accelerators)))])
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import absl.logging
 import tensorflow as tf
 
-import checkpoint
 import config as config_lib
-import export
 import model as model_lib
-from config import UserError
+from checkpoints import inspection, restoring
+from runtime.errors import UserError
 
 # Users cannot act on deprecations and retracing inside the libraries.
 tf.get_logger().setLevel("ERROR")
@@ -31,10 +30,10 @@ def load(path):
     """The whole network of a file, in float32, and the size of its images: that of its training, if known, or 224.
 
     Raises:
-      UserError: see `weights.open_weights`.
+      UserError: see `weight_files.open_weights`.
     """
-    known = export.known_of(path)
+    known = inspection.inspect_checkpoint(path)
     model = model_lib.build_model(known.config.replace(precision="float32"),
                                   None if known.class_names is None else len(known.class_names))
-    checkpoint.load_model(model, path, "--checkpoint")
+    restoring.load_model(model, path, "--checkpoint")
     return model, known.config.image_size

@@ -20,9 +20,22 @@ import math
 import os
 
 if __name__ == "__main__":
-    import progress
+from augmentation import policies
+from probing import features
+from runtime import command_line
+from runtime import console
+from runtime import tensorflow_startup
+from runtime.errors import UserError
+from runtime.errors import first_line
+from runtime.paths import check_paths
+from sources import datasets
+from sources import image_files
+import data
+import data_util
+import evaluate
+import model as model_lib
 
-    progress.load_quietly("tensorflow")
+    tensorflow_startup.load_quietly("tensorflow")
 
 import matplotlib
 
@@ -32,17 +45,6 @@ import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-import config as config_lib  # noqa: E402
-import data  # noqa: E402
-import data_util  # noqa: E402
-import evaluate  # noqa: E402
-import features  # noqa: E402
-import image_files  # noqa: E402
-import image_ops  # noqa: E402
-import model as model_lib  # noqa: E402
-import progress  # noqa: E402
-import sources  # noqa: E402
-from config import UserError  # noqa: E402
 from paper import common  # noqa: E402
 
 _SEED = 1
@@ -75,7 +77,7 @@ def read_csv(path, columns, numbers=()):
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--csv={path} cannot be read ({config_lib.first_line(error)}): check the path") from error
+        raise UserError(f"--csv={path} cannot be read ({first_line(error)}): check the path") from error
     missing = [column for column in columns if not rows or rows[0].get(column) is None]
     if missing:
         raise UserError(f"--csv={path} has no column {missing[0]}: it must have {', '.join(columns)}, and a row at "
@@ -121,7 +123,7 @@ def _panels(rows, columns, size=1.9):
 # ---------------------------------------------------------------------------------------------------- augmentation
 
 
-_OPERATORS = {  # title -> names for `data_util.branch_policy`, applied to the centre of the image
+_OPERATORS = {  # title -> names for `policies.branch_policy`, applied to the centre of the image
     "original": (), "crop, resize": ("crop",), "crop, resize, flip": ("crop",), "colour drop": ("drop",),
     "colour jitter": ("jitter",),
     "rotate": ("rotate",), "cutout": ("cutout",), "Gaussian noise": ("noise",), "Gaussian blur": ("blur",),
@@ -140,11 +142,11 @@ def operators(image, out, size=160):
     for number, (title, names) in enumerate(_OPERATORS.items()):
         for draw in range(3):
             seeds = tf.constant([[draw, _SEED]], tf.int64)
-            policy = data_util.branch_policy(names, 1.0, "multiplicative", flip=title != "crop, resize")
+            policy = policies.branch_policy(names, 1.0, "multiplicative", flip=title != "crop, resize")
             if len(names) == 1:  # Shown by itself, it is shown to do something.
                 policy = [(name, {**parameters, "probability": 1.0}) for name, parameters in policy]
-            planes = data_util.finish_by_policy(image_ops.to_planes(image[tf.newaxis]), policy, seeds)
-            shown = image_ops.from_planes(planes)[0].numpy()
+            planes = data_util.apply_after_crop(data_util.to_channels(image[tf.newaxis]), policy, seeds)
+            shown = data_util.from_channels(planes)[0].numpy()
             axis = axes[number // 2, 3 * (number % 2) + draw]
             axis.imshow(shown)
             axis.set_title(title if draw == 0 else "", fontsize=9, loc="left")
@@ -154,8 +156,8 @@ def operators(image, out, size=160):
 
 def views(config, out, count=8):
     """Pairs of views of a data set, as the network is shown them, the blur included."""
-    source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
-    count = min(count, sources.check_split(source, "train_split", config.train_split))
+    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+    count = min(count, datasets.check_split(source, "train_split", config.train_split))
     pairs, _ = next(iter(data.build_view_pairs(config, source, config.train_split, _SEED, count)))
     shown = model_lib.blurred_views(pairs, config, _SEED, 0).numpy()
     figure, axes = _panels(len(shown) // count, count, 1.3)
@@ -222,8 +224,8 @@ def tsne(model, config, split, out, most=1000):
     from sklearn import manifold
 
     common.check_has_head(model)
-    source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
-    sources.check_split(source, "split", split)
+    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+    datasets.check_split(source, "split", split)
     if not source.class_names:
         raise UserError(f"--dataset={config.dataset} has no labels: name one that has")
     strategy = tf.distribute.get_strategy()
@@ -368,7 +370,7 @@ def _parser():
 
 def make(arguments):
     """Makes the figure that parsed arguments ask for; returns the path of the PNG file. Raises `UserError`."""
-    config_lib.check_paths(arguments, *(flag for flag in ("checkpoint", "csv", "out") if hasattr(arguments, flag)))
+    check_paths(arguments, *(flag for flag in ("checkpoint", "csv", "out") if hasattr(arguments, flag)))
     name, out = arguments.name, arguments.out
     if name == "operators":
         return operators(read_images(arguments.image and [arguments.image])[0], out)
@@ -388,7 +390,7 @@ def make(arguments):
 def main(argv=None):
     """The command line."""
     arguments = _parser().parse_args(argv)
-    progress.say(progress.run_command("paper.figures", lambda: make(arguments)))
+    console.log(command_line.run_command("paper.figures", lambda: make(arguments)))
 
 
 if __name__ == "__main__":

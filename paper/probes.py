@@ -14,22 +14,24 @@ import argparse
 import warnings
 
 if __name__ == "__main__":
-    import progress
+from augmentation import operators
+from runtime import command_line
+from runtime import console
+from runtime import progress
+from runtime import rng
+from runtime import storage
+from runtime import tensorflow_startup
+from runtime.errors import UserError
+from runtime.paths import check_paths
+from runtime.paths import check_writable_parent
+from sources import datasets
+import data_util
 
-    progress.load_quietly("tensorflow")
+    tensorflow_startup.load_quietly("tensorflow")
 
 import numpy as np
 import tensorflow as tf
 
-import config as config_lib
-import data_util
-import embeddings
-import image_ops
-import metrics
-import progress
-import rng
-import sources
-from config import UserError
 from paper import common
 
 _SEED = 1
@@ -46,10 +48,10 @@ def _half(function):
 # Probe -> classes: (probability, function of planes and seeds).
 PROBES = {
     "colour": [(0.8, lambda planes, seeds: planes), (0.2, lambda planes, seeds: data_util.to_grayscale(planes))],
-    "rotation": [(0.25, lambda planes, seeds, turns=turns: image_ops.quarter_turns(planes, turns))
+    "rotation": [(0.25, lambda planes, seeds, turns=turns: operators.rot90(planes, turns))
                  for turns in range(4)],
-    "noise": _half(data_util.random_noise),
-    "sobel": _half(lambda planes, seeds: image_ops.sobel(planes)),
+    "noise": _half(operators.random_noise),
+    "sobel": _half(lambda planes, seeds: operators.sobel(planes)),
 }
 
 
@@ -67,8 +69,8 @@ def transform(images, probe, seeds):
     shares, functions = zip(*PROBES[probe])
     draws = rng.uniforms(seeds, 1)[:, 0]
     classes = tf.searchsorted(np.cumsum(shares[:-1], dtype=np.float32), draws, side="right")
-    planes = image_ops.apply_by_kind(classes, functions, image_ops.to_planes(images), rng.nth_seed(seeds, 1))
-    return image_ops.from_planes(planes), classes
+    planes = data_util.switch_per_image(classes, functions, data_util.to_channels(images), rng.nth_seed(seeds, 1))
+    return data_util.from_channels(planes), classes
 
 
 def probe_features(model, source, split, probe, size, crops_centre):
@@ -111,9 +113,9 @@ def run_probes(model, config, probes, train_split, test_split):
     if unknown or not probes:
         raise UserError(f"--probes={','.join(probes)}: use {', '.join(PROBES)}")
     common.check_has_head(model)
-    source = sources.open_source(config.dataset, config.data_dir, config.follow_links)
+    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
     for flag, split in (("train_split", train_split), ("test_split", test_split)):
-        sources.check_split(source, flag, split)
+        datasets.check_split(source, flag, split)
     results = {}
     images = config.image_size, config.crops_centre
     for probe in probes:
@@ -142,8 +144,8 @@ def main(argv=None):
     arguments = _parser().parse_args(argv)
 
     def work():
-        config_lib.check_paths(arguments, "checkpoint", "out")
-        embeddings.check_place("--out", arguments.out)
+        check_paths(arguments, "checkpoint", "out")
+        check_writable_parent("--out", arguments.out)
         if arguments.out and tf.io.gfile.isdir(arguments.out):
             raise UserError(f"--out={arguments.out}: it is a directory. Name a file.")
         model, size = common.load(arguments.checkpoint)
@@ -152,11 +154,11 @@ def main(argv=None):
         results = run_probes(model, config, probes, arguments.train_split, arguments.test_split)
         rows = [(probe, f"guess {found['guess']:.3f}   h {found['h']:.3f}   g(h) {found['z']:.3f}")
                 for probe, found in results.items()]
-        progress.say(progress.table(f"what can be told from {arguments.checkpoint}", rows))
+        console.log(console.table(f"what can be told from {arguments.checkpoint}", rows))
         if arguments.out:
-            metrics.write_json(arguments.out, results)
+            storage.write_json(arguments.out, results)
 
-    progress.run_command("paper.probes", work)
+    command_line.run_command("paper.probes", work)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ import shlex
 
 import numpy as np
 
-import metrics
-import progress
-import transfer
-from config import UserError
 from paper import catalogue, cells
+from runtime import console, progress, storage
+from runtime.errors import UserError
+from transfer import output, significance
 
 _COLUMNS = {  # title -> where it stands in the results of a finished cell
     "logistic regression": cells.LBFGS, "of g(h)": f"{cells.LBFGS}/projections", "linear head": cells.TOP_1,
@@ -108,13 +107,13 @@ def _mark_best(rows):
             if labels.shape != best[0].shape or (labels != best[0]).any():
                 raise UserError(f"{row['_directory']}/predictions.npz: its labels differ from those of other runs of "
                                 f"{row['task']}. Remove the run, and run the table again.")
-            row["best"] = transfer.compare(labels, best[1], scores, metric)["p"] > ALPHA
+            row["best"] = significance.compare(labels, best[1], scores, metric)["p"] > ALPHA
 
 
 def _scores_of(row):
     """Labels, scores and metric of a transfer. Raises `UserError`."""
     path = os.path.join(row["_directory"], "predictions.npz")
-    return *transfer.read_predictions(path), row["_done"]["results"].get("metric")
+    return *output.read_predictions(path), row["_done"]["results"].get("metric")
 
 
 def _titles(rows, part):
@@ -210,7 +209,7 @@ def write_csv(path, rows):
     writer = csv.DictWriter(file, list(dict.fromkeys(key for row in public for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(public)
-    metrics.write_bytes(path, file.getvalue().encode())
+    storage.write_bytes(path, file.getvalue().encode())
 
 
 def _csv_value(value):
@@ -294,7 +293,7 @@ def summary(found):
     done = {row["_directory"]: row["_done"] for rows in found.values() for row in rows}
     machines = sorted({_CONTROL.sub(" ", each["hardware"]) for each in done.values()})
     versions = sorted({_CONTROL.sub(" ", version) for each in done.values() for version in each["commits"] if version})
-    parts = [f"{len(done)} runs, {progress.duration(sum(each['seconds'] for each in done.values()))} in all"]
+    parts = [f"{len(done)} runs, {console.format_duration(sum(each['seconds'] for each in done.values()))} in all"]
     parts += ["; ".join(machines)] * bool(machines) + [f"Version {', '.join(versions)}"] * bool(versions)
     return ". ".join(parts) + "."
 
@@ -319,7 +318,7 @@ def write_html(path, found, base, scale):
 <nav>{links}</nav>
 {"".join(sections)}</body></html>
 """
-    metrics.write_bytes(path, page.encode())
+    storage.write_bytes(path, page.encode())
 
 
 def _section(name, rows, base, scale):

@@ -21,10 +21,10 @@ import os
 import shlex
 
 import config as config_lib
-import progress
-import stopping
-from config import UserError
 from paper import catalogue, cells
+from runtime import command_line, console, signals, storage, tensorflow_startup
+from runtime.errors import UserError, first_line
+from runtime.paths import check_paths
 
 
 def _chosen(names):
@@ -36,7 +36,7 @@ def _chosen(names):
 def _list():
     rows = [(name, f"{study.source:24} {len(study.cells_of('paper')):2} runs, {len(study.cells_of('small')):2} at the "
              f"small scale   {study.title}") for name, study in catalogue.STUDIES.items()]
-    progress.say(progress.table("tables", rows))
+    console.log(console.table("tables", rows))
 
 
 def _show(names):
@@ -46,7 +46,7 @@ def _show(names):
         rows += [(cell.name, "at the small scale alone") for cell in study.small_only]
         rows += [None] * bool(rows and study.cited) + [(row, _as_text(values)) for row, values in study.cited]
         cited = ", cited below the line" if study.cells and study.cited else ""
-        progress.say(progress.table(f"{study.title} ({study.source}), accuracies in %{cited}: {study.finding}", rows))
+        console.log(console.table(f"{study.title} ({study.source}), accuracies in %{cited}: {study.finding}", rows))
 
 
 def _as_text(values):
@@ -68,10 +68,10 @@ def _commands(names, scale, base):
         for cell in catalogue.STUDIES[key].cells_of(scale):
             place = cells.directory_of(base, scale, key, cell)
             start = cell.start and cells.directory_of(base, scale, cell.start[0], catalogue.cell_at(cell.start))
-            progress.say(shlex.join(["python", *cells.command(cell, scale, place, start)]))
+            console.log(shlex.join(["python", *cells.command(cell, scale, place, start)]))
             if cell.probes:
                 config = cells.config_of(cells.arguments(cell, scale))
-                progress.say(shlex.join(["python", *cells.probe_command(cell, config, place)]))
+                console.log(shlex.join(["python", *cells.probe_command(cell, config, place)]))
 
 
 def _run(names, scale, base, more):
@@ -81,15 +81,15 @@ def _run(names, scale, base, more):
     for name, cell in chosen:
         runner.check(name, cell)  # Errors in the arguments end the program before anything is run.
     for number, (name, cell) in enumerate(chosen, 1):
-        stopping.safe_point()
+        signals.safe_point()
         done = runner.run(name, cell)
         found = cells.accuracy(done)
         told = "diverged" if done["diverged"] else "no accuracy" if found is None else f"{found:.4f}"
-        progress.say(f"{number}/{len(chosen)}  {name}: {cell.name}  {told}  ({progress.duration(done['seconds'])})")
+        console.log(f"{number}/{len(chosen)}  {name}: {cell.name}  {told}  ({console.format_duration(done['seconds'])})")
 
 
 def _report(names, scale, base):
-    import metrics  # Here: TensorFlow takes a while, and other commands do without.
+    pass  # FUNCIMPORT import metrics  # Here: TensorFlow takes a while, and other commands do without.
     from paper import report
 
     place = os.path.join(base, scale)
@@ -101,10 +101,10 @@ def _report(names, scale, base):
         if rows:
             report.write_csv(os.path.join(place, f"{name}.csv"), rows)
     text = "\n".join(lines)
-    progress.say(text)
-    metrics.write_bytes(os.path.join(place, "report.md"), f"# The paper's tables, {scale} scale\n\n{text}\n".encode())
+    console.log(text)
+    storage.write_bytes(os.path.join(place, "report.md"), f"# The paper's tables, {scale} scale\n\n{text}\n".encode())
     report.write_html(os.path.join(place, "report.html"), found, base, scale)
-    progress.say(f"written to {place}: report.md, report.html, and a CSV file for each table")
+    console.log(f"written to {place}: report.md, report.html, and a CSV file for each table")
 
 
 def _parser():
@@ -132,7 +132,7 @@ def main(argv=None):
 
     def work():
         if hasattr(asked, "dir"):
-            config_lib.check_paths(asked, "dir")
+            check_paths(asked, "dir")
         if asked.command == "list":
             _list()
         elif asked.command == "show":
@@ -140,10 +140,10 @@ def main(argv=None):
         elif asked.command == "commands":
             _commands(_chosen(asked.table), asked.scale, asked.dir)
         else:
-            progress.load_quietly("metrics")
+            tensorflow_startup.load_quietly("metrics")
             _in_place(asked)
 
-    progress.run_stoppable("paper.tables", work)
+    command_line.run_stoppable("paper.tables", work)
 
 
 def _in_place(asked):
@@ -154,7 +154,7 @@ def _in_place(asked):
         else:
             _report(_chosen(asked.table), asked.scale, asked.dir)
     except OSError as error:
-        raise UserError(f"--dir={asked.dir} cannot be used ({config_lib.first_line(error)}). Fix that or name another "
+        raise UserError(f"--dir={asked.dir} cannot be used ({first_line(error)}). Fix that or name another "
                         "directory, and run the same command again.") from error
 
 

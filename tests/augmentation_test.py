@@ -9,15 +9,16 @@ import scipy.stats
 import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 
-import autoaugment
 import config as config_lib
 import data
 import data_util
-import image_ops
-import rng
-import sources
-from config import Config, UserError
+from augmentation import autoaugment, operators, policies
+from augmentation.policies import view_policies
+from config import Config
 from image_ops_test import photographs
+from runtime import rng
+from runtime.errors import UserError
+from sources import digits
 
 COUNT = 400
 
@@ -28,8 +29,8 @@ def seeds_of(count, start=0):
 
 def apply(operator, image, count=COUNT, **parameters):
     """`count` results of a random operator on one uint8 image [h, w, 3]: float [count, h, w, 3]."""
-    planes = image_ops.to_planes(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
-    return image_ops.from_planes(list(operator(planes, seeds_of(count), **parameters))).numpy()
+    planes = data_util.to_channels(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
+    return data_util.from_channels(list(operator(planes, seeds_of(count), **parameters))).numpy()
 
 
 PHOTO = photographs(24, 24)[0]
@@ -44,7 +45,7 @@ def test_normal_draws():
 
 @pytest.mark.parametrize("turns", [(1, 2, 3), (0, 1, 2, 3)])
 def test_quarter_turns_are_drawn_alike(turns):
-    results = apply(data_util.random_quarter_turn, PHOTO, turns=turns)
+    results = apply(operators.random_rot90, PHOTO, turns=turns)
     rotations = np.stack([np.rot90(PHOTO, turn) / 255 for turn in turns])
     distances = np.abs(results[:, np.newaxis] - rotations).max((2, 3, 4))
     assert (np.sort(distances, 1)[:, 0] < 1e-6).all()
@@ -52,7 +53,7 @@ def test_quarter_turns_are_drawn_alike(turns):
 
 
 def test_cutout_is_anywhere_and_as_large_as_said():
-    results = apply(data_util.random_cutout, PHOTO, count=4000, share=0.25)
+    results = apply(operators.random_cutout, PHOTO, count=4000, share=0.25)
     changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
     assert (results[changed] == 0.5).all()
     assert changed.sum((1, 2)).max() <= 36 and (changed.sum((1, 2)) >= 6).all()  # 6 x 6, or what is left at a corner
@@ -62,18 +63,18 @@ def test_cutout_is_anywhere_and_as_large_as_said():
 
 def test_noise_has_a_deviation_of_its_own_for_each_image():
     grey = np.full([24, 24, 3], 128, np.uint8)
-    results = apply(data_util.random_noise, grey, deviations=(0.02, 0.1)) - 128 / 255
+    results = apply(operators.random_noise, grey, deviations=(0.02, 0.1)) - 128 / 255
     deviations = results.std((1, 2, 3))
     assert scipy.stats.kstest(deviations, scipy.stats.uniform(0.02, 0.08).cdf).statistic < 0.1
     standardized = results / deviations[:, np.newaxis, np.newaxis, np.newaxis]
     assert scipy.stats.kstest(standardized.ravel()[::7], "norm").statistic < 0.01
     assert abs(np.corrcoef(results[..., 0].ravel(), results[..., 1].ravel())[0, 1]) < 0.01
-    white = apply(data_util.random_noise, np.full([24, 24, 3], 255, np.uint8), count=2)
+    white = apply(operators.random_noise, np.full([24, 24, 3], 255, np.uint8), count=2)
     assert white.max() == 1 and white.min() < 0.98
 
 
 def test_blur_is_scipys_with_a_sigma_of_its_own_for_each_image():
-    results = apply(data_util.random_blur, np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), count=50)
+    results = apply(operators.random_blur, np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), count=50)
     padded = np.pad(PHOTO / 255, [[20, 20], [20, 20], [0, 0]])
     sigmas = 0.1 + 1.9 * rng.uniforms(seeds_of(50), 1).numpy()[:, 0]
     for result, sigma in zip(results, sigmas):
@@ -83,7 +84,7 @@ def test_blur_is_scipys_with_a_sigma_of_its_own_for_each_image():
 
 
 def test_small_images_are_blurred_too():
-    results = apply(data_util.random_blur, photographs(12, 12)[0], count=50)
+    results = apply(operators.random_blur, photographs(12, 12)[0], count=50)
     sigmas = 0.1 + 1.9 * rng.uniforms(seeds_of(50), 1).numpy()[:, 0]
     assert (np.abs(results - photographs(12, 12)[0] / 255).max((1, 2, 3))[sigmas > 0.5] > 0.02).all()
 
@@ -91,7 +92,7 @@ def test_small_images_are_blurred_too():
 def test_motion_blur_keeps_the_mean_and_is_of_several_directions():
     point = np.zeros([31, 31, 3], np.uint8)
     point[15, 15] = 255
-    results = apply(data_util.random_motion_blur, point, share=0.3)[..., 0]
+    results = apply(operators.random_motion_blur, point, share=0.3)[..., 0]
     np.testing.assert_allclose(results.sum((1, 2)), 1, atol=1e-5)
     y, x = np.mgrid[-15:16, -15:16]
     angles = np.rad2deg(0.5 * np.arctan2(-2 * (results * x * y).sum((1, 2)), (results * (x**2 - y**2)).sum((1, 2))))
@@ -101,12 +102,12 @@ def test_motion_blur_keeps_the_mean_and_is_of_several_directions():
 
 def test_a_second_crop_is_a_window_of_the_first_flipped_half_of_the_times():
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 10, np.arange(24) * 10, 0), -1).astype(np.uint8)
-    results = apply(data_util.crop_again, ramp)
+    results = apply(operators.random_resized_crop, ramp)
     slopes = results[:, 12, 16, 1] - results[:, 12, 8, 1]
     assert 0.4 < (slopes < 0).mean() < 0.6 and (np.abs(slopes) <= 80 / 255 * 1.16 + 1e-3).all()
     assert (results[:, 16, 12, 0] > results[:, 8, 12, 0]).all()
-    assert (apply(data_util.crop_again, ramp, flip_probability=0.0)[:, 12, 16, 1] > 0).all()
-    whole = apply(data_util.crop_again, ramp, count=3, area_range=(1.0, 1.0), flip_probability=0.0)
+    assert (apply(operators.random_resized_crop, ramp, flip_probability=0.0)[:, 12, 16, 1] > 0).all()
+    whole = apply(operators.random_resized_crop, ramp, count=3, area_range=(1.0, 1.0), flip_probability=0.0)
     np.testing.assert_allclose(whole, np.stack([ramp / 255] * 3), atol=1e-6)
 
 
@@ -116,9 +117,9 @@ def test_a_second_crop_is_a_window_of_the_first_flipped_half_of_the_times():
 def test_operators_of_a_branch_are_independent(second, is_drawn_high):
     """Whether the crop was flipped, against what the next operator has drawn."""
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 5, np.arange(24) * 5, 0), -1) / 255
-    planes = image_ops.to_planes(tf.constant(np.repeat(ramp[np.newaxis], COUNT, 0), tf.float32))
-    one, both = (image_ops.from_planes(list(data_util.finish_by_policy(
-        planes, data_util.branch_policy(names, 1.0, "multiplicative"), seeds_of(COUNT)))).numpy()
+    planes = data_util.to_channels(tf.constant(np.repeat(ramp[np.newaxis], COUNT, 0), tf.float32))
+    one, both = (data_util.from_channels(list(data_util.apply_after_crop(
+        planes, policies.branch_policy(names, 1.0, "multiplicative"), seeds_of(COUNT)))).numpy()
         for names in (["crop"], ["crop", second]))
     flipped = one[:, 12, 16, 1] < one[:, 12, 8, 1]
     table = np.histogram2d(flipped, is_drawn_high(one, both), 2)[0]
@@ -178,19 +179,19 @@ def test_autoaugment_is_one_of_its_pairs():
 
 
 def test_both_ways_of_the_operators_make_the_same_policy(monkeypatch):
-    if image_ops.addons() is None:
+    if operators.addons() is None:
         pytest.skip("tensorflow-addons is not for this TensorFlow")
     ours = apply(autoaugment.autoaugment, PHOTO, count=60)
-    monkeypatch.setattr(image_ops, "addons", lambda: None)
+    monkeypatch.setattr(operators, "addons", lambda: None)
     np.testing.assert_allclose(apply(autoaugment.autoaugment, PHOTO, count=60), ours, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------- policies
 
 
-EVERY = {name: data_util.branch_policy([name], 1.0, "multiplicative") for name in config_lib.AUGMENTATIONS}
-EVERY |= {"autoaugment policy": data_util.autoaugment_policy(), "identity": data_util.branch_policy([], 1.0, ""),
-          "broader policy": data_util.broader_policy(1.0, "additive")}
+EVERY = {name: policies.branch_policy([name], 1.0, "multiplicative") for name in config_lib.AUGMENTATIONS}
+EVERY |= {"autoaugment policy": policies.autoaugment_policy(), "identity": policies.branch_policy([], 1.0, ""),
+          "broader policy": policies.broader_policy(1.0, "additive")}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -208,14 +209,14 @@ def test_policies_are_the_same_eager_in_pipelines_and_in_chunks(name):
     np.testing.assert_allclose(piped, eager, atol=1e-5)
     seeds = tf.stack([tf.range(6, dtype=tf.int64), tf.fill([6], tf.constant(9, tf.int64))], 1)
     crops = tf.stack([data_util.crop_by_policy(images[i % 2], policy, seeds[i], size) for i in range(6)])
-    chunk = image_ops.from_planes(data_util.finish_by_policy(image_ops.to_planes(crops), policy, seeds))
+    chunk = data_util.from_channels(data_util.apply_after_crop(data_util.to_channels(crops), policy, seeds))
     np.testing.assert_allclose(chunk, eager, atol=1e-5)
     assert name == "identity" or np.abs(eager - np.clip(crops, 0, 1)).max() > 0.05
 
 
 def views_of(**settings):
     config = Config(**{**dict(dataset="digits", image_size=12, train_batch_size=8, use_blur=False), **settings})
-    views, _ = next(iter(data.build_train_dataset(config, sources.digits_source(), 3, 8)))
+    views, _ = next(iter(data.build_train_dataset(config, digits.digits_source(), 3, 8)))
     return config, np.split(views.numpy(), views.shape[-1] // 3, -1)
 
 
@@ -224,7 +225,7 @@ def test_one_branch_is_the_crop_to_the_bit_and_the_other_is_made_of_it():
     np.testing.assert_array_equal(left, right)
     _, (sobel, untouched) = views_of(augment_left="sobel")
     np.testing.assert_array_equal(untouched, right)
-    expected = image_ops.from_planes(image_ops.sobel(image_ops.to_planes(tf.constant(right))))
+    expected = data_util.from_channels(operators.sobel(data_util.to_channels(tf.constant(right))))
     np.testing.assert_allclose(sobel, expected, atol=1e-6)
     _, (untouched, rotated) = views_of(augment_right="rotate,noise")
     np.testing.assert_array_equal(untouched, right)
@@ -242,7 +243,7 @@ def test_the_order_of_names_is_that_of_the_operators():
 def test_policies_are_for_contrastive_and_supervised_training(augmentation, mode):
     config, views = views_of(augmentation=augmentation, train_mode=mode)
     assert len(views) == (2 if mode == "pretrain" else 1)
-    names = [name for name, _ in data.view_policies(config)[0]]
+    names = [name for name, _ in view_policies(config)[0]]
     assert names[:2] == ["crop_and_resize", "flip"]
     assert names[2:] == {"simclr": ["color_jitter", "grayscale"], "autoaugment": ["autoaugment"], "broader": [
         "color_jitter", "grayscale", "equalize", "solarize", "sobel", "motion_blur"]}[augmentation]
@@ -251,12 +252,12 @@ def test_policies_are_for_contrastive_and_supervised_training(augmentation, mode
 
 def test_extras_come_after_the_policy_as_often_as_not():
     config, _ = views_of(augment_extra="rotate, sobel")
-    for policy in data.view_policies(config):
+    for policy in view_policies(config):
         assert policy[-2:] == (("quarter_turn", {"turns": (0, 1, 2, 3)}), ("sobel", {"probability": 0.5}))
     bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
-    done = data_util.finish_by_policy(image_ops.to_planes(bright), [(), *data_util.extra_operators(["sobel"])],
+    done = data_util.apply_after_crop(data_util.to_channels(bright), [(), *policies.extra_operators(["sobel"])],
                                       seeds_of(COUNT))
-    assert 0.4 < np.mean(np.max(image_ops.from_planes(done), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
+    assert 0.4 < np.mean(np.max(data_util.from_channels(done), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
 
 
 @pytest.mark.parametrize("settings, words", [

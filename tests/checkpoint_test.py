@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import checkpoint
 import golden
 import model as model_lib
-from config import Config, UserError
+from checkpoints import restoring
+from checkpoints.training_state import TrainingState
+from config import Config
+from runtime.errors import UserError
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
@@ -20,7 +22,7 @@ def write_key_by_key(path, tensors):
 
 
 def write_formula_weights(path, model):
-    variables = checkpoint.variables_by_key(model=model)
+    variables = restoring.variables_by_key(model=model)
     return write_key_by_key(path, {
         f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.formula_weight(key, tuple(variable.shape))
         for key, variable in variables.items()})
@@ -29,7 +31,7 @@ def write_formula_weights(path, model):
 def make_state(directory, config, classes=4):
     model = model_lib.build_model(config, classes)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 100), model)
-    return checkpoint.TrainingState(model, optimizer, str(directory), 2)
+    return TrainingState(model, optimizer, str(directory), 2)
 
 
 def take_step(state):
@@ -48,8 +50,8 @@ def test_files_with_the_originals_keys_load(name, tmp_path):
     path = write_key_by_key(str(tmp_path / "ckpt-7"), {
         f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.formula_weight(key, tuple(shape)) for key, shape in shapes.items()})
     model = model_lib.build_model(config, 10)
-    checkpoint.load_model(model, path)
-    for key, variable in checkpoint.variables_by_key(model=model).items():
+    restoring.load_model(model, path)
+    for key, variable in restoring.variables_by_key(model=model).items():
         np.testing.assert_array_equal(variable, golden.formula_weight(key, tuple(variable.shape)))
 
 
@@ -115,7 +117,7 @@ def test_warm_start_takes_directories_and_prefixes_and_tells(tmp_path):
     prefix = state.save()
     for path in (str(tmp_path), prefix):
         model = model_lib.build_model(Config(**SMALL), 4)
-        lines = checkpoint.warm_start(model, path).lines
+        lines = restoring.warm_start(model, path).lines
         count = len(model.variables)
         assert lines[0] == f"loaded {count} of {count} variables from {prefix} (TF2 checkpoint)"
         assert lines[1].startswith("left out: ") and "tensors of the optimizer" in lines[1] and len(lines) == 2
@@ -127,7 +129,7 @@ def test_warm_start_leaves_out_heads_that_do_not_fit(tmp_path):
     prefix = write_formula_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
     model = model_lib.build_model(Config(**{**SMALL, "proj_out_dim": 8}, train_mode="finetune"), 7)
     fresh_head = model.supervised_head.linear_layer.dense.kernel.numpy()
-    lines = checkpoint.warm_start(model, prefix).lines
+    lines = restoring.warm_start(model, prefix).lines
     assert any("left out: linear head" in line and "is [512, 4] there, [512, 7] here" in line for line in lines)
     assert any("left out: projection head" in line for line in lines)
     np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)
@@ -139,4 +141,4 @@ def test_warm_start_leaves_out_heads_that_do_not_fit(tmp_path):
 def test_warm_start_refuses_another_encoder(tmp_path):
     prefix = write_formula_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
     with pytest.raises(UserError, match="--checkpoint: .* holds another network"):
-        checkpoint.warm_start(model_lib.build_model(Config(**{**SMALL, "resnet_depth": 34}), 4), prefix)
+        restoring.warm_start(model_lib.build_model(Config(**{**SMALL, "resnet_depth": 34}), 4), prefix)

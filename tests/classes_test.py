@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import checkpoint
-import classes
 import evaluate
 import experiment
 import experiment_test
 import model as model_lib
-from config import Config, UserError
+from checkpoints import restoring
+from config import Config
+from runtime.errors import UserError
+from sources import classes
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -118,9 +119,9 @@ def test_a_run_whose_class_was_renamed_is_not_resumed(trained, tmp_path):
 def test_a_warm_start_maps_the_head_by_name_or_leaves_it_out(names, sources, trained):
     config = Config(**{**experiment_test.TINY, "lineareval_while_pretraining": True})
     before, model = (model_lib.build_model(config, size) for size in (3, len(names)))
-    checkpoint.load_model(before, str(trained[0] / "run"))
+    restoring.load_model(before, str(trained[0] / "run"))
     start = [variable.numpy() for variable in model.supervised_head.variables]
-    loaded = checkpoint.warm_start(model, str(trained[0] / "run"), class_names=names)
+    loaded = restoring.warm_start(model, str(trained[0] / "run"), class_names=names)
     if sources is None:
         assert "other classes, only in the data set: yellow" in loaded.left_out["linear head"]
         sources = [None] * len(names)

@@ -10,7 +10,8 @@ from absl import flags
 
 import config as config_lib
 import golden
-from config import Config, UserError
+from config import Config
+from runtime.errors import UserError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CHANGED = {"use_tpu"}  # its default; the others of the contract change meaning only
@@ -187,11 +188,11 @@ _TWO = ("2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {0}\n\t [[{{{{node Dec
     (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG), _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),
     _PNG, f"\n {_PNG}\nmore"])
 def test_the_telling_line_of_an_error(text):
-    assert config_lib.first_line(ValueError(text)) == _PNG
+    assert first_line(ValueError(text)) == _PNG
 
 
 def test_an_error_without_a_telling_line():
-    assert config_lib.first_line(ValueError()) == "ValueError"
-    assert config_lib.first_line(ValueError(_GRAPH)) == "Graph execution error:"
-    assert config_lib.first_line(OSError(28, "No space left on device", "a file")) == (
+    assert first_line(ValueError()) == "ValueError"
+    assert first_line(ValueError(_GRAPH)) == "Graph execution error:"
+    assert first_line(OSError(28, "No space left on device", "a file")) == (
         "[Errno 28] No space left on device: 'a file'")

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import config as config_lib
 import data
 import data_util
-import sources
-from config import UserError
+from config import Config
+from runtime.errors import UserError
+from sources import datasets, digits, folders, label_subsets
+from sources.tfds_source import TfdsSource
 
 
 def make_config(**settings):
     small = dict(dataset="digits", image_size=8, train_batch_size=16, use_blur=False)
-    return config_lib.Config(**{**small, **settings})
+    return Config(**{**small, **settings})
 
 
 def write_images(root, *names, size=(12, 10)):
@@ -60,7 +61,7 @@ def levels_of(records, source):
 
 
 def test_digits_are_real_balanced_and_divided_once_for_all():
-    source = sources.digits_source()
+    source = digits.digits_source()
     assert (source.num_examples("train"), source.num_examples("test"), source.num_classes) == (1437, 360, 10)
     rows = {split: list(source.records(split).as_numpy_iterator()) for split in ("train", "test")}
     train, test = ({item.tobytes() for _, item, _ in rows[split]} for split in ("train", "test"))
@@ -74,7 +75,7 @@ def test_folder_of_classes(tmp_path):
     levels = write_images(tmp_path, "cats/a.png", "cats/deep/er/b.png", "dogs/c.png", ".hidden/d.png", "dogs/.e.png",
                           "dogs/.thumbs/f.png")
     (tmp_path / "dogs" / "notes.txt").write_text("not an image")
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     assert source.class_names == ["cats", "dogs"] and source.split_names == ["train"]
     found = {(int(source.decode(item)[0, 0, 0]), int(label)) for _, item, label in source.records("train")}
     assert found == {(levels["cats/a.png"], 0), (levels["cats/deep/er/b.png"], 0), (levels["dogs/c.png"], 1)}
@@ -82,7 +83,7 @@ def test_folder_of_classes(tmp_path):
 
 def test_folder_with_splits(tmp_path):
     write_images(tmp_path, "train/x/1.png", "train/y/2.png", "test/y/3.png", "val/x/4.png")
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     assert source.split_names == ["test", "train", "validation"] and source.class_names == ["x", "y"]
     assert [int(label) for _, _, label in source.records("test")] == [1]
 
@@ -90,7 +91,7 @@ def test_folder_with_splits(tmp_path):
 @pytest.mark.parametrize("names", [("1.png", "2.jpg.png"), ("train/1.png", "test/2.png")])
 def test_folder_without_classes_is_unlabelled(tmp_path, names):
     write_images(tmp_path, *names)
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     assert source.num_classes is None
     assert {int(label) for split in source.split_names for _, _, label in source.records(split)} == {-1}
 
@@ -116,7 +117,7 @@ def said(monkeypatch):
 def test_folders_that_cannot_be_read_are_refused_in_one_line(tmp_path, names, word):
     write_images(tmp_path, *names)
     with pytest.raises(UserError, match=word) as error:
-        sources.folder_source(str(tmp_path))
+        folders.folder_source(str(tmp_path))
     assert "--dataset=folder:" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -129,14 +130,14 @@ def test_split_folders_have_several_names(tmp_path, folders, splits):
     write_images(tmp_path, "__MACOSX/train/._1.png", "__MACOSX/x.png", "@eaDir/y.png", "lost+found/z.png", ".git/a.png")
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "boxes.xml").write_text("no image")
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     assert source.split_names == splits.split() and source.class_names == ["x", "y"]
     assert {source.num_examples(split) for split in source.split_names} == {2}
 
 
 def test_a_class_may_have_the_name_of_a_split(tmp_path, said):
     write_images(tmp_path, "train/1.png", "car/2.png", "ship/3.png")
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     assert source.class_names == ["car", "ship", "train"] and source.split_names == ["train"]
     assert said == [f"folder:{tmp_path}: train is a class, not a split, since it is next to car, ship"]
 
@@ -146,14 +147,14 @@ def test_class_folders_without_images_are_named(tmp_path, said):
     for name in ("train/empty", "train/raw/deep", "test/empty", "test/dog"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "train" / "raw" / "deep" / "a.tiff").write_bytes(b"II*")
-    assert sources.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
+    assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
     assert said == ["left out: class folders without images: empty, raw",
                     f"folder:{tmp_path}: test has no images of 1 of 2 classes (dog)"]
 
 
 def test_labels_are_by_name_over_all_splits(tmp_path, said):
     levels = write_images(tmp_path, "train/blue/1.png", "train/green/2.png", "test/green/3.png", "test/amber/4.png")
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     for split in ("train", "test"):
         for _, item, label in source.records(split):
             name = next(name for name, level in levels.items() if level == int(source.decode(item)[0, 0, 0]))
@@ -164,14 +165,14 @@ def test_labels_are_by_name_over_all_splits(tmp_path, said):
 
 def test_many_missing_classes_are_counted(tmp_path, said):
     write_images(tmp_path, *(f"train/{number:02}/1.png" for number in range(14)), "test/00/1.png")
-    sources.folder_source(str(tmp_path))
+    folders.folder_source(str(tmp_path))
     assert said == [f"folder:{tmp_path}: test has no images of 13 of 14 classes (01, 02, 03, 04, 05, 06, 07, 08, 09, "
                     "10 and 3 more)"]
 
 
 def test_directories_of_runs_are_not_data(tmp_path, said):
     write_images(tmp_path, "cat/1.png", "dog/2.png")
-    before = sources.folder_source(str(tmp_path)).describe_data()
+    before = folders.folder_source(str(tmp_path)).describe_data()
     assert not said
     write_images(tmp_path, "runs/first/views.png", "run/views.png", "cat/run/best/views.png", "copied/views.png")
     for lock in ("runs/first", "run", "cat/run"):
@@ -179,17 +180,17 @@ def test_directories_of_runs_are_not_data(tmp_path, said):
         (tmp_path / lock / "flags.json").touch()
     for name in ("flags.json", "ckpt-3.index"):
         (tmp_path / "copied" / name).touch()
-    assert sources.folder_source(str(tmp_path)).describe_data() == before
+    assert folders.folder_source(str(tmp_path)).describe_data() == before
     assert "left out: directories of runs: copied, run" in said
     flat = tmp_path / "runs" / "first"  # The folder that is named is read, whatever it holds.
-    assert sources.folder_source(str(flat)).num_examples("train") == 1
+    assert folders.folder_source(str(flat)).num_examples("train") == 1
 
 
 def test_a_folder_of_flags_is_data(tmp_path):
     write_images(tmp_path, "flags/1.png", "maps/2.png")
     (tmp_path / "flags" / "flags.json").touch()
     (tmp_path / "maps" / "train.lock").touch()
-    assert sources.folder_source(str(tmp_path)).class_names == ["flags", "maps"]
+    assert folders.folder_source(str(tmp_path)).class_names == ["flags", "maps"]
 
 
 @pytest.mark.parametrize("name", ["a*", "a?b", "a[1]b", "[!z]x", "a\\b", "-rf", "--out=x", "new\nline", "\tü 空 ",
@@ -199,7 +200,7 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
     levels = write_images(tmp_path / name, f"{name.rstrip('/')}/1.png", "b/2.png")
     write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")  # what patterns would find as well
     for path in (f"./{name}", str(tmp_path / name), *([] if name == "~" else [name])):
-        source = sources.open_source(f"folder:{path}")
+        source = datasets.open_source(f"folder:{path}")
         assert source.class_names == sorted([name.rstrip("/"), "b"])
         assert sorted(levels_of(source.records("train"), source)) == sorted(levels.values())
 
@@ -215,14 +216,14 @@ def test_images_keep_their_side_when_others_come_or_go(tmp_path):
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     write_images(tmp_path, *names)
     fractions = {name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names}
-    first = sources.folder_source(str(tmp_path))
+    first = folders.folder_source(str(tmp_path))
     for split, low, high in (("train[:90%]", 0, 0.9), ("train[90%:]", 0.9, 1), ("train[-35%:]", 0.65, 1),
                              ("train[10%:-70.5%]", 0.1, 0.295), ("train[20%:20%]", 0, 0)):
         assert set(keys_of(first, split)) == {name for name in names if low <= fractions[name] < high}, split
     assert list(keys_of(first, "train")) == sorted(names, key=fractions.get)
     write_images(tmp_path, "0/new.png", "a/new.png", "c/new.png")
     (tmp_path / "a" / "7.png").unlink()
-    second = sources.folder_source(str(tmp_path))
+    second = folders.folder_source(str(tmp_path))
     for split in ("train[:90%]", "train[90%:]", "train"):
         before, after = keys_of(first, split), keys_of(second, split)
         assert {name: key for name, key in before.items() if name != "a/7.png"} == {
@@ -233,7 +234,7 @@ def test_keys_do_not_depend_on_where_the_folder_lies(tmp_path, monkeypatch):
     for place in ("one", "two/deeper"):
         write_images(tmp_path / place, "train/a/1.png", "train/b/1.png", "test/a/1.png")
     monkeypatch.chdir(tmp_path / "two")
-    one, two = sources.folder_source(str(tmp_path / "one")), sources.folder_source("deeper/")
+    one, two = folders.folder_source(str(tmp_path / "one")), folders.folder_source("deeper/")
     assert keys_of(one, "all") == keys_of(two, "all")
     assert len(set(keys_of(one, "all").values())) == 3
     assert one.describe_data() == two.describe_data()
@@ -242,7 +243,7 @@ def test_keys_do_not_depend_on_where_the_folder_lies(tmp_path, monkeypatch):
 def test_slices_by_number_follow_the_order_and_sums_are_joined(tmp_path):
     write_images(tmp_path, *(f"{split}/{name}/{number}.png" for split in ("train", "test") for name in "ab"
                              for number in range(10)))
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     train, test = (list(keys_of(source, split)) for split in ("train", "test"))
     for split, expected in {
             "train[:8]": train[:8], "train[8:]": train[8:], "train[-5:]": train[-5:], "train[3:-9]": train[3:-9],
@@ -252,39 +253,39 @@ def test_slices_by_number_follow_the_order_and_sums_are_joined(tmp_path):
     for split in ("validation", "train[:21]", "train[-21:]", "train[:101%]", "train[0shard]", "train[5]", "train[a:]",
                   "train+", "all[:5]", "", "train[:", "train[1:2:3]"):
         with pytest.raises(UserError, match="--train_split=.* has no such split; it has test, train") as error:
-            sources.check_split(source, "train_split", split)
+            datasets.check_split(source, "train_split", split)
         assert "\n" not in str(error.value)
 
 
 def test_a_slice_of_a_folder_has_all_classes(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(30)))
-    labels = [int(label) for _, _, label in sources.folder_source(str(tmp_path)).records("train[:20]")]
+    labels = [int(label) for _, _, label in folders.folder_source(str(tmp_path)).records("train[:20]")]
     assert len(labels) == 20 and 4 < sum(labels) < 16
 
 
 def test_data_are_described_by_names_counts_and_files(tmp_path, tiny_tfds):
-    assert sources.digits_source().describe_data() == {"name": "digits", "splits": {"test": 360, "train": 1437}}
-    assert sources.open_source("tiny_shapes", tiny_tfds).describe_data() == {
+    assert digits.digits_source().describe_data() == {"name": "digits", "splits": {"test": 360, "train": 1437}}
+    assert datasets.open_source("tiny_shapes", tiny_tfds).describe_data() == {
         "name": "tiny_shapes", "version": "1.0.0", "config": None, "splits": {"test": 10, "train": 40}}
     write_images(tmp_path, "train/a/1.png", "train/b/2.png", "test/a/3.png")
-    described = sources.folder_source(str(tmp_path)).describe_data()
+    described = folders.folder_source(str(tmp_path)).describe_data()
     assert described == json.loads(json.dumps(described))
     assert described["splits"] == {"test": 1, "train": 2} and described["classes"] == ["a", "b"]
-    restricted = sources.folder_source(str(tmp_path))
+    restricted = folders.folder_source(str(tmp_path))
     restricted.leave_out(restricted.paths()[:1])
     assert restricted.describe_data() == described
     (tmp_path / "train" / "a" / "1.png").rename(tmp_path / "train" / "a" / "4.png")
-    renamed = sources.folder_source(str(tmp_path)).describe_data()
+    renamed = folders.folder_source(str(tmp_path)).describe_data()
     assert renamed["files"] != described["files"] and renamed["splits"] == described["splits"]
     (tmp_path / "train" / "a" / "4.png").rename(tmp_path / "train" / "a" / "1.png")
-    assert sources.folder_source(str(tmp_path)).describe_data() == described
+    assert folders.folder_source(str(tmp_path)).describe_data() == described
     with open(tmp_path / "train" / "a" / "1.png", "ab") as file:
         file.write(b"x")
-    assert sources.folder_source(str(tmp_path)).describe_data()["files"] != described["files"]
+    assert folders.folder_source(str(tmp_path)).describe_data()["files"] != described["files"]
 
 
 def test_tfds_records(tiny_tfds):
-    source = sources.open_source("tiny_shapes", tiny_tfds)
+    source = datasets.open_source("tiny_shapes", tiny_tfds)
     assert source.num_classes == 4 and source.split_names == ["test", "train"]
     records = list(source.records("train"))
     assert sorted(levels_of(records, source)) == list(range(40))
@@ -313,10 +314,10 @@ def cut_records(path, count):
     ("train", 40, True), ("train[:10]", 10, False), ("train[25:27]", 2, False), ("train[38:]", 2, True)])
 def test_a_record_file_that_was_cut_between_records_is_an_error(damaged_tfds, split, expected, cut_fails):
     directory, path = damaged_tfds
-    source = sources.open_source("tiny_shapes", directory)
+    source = datasets.open_source("tiny_shapes", directory)
     assert len(list(source.records(split))) == expected
     cut_records(path, 13)  # of 20
-    assert sources.check_split(source, "train_split", split) == expected  # Not seen from outside.
+    assert datasets.check_split(source, "train_split", split) == expected  # Not seen from outside.
     if not cut_fails:
         assert len(list(source.records(split))) == expected
         return
@@ -329,12 +330,12 @@ def test_a_record_file_that_was_cut_between_records_is_an_error(damaged_tfds, sp
 def test_record_files_that_are_empty_or_missing_are_named_at_the_start(damaged_tfds, damage):
     directory, path = damaged_tfds
     path.write_bytes(b"") if damage == "empty" else path.unlink()
-    source = sources.open_source("tiny_shapes", directory)
+    source = datasets.open_source("tiny_shapes", directory)
     with pytest.raises(UserError, match=f"--dataset=tiny_shapes: .*-00001-of-00002 is {damage} .1 of 2 files") as error:
-        sources.check_split(source, "train_split", "train")
+        datasets.check_split(source, "train_split", "train")
     assert "\n" not in str(error.value)
-    assert sources.check_split(source, "train_split", "train[:20]") == 20
-    assert sources.check_split(source, "eval_split", "test") == 10
+    assert datasets.check_split(source, "train_split", "train[:20]") == 20
+    assert datasets.check_split(source, "eval_split", "test") == 10
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b'{"splits": 5}', None])
@@ -345,7 +346,7 @@ def test_a_corrupt_description_of_prepared_data_is_refused_in_one_line(content, 
     if content is not None:
         info.write_bytes(content)
     with pytest.raises(UserError, match="--data(set|_dir)=") as error:
-        sources.open_source("tiny_shapes", directory)
+        datasets.open_source("tiny_shapes", directory)
     assert "\n" not in str(error.value)
 
 
@@ -353,7 +354,7 @@ def test_labels_without_a_class_name_are_an_error(damaged_tfds):
     directory, path = damaged_tfds
     features = pathlib.Path(path).parent / "features.json"
     features.write_text(features.read_text().replace('"numClasses": "4"', '"numClasses": "2"'))
-    source = sources.open_source("tiny_shapes", directory)
+    source = datasets.open_source("tiny_shapes", directory)
     assert source.num_classes == 2
     with pytest.raises(tf.errors.InvalidArgumentError, match="tiny_shapes has labels for which it has no class name"):
         list(source.records("train"))
@@ -361,7 +362,7 @@ def test_labels_without_a_class_name_are_an_error(damaged_tfds):
 
 def test_empty_record_files_do_not_spin_on_resume(damaged_tfds):
     directory, _ = damaged_tfds
-    source = sources.open_source("tiny_shapes", directory)
+    source = datasets.open_source("tiny_shapes", directory)
     for path in pathlib.Path(directory).glob("**/*train*-of-00002"):
         path.write_bytes(b"")
     dataset = data.build_train_dataset(make_config(), source, 5, 16, start_step=4)
@@ -370,8 +371,8 @@ def test_empty_record_files_do_not_spin_on_resume(damaged_tfds):
 
 
 def test_keys_are_the_same_in_slices(tiny_tfds):
-    tiny = sources.open_source("tiny_shapes", tiny_tfds)
-    for source, split in ((tiny, "train[30:]"), (sources.digits_source(), "train[9:19]")):
+    tiny = datasets.open_source("tiny_shapes", tiny_tfds)
+    for source, split in ((tiny, "train[30:]"), (digits.digits_source(), "train[9:19]")):
         def named(split, source=source):
             return {np.array(item).tobytes(): int(key) for key, item, _ in source.records(split).as_numpy_iterator()}
         whole, part = named("train"), named(split)
@@ -380,7 +381,7 @@ def test_keys_are_the_same_in_slices(tiny_tfds):
 
 @pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
 def test_order_depends_on_the_seed_alone(name, tiny_tfds):
-    source = sources.open_source(name, tiny_tfds)
+    source = datasets.open_source(name, tiny_tfds)
 
     def keys(seed, **kwargs):
         return [int(key) for key, _, _ in source.records("test", seed, **kwargs)]
@@ -392,7 +393,7 @@ def test_order_depends_on_the_seed_alone(name, tiny_tfds):
 @pytest.mark.parametrize("name, split", [("digits", "test"), ("tiny_shapes", "train"), ("tiny_shapes", "test")])
 @pytest.mark.parametrize("shards", [2, 3])
 def test_shards_divide_a_split(name, split, shards, tiny_tfds):
-    source = sources.open_source(name, tiny_tfds)
+    source = datasets.open_source(name, tiny_tfds)
     for seed in (None, 4):
         parts = [[int(key) for key, _, _ in source.records(split, seed, shards, shard)] for shard in range(shards)]
         assert [len(part) for part in parts] == [source.num_examples(split, shards, shard) for shard in range(shards)]
@@ -400,7 +401,7 @@ def test_shards_divide_a_split(name, split, shards, tiny_tfds):
 
 
 def test_shuffle_buffer_is_bounded_by_memory(tiny_tfds):
-    source = sources.open_source("tiny_shapes", tiny_tfds)
+    source = datasets.open_source("tiny_shapes", tiny_tfds)
     assert source.shuffle_buffer_size("train", 1) == 40
     mean = sum(info.num_bytes for info in source._builder.info.splits.values()) / 50
     assert source.shuffle_buffer_size("train", 5.01 * mean / 2**20) == 5
@@ -410,19 +411,19 @@ def test_shuffle_buffer_is_bounded_by_memory(tiny_tfds):
 
 
 def test_training_data_has_the_shapes_and_range_of_the_network():
-    dataset = data.build_train_dataset(make_config(), sources.digits_source(), seed=3, batch_size=16)
+    dataset = data.build_train_dataset(make_config(), digits.digits_source(), seed=3, batch_size=16)
     views, labels = next(iter(dataset))
     assert views.shape == [16, 8, 8, 6] and views.dtype == tf.float32 and labels.shape == [16]
     assert np.min(views) >= 0 and np.max(views) <= 1
     assert np.abs(views[..., :3] - views[..., 3:]).mean() > 0.02  # two different views
     finetune = make_config(train_mode="finetune")
-    assert next(iter(data.build_train_dataset(finetune, sources.digits_source(), 3, 16)))[0].shape == [16, 8, 8, 3]
+    assert next(iter(data.build_train_dataset(finetune, digits.digits_source(), 3, 16)))[0].shape == [16, 8, 8, 3]
 
 
 @pytest.mark.parametrize("name, cache, strength", [
     ("digits", False, 1.0), ("tiny_shapes", False, 0.0), ("tiny_shapes", True, 0.0)])
 def test_any_step_can_be_continued_at(name, cache, strength, tiny_tfds):
-    source = sources.open_source(name, tiny_tfds)
+    source = datasets.open_source(name, tiny_tfds)
     config = make_config(train_split="train[:40]", cache_dataset=cache, color_jitter_strength=strength)
     whole = data.build_train_dataset(config, source, 5, 16)
     expected = list(whole.take(7).as_numpy_iterator())
@@ -434,7 +435,7 @@ def test_any_step_can_be_continued_at(name, cache, strength, tiny_tfds):
 
 @pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
 def test_every_epoch_has_every_example_once_in_another_order(name, tiny_tfds):
-    source = sources.open_source(name, tiny_tfds)
+    source = datasets.open_source(name, tiny_tfds)
     config = make_config(train_split="train[:40]", color_jitter_strength=0.0)
     dataset = data.build_train_dataset(config, source, 5, 8)
     labels = np.concatenate([labels for _, labels in dataset.take(10).as_numpy_iterator()]).reshape(2, 40)
@@ -445,7 +446,7 @@ def test_every_epoch_has_every_example_once_in_another_order(name, tiny_tfds):
 
 def test_views_follow_seed_and_epoch_not_the_order():
     config = make_config(train_split="train[:40]", train_batch_size=40, color_jitter_strength=0.0)
-    source = sources.digits_source()
+    source = digits.digits_source()
 
     def batches(seed, **settings):
         dataset = data.build_train_dataset(config.replace(**settings), source, seed, 40)
@@ -459,7 +460,7 @@ def test_views_follow_seed_and_epoch_not_the_order():
 
 def test_views_do_not_depend_on_the_batch_size():
     """Batches of 1, 6 and 20 are cropped and coloured in chunks of as many, and in other company."""
-    source = sources.digits_source()
+    source = digits.digits_source()
     reference = None
     for batch_size in (1, 6, 20):
         config = make_config(train_split="train[:24]")
@@ -483,14 +484,14 @@ def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
     options = {"chroma_downsampling": False} if pixels == "jpeg_without_subsampling" else {}
     encoded = tf.io.encode_png(image) if pixels == "png" else tf.io.encode_jpeg(image, quality=80, **options)
     (tmp_path / "a.png").write_bytes(encoded.numpy())  # Contents count, not suffixes.
-    source = sources.open_source(f"folder:{tmp_path}")
+    source = datasets.open_source(f"folder:{tmp_path}")
     whole = source.decode(encoded).numpy()
     policy = data_util.simclr_policy(0.0, "multiplicative")
 
     @tf.function(autograph=False)
     def decode(seed):
         def draw(shape):
-            return zip(*[data_util.window_by_policy(shape, policy, seed + view) for view in range(2)])
+            return zip(*[data_util.sample_crop_window(shape, policy, seed + view) for view in range(2)])
         part, begins, sizes = data._decode_windows(source, encoded, draw, 64)
         return part, [tf.slice(part, *window) for window in zip(begins, sizes)]
 
@@ -500,7 +501,7 @@ def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
         part, windows = decode(seed)
         smaller += part.shape[0] * part.shape[1] < 0.8 * 130 * 171
         for view, window in enumerate(windows):
-            begin, size = data_util.window_by_policy(whole.shape, policy, seed + view)
+            begin, size = data_util.sample_crop_window(whole.shape, policy, seed + view)
             np.testing.assert_array_equal(window, tf.slice(whole, begin, size))
     assert smaller == 0 if pixels == "png" else smaller >= 10
 
@@ -512,15 +513,15 @@ def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
                                                 (1.0, [10, 30, 60])])
 def test_a_fraction_has_as_many_of_every_class_as_there_are(fraction, expected):
     labels = np.random.default_rng(0).permutation([0] * 10 + [1] * 30 + [2] * 60 + [-1] * 50)
-    rows = sources.choose_balanced(labels, fraction, 3)
+    rows = label_subsets.choose_balanced(labels, fraction, 3)
     counts = np.bincount(labels[rows], minlength=3)
     assert sorted(counts) == expected and len(set(rows)) == len(rows) and (np.diff(rows) > 0).all()
-    assert (rows == sources.choose_balanced(labels, fraction, 3)).all()
-    assert fraction == 1 or set(rows) != set(sources.choose_balanced(labels, fraction, 4))
+    assert (rows == label_subsets.choose_balanced(labels, fraction, 3)).all()
+    assert fraction == 1 or set(rows) != set(label_subsets.choose_balanced(labels, fraction, 4))
 
 
 def restricted(name, tiny_tfds, fraction=0.2, seed=0):
-    source = sources.digits_source() if name == "digits" else sources.TfdsSource("tiny_shapes", tiny_tfds)
+    source = digits.digits_source() if name == "digits" else TfdsSource("tiny_shapes", tiny_tfds)
     source.restrict("train", fraction, seed)
     return source
 
@@ -538,7 +539,7 @@ def test_a_restricted_split_is_the_same_on_every_host_and_run(name, total, shard
     assert found == records(5) and len(found) == len(set(found)) == total
     counts = np.bincount([label for _, label in found])
     assert counts.max() - counts.min() <= 1
-    whole = sources.digits_source() if name == "digits" else sources.TfdsSource("tiny_shapes", tiny_tfds)
+    whole = digits.digits_source() if name == "digits" else TfdsSource("tiny_shapes", tiny_tfds)
     assert set(found) < {(int(key), int(label)) for key, _, label in whole.records("train").as_numpy_iterator()}
     other = restricted(name, tiny_tfds, seed=1)
     assert set(found) != {(int(key), int(label)) for key, _, label in other.records("train").as_numpy_iterator()}
@@ -570,7 +571,7 @@ def test_too_small_a_fraction_is_told(tiny_tfds):
 
 def test_cache_reads_files_once(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(10)))
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     config = make_config(train_batch_size=10, cache_dataset=True)
     batches = iter(data.build_train_dataset(config, source, 1, 10).prefetch(0))
     next(batches), next(batches)
@@ -582,7 +583,7 @@ def test_cache_reads_files_once(tmp_path):
 
 @pytest.mark.parametrize("batch, replicas", [(7, 1), (16, 1), (4, 2), (360, 1), (100, 4)])
 def test_evaluation_sees_every_example_once(batch, replicas):
-    source = sources.digits_source()
+    source = digits.digits_source()
     dataset = data.build_eval_dataset(make_config(), source, "test", batch, replicas=replicas)
     batches = list(dataset.as_numpy_iterator())
     assert len(batches) % replicas == 0 and all(len(images) == batch for images, _, _ in batches)
@@ -596,7 +597,7 @@ def test_evaluation_sees_every_example_once(batch, replicas):
     (2048, "test[:60]", 1, 60), (2048, "test[:61]", 2, 31), (256, "train", 4, 64), (8, "test[:2]", 4, 1),
     (64, "test[:64]", 1, 64)])
 def test_evaluation_batches_are_at_most_as_large_as_the_split(given, split, replicas, expected):
-    config, source = make_config(eval_batch_size=given), sources.digits_source()
+    config, source = make_config(eval_batch_size=given), digits.digits_source()
     size = data.eval_batch_size(config, source, split, replicas)
     assert size == expected
     weights = [weights for _, _, weights in data.build_eval_dataset(config, source, split, size, replicas=replicas)]
@@ -605,7 +606,7 @@ def test_evaluation_batches_are_at_most_as_large_as_the_split(given, split, repl
 
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_hosts_evaluate_as_many_batches(hosts):
-    source = sources.digits_source()
+    source = digits.digits_source()
     counts, total = set(), 0
     for host in range(hosts):
         context = tf.distribute.InputContext(hosts, host, hosts)
@@ -616,7 +617,7 @@ def test_hosts_evaluate_as_many_batches(hosts):
 
 
 def test_view_pairs_are_reproducible():
-    source, config = sources.digits_source(), make_config(color_jitter_strength=0.0)
+    source, config = digits.digits_source(), make_config(color_jitter_strength=0.0)
     first, second = (list(data.build_view_pairs(config, source, "test", 9, 50)) for _ in range(2))
     assert len(first) == 7
     np.testing.assert_array_equal(first[3][0], second[3][0])
@@ -627,19 +628,19 @@ def test_view_pairs_are_reproducible():
 
 def test_unknown_data_set_and_split():
     with pytest.raises(UserError, match="--dataset=cifar11 is not known.*did you mean cifar10"):
-        sources.open_source("cifar11")
+        datasets.open_source("cifar11")
     with pytest.raises(UserError, match="--dataset=folder:/no/such: there is no such directory"):
-        sources.open_source("folder:/no/such")
-    source = sources.digits_source()
+        datasets.open_source("folder:/no/such")
+    source = digits.digits_source()
     for split in ("validation", "train[:10", "train[99%%:]"):
         with pytest.raises(UserError, match="--eval_split=.*it has test, train"):
-            sources.check_split(source, "eval_split", split)
+            datasets.check_split(source, "eval_split", split)
     with pytest.raises(UserError, match="is empty"):
-        sources.check_split(source, "train_split", "train[5:5]")
+        datasets.check_split(source, "train_split", "train[5:5]")
 
 
 def test_evaluation_split_falls_back_to_test_only_if_unset():
-    source = sources.digits_source()
-    assert sources.choose_eval_split(source, "validation", given=False) == "test"
-    assert sources.choose_eval_split(source, "validation", given=True) == "validation"
-    assert sources.choose_eval_split(source, "train[:10%]", given=True) == "train[:10%]"
+    source = digits.digits_source()
+    assert datasets.choose_eval_split(source, "validation", given=False) == "test"
+    assert datasets.choose_eval_split(source, "validation", given=True) == "validation"
+    assert datasets.choose_eval_split(source, "train[:10%]", given=True) == "train[:10%]"

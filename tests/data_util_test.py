@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import data_util
 import golden
-import image_ops
-import rng
+from augmentation import policies
+from runtime import rng
 
 ARRAYS = golden.load("images")
 IMAGES = ("97x131", "240x180")
@@ -29,7 +29,7 @@ def seed_rows(count):
 
 def on_planes(operator, images, *rows, **parameters):
     """`operator` of planes on images [n, h, w, 3]."""
-    return image_ops.from_planes(operator(image_ops.to_planes(tf.constant(images)), *rows, **parameters)).numpy()
+    return data_util.from_channels(operator(data_util.to_channels(tf.constant(images)), *rows, **parameters)).numpy()
 
 
 # ------------------------------------------------------------------------------------------- against the original
@@ -74,8 +74,8 @@ def test_views_are_distributed_as_the_originals(case, strength, brightness):
     image = tf.constant(ARRAYS["view/image"])
 
     def statistics(crops, rows):
-        planes = data_util.finish_by_policy(image_ops.to_planes(crops), policy, rows)
-        return view_statistics(image_ops.from_planes(planes))
+        planes = data_util.apply_after_crop(data_util.to_channels(crops), policy, rows)
+        return view_statistics(data_util.from_channels(planes))
 
     crops = seeds(20_000).map(lambda seed: (data_util.crop_by_policy(image, policy, seed, 32), seed), tf.data.AUTOTUNE)
     ours = np.concatenate(list(crops.batch(100).map(statistics, tf.data.AUTOTUNE).as_numpy_iterator()))
@@ -148,7 +148,7 @@ def test_crop_of_bytes_equals_crop_of_floats():
 
 def test_flip_flips_half():
     images = np.tile(np.arange(12, dtype=np.float32).reshape(2, 2, 3), [400, 1, 1, 1])
-    flipped = on_planes(data_util.finish_by_policy, images / 12, data_util.crop_and_flip_policy(), seed_rows(400)) * 12
+    flipped = on_planes(data_util.apply_after_crop, images / 12, data_util.crop_and_flip_policy(), seed_rows(400)) * 12
     same, turned = (np.isclose(flipped, expected).all((1, 2, 3)) for expected in (images, images[:, :, ::-1]))
     assert (same ^ turned).all() and 160 < turned.sum() < 240
 
@@ -263,7 +263,7 @@ def test_views_do_not_depend_on_the_images_beside_them(size):
     image = tf.constant(ARRAYS["97x131/image"])
     rows = seed_rows(12)
     crops = tf.stack([data_util.crop_by_policy(image, policy, seed, size) for seed in rows])
-    together = on_planes(data_util.finish_by_policy, crops, policy, rows)
+    together = on_planes(data_util.apply_after_crop, crops, policy, rows)
     for seed, view in zip(rows, together):
         np.testing.assert_allclose(view, data_util.apply_policy(image, policy, seed, size), atol=2e-6)
 
@@ -272,7 +272,7 @@ def test_probabilities_can_be_set():
     images = _COLORS[11:].clip(0, 1)
     for probability, expected in ((0.0, images), (1.0, images.mean(-1, keepdims=True) * [1, 1, 1])):
         policy = (("crop_and_resize", {}), ("grayscale", {"probability": probability}))
-        gray = on_planes(data_util.finish_by_policy, images, policy, seed_rows(len(images)))
+        gray = on_planes(data_util.apply_after_crop, images, policy, seed_rows(len(images)))
         np.testing.assert_allclose(gray, expected, atol=1e-6 if probability == 0 else 0.5)
         assert (np.ptp(gray, -1).max() < 1e-6) == (probability == 1)
 
@@ -282,4 +282,4 @@ def test_unused_operators_leave_a_policy_short():
     assert len(data_util.crop_and_flip_policy(flip=False)) == 1
     names = [name for name, _ in data_util.simclr_policy(0.5, "additive")]
     assert names == ["crop_and_resize", "flip", "color_jitter", "grayscale"]
-    assert names[0] in data_util.CROPS and set(names[1:]) <= set(data_util.OPERATORS)
+    assert names[0] in policies.CROPS and set(names[1:]) <= set(policies.OPERATORS)

@@ -8,19 +8,19 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import checkpoint
-import config as config_lib
 import data
-import devices
 import evaluate
 import experiment
-import features
 import model as model_lib
-import sources
 import train
-import train_step
-from config import Config, UserError
+from augmentation.policies import view_policies
+from checkpoints import restoring
+from config import Config
 from data_test import write_images
+from probing import features
+from runtime import devices
+from runtime.errors import UserError
+from sources import datasets, digits
 
 TINY = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=32, eval_batch_size=90, num_proj_layers=2,
             proj_out_dim=16, seed=7, color_jitter_strength=0.0, train_split="train[:64]", learning_rate=0.02)
@@ -77,7 +77,7 @@ def test_a_run_writes_the_originals_scalars(whole_run):
     events = [event for path in (whole_run[0] / "train").iterdir()
               for event in tf.compat.v1.train.summary_iterator(str(path))]
     tags = {value.tag for event in events for value in event.summary.value}
-    assert set(train_step.metric_names(Config(**TINY))) | {"views"} <= tags
+    assert set(train.metric_names(Config(**TINY))) | {"views"} <= tags
     assert max(event.step for event in events) == 4
 
 
@@ -88,8 +88,8 @@ def test_preview_shows_pairs(whole_run):
 
 def test_the_linear_head_is_evaluated_on_every_example(whole_run):
     config = Config(**TINY, model_dir=str(whole_run[0])).replace(eval_split="test", eval_batch_size=77)
-    source, model = sources.digits_source(), model_lib.build_model(Config(**TINY), 10)
-    checkpoint.load_model(model, str(whole_run[0] / "ckpt-4"))
+    source, model = digits.digits_source(), model_lib.build_model(Config(**TINY), 10)
+    restoring.load_model(model, str(whole_run[0] / "ckpt-4"))
     result = evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).linear_head(4)
     images, labels, weights = next(iter(data.build_eval_dataset(config, source, "test", 360)))
     logits = model(images, training=False)["logits_sup"].numpy()
@@ -104,7 +104,7 @@ def test_projections_are_evaluated_in_place_of_h(whole_run):
     assert all(0 <= result[key + "/projections"] <= 1 for key in keys)
     assert any(result[key + "/projections"] != result[key] for key in keys)
     model = model_lib.build_model(Config(**TINY), 10)
-    checkpoint.load_model(model, str(whole_run[0] / "ckpt-4"))
+    restoring.load_model(model, str(whole_run[0] / "ckpt-4"))
     images = np.random.default_rng(0).uniform(size=[3, 8, 8, 3]).astype(np.float32)
     h = model.resnet_model(images, training=False)["final_avg_pool"]
     np.testing.assert_allclose(features.projection_function(model)(images), model._projection_head(h)[-1], rtol=1e-5)
@@ -172,7 +172,7 @@ def test_without_labels_it_pretrains_and_evaluates_the_contrastive_task(tmp_path
 
 def test_without_a_linear_head_labels_still_serve_knn():
     config = Config(**TINY, lineareval_while_pretraining=False)
-    assert evaluate.protocols(config, sources.digits_source()) == ["contrastive", "knn"]
+    assert evaluate.protocols(config, digits.digits_source()) == ["contrastive", "knn"]
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def set_moving_means(model, value):
 
 
 def test_repeated_evaluations_trace_once_and_write_one_event_file(small_model, tmp_path, monkeypatch):
-    config, model, source = small_model[0].replace(model_dir=str(tmp_path)), small_model[1], sources.digits_source()
+    config, model, source = small_model[0].replace(model_dir=str(tmp_path)), small_model[1], digits.digits_source()
     built, build = [], data.build_eval_dataset
     monkeypatch.setattr(data, "build_eval_dataset", lambda *args: built.append(args[2]) or build(*args))
     with evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()) as evaluator:
@@ -217,7 +217,7 @@ def test_weights_that_are_nan_have_no_results(protocol, small_model, tmp_path):
                                     eval_projections=False)
     set_moving_means(small_model[1], np.nan)
     with pytest.raises(UserError, match=f"--model_dir={tmp_path}: .*( NaN |is nan).*before the training") as error:
-        evaluate.evaluate_and_write(config, sources.digits_source(), small_model[1], tf.distribute.get_strategy(), 5,
+        evaluate.evaluate_and_write(config, digits.digits_source(), small_model[1], tf.distribute.get_strategy(), 5,
                                     complete=False)
     assert "step 5" in str(error.value) and "\n" not in str(error.value)
     assert not list(tmp_path.glob("result*"))
@@ -225,7 +225,7 @@ def test_weights_that_are_nan_have_no_results(protocol, small_model, tmp_path):
 
 
 def test_results_of_the_protocols_before_a_failure_are_written_once(small_model, tmp_path, monkeypatch):
-    config, source = small_model[0].replace(model_dir=str(tmp_path), eval_baselines=False), sources.digits_source()
+    config, source = small_model[0].replace(model_dir=str(tmp_path), eval_baselines=False), digits.digits_source()
 
     def fail(*_):
         raise UserError("--eval_protocol: fails.")
@@ -244,7 +244,7 @@ def test_results_of_the_protocols_before_a_failure_are_written_once(small_model,
 
 
 def test_evaluation_batches_are_no_larger_than_the_split(two_replicas):
-    config, source = Config(**TINY).replace(eval_split="test[:41]", eval_batch_size=2048), sources.digits_source()
+    config, source = Config(**TINY).replace(eval_split="test[:41]", eval_batch_size=2048), digits.digits_source()
     for strategy, rows in ((tf.distribute.get_strategy(), 41), (two_replicas, 21)):
         batches = list(evaluate.eval_batches(config, source, config.eval_split, strategy))
         shapes = {value.shape[0] for part in batches[0] for value in strategy.experimental_local_results(part)}
@@ -277,7 +277,7 @@ def test_fine_tuning_to_other_classes_from_a_head_of_zeros(whole_run, tmp_path, 
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train", train_mode="finetune",
                     checkpoint=str(whole_run[0] / "ckpt-4"), train_batch_size=12, zero_init_logits_layer=True)
     config = Config(**{**TINY, **settings, "model_dir": str(tmp_path / "run")})
-    state = train.build_training_state(config, sources.open_source(config.dataset), tf.distribute.get_strategy(),
+    state = train.build_training_state(config, datasets.open_source(config.dataset), tf.distribute.get_strategy(),
                                        config.model_dir)
     assert "left out: linear head" in capsys.readouterr().out
     assert not any(variable.numpy().any() for variable in state.model.supervised_head.variables)
@@ -300,11 +300,11 @@ def test_supervised_training_from_scratch_on_a_fraction_of_the_labels(tmp_path, 
 def test_supervised_views_have_colour_and_blur_and_fine_tuning_has_not():
     for mode, blurred in (("supervised", True), ("finetune", False)):
         config = Config(**{**TINY, "image_size": 24}, train_mode=mode, optimizer="momentum")
-        assert len(data.view_policies(config)) == 1
+        assert len(view_policies(config)) == 1
         config = config.replace(color_jitter_strength=1.0)
-        assert ("color_jitter" in dict(data.view_policies(config)[0])) == blurred
+        assert ("color_jitter" in dict(view_policies(config)[0])) == blurred
         model = model_lib.build_model(config, 10)
-        step = train_step.TrainStep(model=model, optimizer=model_lib.build_optimizer(config, 0.1, model), config=config,
+        step = train.TrainStep(model=model, optimizer=model_lib.build_optimizer(config, 0.1, model), config=config,
                                     num_classes=10, seed=1, strategy=tf.distribute.get_strategy())
         views = tf.random.stateless_uniform([32, 24, 24, 3], [1, 2])
         changed = tf.reduce_any(step._images(views) != views, [1, 2, 3])
@@ -385,19 +385,19 @@ def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
 
 def test_micro_batches_must_divide_among_replicas(two_replicas):
     with pytest.raises(UserError, match="--micro_batch_size=1 does not divide among 2 replicas"):
-        train.check_batch(Config(**TINY, micro_batch_size=1), sources.digits_source(), two_replicas)
+        train.check_batch(Config(**TINY, micro_batch_size=1), digits.digits_source(), two_replicas)
 
 
 def test_batches_must_divide_among_replicas(two_replicas):
     with pytest.raises(UserError, match="--train_batch_size=33 does not divide among 2 replicas: use 32"):
-        train.check_batch(Config(**{**TINY, "train_batch_size": 33}), sources.digits_source(), two_replicas)
+        train.check_batch(Config(**{**TINY, "train_batch_size": 33}), digits.digits_source(), two_replicas)
 
 
 def test_one_class_is_nothing_to_evaluate_on(tmp_path):
     write_images(tmp_path, *(f"only/{number}.png" for number in range(8)))
     config = Config(**{**TINY, "dataset": f"folder:{tmp_path}"}, eval_protocol="knn").replace(
         train_split="train[:6]", eval_split="train[6:]", eval_batch_size=4)
-    source = sources.open_source(config.dataset)
+    source = datasets.open_source(config.dataset)
     model = model_lib.build_model(config, 1)
     with pytest.raises(UserError, match="two classes"):
         evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).frozen(1)
@@ -461,7 +461,7 @@ def test_errors_in_the_middle_of_a_run_are_translated(fail, words):
 
 def test_two_replicas_evaluate_as_one(two_replicas):
     config = Config(**{**TINY, "train_split": "train[:30]"}).replace(eval_split="test[:101]", eval_batch_size=14)
-    source, results = sources.digits_source(), []
+    source, results = digits.digits_source(), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):
         with strategy.scope():
             keras.utils.set_random_seed(3)

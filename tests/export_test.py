@@ -15,13 +15,13 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import embeddings
-import export
 import golden
 import model as model_lib
-import model_dir
-import stopping
-from config import Config, UserError
+from checkpoints import descriptions, inspection, run_directory
+from config import Config
+from export import __main__, archives, model_card, saving
+from inference import embedding, endpoints, prediction
+from runtime.errors import STOPPED_STATUS, UserError
 
 TINY = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
 CLASSES = [f"kind {number}" for number in range(10)]
@@ -110,7 +110,7 @@ def test_a_second_export_works_and_a_missing_head_leaves_its_outputs_out(tmp_pat
         config = Config(**{**TINY, **settings})
         model = model_lib.build_model(config, 10)
         path = tf.train.Checkpoint(model=model).write(str(tmp_path / f"ckpt-{number}"))
-        export.export(config, CLASSES, path, str(tmp_path / str(number)))
+        saving.export(config, CLASSES, path, str(tmp_path / str(number)))
         missing = {"proj_head_input", "proj_head_output"} if number == 0 else {"logits_sup"}
         assert set(tf.saved_model.load(str(tmp_path / str(number)))(tf.zeros([1, 8, 8, 3]))) == OUTPUTS - missing
 
@@ -131,7 +131,7 @@ def export_steps(directory, *steps, keep=1):
     paths = []
     for step in steps:
         path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(directory / f"ckpt-{step}"))
-        paths.append(export.export_to_model_dir(config, CLASSES, path))
+        paths.append(saving.export_to_model_dir(config, CLASSES, path))
     return paths
 
 
@@ -194,7 +194,7 @@ def test_a_saved_model_that_appeared_meanwhile_is_not_replaced(tmp_path, quick_s
     before = tree(tmp_path)
     config = Config(**TINY)
     with pytest.raises(UserError, match="--export_dir=.*cannot be moved there .Directory not empty"):
-        export.export(config, CLASSES, str(tmp_path / "ckpt-1"), path)
+        saving.export(config, CLASSES, str(tmp_path / "ckpt-1"), path)
     assert tree(tmp_path) == before
 
 
@@ -224,7 +224,7 @@ def run_dir(tmp_path_factory):
 def saved_model(run_dir):
     """The SavedModel that the command line makes of it."""
     path = run_dir / "exported"
-    export.main([f"--checkpoint={run_dir}", f"--export_dir={path}", f"--archive={run_dir / 'simclr.tar.gz'}"])
+    __main__.main([f"--checkpoint={run_dir}", f"--export_dir={path}", f"--archive={run_dir / 'simclr.tar.gz'}"])
     return str(path)
 
 
@@ -294,8 +294,8 @@ def test_the_archive_is_a_module_and_its_card_tells(saved_model, run_dir, tmp_pa
 
 
 def test_what_a_saved_model_knows_goes_with_its_weights(saved_model, tmp_path):
-    export.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
-    known = embeddings.read_description(str(tmp_path / "again"))
+    __main__.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
+    known = descriptions.read_description(str(tmp_path / "again"))
     assert (known["image_size"], known["class_names"], known["step"]) == (8, CLASSES, 4)
     assert known["flags"]["num_proj_layers"] == 2 and known["results"]["eval/label_top_1_accuracy"] == 0.51234
 
@@ -303,11 +303,11 @@ def test_what_a_saved_model_knows_goes_with_its_weights(saved_model, tmp_path):
 def test_of_a_file_from_elsewhere_nothing_is_told_that_is_not_known(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    export.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
+    __main__.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
                  f"--archive={tmp_path / 'new.tar.gz'}"])
     card = (tmp_path / "new.md").read_text()
     assert "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
-    known = embeddings.read_description(str(tmp_path / "new"))
+    known = descriptions.read_description(str(tmp_path / "new"))
     assert known["class_names"] == [f"class {number}" for number in range(10)] and known["image_size"] == 16
 
 
@@ -316,7 +316,7 @@ def test_the_file_decides_which_network_it_is(run_dir, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"}))
     (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
-    known = export.known_of(str(tmp_path / "ckpt-4"), None)
+    known = inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"), None)
     assert (known.config.resnet_depth, known.config.dataset, len(known.class_names)) == (10, "digits", 10)
 
 
@@ -335,7 +335,7 @@ def naive_vectors(exported, folder, names, output):
 @pytest.mark.parametrize("suffix, output", [("npz", "final_avg_pool"), ("csv", "proj_head_output")])
 def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, exported, photos, tmp_path, capsys):
     out = tmp_path / f"vectors.{suffix}"
-    export.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
+    __main__.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
     printed = capsys.readouterr().out
     assert f"left out: {photos / 'broken.jpg'} cannot be read" in printed and "3 vectors in" in printed
     if suffix == "npz":
@@ -353,7 +353,7 @@ def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, expo
 
 def test_embed_reads_many_files_batch_by_batch(exported, photos):
     paths = [str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")]
-    batches = list(embeddings.endpoint_of_files(
+    batches = list(endpoints.endpoint_of_files(
         lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2))
     assert [(len(good), len(bad)) for good, _, bad in batches] == [(2, 0), (1, 1), (1, 0)]
     vectors = np.concatenate([values for _, values, _ in batches])
@@ -374,13 +374,13 @@ def test_embed_takes_the_originals_saved_models(photos, tmp_path):
     for trainable in (False, True):
         module.__call__.get_concrete_function(tf.TensorSpec([None, None, None, 3]), trainable=trainable)
     tf.saved_model.save(module, str(tmp_path / "module"))
-    assert embeddings.embed(str(tmp_path / "module"), str(photos), str(tmp_path / "v.npz"), image_size=16) == (
+    assert embedding.embed(str(tmp_path / "module"), str(photos), str(tmp_path / "v.npz"), image_size=16) == (
         3, [str(photos / "broken.jpg")])
     assert np.load(tmp_path / "v.npz")["vectors"].shape == (3, 3)
 
 
 def test_predict_tells_the_likeliest_classes(saved_model, exported, photos, capsys):
-    export.main(["predict", saved_model, str(photos / "a.jpg"), str(photos / "broken.jpg")])
+    __main__.main(["predict", saved_model, str(photos / "a.jpg"), str(photos / "broken.jpg")])
     first, second = capsys.readouterr().out.splitlines()
     logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
     probabilities = np.exp(logits) / np.exp(logits).sum()
@@ -390,9 +390,9 @@ def test_predict_tells_the_likeliest_classes(saved_model, exported, photos, caps
 
 
 def test_predict_tells_each_of_several_classes_by_itself(saved_model, exported, photos, monkeypatch):
-    known = embeddings.read_description(saved_model)
-    monkeypatch.setattr(embeddings, "read_description", lambda _: {**known, "multi_label": True})
-    [(_, found)] = embeddings.predict(saved_model, [str(photos / "a.jpg")], most=10).items()
+    known = descriptions.read_description(saved_model)
+    monkeypatch.setattr(descriptions, "read_description", lambda _: {**known, "multi_label": True})
+    [(_, found)] = prediction.predict(saved_model, [str(photos / "a.jpg")], most=10).items()
     logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
     assert dict(found) == pytest.approx(
         {f"kind {number}": 1 / (1 + np.exp(-logit)) for number, logit in enumerate(logits)}, rel=1e-4)
@@ -404,18 +404,18 @@ def test_images_are_cropped_as_in_evaluations(crop, tmp_path, monkeypatch):
     monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir())
     config = Config(**{**TINY, "image_size": 40}, stem="cifar", eval_center_crop=crop)
     path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-1"))
-    model_dir.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
-    known = export.known_of(path)
+    run_directory.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
+    known = inspection.inspect_checkpoint(path)
     assert (known.config.eval_center_crop, known.multi_label, known.class_names) == (crop, True, CLASSES)
-    export.export(known.config, CLASSES, path, str(tmp_path / "saved"), multi_label=known.multi_label)
-    description = embeddings.read_description(str(tmp_path / "saved"))
-    assert description["multi_label"] and embeddings.crops_centre(description, 40) == crop
-    assert not embeddings.crops_centre(description, 32)
-    monkeypatch.setattr(embeddings, "load_endpoint", lambda *_: (lambda images: images, description))
+    saving.export(known.config, CLASSES, path, str(tmp_path / "saved"), multi_label=known.multi_label)
+    description = descriptions.read_description(str(tmp_path / "saved"))
+    assert description["multi_label"] and endpoints.center_crops(description, 40) == crop
+    assert not endpoints.center_crops(description, 32)
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (lambda images: images, description))
     (tmp_path / "images").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     (tmp_path / "images" / "a.png").write_bytes(tf.io.encode_png(pixels).numpy())
-    embeddings.embed("model", str(tmp_path / "images"), str(tmp_path / "v.npz"))
+    embedding.embed("model", str(tmp_path / "images"), str(tmp_path / "v.npz"))
     whole = np.allclose(np.load(tmp_path / "v.npz")["vectors"].reshape(40, 40, 3), pixels / 255, atol=1e-6)
     assert whole == (not crop)
 
@@ -424,10 +424,10 @@ HOSTILE_CLASSES = ["<script>alert(1)</script>", "`a` | b", "two\nlines", "\x1b[3
 
 
 def test_the_model_card_shows_hostile_names_as_text(tmp_path):
-    embeddings.write_description(str(tmp_path), dict(
+    descriptions.write_description(str(tmp_path), dict(
         network="resnet10", image_size=8, step=4, class_names=HOSTILE_CLASSES, results={"<b>|": 0.5},
         flags={"dataset": "folder:<img src=x>\n# title", "train_split": "`x`", "train_mode": "pretrain"}))
-    card = export.model_card(str(tmp_path))
+    card = model_card.model_card(str(tmp_path))
     assert not any(text in card for text in ("<script", "<img", "<b>", "\x1b", "\n# title", "two\nlines", "`a`"))
     assert r"Trained on folder:&lt;img src=x&gt;\\n\# title (\`x\`). 4 steps." in card
     assert r"&lt;script&gt;alert(1)&lt;/script&gt;, \`a\` \| b, two\\nlines, \\x1b\[31mred, \[link\](x)." in card
@@ -442,7 +442,7 @@ def test_a_malformed_description_is_refused(content, tmp_path):
     (tmp_path / "assets.extra").mkdir()
     (tmp_path / "assets.extra" / "simclr.json").write_bytes(content)
     with pytest.raises(UserError, match="simclr.json: .* is malformed"):
-        embeddings.read_description(str(tmp_path))
+        descriptions.read_description(str(tmp_path))
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
@@ -452,21 +452,21 @@ def test_malformed_settings_of_a_run_are_not_those_of_the_training(flags, run_di
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, **flags}))
     if "temperature" in flags:  # The value is of the right type, and not allowed.
         with pytest.raises(UserError, match="settings are malformed"):
-            export.known_of(str(tmp_path / "ckpt-4"))
+            inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"))
     else:
-        assert not export.known_of(str(tmp_path / "ckpt-4")).training
+        assert not inspection.inspect_checkpoint(str(tmp_path / "ckpt-4")).training
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"checkpoint": [1]}])
 def test_settings_of_wrong_types_in_a_saved_model_are_refused(flags, run_dir, monkeypatch):
-    monkeypatch.setattr(model_dir, "read_flags", lambda _: {**TINY, **flags})
+    monkeypatch.setattr(run_directory, "read_flags", lambda _: {**TINY, **flags})
     with pytest.raises(UserError, match="settings have values of wrong types"):
-        export.known_of(str(run_dir / "ckpt-4"))
+        inspection.inspect_checkpoint(str(run_dir / "ckpt-4"))
 
 
 def test_a_csv_has_no_formulas(tmp_path):
     names = ["=1+1.png", "+a.png", "-a.png", "@a.png", "\ta.png", "\ra.png", "a=b.png", "two\nlines, \"quoted\".png"]
-    with embeddings._csv_writer(str(tmp_path / "v.csv")) as add:
+    with embedding._csv_writer(str(tmp_path / "v.csv")) as add:
         add(names, np.zeros([len(names), 1], np.float32))
     with open(tmp_path / "v.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
@@ -481,11 +481,11 @@ def test_embed_that_is_stopped_leaves_nothing(number, photos, tmp_path, monkeypa
         signal.raise_signal(number)
         return tf.zeros([len(images), 3])
 
-    monkeypatch.setattr(embeddings, "load_endpoint", lambda *_: (stopped, {"image_size": 8}))
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (stopped, {"image_size": 8}))
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as stop:
-        export.main(["embed", "model", str(photos), f"--out={tmp_path / 'v.npz'}"])
-    assert stop.value.code == stopping.STATUS and not list(tmp_path.iterdir()) and signal.getsignal(number) is before
+        __main__.main(["embed", "model", str(photos), f"--out={tmp_path / 'v.npz'}"])
+    assert stop.value.code == STOPPED_STATUS and not list(tmp_path.iterdir()) and signal.getsignal(number) is before
     assert capsys.readouterr().out.splitlines() == [
         f"stopped by {number.name}: nothing was written; start the same command again"]
 
@@ -498,10 +498,10 @@ def no_space(*_, **__):
 def test_embed_on_a_full_disk_keeps_the_older_file(suffix, photos, tmp_path, monkeypatch, capsys):
     out = tmp_path / f"v.{suffix}"
     out.write_text("older")
-    monkeypatch.setattr(embeddings, "load_endpoint", lambda *_: (lambda images: tf.zeros([len(images), 3]), {}))
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (lambda images: tf.zeros([len(images), 3]), {}))
     monkeypatch.setattr(embeddings.os, "replace", no_space)
     with pytest.raises(SystemExit) as stop:
-        export.main(["embed", "model", str(photos), f"--out={out}"])
+        __main__.main(["embed", "model", str(photos), f"--out={out}"])
     assert stop.value.code == 2 and "No space left on device. Free some space" in capsys.readouterr().err
     assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
 
@@ -516,7 +516,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing(error, run_dir, tmp_pat
 
     monkeypatch.setattr(tf.saved_model, "save", fail)
     with pytest.raises(SystemExit) as stop:
-        export.main([f"--checkpoint={run_dir}", f"--export_dir={tmp_path / 'new'}"])
+        __main__.main([f"--checkpoint={run_dir}", f"--export_dir={tmp_path / 'new'}"])
     told = capsys.readouterr().err
     assert stop.value.code == 2 and told.count("\n") == 1 and "start the same command again" in told
     assert not list(tmp_path.iterdir())
@@ -524,9 +524,9 @@ def test_an_export_that_cannot_be_written_leaves_nothing(error, run_dir, tmp_pat
 
 def test_an_archive_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
-    monkeypatch.setattr(export, "model_card", no_space)
+    monkeypatch.setattr(model_card, "model_card", no_space)
     with pytest.raises(OSError, match="No space left"):
-        export.archive(str(tmp_path / "model"), str(tmp_path / "x.tar.gz"))
+        archives.archive(str(tmp_path / "model"), str(tmp_path / "x.tar.gz"))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -538,7 +538,7 @@ def test_an_export_goes_to_any_plain_name(name, run_dir, tmp_path, quick_save, m
     (tmp_path / "new.unfinished" / "notes").write_text("mine")
     (tmp_path / "empty link").symlink_to("target")
     (tmp_path / "link to nothing").symlink_to("new")
-    export.main([f"--checkpoint={run_dir}", f"--export_dir={name}"])
+    __main__.main([f"--checkpoint={run_dir}", f"--export_dir={name}"])
     assert capsys.readouterr().out == f"SavedModel: {name}\n"
     assert (tmp_path / name / "saved_model.pb").read_bytes() == b"new" and (tmp_path / "empty link").is_symlink()
     assert (tmp_path / "new.unfinished" / "notes").read_text() == "mine"
@@ -581,10 +581,10 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
         (tmp_path / name).symlink_to(target)
     for name in ("directory", "directory.tar.gz"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(export, "known_of", pytest.fail)
+    monkeypatch.setattr(inspection, "inspect_checkpoint", pytest.fail)
     before = tree(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        export.main(["--checkpoint=run", "--export_dir=new", *arguments])
+        __main__.main(["--checkpoint=run", "--export_dir=new", *arguments])
     told = capsys.readouterr().err
     assert stop.value.code == 2 and words in told and told.count("\n") == 1 and tree(tmp_path) == before
 
@@ -605,7 +605,7 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
     (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8")])
 def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
     with pytest.raises(SystemExit) as stop:
-        export.main(arguments)
+        __main__.main(arguments)
     told = capsys.readouterr().err
     assert stop.value.code == 2 and words in told and told.count("\n") == 1 and "\x1b" not in told
 
@@ -613,7 +613,7 @@ def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
 def test_help_says_that_graphs_of_models_are_executed(capsys):
     for command in ("embed", "predict"):
         with pytest.raises(SystemExit):
-            export.main([command, "--help"])
+            __main__.main([command, "--help"])
         assert "trusted sources only" in " ".join(capsys.readouterr().out.split())
 
 
@@ -622,22 +622,22 @@ def test_folders_and_images_may_have_any_name(photos, tmp_path, monkeypatch, cap
     folder.mkdir()
     for name in ("a[1].png", "-x.png", "new\nline.png", "b" * 251 + ".png"):
         (folder / name).write_bytes((photos / "b" / "x.png").read_bytes())
-    monkeypatch.setattr(embeddings, "load_endpoint", lambda *_: (
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
         lambda images: tf.zeros([len(images), 3]), {"class_names": ["x", "\x1b[31m", "two\nlines"]}))
-    export.main(["embed", "model", str(folder), f"--out={tmp_path / 'v.npz'}"])
+    __main__.main(["embed", "model", str(folder), f"--out={tmp_path / 'v.npz'}"])
     with np.load(tmp_path / "v.npz") as arrays:
         assert arrays["files"].tolist() == sorted(path.name for path in folder.iterdir())
     capsys.readouterr()
-    export.main(["predict", "model", str(folder / "a[1].png")])
+    __main__.main(["predict", "model", str(folder / "a[1].png")])
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1 and "\x1b" not in printed and r"two\nlines 0.333" in printed
 
 
 def test_class_names_of_another_number_are_refused(photos, monkeypatch):
-    monkeypatch.setattr(embeddings, "load_endpoint", lambda *_: (
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
         lambda images: tf.zeros([len(images), 3]), {"class_names": ["a", "b"]}))
     with pytest.raises(UserError, match="3 classes and names of 2"):
-        embeddings.predict("model", [str(photos / "a.jpg")])
+        prediction.predict("model", [str(photos / "a.jpg")])
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -670,7 +670,7 @@ def test_bad_command_lines_are_told_in_one_line(arguments, words, saved_model, r
     for name, place in places.items():
         arguments = [argument.replace(name, str(place)) for argument in arguments]
     with pytest.raises(SystemExit) as stop:
-        export.main(arguments)
+        __main__.main(arguments)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.startswith("export.py: error: ") and error.count("\n") == 1
     assert words in error and not pathlib.Path("v.npz").exists()

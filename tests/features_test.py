@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from scipy import optimize, special
 
-import features
-from config import UserError
+from probing import features, logistic_regression, nearest_neighbors
+from runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_nearest_neighbours_against_loops(neighbors, temperature, sets):
         for row in np.argsort(-cosines)[:neighbors]:
             votes[labels[row]] += 1 if temperature is None else np.exp(cosines[row] / temperature)
         hits += np.argmax(votes) == label
-    found = features.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)["accuracy"]
+    found = nearest_neighbors.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)["accuracy"]
     assert found == pytest.approx(hits / 150, abs=1e-9)
 
 
@@ -58,9 +58,9 @@ def test_the_strength_is_chosen_on_held_out_examples():
     """Noise asks for the greatest strength, and plain classes for the least."""
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
-    assert features.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2"] == max(features.L2_CHOICES)
+    assert logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2"] == max(logistic_regression.L2_CHOICES)
     inputs = inputs * 0.01 + labels[:, np.newaxis]
-    assert features.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2"] == min(features.L2_CHOICES)
+    assert logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2"] == min(logistic_regression.L2_CHOICES)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
@@ -68,17 +68,17 @@ def test_few_examples_of_a_class_are_fitted(count):
     inputs = np.random.default_rng(0).normal(size=(count, 3))
     for row in range(count):  # wherever the only example of its class stands
         labels = (np.arange(count) == row).astype(int)
-        assert 0 <= features.lbfgs_accuracy((inputs, labels), (inputs, labels))["accuracy"] <= 1
+        assert 0 <= logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["accuracy"] <= 1
 
 
 def test_logistic_regression_against_scipy(sets):
-    found = features.lbfgs_accuracy(*sets)
+    found = logistic_regression.lbfgs_accuracy(*sets)
     assert abs(found["accuracy"] - direct_accuracy(*sets, found["l2"])) <= 1 / 150
     assert found["accuracy"] > 0.7
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-@pytest.mark.parametrize("accuracy", [features.lbfgs_accuracy, features.knn_accuracy])
+@pytest.mark.parametrize("accuracy", [logistic_regression.lbfgs_accuracy, nearest_neighbors.knn_accuracy])
 def test_features_that_are_not_finite_are_refused(accuracy, value, sets):
     (inputs, labels), finite = sets
     inputs = inputs.astype(np.float32)

@@ -6,8 +6,8 @@ import zlib
 
 import numpy as np
 
-import checkpoint
-import config as config_lib
+from checkpoints import restoring
+from config import Config
 
 _DIRECTORY = pathlib.Path(__file__).parent / "golden"
 
@@ -25,8 +25,8 @@ def load_json(name):
 def config_of(arrays, case):
     """The `Config` of a network case."""
     settings = json.loads(str(arrays[f"{case}/config"]))
-    names = config_lib.Config.__dataclass_fields__
-    return config_lib.Config(**{name: value for name, value in settings.items() if name in names}), settings
+    names = Config.__dataclass_fields__
+    return Config(**{name: value for name, value in settings.items() if name in names}), settings
 
 
 def formula_weight(key, shape):
@@ -44,7 +44,7 @@ def formula_weight(key, shape):
 
 def assign_formula_weights(model):
     """Gives `model` its formula weights; returns its variables by key."""
-    variables = checkpoint.variables_by_key(model=model)
+    variables = restoring.variables_by_key(model=model)
     for key, variable in variables.items():
         variable.assign(formula_weight(key, tuple(variable.shape)))
     return variables

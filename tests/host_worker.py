@@ -12,13 +12,14 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 
-import config as config_lib  # noqa: E402
 import experiment  # noqa: E402
+from config import Config
+from runtime.errors import UserError
 
 
 def run(settings):
     """A run, with the export, which takes seconds, only at its end."""
-    config = config_lib.Config(**settings)
+    config = Config(**settings)
     with contextlib.ExitStack() as stack:
         if config.mode == "train":
             stack.enter_context(unittest.mock.patch.object(experiment.export, "export_to_model_dir"))
@@ -30,6 +31,6 @@ if __name__ == "__main__":
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # takes longer than what it saves
     try:
         run(json.loads(sys.argv[1]))
-    except config_lib.UserError as error:
+    except UserError as error:
         print(f"error: {error}")
         sys.exit(2)

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import config as config_lib
-import devices
 import evaluate
 import host_worker
-import sources
-import stopping
+from config import Config
+from runtime import devices, hosts, signals
+from runtime.errors import Stopped, UserError
+from sources import digits
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 
@@ -56,8 +56,8 @@ def tf_config(cluster, job="worker", index=0):
     (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "'evaluator', which is not used here")])
 def test_a_tf_config_that_cannot_work_is_told_in_one_line(text, words, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(config_lib.UserError, match=words) as error:
-        devices.count_hosts()
+    with pytest.raises(UserError, match=words) as error:
+        hosts.count_hosts()
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -124,8 +124,8 @@ def two_workers(address):
     (json.dumps({"cluster": CLUSTER, "task": TASK})[:-1] + ', "index": ' + "9" * 5000 + "}", NOT_JSON)])
 def test_a_malformed_tf_config_is_refused_in_one_line(text, words, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(config_lib.UserError, match=words) as error:
-        devices.count_hosts()
+    with pytest.raises(UserError, match=words) as error:
+        hosts.count_hosts()
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
@@ -136,13 +136,13 @@ def test_a_malformed_tf_config_is_refused_in_one_line(text, words, monkeypatch):
     (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3)])
 def test_hosts_are_counted(text, hosts, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    assert devices.count_hosts() == hosts
+    assert hosts.count_hosts() == hosts
 
 
 def test_one_host_is_as_none(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1"]}))
-    devices.check_hosts(config_lib.Config(mode="eval"))
-    strategy = devices.make_strategy(config_lib.Config())
+    hosts.check_hosts(Config(mode="eval"))
+    strategy = devices.make_strategy(Config())
     assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
 
@@ -151,8 +151,8 @@ def test_one_host_is_as_none(monkeypatch):
     (dict(seed=1, use_tpu=True), "--use_tpu: one process")])
 def test_what_several_hosts_do_not_bear_is_told_before_they_wait(settings, words, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
-    with pytest.raises(config_lib.UserError, match=words):
-        devices.check_hosts(config_lib.Config(**settings))
+    with pytest.raises(UserError, match=words):
+        hosts.check_hosts(Config(**settings))
 
 
 @pytest.mark.parametrize("cluster, job, index, chief", [
@@ -169,16 +169,16 @@ def test_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
 
 def test_a_host_waits_for_the_others_and_names_those_that_are_missing(monkeypatch, capsys):
     own, *others = free_addresses(3)
-    monkeypatch.setattr(devices, "_ASK_SECONDS", 0.05)
+    monkeypatch.setattr(hosts, "_ASK_SECONDS", 0.05)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own, *others]}))
     with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(devices.wait_for_hosts)
+        waiting = pool.submit(hosts.wait_for_hosts)
         for address in others:
             time.sleep(0.3)
-            assert not waiting.done() and devices._answers(own)
+            assert not waiting.done() and hosts._answers(own)
             stack.enter_context(socket.create_server(("", int(address.rpartition(":")[2]))))
         assert waiting.result(10) is None
-    assert not devices._answers(own)
+    assert not hosts._answers(own)
     warning, *lines = capsys.readouterr().out.splitlines()
     assert warning.startswith("warning: ") and "without authentication: trusted networks only" in warning
     assert lines == [
@@ -188,14 +188,14 @@ def test_a_host_waits_for_the_others_and_names_those_that_are_missing(monkeypatc
 
 def test_a_host_asks_as_often_as_it_takes(monkeypatch):
     own, other = free_addresses(2)
-    monkeypatch.setattr(devices, "_ASK_SECONDS", 0.001)
+    monkeypatch.setattr(hosts, "_ASK_SECONDS", 0.001)
     monkeypatch.setattr(socket, "SOMAXCONN", 2)  # More are refused unless those that were answered are taken away.
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own, other]}))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting, answered = pool.submit(devices.wait_for_hosts), []
+        waiting, answered = pool.submit(hosts.wait_for_hosts), []
         for _ in range(9):
             time.sleep(0.1)
-            answered.append(devices._answers(own))
+            answered.append(hosts._answers(own))
         with socket.create_server(("", int(other.rpartition(":")[2]))):
             waiting.result(10)
     assert answered == [True] * 9
@@ -204,23 +204,23 @@ def test_a_host_asks_as_often_as_it_takes(monkeypatch):
 def test_a_signal_ends_the_wait_for_other_hosts(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": free_addresses(2)}))
     timer = threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGTERM])
-    with stopping.StopSignals() as stop, pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), \
+    with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGTERM"), \
             stop.interruptible():
         timer.start()
-        devices.wait_for_hosts()
+        hosts.wait_for_hosts()
 
 
 def test_a_port_that_is_taken_is_told(monkeypatch):
     addresses = free_addresses(2)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
     with socket.create_server(("", int(addresses[0].rpartition(":")[2]))), \
-            pytest.raises(config_lib.UserError, match="TF_CONFIG: port .* cannot be used .Address already in use"):
-        devices.wait_for_hosts()
+            pytest.raises(UserError, match="TF_CONFIG: port .* cannot be used .Address already in use"):
+        hosts.wait_for_hosts()
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_each_host_trains_on_its_share(hosts):
-    source, parts = sources.digits_source(), []
+    source, parts = digits.digits_source(), []
     for host in range(hosts):
         parts.append([int(key) for key, _, _ in source.records("train[:60]", 5, hosts, host)])
     whole = [int(key) for key, _, _ in source.records("train[:60]", 5)]

@@ -7,7 +7,8 @@ import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn import datasets
 
-import image_ops
+import data_util
+from augmentation import operators
 
 LEVEL = 1 / 255
 
@@ -20,9 +21,9 @@ def photographs(height=None, width=None):
 
 def apply(operator, images, *amounts, **parameters):
     """An operator on uint8 images [n, h, w, 3], as float images."""
-    planes = image_ops.to_planes(tf.constant(images / 255, tf.float32))
+    planes = data_util.to_channels(tf.constant(images / 255, tf.float32))
     rows = [tf.constant(amount, tf.int32 if np.asarray(amount).dtype == int else tf.float32) for amount in amounts]
-    return image_ops.from_planes(list(operator(planes, *rows, **parameters))).numpy()
+    return data_util.from_channels(list(operator(planes, *rows, **parameters))).numpy()
 
 
 def by_pil(function, images, *amounts):
@@ -33,19 +34,19 @@ def by_pil(function, images, *amounts):
 def backend(request, monkeypatch):
     """Both ways of doing it, where both are there."""
     if request.param == "core":
-        monkeypatch.setattr(image_ops, "addons", lambda: None)
-    elif image_ops.addons() is None:
+        monkeypatch.setattr(operators, "addons", lambda: None)
+    elif operators.addons() is None:
         pytest.skip("tensorflow-addons is not for this TensorFlow")
 
 
 PIL = {  # name -> (ours, PIL's, amounts of two images, greatest difference in levels)
-    "invert": (image_ops.invert, ImageOps.invert, [], 0),
-    "solarize": (image_ops.solarize, lambda image, t: ImageOps.solarize(image, round(t * 255)), [[0.2, 128 / 255]], 0),
-    "posterize": (image_ops.posterize, ImageOps.posterize, [[3, 6]], 0),
-    "autocontrast": (image_ops.autocontrast, ImageOps.autocontrast, [], 1),
-    "contrast": (image_ops.contrast, lambda i, f: ImageEnhance.Contrast(i).enhance(f), [[0.3, 1.8]], 2),
-    "color": (image_ops.color, lambda i, f: ImageEnhance.Color(i).enhance(f), [[0.1, 1.9]], 2),
-    "sharpness": (image_ops.sharpness, lambda i, f: ImageEnhance.Sharpness(i).enhance(f), [[0.1, 1.9]], 2),
+    "invert": (operators.invert, ImageOps.invert, [], 0),
+    "solarize": (operators.solarize, lambda image, t: ImageOps.solarize(image, round(t * 255)), [[0.2, 128 / 255]], 0),
+    "posterize": (operators.posterize, ImageOps.posterize, [[3, 6]], 0),
+    "autocontrast": (operators.autocontrast, ImageOps.autocontrast, [], 1),
+    "contrast": (operators.contrast, lambda i, f: ImageEnhance.Contrast(i).enhance(f), [[0.3, 1.8]], 2),
+    "color": (operators.color, lambda i, f: ImageEnhance.Color(i).enhance(f), [[0.1, 1.9]], 2),
+    "sharpness": (operators.sharpness, lambda i, f: ImageEnhance.Sharpness(i).enhance(f), [[0.1, 1.9]], 2),
 }
 
 
@@ -63,18 +64,18 @@ def test_values_are_pils(name, shape):
 @pytest.mark.parametrize("shape", [(60, 80), (33, 20), (8, 8)])
 def test_equalize_is_pils(shape, backend):
     images = photographs(*shape)
-    np.testing.assert_allclose(apply(image_ops.equalize, images), by_pil(ImageOps.equalize, images), atol=1e-6)
+    np.testing.assert_allclose(apply(operators.equalize, images), by_pil(ImageOps.equalize, images), atol=1e-6)
 
 
 def test_equalize_leaves_a_single_value_alone(backend):
     flat = np.full([2, 9, 7, 3], 77, np.uint8)
-    np.testing.assert_allclose(apply(image_ops.equalize, flat), flat / 255, atol=1e-6)
+    np.testing.assert_allclose(apply(operators.equalize, flat), flat / 255, atol=1e-6)
 
 
 def test_autocontrast_stretches_each_colour_and_leaves_a_single_value_alone():
     image = np.stack([np.linspace(20, 90, 12).reshape(1, 3, 4), np.linspace(0, 255, 12).reshape(1, 3, 4),
                       np.full([1, 3, 4], 99)], -1)
-    result = apply(image_ops.autocontrast, image)
+    result = apply(operators.autocontrast, image)
     np.testing.assert_allclose(result[..., 0], np.linspace(0, 1, 12).reshape(1, 3, 4), atol=1e-6)
     np.testing.assert_allclose(result[..., 1:], image[..., 1:] / 255, atol=1e-6)
 
@@ -85,7 +86,7 @@ def test_autocontrast_stretches_each_colour_and_leaves_a_single_value_alone():
 @pytest.mark.parametrize("turns", range(5))
 def test_quarter_turns(turns):
     images = photographs(40, 40)
-    np.testing.assert_array_equal(apply(image_ops.quarter_turns, images, turns=turns),
+    np.testing.assert_array_equal(apply(operators.rot90, images, turns=turns),
                                   np.float32(np.rot90(images, turns, (1, 2)) / 255))
 
 
@@ -128,14 +129,14 @@ def test_positions_are_those_of_the_formula(name, backend):
 
 def test_rotation_by_a_right_angle_is_a_quarter_turn(backend):
     images = photographs(30, 30)
-    result = apply(image_ops.rotate, images, np.array([90.0, -90.0]))
+    result = apply(operators.rotate, images, np.array([90.0, -90.0]))
     np.testing.assert_allclose(result[0], np.rot90(images[0]) / 255, atol=1e-6)
     np.testing.assert_allclose(result[1], np.rot90(images[1], -1) / 255, atol=1e-6)
 
 
 def test_rotation_turns_as_pil_does():
     images = photographs(30, 40)
-    ours = apply(image_ops.rotate, images, np.array([20.0, -20.0]))
+    ours = apply(operators.rotate, images, np.array([20.0, -20.0]))
     pils = by_pil(lambda image, degrees: image.rotate(degrees, fillcolor=(128,) * 3), images, [20.0, -20.0])
     assert np.mean(np.abs(ours - pils).max(-1) > 0.01) < 0.1 < np.mean(np.abs(ours[::-1] - pils).max(-1) > 0.01)
 
@@ -146,7 +147,7 @@ def test_rotation_turns_as_pil_does():
 @pytest.mark.parametrize("side", [1, 4, 7])
 def test_cutout_hides_a_square(side):
     images = photographs(20, 30)
-    result = apply(image_ops.cutout, images, np.array([0.0, 12.9]), np.array([5.5, 29.0]), side=side, fill=0.25)
+    result = apply(operators.cutout, images, np.array([0.0, 12.9]), np.array([5.5, 29.0]), side=side, fill=0.25)
     for number, (row, column) in enumerate([(0, 5), (12, 29)]):
         expected = images[number] / 255
         low, high = side // 2, side - side // 2
@@ -157,24 +158,24 @@ def test_cutout_hides_a_square(side):
 @pytest.mark.parametrize("shape", [(60, 80), (9, 8)])
 def test_sobel_is_scipys(shape):
     images = photographs(*shape)
-    result = apply(image_ops.sobel, images)
+    result = apply(operators.sobel, images)
     for number, color in np.ndindex(2, 3):
         across, down = (scipy.ndimage.sobel(images[number, ..., color] / 255, axis, mode="reflect") for axis in (1, 0))
         np.testing.assert_allclose(result[number, ..., color], np.clip(np.hypot(across, down) / 4, 0, 1), atol=1e-5)
     edge = np.zeros([1, 5, 6, 3])
     edge[:, :, 3:] = 255
-    np.testing.assert_allclose(apply(image_ops.sobel, edge)[0, :, :, 0], [[0, 0, 1, 1, 0, 0]] * 5, atol=1e-6)
+    np.testing.assert_allclose(apply(operators.sobel, edge)[0, :, :, 0], [[0, 0, 1, 1, 0, 0]] * 5, atol=1e-6)
 
 
 def test_motion_blur_is_a_mean_along_a_line():
     images = photographs(30, 40)
-    result = apply(image_ops.motion_blur, images, np.array([0.0, 90.0]), np.array([5.0, 3.0]), size=7)
+    result = apply(operators.motion_blur, images, np.array([0.0, 90.0]), np.array([5.0, 3.0]), size=7)
     for number, (axis, length) in enumerate([(1, 5), (0, 3)]):
         expected = scipy.ndimage.uniform_filter1d(images[number] / 255, length, axis, mode="reflect")
         np.testing.assert_allclose(result[number], expected, atol=1e-6)
     diagonal = np.zeros([2, 9, 9, 3], np.uint8)
     diagonal[:, 4, 4] = 255
-    result = apply(image_ops.motion_blur, diagonal, np.array([45.0, 135.0]), np.array([7.0, 1.0]), size=7)
+    result = apply(operators.motion_blur, diagonal, np.array([45.0, 135.0]), np.array([7.0, 1.0]), size=7)
     assert result[0, 3, 5, 0] > 0.1 > 10 * result[0, 3, 3, 0]  # Up to the right: counter-clockwise.
     np.testing.assert_allclose(result.sum((1, 2)), 1, atol=1e-5)
     assert result[1, 4, 4, 0] > 0.5
@@ -200,5 +201,5 @@ def test_images_do_not_depend_on_their_neighbours_and_there_may_be_none(name):
     assert run(images[:0]).shape == (0, 16, 12, 3)
     graph = tf.function(lambda planes: list(operator(
         planes, *(tf.fill([2], amount) for amount in EVERY[name]), **parameters)), autograph=False)
-    planes = image_ops.to_planes(tf.constant(images / 255, tf.float32))
-    np.testing.assert_allclose(image_ops.from_planes(graph(planes)), both, atol=1e-6)
+    planes = data_util.to_channels(tf.constant(images / 255, tf.float32))
+    np.testing.assert_allclose(data_util.from_channels(graph(planes)), both, atol=1e-6)

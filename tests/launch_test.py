@@ -10,14 +10,13 @@ import time
 
 import pytest
 
-import launch
-import stopping
-from config import UserError
 from conftest import ROOT
+from runtime import child_processes, signals
+from runtime.errors import JobFailed, Stopped, UserError
 
 
 def job(directory, code, *arguments):
-    return launch.Job((sys.executable, "-c", code, *arguments), str(directory))
+    return child_processes.Job((sys.executable, "-c", code, *arguments), str(directory))
 
 
 WAIT = """
@@ -35,7 +34,7 @@ def test_jobs_run_side_by_side(tmp_path):
     """Each waits for the other; one after the other they would never end."""
     marks = [str(tmp_path / name) for name in "ab"]
     jobs = [job(tmp_path / "0", WAIT, *marks), job(tmp_path / "1", WAIT, *reversed(marks))]
-    with launch.Launcher() as launcher:
+    with child_processes.Launcher() as launcher:
         ended = list(launcher.run_all(jobs, 2))
     assert {each for each, _ in ended} == set(jobs) and {error for _, error in ended} == {None}
 
@@ -52,7 +51,7 @@ mark.unlink()
 """
     (tmp_path / "marks").mkdir()
     jobs = [job(tmp_path / str(number), code, str(tmp_path / "marks"), str(number)) for number in range(6)]
-    with launch.Launcher() as launcher:
+    with child_processes.Launcher() as launcher:
         assert len(list(launcher.run_all(jobs, 2))) == 6
     counts = [int((tmp_path / str(number) / "run.log").read_text()) for number in range(6)]
     assert max(counts) <= 2
@@ -60,7 +59,7 @@ mark.unlink()
 
 def test_a_job_that_fails_is_told_by_its_last_line(tmp_path):
     jobs = [job(tmp_path / "0", "print('first'); raise SystemExit('no disk')"), job(tmp_path / "1", "")]
-    with launch.Launcher() as launcher:
+    with child_processes.Launcher() as launcher:
         errors = {each.directory: error for each, error in launcher.run_all(jobs, 1)}
         with pytest.raises(UserError, match=r"status 1 \(no disk\): see .*run\.log"):
             launcher.run(jobs[0])
@@ -72,7 +71,7 @@ def test_a_failure_has_its_status_and_the_last_line_of_its_own_start(tmp_path):
     ends = [("print('diverged'); raise SystemExit(3)", 3, r"ended with status 3 \(diverged\)"),
             ("import os; os.kill(os.getpid(), 9)", -9, r"was killed by signal 9 \(nothing was printed\)")]
     for code, status, words in ends:
-        with launch.Launcher() as launcher, pytest.raises(launch.JobFailed, match=words) as error:
+        with child_processes.Launcher() as launcher, pytest.raises(JobFailed, match=words) as error:
             launcher.run(job(tmp_path, code))
         assert error.value.job_status == status
     assert (tmp_path / "run.log").read_text() == "diverged\n"
@@ -82,7 +81,7 @@ def test_an_ignored_sighup_stays_ignored(tmp_path):
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with launch.Launcher() as launcher:
+        with child_processes.Launcher() as launcher:
             os.kill(os.getpid(), signal.SIGHUP)
             launcher.run(job(tmp_path, "print('done')"))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -103,7 +102,7 @@ def test_a_signal_stops_all_and_begins_no_other(number, tmp_path):
         os.kill(os.getpid(), number)
 
     threading.Thread(target=stop, daemon=True).start()
-    with pytest.raises(stopping.Stopped, match="the same command goes on from there"), launch.Launcher() as launcher:
+    with pytest.raises(Stopped, match="the same command goes on from there"), child_processes.Launcher() as launcher:
         list(launcher.run_all(jobs, 2))
     for each in jobs[:2]:
         assert pathlib.Path(each.directory, "run.log").read_text() == "stopped\n"
@@ -113,12 +112,12 @@ def test_a_signal_stops_all_and_begins_no_other(number, tmp_path):
 def test_a_signal_that_came_before_or_between_counts(tmp_path):
     begun = job(tmp_path / "0", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "begun"))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with stopping.StopSignals(), pytest.raises(stopping.Stopped):
+    with signals.StopSignals(), pytest.raises(Stopped):
         os.kill(os.getpid(), signal.SIGTERM)
-        with launch.Launcher() as launcher:
+        with child_processes.Launcher() as launcher:
             launcher.run(begun)
     assert not (tmp_path / "begun").exists()
-    with pytest.raises(stopping.Stopped), launch.Launcher() as launcher:
+    with pytest.raises(Stopped), child_processes.Launcher() as launcher:
         launcher.run(begun)
         os.kill(os.getpid(), signal.SIGTERM)
     assert (tmp_path / "begun").exists()
@@ -142,7 +141,7 @@ with stopping.StopSignals(), launch.Launcher() as launcher:
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        time.sleep(2 * stopping._SAME_SIGNAL_SECONDS)
+        time.sleep(2 * signals._SAME_SIGNAL_SECONDS)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 128 + signal.SIGTERM
     child, deadline = int(log.read_text()), time.monotonic() + 20
@@ -155,7 +154,7 @@ with stopping.StopSignals(), launch.Launcher() as launcher:
 def test_whoever_leaves_early_stops_the_rest(tmp_path):
     jobs = [job(tmp_path / "0", WAIT, str(tmp_path / "a"), str(tmp_path / "never")),
             job(tmp_path / "1", WAIT, str(tmp_path / "b"), str(tmp_path / "a"))]
-    with launch.Launcher() as launcher:
+    with child_processes.Launcher() as launcher:
         ended = launcher.run_all(jobs, 2)
         assert next(ended)[0] == jobs[1]
         ended.close()
@@ -166,14 +165,14 @@ def test_whoever_leaves_early_stops_the_rest(tmp_path):
     (None, 2, [None, None]), ("", 2, [None, None]), ("3", 2, [None, None]), ("0,1,2,3", 2, ["0,2", "1,3"]),
     ("0,1,2", 2, ["0,2", "1"]), ("4,7", 3, ["4", "7", "4"]), ("0,1", 1, [None])])
 def test_devices_are_dealt_out(devices, parts, shares):
-    assert [launch._share(devices, number, parts) for number in range(parts)] == shares
+    assert [child_processes._share(devices, number, parts) for number in range(parts)] == shares
 
 
 def test_a_job_sees_its_devices(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
     jobs = [job(tmp_path / str(number), code) for number in range(4)]
-    with launch.Launcher() as launcher:
+    with child_processes.Launcher() as launcher:
         list(launcher.run_all(jobs, 2))
     seen = [pathlib.Path(each.directory, "run.log").read_text().strip() for each in jobs]
     assert set(seen) == {"0", "1"}

@@ -6,10 +6,9 @@ import os
 import pytest
 import tensorflow as tf
 
-import metrics
-import model_dir
-import weights
-from config import UserError
+from checkpoints import run_directory, weight_files
+from runtime import storage
+from runtime.errors import UserError
 
 HOSTILE = {"empty": b"", "list": b"[]", "null": b"null", "text": b'"x"', "number": b"7", "truncated": b'{"a": ',
            "not UTF-8": b'{"a": "\xff"}', "half of a UTF-16 character": b"\xff\xfe{", "deep": b"[" * 200_000,
@@ -19,41 +18,41 @@ HOSTILE = {"empty": b"", "list": b"[]", "null": b"null", "text": b'"x"', "number
 @pytest.mark.parametrize("name", HOSTILE)
 def test_files_of_another_type_are_none(name, tmp_path):
     (tmp_path / "x.json").write_bytes(HOSTILE[name])
-    assert metrics.read_json(str(tmp_path / "x.json")) is None
+    assert storage.read_json(str(tmp_path / "x.json")) is None
     for other in ("flags.json", "classes.json"):
         (tmp_path / other).write_bytes(HOSTILE[name])
-    assert model_dir.read_flags(str(tmp_path)) is None
+    assert run_directory.read_flags(str(tmp_path)) is None
     if name in ("null", "list"):  # Runs without labels write null.
-        assert weights.read_classes(str(tmp_path)) == ([] if name == "list" else None, False)
+        assert weight_files.read_classes(str(tmp_path)) == ([] if name == "list" else None, False)
     else:
         with pytest.raises(UserError, match="classes.json: the file is corrupt"):
-            weights.read_classes(str(tmp_path))
+            weight_files.read_classes(str(tmp_path))
 
 
 def test_other_types_are_read_where_they_are_expected(tmp_path):
     path = str(tmp_path / "x.json")
-    assert metrics.read_json(path) is None and metrics.read_json(str(tmp_path)) is None
+    assert storage.read_json(path) is None and storage.read_json(str(tmp_path)) is None
     for content, kind in (({"a": 1}, dict), ([1, 2], list), ([1], (dict, list))):
-        metrics.write_json(path, content)
-        assert metrics.read_json(path, kind) == content
-    assert metrics.read_json(path) is None
+        storage.write_json(path, content)
+        assert storage.read_json(path, kind) == content
+    assert storage.read_json(path) is None
 
 
 def test_a_file_that_cannot_be_written_keeps_the_old_content(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
-    metrics.write_json(str(path), {"a": 1})
+    storage.write_json(str(path), {"a": 1})
 
     def full(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, f"{path}.tmp; No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left on device") as error:
         patch.setattr(tf.io.gfile, "rename", full)
-        metrics.write_json(str(path), {"a": 2})
+        storage.write_json(str(path), {"a": 2})
     assert "\n" not in str(error.value) and json.loads(path.read_text()) == {"a": 1}
     assert os.listdir(tmp_path) == ["x.json"]
 
 
 def test_names_of_255_bytes_can_be_written(tmp_path):
     path = str(tmp_path / ("\u00e9" * 125 + ".json"))
-    metrics.write_json(path, {"a": 1})
-    assert metrics.read_json(path) == {"a": 1}
+    storage.write_json(path, {"a": 1})
+    assert storage.read_json(path) == {"a": 1}

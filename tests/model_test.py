@@ -11,7 +11,8 @@ import config as config_lib
 import golden
 import model as model_lib
 import resnet
-from train_step import TrainStep
+from config import Config
+from train import TrainStep
 
 SCHEDULE = golden.load("schedule")
 NETWORK, NETWORK_TRAIN = golden.load("network"), golden.load("network_train")
@@ -33,7 +34,7 @@ def test_schedule_equals_the_originals(case):
 
 
 def test_steps_round_as_the_original():
-    config = config_lib.Config(train_batch_size=512, train_epochs=3, warmup_epochs=2.5, checkpoint_epochs=2)
+    config = Config(train_batch_size=512, train_epochs=3, warmup_epochs=2.5, checkpoint_epochs=2)
     steps = model_lib.count_steps(config, 50_000)
     assert steps == model_lib.Steps(train=50_000 * 3 // 512 + 1, warmup=244, epoch=98, checkpoint=196)
     assert model_lib.count_steps(config.replace(train_steps=7, checkpoint_steps=5), 50_000).train == 7
@@ -47,7 +48,7 @@ def test_training_shorter_than_its_warm_up_stays_finite():
 
 
 def test_linear_head_rate_is_per_256_examples_and_linear():
-    config = config_lib.Config(train_batch_size=512, learning_rate=0.2, learning_rate_scaling="sqrt",
+    config = Config(train_batch_size=512, learning_rate=0.2, learning_rate_scaling="sqrt",
                                linear_head_learning_rate=0.1)
     assert model_lib.linear_head_rate_ratio(config) == pytest.approx(0.1 * 2 / (0.2 * 512**0.5))
 
@@ -123,7 +124,7 @@ def test_depth_counts_weighted_layers(depth):
 
 
 def test_initial_weights_are_the_originals():
-    model = model_lib.build_model(config_lib.Config(resnet_depth=18, image_size=32), 10)
+    model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
     for layer in model.submodules:
         if isinstance(layer, keras.layers.Conv2D) and np.prod(layer.kernel.shape) > 30_000:
             values = layer.kernel.numpy()
@@ -142,7 +143,7 @@ def test_initial_weights_are_the_originals():
     dict(resnet_depth=18, sk_ratio=0.0625), dict(resnet_depth=50, sk_ratio=0.0625, se_ratio=0.25),
     dict(resnet_depth=50, se_ratio=0.25), dict(resnet_depth=18, stem="imagenet", width_multiplier=2)])
 def test_other_architectures_run_and_train(settings):
-    config = config_lib.Config(image_size=32, **settings)
+    config = Config(image_size=32, **settings)
     model = model_lib.build_model(config, 3)
     with tf.GradientTape() as tape:
         outputs = model(tf.random.uniform([4, 32, 32, 3]), training=True)
@@ -161,7 +162,7 @@ def test_other_architectures_run_and_train(settings):
 
 @pytest.mark.parametrize("mode, layers", [("none", 0), ("linear", 1), ("nonlinear", 2)])
 def test_every_projection_head_trains(mode, layers):
-    config = config_lib.Config(resnet_depth=10, image_size=8, proj_head_mode=mode, num_proj_layers=2, proj_out_dim=16)
+    config = Config(resnet_depth=10, image_size=8, proj_head_mode=mode, num_proj_layers=2, proj_out_dim=16)
     model = model_lib.build_model(config, 4)
     outputs = model(tf.random.uniform([4, 8, 8, 3]), training=True)
     assert model.num_proj_layers == layers
@@ -171,7 +172,7 @@ def test_every_projection_head_trains(mode, layers):
 
 def test_selector_chooses_what_the_linear_head_stands_on():
     for selector, width in ((0, 512), (1, 512), (-1, 16), (2, 16), (-3, 512)):
-        config = config_lib.Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16,
+        config = Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16,
                                    ft_proj_selector=selector)
         model = model_lib.build_model(config, 4)
         assert model.supervised_head.linear_layer.dense.kernel.shape[0] == width
@@ -183,7 +184,7 @@ def test_selector_chooses_what_the_linear_head_stands_on():
 
 
 def test_no_gradient_from_the_linear_head_into_the_encoder():
-    model = model_lib.build_model(config_lib.Config(resnet_depth=10, image_size=8), 4)
+    model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.random.uniform([2, 8, 8, 3]), training=True)["logits_sup"])
     touched = [v for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables))
@@ -251,7 +252,7 @@ def test_moving_statistics_do_not_depend_on_the_number_of_replicas(two_replicas)
 
 
 def test_weight_decay_by_rank_and_owner():
-    model = model_lib.build_model(config_lib.Config(resnet_depth=10, image_size=8), 4)
+    model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     kernel = model.supervised_head.linear_layer.dense.kernel
     expected = 0.25 * np.sum(np.square(kernel))
     np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "lars"), expected, rtol=1e-5)
@@ -261,8 +262,8 @@ def test_weight_decay_by_rank_and_owner():
 
 
 def test_lars_leaves_vectors_and_the_linear_head_alone():
-    model = model_lib.build_model(config_lib.Config(resnet_depth=10, image_size=8), 4)
-    optimizer = model_lib.build_optimizer(config_lib.Config(), 0.1, model)
+    model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
+    optimizer = model_lib.build_optimizer(Config(), 0.1, model)
     left_alone = {v.ref() for v in model.trainable_variables if optimizer.exclude_from_weight_decay(v)}
     by_name = {v.ref() for v in model.trainable_variables
                if any(word in v.name for word in ("gamma", "beta", "bias"))}

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import config as config_lib
 import data
 import evaluate
 import experiment
-import features
 import metrics
 import model as model_lib
 import objective
-import sources
-import transfer
-from config import Config, UserError
+from config import Config
+from probing import logistic_regression
+from runtime.errors import UserError
+from sources import datasets
+from transfer import __main__, tasks
 
 CLASSES = ("red", "green", "blue")
 
@@ -52,7 +52,7 @@ def tiny_voc(tmp_path_factory):
 
 
 def test_difficult_objects_are_neither_shown_nor_absent(tiny_voc):
-    source = sources.open_source("tiny_voc", tiny_voc)
+    source = datasets.open_source("tiny_voc", tiny_voc)
     assert source.multi_label and source.class_names == list(CLASSES)
     found = set()
     for _, item, label in source.records("train"):
@@ -64,7 +64,7 @@ def test_difficult_objects_are_neither_shown_nor_absent(tiny_voc):
 
 
 def test_evaluation_batches_are_filled_up_without_labels(tiny_voc):
-    source = sources.open_source("tiny_voc", tiny_voc)
+    source = datasets.open_source("tiny_voc", tiny_voc)
     config = Config(dataset="tiny_voc", image_size=8)
     *_, (_, labels, weights) = data.build_eval_dataset(config, source, "test", 20)
     assert labels.shape == [20, 3]
@@ -124,7 +124,7 @@ def test_accuracies_against_scikit_learn():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Class 2 is guessed and never true.
         assert found[evaluate.MEAN_PER_CLASS] == pytest.approx(balanced_accuracy_score(labels, guesses))
-    assert transfer.METRICS["mean_per_class"](labels, logits) == found[evaluate.MEAN_PER_CLASS]
+    assert tasks.METRICS["mean_per_class"](labels, logits) == found[evaluate.MEAN_PER_CLASS]
     assert found[evaluate.MEAN_PER_CLASS] != pytest.approx(found[evaluate.LINEAR_TOP_1], abs=1e-3)
 
 
@@ -144,13 +144,13 @@ def test_linear_transfer(tiny_voc, tmp_path, monkeypatch, capsys):
     settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
     path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps(settings))
-    monkeypatch.setattr(features, "PATH_ITERATIONS", 30)
+    monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
     command = ["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
                "--validation=train[50%:]"]
     with pytest.raises(SystemExit):  # Of one example, no class is told from the rest.
-        transfer.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
+        __main__.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
     assert "--train=train[:1] needs labelled examples" in capsys.readouterr().err
-    transfer.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
+    __main__.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     saved = np.load(tmp_path / "out" / "predictions.npz")
     assert results["metric"] == "mean_average_precision" and (saved["labels"] == -1).any()
@@ -181,5 +181,5 @@ def test_what_needs_one_label_is_refused(tiny_voc, tmp_path):
                   model_dir=str(tmp_path / "run"), resnet_depth=10)
     with pytest.raises(UserError, match="--eval_protocol=knn is for one label an example, and tiny_voc has several"):
         experiment.run(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
-    with pytest.raises(config_lib.UserError, match="--label_fraction=0.5 is for one label an example"):
+    with pytest.raises(UserError, match="--label_fraction=0.5 is for one label an example"):
         experiment.run(Config(**shared, train_mode="supervised", label_fraction=0.5), True)

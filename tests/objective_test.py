@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import config as config_lib
 import golden
 import metrics
 import model as model_lib
 import objective
+from config import Config
+from large_batch import blocked_nt_xent
 
 ARRAYS = golden.load("nt_xent")
 
@@ -81,7 +82,7 @@ def similar_views(images, width, dtype, noise=1.0):
 def test_blocks_give_the_originals_loss_metrics_and_gradient(case):
     temperature = float(case.split("tau")[1].split("_")[0])
     scalars, gradient = value_and_gradient(
-        lambda hidden: objective.contrastive_loss_and_metrics(
+        lambda hidden: blocked_nt_xent.contrastive_loss(
             hidden, case.endswith("norm1"), temperature, block_rows=3), tf.constant(ARRAYS[f"{case}/hidden"]))
     recorded = [ARRAYS[f"{case}/{name}"] for name in ("loss", "contrast_acc", "contrast_entropy")]
     np.testing.assert_allclose(scalars, recorded, rtol=1e-5)
@@ -93,13 +94,13 @@ def test_blocks_give_the_originals_loss_metrics_and_gradient(case):
     (0, False), (1, False), (4, False), (5, False), (13, False), (64, False), (0, True), (5, True)])
 def test_blocks_do_not_change_the_loss(dtype, tolerance, block_rows, xla, monkeypatch):
     # What a TPU needs differs in form, and XLA compiles it for any device. There, a replica's offset is a tensor.
-    monkeypatch.setattr(objective, "_needs_static_shapes", lambda strategy: xla)
+    monkeypatch.setattr(blocked_nt_xent, "_needs_static_shapes", lambda strategy: xla)
     hidden = similar_views(13, 6, dtype)
 
     @tf.function(autograph=False, jit_compile=xla)
     def blocked(hidden, offset):
         monkeypatch.setattr(objective, "replica_offset", lambda local, strategy: offset)
-        return objective.contrastive_loss_and_metrics(hidden, True, 0.2, None, block_rows)
+        return blocked_nt_xent.contrastive_loss(hidden, True, 0.2, None, block_rows)
 
     scalars, gradient = value_and_gradient(lambda hidden: blocked(hidden, tf.constant(0)), hidden)
     monkeypatch.undo()
@@ -112,7 +113,7 @@ def test_blocks_do_not_change_the_loss(dtype, tolerance, block_rows, xla, monkey
 
 def test_blocks_of_a_batch_of_unknown_size():
     signature = [tf.TensorSpec([None, 6], tf.float64)]
-    blocked = tf.function(lambda hidden: objective.contrastive_loss_and_metrics(hidden, True, 0.2), signature)
+    blocked = tf.function(lambda hidden: blocked_nt_xent.contrastive_loss(hidden, True, 0.2), signature)
     for images in (1, 13):
         hidden = similar_views(images, 6, tf.float64)
         np.testing.assert_allclose(blocked(hidden), plain(hidden, True, 0.2), rtol=1e-6, atol=1e-7)
@@ -123,7 +124,7 @@ def test_blocks_bear_large_logits_and_losses_near_0(hidden_norm, temperature, sc
     hidden = scale * similar_views(9, 8, tf.float64, 0.5)
     expected, expected_gradient = value_and_gradient(lambda hidden: plain(hidden, hidden_norm, temperature), hidden)
     scalars, gradient = value_and_gradient(
-        lambda hidden: objective.contrastive_loss_and_metrics(hidden, hidden_norm, temperature, block_rows=4),
+        lambda hidden: blocked_nt_xent.contrastive_loss(hidden, hidden_norm, temperature, block_rows=4),
         tf.cast(hidden, tf.float32))
     np.testing.assert_allclose(scalars[:2], expected[:2], rtol=1e-4)
     # Probabilities near 1 are rounded by 6e-8, in another way on every processor.
@@ -133,20 +134,20 @@ def test_blocks_bear_large_logits_and_losses_near_0(hidden_norm, temperature, sc
 
 def test_equal_projections_find_only_the_first_image():
     scalars, _ = value_and_gradient(
-        lambda hidden: objective.contrastive_loss_and_metrics(hidden, block_rows=2), tf.ones([10, 3]))
+        lambda hidden: blocked_nt_xent.contrastive_loss(hidden, block_rows=2), tf.ones([10, 3]))
     np.testing.assert_allclose(scalars, [2 * math.log(9), 1 / 5, math.log(5)], rtol=1e-6)
 
 
 def test_not_a_number_is_not_hidden():
     hidden = tf.tensor_scatter_nd_update(similar_views(6, 4, tf.float32), [[3, 1]], [np.nan])
-    assert np.isnan(objective.contrastive_loss_and_metrics(hidden, block_rows=2)[0])
+    assert np.isnan(blocked_nt_xent.contrastive_loss(hidden, block_rows=2)[0])
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     hidden = tf.cast(similar_views(7, 5, tf.float32), dtype)
     expected, expected_gradient = value_and_gradient(plain, tf.cast(hidden, tf.float32))
-    for function in (plain, objective.contrastive_loss_and_metrics):
+    for function in (plain, blocked_nt_xent.contrastive_loss):
         scalars, gradient = value_and_gradient(function, hidden)
         np.testing.assert_allclose(scalars, expected, rtol=1e-6)
         assert gradient.dtype == dtype.as_numpy_dtype
@@ -157,7 +158,7 @@ def test_gradient_follows_the_loss_alone_and_its_scale():
     hidden = similar_views(6, 5, tf.float64)
 
     def scaled(hidden):
-        loss, accuracy, entropy = objective.contrastive_loss_and_metrics(hidden, True, 0.3, block_rows=4)
+        loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(hidden, True, 0.3, block_rows=4)
         return 3 * loss + accuracy + entropy, accuracy, entropy
 
     _, gradient = value_and_gradient(scaled, hidden)
@@ -173,7 +174,7 @@ def test_a_step_holds_no_more_rows_than_it_may(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(tf, "matmul", matmul)  # Run eagerly, every product passes here with its real shape.
-    hidden, config = similar_views(100, 4, tf.float32), config_lib.Config(loss_block_rows=30)
+    hidden, config = similar_views(100, 4, tf.float32), Config(loss_block_rows=30)
     losses, _ = model_lib.contrastive_losses(hidden, config, None)
     assert [tuple(product.shape) for product in made] == [(25, 200), (25, 4), (200, 4)] * 8
     np.testing.assert_allclose(losses["contrast_loss"], plain(hidden, True, config.temperature)[0], rtol=1e-5)
@@ -181,7 +182,7 @@ def test_a_step_holds_no_more_rows_than_it_may(monkeypatch):
 
 @pytest.mark.parametrize("form", ["plain", "one block", "blocks", "static shapes"])
 def test_two_replicas_have_the_loss_metrics_and_gradient_of_one(two_replicas, form, monkeypatch):
-    monkeypatch.setattr(objective, "_needs_static_shapes", lambda strategy: form == "static shapes")
+    monkeypatch.setattr(blocked_nt_xent, "_needs_static_shapes", lambda strategy: form == "static shapes")
     block_rows = {"blocks": 2, "static shapes": 2}.get(form, 0)
     hidden = similar_views(6, 5, tf.float64).numpy()
     expected, expected_gradient = value_and_gradient(lambda hidden: plain(hidden, True, 0.3), tf.constant(hidden))
@@ -195,7 +196,7 @@ def test_two_replicas_have_the_loss_metrics_and_gradient_of_one(two_replicas, fo
             if form == "plain":
                 scalars = plain(part, True, 0.3, two_replicas)
             else:
-                scalars = objective.contrastive_loss_and_metrics(part, True, 0.3, two_replicas, block_rows)
+                scalars = blocked_nt_xent.contrastive_loss(part, True, 0.3, two_replicas, block_rows)
             shared = scalars[0] / 2
         return tape.gradient(shared, part), *scalars
 

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 import data_util
-import export
-import image_ops
 import model as model_lib
-import model_dir
+from augmentation import operators, policies
+from checkpoints import run_directory
 from config import Config
+from export import saving
 from image_ops_test import photographs
 from paper import common, probes
 
@@ -38,7 +38,7 @@ def test_images_are_transformed_as_their_classes_say(probe):
         for turns in range(4):
             np.testing.assert_array_equal(shown[classes == turns][0], np.rot90(photo, turns))
     elif probe == "sobel":
-        expected = image_ops.from_planes(image_ops.sobel(image_ops.to_planes(images[:1])))
+        expected = data_util.from_channels(operators.sobel(data_util.to_channels(images[:1])))
         np.testing.assert_allclose(others, np.repeat(expected, len(others), 0), atol=1e-6)
     else:
         differences = (others - photo).std((1, 2, 3))
@@ -93,8 +93,8 @@ def test_networks_are_of_the_size_of_their_training(tmp_path):
     model = model_lib.build_model(config, 10)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     assert common.load(path)[1] == 224
-    model_dir.write_flags(str(tmp_path), config, [str(digit) for digit in range(10)])
-    saved_model = export.export_to_model_dir(config, [str(digit) for digit in range(10)], path)
+    run_directory.write_flags(str(tmp_path), config, [str(digit) for digit in range(10)])
+    saved_model = saving.export_to_model_dir(config, [str(digit) for digit in range(10)], path)
     for place in (path, saved_model):
         loaded, size = common.load(place)
         assert size == 8
@@ -103,4 +103,4 @@ def test_networks_are_of_the_size_of_their_training(tmp_path):
 
 def test_gray_is_the_policys():
     """What the colour probe looks for is what pretraining does to a fifth of the views."""
-    assert data_util.OPERATORS["grayscale"][0] == probes.PROBES["colour"][1][0]
+    assert policies.OPERATORS["grayscale"][0] == probes.PROBES["colour"][1][0]

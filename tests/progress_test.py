@@ -10,11 +10,11 @@ import tempfile
 import pytest
 import tensorflow as tf
 
-import progress
 import run
-import stopping
-from config import Config, UserError
+from config import Config
 from conftest import ROOT
+from runtime import command_line, console, progress, tensorflow_startup
+from runtime.errors import Stopped, UserError
 
 
 class Terminal(io.StringIO):
@@ -56,7 +56,7 @@ def test_time_left_is_that_of_the_remaining_steps(capsys):
 
 
 def test_table_lines_up():
-    text = progress.table("title", [("a", 1), None, ("longer", "x")])
+    text = console.table("title", [("a", 1), None, ("longer", "x")])
     assert text.splitlines() == ["-" * 9, "title", "-" * 9, "a       1", "-" * 9, "longer  x", "-" * 9]
 
 
@@ -64,11 +64,11 @@ HOSTILE, ESCAPED = "\x1b[31m\x07\x9b\u202e\udcff\r\t", r"\x1b[31m\x07\x9b\u202e\
 
 
 def test_control_characters_are_escaped_where_they_are_printed(monkeypatch, capsys):
-    progress.say(f"{HOSTILE}\nnext é")
+    console.log(f"{HOSTILE}\nnext é")
     assert capsys.readouterr().out == f"{ESCAPED}\nnext é\n"
-    assert progress.printable_name("a\nb") == r"a\nb"
+    assert console.printable_name("a\nb") == r"a\nb"
     with pytest.raises(SystemExit) as stop:
-        progress.fail("x.py", f"{HOSTILE}\nnext é")
+        command_line.fail("x.py", f"{HOSTILE}\nnext é")
     assert (stop.value.code, capsys.readouterr().err) == (2, r"x.py: error: \x1b[31m\x07\x9b\u202e\udcff next é" + "\n")
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     assert list(progress.track([1], 1, f"split {HOSTILE}\n")) == [1]
@@ -98,26 +98,26 @@ def no_temporary_directory():
     (KeyboardInterrupt(), 130, "")])
 def test_a_command_ends_with_one_line(error, status, words, capsys):
     with pytest.raises(SystemExit) as stop:
-        progress.run_command("x.py", raises(error))
+        command_line.run_command("x.py", raises(error))
     told = capsys.readouterr().err
     assert stop.value.code == status and words in told and told.count("\n") == (status == 2)
 
 
 def test_a_stopped_command_ends_with_status_75(capsys):
     with pytest.raises(SystemExit) as stop:
-        progress.run_command("x.py", raises(stopping.Stopped("stopped by SIGTERM: saved")))
+        command_line.run_command("x.py", raises(Stopped("stopped by SIGTERM: saved")))
     assert stop.value.code == 75 and capsys.readouterr().out == "stopped by SIGTERM: saved\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), tf.errors.InternalError(None, None, "x"), AttributeError("x")])
 def test_faults_of_the_program_keep_their_traceback(error):
     with pytest.raises(type(error)):
-        progress.run_command("x.py", raises(error))
+        command_line.run_command("x.py", raises(error))
 
 
 def test_loading_does_without_a_temporary_directory(monkeypatch, capfd):
     monkeypatch.setattr(tempfile, "TemporaryFile", no_temporary_directory)
-    with progress.loading_tensorflow():
+    with tensorflow_startup.loading_tensorflow():
         os.write(2, b"from native code")
     assert capfd.readouterr().err == "from native code"
 
@@ -125,7 +125,7 @@ def test_loading_does_without_a_temporary_directory(monkeypatch, capfd):
 def test_a_module_that_needs_a_temporary_directory_says_so(capsys, monkeypatch):
     monkeypatch.setattr(progress.importlib, "import_module", lambda _: no_temporary_directory())
     with pytest.raises(SystemExit) as stop:
-        progress.load_quietly("tensorflow")
+        tensorflow_startup.load_quietly("tensorflow")
     told = capsys.readouterr().err
     assert stop.value.code == 2 and told.count("\n") == 1
     assert "TMPDIR: there is no temporary directory that can be written to. Set TMPDIR to one." in told
@@ -133,7 +133,7 @@ def test_a_module_that_needs_a_temporary_directory_says_so(capsys, monkeypatch):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_native_messages_are_shown_only_if_loading_fails(fails, capfd):
-    with pytest.raises(ImportError) if fails else progress.contextlib.nullcontext(), progress.loading_tensorflow():
+    with pytest.raises(ImportError) if fails else progress.contextlib.nullcontext(), tensorflow_startup.loading_tensorflow():
         os.write(2, b"from native code")
         if fails:
             raise ImportError

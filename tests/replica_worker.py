@@ -19,15 +19,16 @@ if REPLICAS:
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 
-import checkpoint  # noqa: E402
-import data  # noqa: E402
+import data
 import lars_optimizer  # noqa: E402
-import model as model_lib  # noqa: E402
-import objective  # noqa: E402
+import model as model_lib
+import objective
 import resnet  # noqa: E402
-import train  # noqa: E402
-from config import Config  # noqa: E402
-from train_step import TrainStep  # noqa: E402
+import train
+from checkpoints import restoring
+from checkpoints.training_state import TrainingState
+from config import Config
+from train import TrainStep
 
 BATCH, CLASSES, SEED = 8, 4, 5
 SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=BATCH, num_proj_layers=2,
@@ -86,13 +87,13 @@ def train_case(strategy, settings):
         optimizer = RecordingLARS(
             model_lib.build_schedule(config, 64), config.momentum, weight_decay=config.weight_decay,
             exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
-        state = checkpoint.TrainingState(model, optimizer, tempfile.gettempdir(), 1)
+        state = TrainingState(model, optimizer, tempfile.gettempdir(), 1)
     step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=CLASSES, seed=SEED,
                      strategy=strategy)
     run_steps = train.make_run_steps(step)
     batches = distributed_batches(config, strategy)
     results = dict(zip(step.metric_names, run_steps(batches, tf.constant(1))[0].numpy()))
-    variables = checkpoint.variables_by_key(model=model)
+    variables = restoring.variables_by_key(model=model)
     trained = {key: variable for key, variable in variables.items() if variable.trainable}
     results.update({f"step 1: {key}": variable.numpy()
                     for key, variable in variables.items() if not variable.trainable})

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import checkpoint
 import objective
 import replica_worker
+from checkpoints import restoring
 
 ONE = tf.distribute.get_strategy()
 BLUR, PLAIN, LOCAL = ({"use_blur": True}, {"use_blur": False}, {"use_blur": False, "global_bn": False})
@@ -64,7 +64,7 @@ def test_two_replicas_train_as_one_and_with_local_statistics_as_themselves(four_
 def naive_local_step(config, replicas):
     """The first step with local batch norm, on one device: a forward pass for each replica, and one loss over all."""
     model = replica_worker.build_model(config)
-    variables = checkpoint.variables_by_key(model=model)
+    variables = restoring.variables_by_key(model=model)
     start = {key: variable.numpy() for key, variable in variables.items()}
     views, _ = replica_worker.batch_of(config)
     firsts, seconds, statistics = [], [], []

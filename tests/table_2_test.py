@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import model as model_lib
 import objective
-from config import Config, UserError
+from config import Config
+from runtime.errors import UserError
 
 LOSSES = [("nt_xent", False), ("nt_logistic", False), ("nt_logistic", True), ("margin_triplet", False),
           ("margin_triplet", True)]
@@ -51,7 +52,7 @@ def loop_loss(name, mine, both_views, first, second):
 
 
 def loss_of(name, mine, both_views, hidden, strategy=None):
-    return objective.add_table_2_loss(hidden, name, True, TEMPERATURE, MARGIN, mine, both_views, strategy)
+    return objective.add_alternative_contrastive_loss(hidden, name, True, TEMPERATURE, MARGIN, mine, both_views, strategy)
 
 
 @pytest.mark.parametrize("both_views", [False, True])

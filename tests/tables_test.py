@@ -15,13 +15,14 @@ import pytest
 import tensorflow as tf
 
 import config as config_lib
-import launch
 import metrics_test
 import model as model_lib
-import transfer
-from config import Config, TrainingDiverged, UserError
+from config import Config
 from conftest import ROOT
 from paper import catalogue, cells, figures, tables
+from runtime.errors import JobFailed, UserError
+from runtime.paths import slug
+from transfer import __main__, tasks
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
@@ -35,13 +36,13 @@ def test_commands_are_valid(name, scale, tmp_path):
         if program == "run.py":
             seen.add((cell.start, cells.config_of(arguments).replace(model_dir=None)))
         else:
-            asked = transfer._parser().parse_args(arguments)
-            assert transfer.task_of(asked) and asked.data_dir == "x"
+            asked = __main__._parser().parse_args(arguments)
+            assert tasks.task_of(asked) and asked.data_dir == "x"
             seen.add((cell.start, *arguments))
         if cell.start is not None:
             assert catalogue.cell_at(cell.start).transfer is None
     assert len(seen) == len(study.cells_of(scale))  # Every cell is another run.
-    assert len({config_lib.slug(cell.name) for cell in study.cells_of(scale)}) == len(seen)
+    assert len({slug(cell.name) for cell in study.cells_of(scale)}) == len(seen)
 
 
 CHECKED = {  # study -> checksum of all names and numbers, and the sums of the columns of the paper's tables
@@ -227,7 +228,7 @@ def test_what_diverges_is_a_result(calls, tmp_path, capsys, monkeypatch):
     def diverging(command, directory):
         call(command, directory)
         if "--width_multiplier=2" in command:
-            raise launch.JobFailed(f"{directory}: the run ended with status 3", TrainingDiverged.status)
+            raise JobFailed(f"{directory}: the run ended with status 3", TrainingDiverged.status)
 
     monkeypatch.setattr(cells, "_call", diverging)
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
@@ -242,7 +243,7 @@ def test_what_diverges_is_a_result(calls, tmp_path, capsys, monkeypatch):
 def test_a_run_that_failed_otherwise_has_not_diverged(status, calls, tmp_path, monkeypatch, capsys):
     """Whatever its log says."""
     def failing(command, directory):
-        raise launch.JobFailed(f"{directory}: the run ended (training has diverged: at step 3)", status)
+        raise JobFailed(f"{directory}: the run ended (training has diverged: at step 3)", status)
 
     monkeypatch.setattr(cells, "_call", failing)
     with pytest.raises(SystemExit) as error:

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import checkpoint
-import config as config_lib
 import data
-import devices
-import features
 import metrics
 import model as model_lib
 import resnet
-import sources
-from train_step import TrainStep
+from checkpoints.training_state import TrainingState
+from config import Config
+from probing import features
+from runtime import devices
+from runtime.errors import UserError
+from sources import digits
+from train import TrainStep
 
 SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=4, num_proj_layers=2, proj_out_dim=16,
              seed=1)
@@ -49,7 +50,7 @@ class FakeTpu:
 
 
 def make_strategy(**settings):
-    return devices.make_strategy(config_lib.Config(use_tpu=True, **settings))
+    return devices.make_strategy(Config(use_tpu=True, **settings))
 
 
 def test_a_tpu_is_connected_in_the_order_of_the_guide(monkeypatch):
@@ -73,7 +74,7 @@ def test_the_tpu_of_a_tpu_vm_is_not_looked_for_in_the_network(monkeypatch):
     "TPUStrategy"])
 def test_a_tpu_that_cannot_be_had_is_told_in_one_line(step, monkeypatch):
     FakeTpu(monkeypatch, "grpc://10.0.0.2:8470", step)
-    with pytest.raises(config_lib.UserError, match="--use_tpu: no TPU could be reached .TPUs not found.") as error:
+    with pytest.raises(UserError, match="--use_tpu: no TPU could be reached .TPUs not found.") as error:
         make_strategy(master="mine")
     assert "\n" not in str(error.value)
 
@@ -84,7 +85,7 @@ def test_nothing_is_started_before_a_tpu_or_hosts_are_connected(settings, enviro
     calls = []
     monkeypatch.setenv("TF_CONFIG", environment)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))
-    devices.start_runtime(config_lib.Config(**settings))
+    devices.start_runtime(Config(**settings))
     assert bool(calls) == started
 
 
@@ -104,18 +105,18 @@ def lower_to_xla(function, *arguments):
     dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet"),
     dict(contrastive_loss="nt_logistic", semi_hard=True, lineareval_while_pretraining=False)])
 def test_xla_knows_all_operations_of_the_training_step(settings, few_blocks, tmp_path):
-    config = config_lib.Config(**{**SMALL, **settings})
+    config = Config(**{**SMALL, **settings})
     model = model_lib.build_model(config, 10)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
-    checkpoint.TrainingState(model, optimizer, str(tmp_path), 1)
+    TrainingState(model, optimizer, str(tmp_path), 1)
     step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=10, seed=1,
                      strategy=tf.distribute.get_strategy())
-    batch = next(iter(data.build_train_dataset(config, sources.digits_source(), 1, 4)))
+    batch = next(iter(data.build_train_dataset(config, digits.digits_source(), 1, 4)))
     assert "convolution" in lower_to_xla(step, batch)
 
 
 def test_xla_knows_all_operations_of_the_evaluation(few_blocks):
-    config = config_lib.Config(**SMALL)
+    config = Config(**SMALL)
     model = model_lib.build_model(config, 10)
     encode = features.encoder_function(model)
 
@@ -127,7 +128,7 @@ def test_xla_knows_all_operations_of_the_evaluation(few_blocks):
 
 
 def test_all_batches_have_static_shapes():
-    config, source = config_lib.Config(**SMALL), sources.digits_source()
+    config, source = Config(**SMALL), digits.digits_source()
     training = data.build_train_dataset(config, source, 1, 4)
     for dataset in (training, data.build_eval_dataset(config, source, "test", 7, replicas=8)):
         assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)

@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import checkpoint
 import golden
 import model as model_lib
 import objective
-import train_step
+import train
+from checkpoints.training_state import TrainingState
 from config import Config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet", "unoptimized_graphs")
@@ -27,7 +27,7 @@ def make_state(config, directory, strategy=None):
             if "gamma" in variable.name:
                 variable.assign(tf.ones_like(variable))
         optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
-        return checkpoint.TrainingState(model, optimizer, str(directory), 1)
+        return TrainingState(model, optimizer, str(directory), 1)
 
 
 def set_loss_scale(state, scale):
@@ -35,7 +35,7 @@ def set_loss_scale(state, scale):
 
 
 def make_step(config, state, strategy=None):
-    return train_step.TrainStep(model=state.model, optimizer=state.optimizer, config=config, num_classes=CLASSES,
+    return train.TrainStep(model=state.model, optimizer=state.optimizer, config=config, num_classes=CLASSES,
                                 seed=5, strategy=strategy or tf.distribute.get_strategy())
 
 
@@ -74,7 +74,7 @@ def step_in_one_go(config, state, views, labels, micro):
         if config.contrastive_loss == "nt_xent":
             contrast, _, _ = objective.add_contrastive_loss(hidden, config.hidden_norm, config.temperature)
         else:
-            contrast, _, _ = objective.add_table_2_loss(hidden, config.contrastive_loss, config.hidden_norm,
+            contrast, _, _ = objective.add_alternative_contrastive_loss(hidden, config.contrastive_loss, config.hidden_norm,
                                                         config.temperature, 0.8, config.semi_hard, both_views=True)
         targets = [tf.one_hot(np.tile(labels[row:row + micro], 2), CLASSES) for row in range(0, 8, micro)]
         head = tf.reduce_mean([objective.add_supervised_loss(target, part["logits_sup"])
@@ -83,7 +83,7 @@ def step_in_one_go(config, state, views, labels, micro):
     gradients = tape.gradient(total, model.trainable_variables)
     if config.linear_head_learning_rate:
         inputs = tf.concat([part["sup_head_input"] for part in parts], 0)
-        gradients = train_step.linear_head_gradients(
+        gradients = train.linear_head_gradients(
             model.supervised_head, model.trainable_variables, gradients, tf.nn.moments(inputs, [0]),
             model_lib.linear_head_rate_ratio(config))
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))

@@ -13,17 +13,18 @@ import tensorflow as tf
 from scipy import stats
 
 import config as config_lib
-import features
-import launch
 import metrics_test
 import model as model_lib
-import model_dir
-import sources
-import transfer
-import weights
-from config import Config, UserError
+from checkpoints import weight_files
+from checkpoints.lock import Lock
+from config import Config
 from config_test import make_flags
 from data_test import write_images
+from probing import features, logistic_regression
+from runtime import child_processes
+from runtime.errors import UserError
+from sources import digits
+from transfer import __main__, grid_search, linear_evaluation, output, significance, tasks
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
@@ -56,15 +57,15 @@ def test_the_path_against_cold_fits(sets):
     from sklearn import linear_model
 
     (inputs, labels), _, (test_inputs, test_labels) = sets
-    path = features.LogisticPath(inputs, labels)
-    for number, l2 in enumerate(transfer.L2_CHOICES):
+    path = logistic_regression.LogisticPath(inputs, labels)
+    for number, l2 in enumerate(linear_evaluation.L2_CHOICES):
         path.fit(l2)
         if number % 4 and number < 40:  # All of the weakest, which take longest.
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            cold = linear_model.LogisticRegression(C=1 / l2, max_iter=features.PATH_ITERATIONS,
-                                                   tol=features.PATH_TOLERANCE).fit(np.float64(inputs), labels)
+            cold = linear_model.LogisticRegression(C=1 / l2, max_iter=logistic_regression.PATH_ITERATIONS,
+                                                   tol=logistic_regression.PATH_TOLERANCE).fit(np.float64(inputs), labels)
         warm_loss = objective(path.scores(inputs), path.kernel, labels, l2)
         assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
         hits = path.scores(test_inputs).argmax(1) == test_labels
@@ -77,8 +78,8 @@ def test_the_path_with_more_features_than_examples():
 
     random = np.random.default_rng(4)
     inputs, labels = np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32), np.arange(60) % 3
-    path = features.LogisticPath(inputs, labels)
-    for number, l2 in enumerate(transfer.L2_CHOICES):
+    path = logistic_regression.LogisticPath(inputs, labels)
+    for number, l2 in enumerate(linear_evaluation.L2_CHOICES):
         warm_loss = objective(path.fit(l2).scores(inputs), path.kernel, labels, l2)
         if number % 6 == 0:
             cold = linear_model.LogisticRegression(C=1 / l2, max_iter=10_000, tol=1e-9).fit(np.float64(inputs), labels)
@@ -91,7 +92,7 @@ def test_two_classes_are_a_softmax_too(sets):
 
     inputs, labels = sets[0]
     inputs, labels = inputs[labels < 2], labels[labels < 2]
-    scores = features.LogisticPath(inputs, labels).fit(2.0).scores(inputs)
+    scores = logistic_regression.LogisticPath(inputs, labels).fit(2.0).scores(inputs)
     cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-8).fit(np.float64(inputs), labels)
     np.testing.assert_allclose(scores[:, 1] - scores[:, 0], cold.decision_function(inputs), atol=0.01)
 
@@ -99,10 +100,10 @@ def test_two_classes_are_a_softmax_too(sets):
 def test_a_sweep_goes_on_where_it_was_stopped(sets):
     fit, choose, _ = sets
     strengths, noted = (100.0, 1.0, 0.01), []
-    best, found = transfer.sweep(fit, choose, "top_1", strengths, note=lambda found: noted.append(dict(found)))
+    best, found = linear_evaluation.sweep(fit, choose, "top_1", strengths, note=lambda found: noted.append(dict(found)))
     assert [len(each) for each in noted] == [1, 2, 3] and noted[-1] == found
     noted.clear()
-    again = transfer.sweep(fit, choose, "top_1", strengths, found={100.0: found[100.0], 1.0: 0.0}, note=noted.append)
+    again = linear_evaluation.sweep(fit, choose, "top_1", strengths, found={100.0: found[100.0], 1.0: 0.0}, note=noted.append)
     assert len(noted) == 1 and again[1][1.0] == 0.0  # Taken as it was given, not fitted.
     assert again[1][0.01] == pytest.approx(found[0.01], abs=0.02) and again[0] in (100.0, 0.01)
 
@@ -111,7 +112,7 @@ def test_classes_that_were_not_seen_are_never_chosen(sets):
     inputs, labels = sets[0]
     for kept in ((0, 2), (0, 1, 3), (2, 3)):
         rows = np.isin(labels, kept)
-        scores = features.LogisticPath(inputs[rows], labels[rows]).fit(1.0).scores(inputs)
+        scores = logistic_regression.LogisticPath(inputs[rows], labels[rows]).fit(1.0).scores(inputs)
         assert scores.shape == (300, max(kept) + 1) and set(scores.argmax(1)) <= set(kept)
         assert (scores.argmax(1) == labels)[rows].mean() > 0.5
 
@@ -122,7 +123,7 @@ def test_one_against_the_rest(sets):
     inputs, labels = sets[0]
     several = np.eye(4, dtype=np.int64)[labels]
     several[:40, 1], several[:, 3] = -1, 0  # left out; never shown
-    scores = features.LogisticPath(inputs, several).fit(10.0).fit(1.0).scores(inputs)
+    scores = logistic_regression.LogisticPath(inputs, several).fit(10.0).fit(1.0).scores(inputs)
     for number in range(3):
         rows = several[:, number] >= 0
         cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-6).fit(
@@ -135,7 +136,7 @@ def test_l2_is_chosen_on_the_validation_set(sets):
     from sklearn import linear_model
 
     fit, choose, test = sets
-    results, scores = transfer.linear(fit, choose, test, "top_1")
+    results, scores = linear_evaluation.linear(fit, choose, test, "top_1")
     found = {cell["l2"]: cell["metric"] for cell in results["validation"]}
     assert max(found.values()) == found[results["l2"]]
     assert np.mean(scores.argmax(1) == test[1]) > 0.6
@@ -151,10 +152,10 @@ def test_the_strongest_of_the_best_is_chosen(sets):
     """Labels to choose by are what one strength predicts: nothing is better, and equals are weaker or no better."""
     fit, (inputs, _), _ = sets
     strengths = (1e4, 30.0, 1.0, 1e-3)
-    path = features.LogisticPath(*fit)
+    path = logistic_regression.LogisticPath(*fit)
     predicted = {l2: path.fit(l2).scores(inputs).argmax(1) for l2 in strengths}
     for l2 in strengths:
-        best, found = transfer.sweep(fit, (inputs, predicted[l2]), "top_1", strengths)
+        best, found = linear_evaluation.sweep(fit, (inputs, predicted[l2]), "top_1", strengths)
         assert found[l2] == 1.0 and best == max(each for each in strengths if found[each] == 1.0)
     assert len({tuple(labels) for labels in predicted.values()}) == 4  # Else the test would not tell them apart.
 
@@ -165,7 +166,7 @@ def test_the_strongest_of_the_best_is_chosen(sets):
 @pytest.fixture
 def few_iterations(monkeypatch):
     """Fits cut short: how well they fit is tested above."""
-    monkeypatch.setattr(features, "PATH_ITERATIONS", 30)
+    monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def network(tmp_path_factory):
 
 
 def run(*arguments):
-    transfer.main(["linear", *arguments])
+    __main__.main(["linear", *arguments])
 
 
 def test_linear_transfer_to_digits(network, few_iterations, tmp_path, capsys, monkeypatch):
@@ -188,14 +189,14 @@ def test_linear_transfer_to_digits(network, few_iterations, tmp_path, capsys, mo
                "--test=test[:150]", f"--out={out}")
     run(*command)
     results = json.loads((out / "result.json").read_text())
-    source, found = sources.digits_source(), {}
+    source, found = digits.digits_source(), {}
     for name, split in (("fit", "train[:320]"), ("choose", "train[320:400]"), ("test", "test[:150]")):
         saved = np.load(out / f"features_{name}.npz")
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         found[name] = saved["vectors"], saved["labels"]
     assert results["metric"] == "top_1" and results["test"] > 0.15  # Even by random features.
     predictions = np.load(out / "predictions.npz")
-    again, scores = transfer.linear(*found.values(), "top_1")
+    again, scores = linear_evaluation.linear(*found.values(), "top_1")
     np.testing.assert_array_equal(predictions["logits"], scores)
     assert again["l2"] == results["l2"] and again["validation"] == results["validation"]
     assert (predictions["logits"].argmax(1) == predictions["labels"]).mean() == results["test"]
@@ -289,19 +290,19 @@ def test_results_of_unknown_settings_are_refused(result, settings, tmp_path):
     if settings is not None:
         (tmp_path / "settings.json").write_bytes(settings)
     with pytest.raises(UserError, match=f"--out={tmp_path}: it") as error:
-        transfer._check_begun(str(tmp_path), SETTINGS)
+        output._check_begun(str(tmp_path), SETTINGS)
     assert "\n" not in str(error.value)
 
 
 def test_results_of_the_same_settings_are_accepted(tmp_path):
-    transfer._check_begun(str(tmp_path), SETTINGS)
+    output._check_begun(str(tmp_path), SETTINGS)
     (tmp_path / "notes.txt").touch()
-    transfer._check_begun(str(tmp_path), SETTINGS)
+    output._check_begun(str(tmp_path), SETTINGS)
     (tmp_path / "result.json").touch()
     (tmp_path / "settings.json").write_text(json.dumps(SETTINGS))
-    transfer._check_begun(str(tmp_path), SETTINGS)
+    output._check_begun(str(tmp_path), SETTINGS)
     with pytest.raises(UserError, match="weights step 1, content abc .now step 2"):
-        transfer._check_begun(str(tmp_path), {**SETTINGS, "weights": "step 2"})
+        output._check_begun(str(tmp_path), {**SETTINGS, "weights": "step 2"})
 
 
 def test_features_and_sweeps_belong_to_their_settings(network, few_iterations, tmp_path, capsys):
@@ -342,10 +343,10 @@ def test_features_and_sweeps_belong_to_their_settings(network, few_iterations, t
 def test_metrics_that_are_nan_are_errors(sets):
     fit, choose, _ = sets
     with pytest.raises(UserError, match="--metric=top_1: it is NaN, since the scores contain NaN"):
-        transfer.measure("top_1", np.array([0, 1]), np.array([[0.1, np.nan], [0.0, 1.0]]))
+        tasks.measure("top_1", np.array([0, 1]), np.array([[0.1, np.nan], [0.0, 1.0]]))
     several = np.zeros([len(choose[1]), 4], np.int64)  # No class is shown.
     with pytest.raises(UserError, match="--metric=mean_average_precision: it is NaN, since no label is 1"):
-        transfer.sweep((fit[0], np.eye(4, dtype=np.int64)[fit[1]]), (choose[0], several), "mean_average_precision",
+        linear_evaluation.sweep((fit[0], np.eye(4, dtype=np.int64)[fit[1]]), (choose[0], several), "mean_average_precision",
                        (1.0,))
 
 
@@ -353,7 +354,7 @@ def test_the_same_weights_in_another_place_are_the_same(network, tmp_path):
     digests = []
     for name in ("here", "there"):
         shutil.copytree(os.path.dirname(network), tmp_path / name)
-        digests.append(transfer._digest_of(weights.open_weights(str(tmp_path / name / "ckpt-1"))))
+        digests.append(output.digest_of_weights(weight_files.open_weights(str(tmp_path / name / "ckpt-1"))))
     assert digests[0] == digests[1]
 
 
@@ -369,20 +370,20 @@ def test_a_validation_folder_is_used(network, few_iterations, tmp_path, capsys):
 
 def test_a_transfer_that_runs_is_not_begun_again(network, tmp_path, capsys):
     (tmp_path / "out").mkdir()
-    with model_dir.Lock(str(tmp_path / "out")), pytest.raises(SystemExit):
+    with Lock(str(tmp_path / "out")), pytest.raises(SystemExit):
         run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
     assert f"--out={tmp_path / 'out'} is in use by process " in capsys.readouterr().err
 
 
 def test_tasks_are_the_papers():
     by_metric = {}
-    for name, task in transfer.TASKS.items():
+    for name, task in tasks.TASKS.items():
         by_metric.setdefault(task.metric, set()).add(name)
-    assert len(transfer.TASKS) == 12 and by_metric["mean_average_precision"] == {"voc2007"}
+    assert len(tasks.TASKS) == 12 and by_metric["mean_average_precision"] == {"voc2007"}
     assert by_metric["mean_per_class"] == {"aircraft", "pets", "caltech101", "flowers"}
-    divided = {name for name, task in transfer.TASKS.items() if task.validation}
+    divided = {name for name, task in tasks.TASKS.items() if task.validation}
     assert divided == {"aircraft", "voc2007", "dtd", "flowers"}
-    assert transfer.TASKS["dtd"].both == "train+validation" and transfer.TASKS["cars"].choose == "train[80%:]"
+    assert tasks.TASKS["dtd"].both == "train+validation" and tasks.TASKS["cars"].choose == "train[80%:]"
 
 
 # ------------------------------------------------------------------------------------------------------------- grids
@@ -415,7 +416,7 @@ def program(tmp_path, monkeypatch):
     """A program in place of run.py, best at a rate of 0.1 without weight decay; a function that tells its calls."""
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
-    monkeypatch.setattr(transfer, "_ROOT", str(tmp_path / "program"))
+    monkeypatch.setattr(grid_search, "_ROOT", str(tmp_path / "program"))
 
     def calls():
         return [json.loads(line) for line in (tmp_path / "program" / "calls").read_text().splitlines()]
@@ -424,7 +425,7 @@ def program(tmp_path, monkeypatch):
 
 
 def grid(network, out, *more, kind="finetune"):
-    transfer.main([kind, f"--checkpoint={network}", "--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2",
+    __main__.main([kind, f"--checkpoint={network}", "--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2",
                    *more])
 
 
@@ -454,7 +455,7 @@ def test_a_grid_is_searched_and_the_best_is_tested(network, tmp_path, program, c
 def test_the_last_training_has_the_devices_of_one_of_many(network, tmp_path, program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     devices = []
-    monkeypatch.setattr(launch.Launcher, "run", lambda self, job, given=None: (devices.append(given), subprocess.run(
+    monkeypatch.setattr(child_processes.Launcher, "run", lambda self, job, given=None: (devices.append(given), subprocess.run(
         job.command, check=True)))
     grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0,0.001", "--jobs=3")
     assert len(devices) == 3 and all(len(given) == 1 for given in devices)
@@ -472,7 +473,7 @@ def test_trainings_are_those_of_the_paper(network, tmp_path, program):
         "momentum", "0.9", "256", "30"}
     assert fine["resnet_depth"] == "10" and fine["image_size"] == "8"
     assert float(fine["batch_norm_decay"]) == 0.9  # 1 - 10 / (1150 / 256) is less.
-    settings = transfer.training_flags("finetune", transfer.TASKS["food101"], 75750, 0.1, 0.0, 20000)
+    settings = grid_search.training_flags("finetune", tasks.TASKS["food101"], 75750, 0.1, 0.0, 20000)
     assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
     for given in (fine, random, last):  # They are settings that run.py takes.
         values = make_flags()
@@ -481,7 +482,7 @@ def test_trainings_are_those_of_the_paper(network, tmp_path, program):
 
 
 def test_the_grids_are_the_papers():
-    fine, random = transfer.GRIDS["finetune"], transfer.GRIDS["scratch"]
+    fine, random = grid_search.GRIDS["finetune"], grid_search.GRIDS["scratch"]
     assert (fine.steps, random.steps) == (20_000, 40_000)
     np.testing.assert_allclose(np.log10(fine.learning_rates), np.linspace(-4, -1, 7))
     np.testing.assert_allclose(np.log10(random.learning_rates), np.linspace(-3, 0, 7))
@@ -644,7 +645,7 @@ def test_training_from_random_weights_on_a_folder(network, tmp_path):
                 image = tf.io.encode_png(np.full([10, 12, 3], 255 * number, np.uint8)).numpy()
                 (tmp_path / "photos" / split / name / f"{each}.png").write_bytes(image)
     (tmp_path / "photos" / "train" / "black" / "bad.png").write_bytes(b"nothing")
-    transfer.main(["scratch", f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}",
+    __main__.main(["scratch", f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}",
                    "--bad_images=skip", "--metric=mean_per_class", "--steps=20", "--batch_size=16",
                    "--learning_rates=1", "--weight_decays=0.001", f"--out={tmp_path / 'out'}"])
     results = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -684,7 +685,7 @@ def test_names_with_patterns_are_refused(flag, value, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     for command in ("linear", "finetune"):
         with pytest.raises(SystemExit) as error:
-            transfer.main([command, "--checkpoint=x", "--dataset=digits", f"--{flag}={value}"])
+            __main__.main([command, "--checkpoint=x", "--dataset=digits", f"--{flag}={value}"])
         told = capsys.readouterr().err
         assert error.value.code == 2 and f"--{flag}=" in told and told.count("\n") == 1
     assert not list(tmp_path.iterdir())
@@ -703,9 +704,9 @@ def test_the_permutation_test_is_mcnemars(count, share, other_share):
     hits, other_hits = draw_hits(count, share, other_share)
     only_first, only_second = (hits & ~other_hits).sum(), (other_hits & ~hits).sum()
     exact = stats.binomtest(int(only_first), int(only_first + only_second)).pvalue
-    found = transfer.permutation_test(hits, other_hits)
+    found = significance.permutation_test(hits, other_hits)
     assert found["difference"] == pytest.approx(hits.mean() - other_hits.mean())
-    assert found["p"] == pytest.approx(exact, abs=4 * np.sqrt(0.25 / transfer.DRAWS))
+    assert found["p"] == pytest.approx(exact, abs=4 * np.sqrt(0.25 / significance.DRAWS))
 
 
 def naive_p(right, other_right, statistic, draws=4000):
@@ -723,7 +724,7 @@ def test_per_class_accuracies_are_permuted_example_by_example():
     def mean_per_class(values):
         return np.mean([values[labels == label].mean() for label in (0, 1, 4, 7)])
 
-    found = transfer.permutation_test(hits, other_hits, labels)
+    found = significance.permutation_test(hits, other_hits, labels)
     assert found["difference"] == pytest.approx(mean_per_class(hits) - mean_per_class(other_hits))
     assert found["p"] == pytest.approx(naive_p(hits, other_hits, mean_per_class), abs=4 * np.sqrt(0.25 / 4000))
 
@@ -735,14 +736,14 @@ def test_several_labels_are_compared_by_accuracy():
     scores, other_scores = (labels + random.normal(size=(50, 4)) * scale - 0.5 for scale in (0.5, 0.9))
     rights = [np.array([np.mean([(value > 0) == label for value, label in zip(*row) if label >= 0])
                         for row in zip(each, labels)]) for each in (scores, other_scores)]
-    found = transfer.compare(labels, scores, other_scores, "mean_average_precision")
+    found = significance.compare(labels, scores, other_scores, "mean_average_precision")
     assert found["difference"] == pytest.approx(rights[0].mean() - rights[1].mean())
     assert found["p"] == pytest.approx(naive_p(*rights, np.mean), abs=4 * np.sqrt(0.25 / 4000))
 
 
 def test_equal_models_do_not_differ():
     hits, _ = draw_hits(50, 0.5, 0.5)
-    assert transfer.permutation_test(hits, hits) == dict(difference=0.0, p=1.0)
+    assert significance.permutation_test(hits, hits) == dict(difference=0.0, p=1.0)
 
 
 LABELS, LOGITS = np.arange(6) % 2, np.eye(2)[np.arange(6) % 2]
@@ -755,7 +756,7 @@ SEVERAL = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
 def test_predictions_of_all_kinds_are_read(labels, logits, tmp_path):
     """-inf is the logit of a class that was not learnt."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
-    found = transfer.read_predictions(str(tmp_path / "x.npz"))
+    found = output.read_predictions(str(tmp_path / "x.npz"))
     assert found[0].tolist() == labels.tolist() and found[1].tolist() == logits.tolist()
 
 
@@ -775,7 +776,7 @@ def test_other_predictions_are_refused(labels, logits, words, tmp_path, capsys):
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     np.savez(tmp_path / "good.npz", labels=LABELS, logits=LOGITS)
     with pytest.raises(SystemExit) as error:
-        transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "x.npz")])
+        __main__.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "x.npz")])
     told = capsys.readouterr().err
     assert error.value.code == 2 and (words or "") in told and told.count("\n") == 1
 
@@ -787,13 +788,13 @@ def test_files_are_compared(tmp_path, capsys):
         rows = slice(0, 100 if name == "short" else 200)
         logits = np.eye(2)[np.where(hits, labels, 1 - labels)]
         np.savez(tmp_path / f"{name}.npz", labels=labels[rows], logits=logits[rows])
-    transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
+    __main__.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
     assert "the difference is significant" in capsys.readouterr().out
     (tmp_path / "no.npz").write_text("nothing")
     np.savez(tmp_path / "cut.npz", labels=labels, logits=logits[:50])
     for other, words in (("short", "are not of the same examples"), ("cut", "and logits (50, 2) do not fit"),
                          ("no", "no.npz cannot be read as a file of labels")):
         with pytest.raises(SystemExit):
-            transfer.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")])
+            __main__.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")])
         told = capsys.readouterr().err
         assert words in told and told.count("\n") == 1

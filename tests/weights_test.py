@@ -14,16 +14,16 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-import checkpoint
 import evaluate
-import export
 import golden
 import model as model_lib
-import sources
 import train
-import weights
-from config import Config, UserError
+from checkpoints import __main__, inspection, restoring, tf1_names, weight_files
+from config import Config
 from conftest import ROOT
+from export import saving
+from runtime.errors import UserError
+from sources import digits
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SMALL = dict(resnet_depth=10, image_size=32, num_proj_layers=2, proj_out_dim=16)
@@ -53,7 +53,7 @@ def test_tf1_checkpoints_give_the_recorded_outputs(name, tmp_path):
     arrays, config = golden.load("tf1_network"), config_of(name)
     case = next(case for case in ("case0", "case1", "case2") if golden.config_of(arrays, case)[0] == config)
     model = model_lib.build_model(config, 10)
-    file = checkpoint.load_model(model, formula_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",)))
+    file = restoring.load_model(model, formula_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",)))
     assert (file.kind, file.step, file.others) == ("TF1 checkpoint", 7, 1)
     random = np.random.default_rng(int(arrays[f"{case}/images_seed"]))
     images = random.uniform(0, 1, (4, config.image_size, config.image_size, 3)).astype(np.float32)
@@ -67,8 +67,8 @@ def test_tf1_checkpoints_give_the_recorded_outputs(name, tmp_path):
     *((name, shapes, "") for name, shapes in TF1_NETWORKS.items())])
 def test_the_network_is_worked_out_from_the_file(name, shapes, suffix, tmp_path):
     expected = config_of(name)
-    config, classes = checkpoint.config_of_file(
-        weights.open_weights(formula_file(tmp_path, shapes, suffix)), expected.image_size)
+    config, classes = inspection.config_of_file(
+        weight_files.open_weights(formula_file(tmp_path, shapes, suffix)), expected.image_size)
     assert classes == 10 and config.cifar_stem == expected.cifar_stem
     for setting in ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "proj_head_mode", "num_proj_layers",
                     "proj_out_dim"):
@@ -86,7 +86,7 @@ def saved_models(tmp_path_factory):
         directories[kind] = str(tmp_path_factory.mktemp(kind))
         tf.saved_model.save(module, directories[kind], **options)
 
-    module, signatures = export.build_module(model, Config(**SMALL))
+    module, signatures = saving.build_module(model, Config(**SMALL))
     save("ours", module, signatures=signatures)
     # As the original's: a tf.Module that holds the Keras model, of which every layer is saved.
     module = tf.Module()
@@ -94,15 +94,15 @@ def saved_models(tmp_path_factory):
     save("original", module)
     # As one converted from TF1: a list of variables, which alone know their names.
     module = tf.Module()
-    names = weights.tf1_names(checkpoint.variables_by_key(model=model))
+    names = tf1_names.tf1_names(restoring.variables_by_key(model=model))
     module.variables_ = [tf.Variable(variable, name=names[key])
-                         for key, variable in checkpoint.variables_by_key(model=model).items()]
+                         for key, variable in restoring.variables_by_key(model=model).items()]
     save("converted", module)
     return directories
 
 
 def assert_formula_weights(model):
-    for key, variable in checkpoint.variables_by_key(model=model).items():
+    for key, variable in restoring.variables_by_key(model=model).items():
         np.testing.assert_array_equal(variable, golden.formula_weight(key, tuple(variable.shape)), err_msg=key)
 
 
@@ -110,7 +110,7 @@ def assert_formula_weights(model):
     ("ours", "SavedModel"), ("original", "SavedModel"), ("converted", "SavedModel (TF1 names)")])
 def test_saved_models_are_read_as_data(kind, words, saved_models):
     model = model_lib.build_model(Config(**SMALL), 4)
-    assert checkpoint.load_model(model, saved_models[kind]).kind == words
+    assert restoring.load_model(model, saved_models[kind]).kind == words
     assert_formula_weights(model)
 
 
@@ -136,9 +136,9 @@ def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         model = model_lib.build_model(Config(**SMALL), 4)
-        lines = checkpoint.warm_start(model, f"{address}/simclr/1").lines
+        lines = restoring.warm_start(model, f"{address}/simclr/1").lines
         with pytest.raises(UserError, match="--checkpoint=.*/simclr/2 could not be downloaded") as error:
-            weights.open_weights(f"{address}/simclr/2")
+            weight_files.open_weights(f"{address}/simclr/2")
         server.shutdown()
     assert "\n" not in str(error.value)
     assert lines[0].startswith(f"loaded {len(model.variables)} of {len(model.variables)} variables")
@@ -148,19 +148,19 @@ def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
 def test_a_wrong_network_is_told_with_the_flags_that_fit(tmp_path):
     path = formula_file(tmp_path, TF2_NETWORKS["resnet_depth=50_sk_ratio=0.0625_image_size=64"], SUFFIX)
     with pytest.raises(UserError) as error:
-        checkpoint.warm_start(model_lib.build_model(Config(resnet_depth=50, image_size=64), 10), path)
+        restoring.warm_start(model_lib.build_model(Config(resnet_depth=50, image_size=64), 10), path)
     assert "--resnet_depth=50 --width_multiplier=1 --sk_ratio=0.0625" in str(error.value)
     assert "is missing there" in str(error.value) and "\n" not in str(error.value)
     tf1 = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     with pytest.raises(UserError, match="base_model/conv2d.*--resnet_depth=18"):
-        checkpoint.warm_start(model_lib.build_model(Config(resnet_depth=34, image_size=32), 10), tf1)
+        restoring.warm_start(model_lib.build_model(Config(resnet_depth=34, image_size=32), 10), tf1)
 
 
 def test_warm_start_from_tf1_leaves_out_what_does_not_fit(tmp_path):
     shapes = TF1_NETWORKS["resnet_depth=18_image_size=32"]
     path = formula_file(tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum"))
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32, train_mode="finetune"), 7)
-    lines = checkpoint.warm_start(model, path).lines
+    lines = restoring.warm_start(model, path).lines
     assert lines[0] == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
     assert lines[1].startswith("left out: linear head (head_supervised/linear_layer/dense/kernel is [512, 10] there")
     assert lines[2].startswith("left out: 2 tensors of the optimizer and counters")
@@ -173,21 +173,21 @@ def test_warm_start_from_tf1_leaves_out_what_does_not_fit(tmp_path):
 def test_other_files_are_refused(names, words, tmp_path):
     path = formula_file(tmp_path, {name: [3, 3, 3, 8] for name in names}, "")
     with pytest.raises(UserError, match=words):
-        checkpoint.describe(path)
+        __main__.describe(path)
 
 
 def test_places_without_a_file_are_told(tmp_path):
     for path, words in ((tmp_path, "no checkpoint and no SavedModel in this directory"),
                         (tmp_path / "ckpt-1", "no such checkpoint")):
         with pytest.raises(UserError, match=f"--checkpoint=.*{words}"):
-            weights.open_weights(str(path))
+            weight_files.open_weights(str(path))
     (tmp_path / "model.index").touch()
     with pytest.raises(UserError, match="no checkpoint .*pass one of its prefixes, such as .*/model$"):
-        weights.open_weights(str(tmp_path))
+        weight_files.open_weights(str(tmp_path))
     formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-7.index").write_bytes(b"broken")
     with pytest.raises(UserError, match="cannot be read"):
-        weights.open_weights(str(tmp_path / "ckpt-7"))
+        weight_files.open_weights(str(tmp_path / "ckpt-7"))
 
 
 @pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
@@ -201,21 +201,21 @@ def test_damaged_tensors_are_told_and_nothing_is_assigned(how, tmp_path):
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
     before = [variable.numpy() for variable in model.variables]
     with pytest.raises(UserError, match="ckpt-7 (is damaged|cannot be read)") as error:
-        checkpoint.warm_start(model, path)
+        restoring.warm_start(model, path)
     assert "\n" not in str(error.value)
     assert all((variable.numpy() == old).all() for variable, old in zip(model.variables, before))
 
 
 def test_file_systems_that_are_not_there_are_told():
     with pytest.raises(UserError, match="--checkpoint=nowhere://bucket/run cannot be read") as error:
-        weights.open_weights("nowhere://bucket/run")
+        weight_files.open_weights("nowhere://bucket/run")
     assert "\n" not in str(error.value)
 
 
 def test_the_newest_of_a_runs_saved_models_is_taken(saved_models, tmp_path):
     for step in ("9", "10"):
         (tmp_path / step).symlink_to(saved_models["ours"])
-    assert weights.locate(str(tmp_path)) == (str(tmp_path / "10" / "variables" / "variables"), True)
+    assert weight_files.locate(str(tmp_path)) == (str(tmp_path / "10" / "variables" / "variables"), True)
 
 
 @pytest.mark.parametrize("selector, refused", [(1, True), (-1, True), (0, False), (-3, False)])
@@ -225,8 +225,8 @@ def test_a_head_on_projections_needs_them(selector, refused, tmp_path):
     config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
                     train_mode="finetune", ft_proj_selector=selector)
     model = model_lib.build_model(config, 10)
-    needed = evaluate._needed_parts(config, sources.digits_source())
-    for load in (lambda: train._start_weights(config, model, None), lambda: checkpoint.load_parts(model, path, needed)):
+    needed = evaluate._needed_parts(config, digits.digits_source())
+    for load in (lambda: train._start_weights(config, model, None), lambda: restoring.load_parts(model, path, needed)):
         with pytest.raises(UserError, match="--num_proj_layers=3") if refused else contextlib.nullcontext():
             load()
 
@@ -242,7 +242,7 @@ def test_a_linear_head_that_has_seen_labels_is_told_or_begins_anew(anew, tmp_pat
 
 
 def test_flags_are_given_with_all_their_digits():
-    assert checkpoint.as_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
+    assert restoring.as_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
 
 
 def test_describe_tells_and_refuses_by_command_line(tmp_path):
@@ -265,7 +265,7 @@ def test_the_newest_checkpoint_is_found_without_a_usable_list(content, tmp_path)
     path = formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     if content is not None:
         (tmp_path / "checkpoint").write_bytes(content)
-    assert weights.locate(str(tmp_path)) == (path, False)
+    assert weight_files.locate(str(tmp_path)) == (path, False)
 
 
 def test_a_list_that_names_a_pattern_is_refused(tmp_path):
@@ -273,14 +273,14 @@ def test_a_list_that_names_a_pattern_is_refused(tmp_path):
     (tmp_path / "ckpt-*.index").touch()
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-*"')
     with pytest.raises(UserError, match=r"contains \*"):
-        weights.locate(str(tmp_path))
+        weight_files.locate(str(tmp_path))
 
 
 def test_weights_that_are_strings_are_refused(tmp_path):
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "ckpt-1"), tensor_names=["base_model/conv2d/kernel"],
                       shape_and_slices=[""], tensors=[tf.fill([3, 3, 3, 8], "x")])
     with pytest.raises(UserError, match="base_model/conv2d/kernel in .*ckpt-1 has type string"):
-        weights.open_weights(str(tmp_path))
+        weight_files.open_weights(str(tmp_path))
 
 
 def test_a_small_object_graph_with_many_paths_is_refused(tmp_path):
@@ -292,4 +292,4 @@ def test_a_small_object_graph_with_many_paths_is_refused(tmp_path):
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "ckpt-1"), tensor_names=["_CHECKPOINTABLE_OBJECT_GRAPH"],
                       shape_and_slices=[""], tensors=[tf.constant(graph.SerializeToString())])
     with pytest.raises(UserError, match="ckpt-1 cannot be read .*more than 100000 paths"):
-        weights.open_weights(str(tmp_path))
+        weight_files.open_weights(str(tmp_path))

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import config as config_lib
 import experiment
 import run
-import stopping
-from config import Config, UserError
+from config import Config
 from experiment_test import TINY
+from runtime.errors import Stopped, TrainingDiverged, UserError
 
 EDGES = {int: [2**31 - 1, 2**31, -2**31, 2**63 - 1, 2**63, -2**63, 10**20],
          float: [-0.0, 5e-324, 1e-300, 1e-45, 1e-30, 1e30, 3.5e38, 1e308, float("inf"), float("-inf"), float("nan")]}
@@ -131,7 +131,7 @@ def test_any_command_line_is_read_or_refused_in_one_line(argv):
 
 
 @pytest.mark.parametrize("error, expected", [
-    (config_lib.UserError("x"), 2), (config_lib.TrainingDiverged("x"), 3), (stopping.Stopped("x"), 75)])
+    (UserError("x"), 2), (TrainingDiverged("x"), 3), (Stopped("x"), 75)])
 def test_errors_have_their_exit_status(error, expected, monkeypatch):
     def fail(*_, **__):
         raise error

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import checkpoint
-import embeddings
 import model as model_lib
-import weights
-from config import Config, UserError
+from checkpoints import restoring, weight_files
+from config import Config
 from conftest import ROOT
+from inference import embedding
+from runtime.errors import UserError
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
@@ -33,7 +33,7 @@ def test_a_saved_model_given_as_checkpoint_is_not_run(tmp_path, monkeypatch):
     tf.saved_model.save(module, str(tmp_path / "module"))
     (tmp_path / "written").unlink(missing_ok=True)
     loaded = model_lib.build_model(Config(**SMALL), 4)
-    checkpoint.load_model(loaded, str(tmp_path / "module"))
+    restoring.load_model(loaded, str(tmp_path / "module"))
     for ours, theirs in zip(loaded.variables, model.variables):
         np.testing.assert_array_equal(ours, theirs)
     assert not (tmp_path / "written").exists()
@@ -46,12 +46,12 @@ def test_files_that_are_no_checkpoints_are_refused(content, tmp_path):
     for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match="cannot be read") as error:
-        weights.open_weights(str(tmp_path / "ckpt-1"))
+        weight_files.open_weights(str(tmp_path / "ckpt-1"))
     assert "\n" not in str(error.value)
 
 
 def test_embedded_names_are_text_and_not_pickled(tmp_path):
-    with embeddings._npz_writer(str(tmp_path / "v.npz")) as add:
+    with embedding._npz_writer(str(tmp_path / "v.npz")) as add:
         add(["a", "../b", "c" * 300], np.ones([3, 2]))
     with np.load(tmp_path / "v.npz", allow_pickle=False) as arrays:
         assert arrays["files"].tolist() == ["a", "../b", "c" * 300]

@@ -14,13 +14,12 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageSequence
 
-import embeddings
 import experiment
 import experiment_test
-import image_files
-import model_dir
-import sources
-from config import UserError
+from inference import endpoints
+from runtime.errors import UserError
+from sources import datasets, digits, folders, image_checks, image_files, tfds_source
+from sources.indexed import IndexedSource
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -79,7 +78,7 @@ def test_images_of_every_kind_are_what_they_show(name, tmp_path):
     content, pixels, difference = GOOD[name]
     (tmp_path / name).write_bytes(content)
     assert image_files.why_unusable(str(tmp_path / name)) is None
-    source = sources.folder_source(str(tmp_path))
+    source = folders.folder_source(str(tmp_path))
     (_, item, _), = source.records("train")
     shown = source.decode(item).numpy()
     assert shown.shape == pixels.shape and np.abs(shown.astype(int) - pixels).max() <= difference
@@ -140,7 +139,7 @@ def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
 
 
 def test_keys_of_the_others_stay(folder):
-    whole, rest = (sources.folder_source(str(folder)) for _ in range(2))
+    whole, rest = (folders.folder_source(str(folder)) for _ in range(2))
     bad = [path for path in rest.paths() if os.path.basename(path) in BAD or "cut" in path]
     rest.leave_out(bad)
     assert [rest.num_examples(split) for split in ("train", "train[:0]")] == [24, 0]
@@ -166,48 +165,48 @@ def test_links_out_of_the_folder_need_leave(folder, tmp_path):
         (tmp_path / "elsewhere" / name).write_bytes(PNG)
     (folder / "cat" / "0.png").rename(folder / "cat" / "zero.png")
     (folder / "cat" / "inside.png").symlink_to(folder / "cat" / "zero.png")
-    count = sources.folder_source(str(folder)).num_examples("train")
+    count = folders.folder_source(str(folder)).num_examples("train")
     (folder / "cat" / "outside.png").symlink_to(tmp_path / "elsewhere" / "a.png")
     (folder / "cat" / "more").symlink_to(tmp_path / "elsewhere" / "deep")
     (folder / "cat" / "circle").symlink_to(folder / "cat")
     with pytest.raises(UserError, match="2 images are links that lead out of it .*--follow_links"):
-        sources.folder_source(str(folder))
-    assert sources.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
+        folders.folder_source(str(folder))
+    assert folders.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
 
 
 def test_a_linked_data_set_is_no_link_out_of_it(folder, tmp_path):
     (tmp_path / "link").symlink_to(folder)
-    assert sources.folder_source(str(tmp_path / "link")).num_examples("train") == 36
+    assert folders.folder_source(str(tmp_path / "link")).num_examples("train") == 36
 
 
 # ------------------------------------------------------------------------------------------- while a run is going on
 
 
 def test_a_folder_that_vanishes_is_told(folder, tmp_path, monkeypatch):
-    check = model_dir.check_images
+    check = image_checks.check_images
 
     def check_and_remove(config, source, is_chief):
         check(config, source, is_chief)
         for path in folder.rglob("*.png"):
             path.unlink()
 
-    monkeypatch.setattr(model_dir, "check_images", check_and_remove)
+    monkeypatch.setattr(image_checks, "check_images", check_and_remove)
     with pytest.raises(UserError, match="--dataset=folder:.* cannot be read any more .*same command") as error:
         run(tmp_path, folder, bad_images="skip")
     assert "\n" not in str(error.value)
 
 
 def test_a_damaged_record_file_is_told(tmp_path, monkeypatch):
-    class Broken(sources.IndexedSource):
+    class Broken(IndexedSource):
         def handles(self, *arguments, **options):
             path = tmp_path / "broken.tfrecord"
             path.write_bytes(b"\0" * 999)
             records = tf.data.TFRecordDataset(str(path)).map(lambda _: tf.constant(0, tf.int64))
             return records.concatenate(super().handles(*arguments, **options))
 
-    digits = sources.digits_source()
+    digits = digits.digits_source()
     broken = Broken("digits", digits._splits, digits.class_names, tf.identity)
-    monkeypatch.setattr(sources, "open_source", lambda *_: broken)
+    monkeypatch.setattr(datasets, "open_source", lambda *_: broken)
     with pytest.raises(UserError, match="--dataset=digits cannot be read any more .*mend it") as error:
         experiment_test.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)
@@ -254,7 +253,7 @@ def test_images_of_more_pixels_than_the_limit_are_not_decoded(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(tf.io, "decode_image", lambda *_, **__: pytest.fail("decoded"))
         assert image_files.why_unusable(str(path)) == "529000000 pixels, more than --max_image_pixels=100000000"
-        error = embeddings._load_image(str(path), 8, False)
+        error = endpoints._load_image(str(path), 8, False)
         assert isinstance(error, image_files.UnusableImage)
     path.write_bytes(huge_png(300))
     assert image_files.why_unusable(str(path), 90_000) is None
@@ -318,7 +317,7 @@ def test_files_that_are_not_regular_are_not_opened(tmp_path, monkeypatch, kind):
     signal.alarm(60)  # Opening a FIFO would wait for ever.
     try:
         assert image_files.why_unusable(path) == "not a regular file"
-        assert str(embeddings._load_image(path, 8, False)) == "not a regular file"
+        assert str(endpoints._load_image(path, 8, False)) == "not a regular file"
     finally:
         signal.alarm(0)
 
@@ -376,21 +375,21 @@ def test_a_model_dir_among_the_classes_does_not_change_the_second_start(folder, 
     run(folder, folder)
     (folder / "run" / "views.png").write_bytes(PNG)
     assert "2 classes" not in run(folder, folder)
-    assert sources.folder_source(str(folder)).class_names == ["cat", "dog"]
+    assert folders.folder_source(str(folder)).class_names == ["cat", "dog"]
 
 
 def test_a_record_file_that_is_cut_ends_training_with_one_line(tmp_path, monkeypatch):
     with tf.io.TFRecordWriter(str(tmp_path / "a")) as writer:
         writer.write(b"only one")
 
-    class Cut(sources.IndexedSource):
+    class Cut(IndexedSource):
         def handles(self, *arguments, **options):
-            records = sources._read_file(str(tmp_path / "a"), 0, tf.constant(3, tf.int64), 0)
+            records = tfds_source._read_file(str(tmp_path / "a"), 0, tf.constant(3, tf.int64), 0)
             return records.map(lambda key, _: key).concatenate(super().handles(*arguments, **options))
 
-    digits = sources.digits_source()
+    digits = digits.digits_source()
     cut = Cut("digits", digits._splits, digits.class_names, tf.identity)
-    monkeypatch.setattr(sources, "open_source", lambda *_: cut)
+    monkeypatch.setattr(datasets, "open_source", lambda *_: cut)
     with pytest.raises(UserError, match="--dataset=digits cannot be read any more") as error:
         experiment_test.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)

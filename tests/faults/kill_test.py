@@ -11,9 +11,9 @@ import processes
 import pytest
 
 import hosts_test
-import progress
-import stopping
 from conftest import ROOT
+from runtime import progress, signals
+from runtime.errors import Stopped
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(number, unkilled, tmp_path)
 
 def test_a_signal_waits_for_a_safe_point():
     done, before = [], signal.getsignal(signal.SIGINT)
-    with stopping.StopSignals() as stop, pytest.raises(stopping.Stopped, match="stopped by SIGINT"):
+    with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGINT"):
         for _ in progress.track(range(3), 3, "turns"):
             signal.raise_signal(signal.SIGINT)
             done.append(stop.requested)
@@ -68,14 +68,14 @@ def test_a_signal_waits_for_a_safe_point():
 
 
 def test_sighup_is_handled_unless_it_is_ignored():
-    with stopping.StopSignals(), pytest.raises(stopping.Stopped, match="stopped by SIGHUP"):
+    with signals.StopSignals(), pytest.raises(Stopped, match="stopped by SIGHUP"):
         signal.raise_signal(signal.SIGHUP)
-        stopping.safe_point()
+        signals.safe_point()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with stopping.StopSignals() as stop:
+        with signals.StopSignals() as stop:
             signal.raise_signal(signal.SIGHUP)
-            stopping.safe_point()
+            signals.safe_point()
             assert not stop.requested
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
@@ -95,7 +95,7 @@ def test_a_terminal_that_closes_may_send_sighup_several_times():
 
 
 def test_a_signal_interrupts_downloads():
-    with stopping.StopSignals() as stop, pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), \
+    with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGTERM"), \
             stop.interruptible():
         signal.raise_signal(signal.SIGTERM)
         time.sleep(9)

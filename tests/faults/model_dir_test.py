@@ -12,16 +12,14 @@ import processes
 import pytest
 import tensorflow as tf
 
-import checkpoint
-import checkpoint_files
 import experiment
 import experiment_test
-import model_dir
-import stopping
 import train
-import weights
-from config import Config, UserError
+from checkpoints import checkpoint_files, restoring, run_directory, weight_files
+from checkpoints.lock import Lock
+from config import Config
 from conftest import ROOT
+from runtime.errors import Stopped, UserError
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -236,7 +234,7 @@ def test_a_run_resumes_and_prunes_in_a_directory_with_a_hostile_name(name, train
     # A relative path: what comes before the name is the user's, too.
     experiment_test.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
     assert checkpoint_files.steps_of(name) == [6]
-    assert checkpoint_files.latest(name) == weights.locate(name)[0] == os.path.join(name, "ckpt-6")
+    assert checkpoint_files.latest(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
     assert not {path.name for path in tmp_path.iterdir()} - {"run", "deep", "relative", name.rstrip("/")}
 
 
@@ -283,8 +281,8 @@ class Data:
 
 def start_with(directory, source, **settings):
     config = Config(**{**experiment_test.TINY, "model_dir": str(directory), **settings})
-    model_dir.write_flags(str(directory), config, source.class_names)
-    model_dir.write_data(str(directory), source)
+    run_directory.write_flags(str(directory), config, source.class_names)
+    run_directory.write_data(str(directory), source)
     return config
 
 
@@ -299,11 +297,11 @@ def start_with(directory, source, **settings):
     (dict(classes=None), "only in the run: blue, green, red")])
 def test_data_that_changed_since_the_start_are_refused(changes, words, tmp_path, capsys):
     config = start_with(tmp_path, Data(files="a"))
-    model_dir.check_data(config, Data(files="a"))
+    run_directory.check_data(config, Data(files="a"))
     with pytest.raises(UserError, match=f"--dataset=digits: the data changed .*{words}.*--allow_flag_changes") as error:
-        model_dir.check_data(config, Data(**{"files": "a", **changes}))
+        run_directory.check_data(config, Data(**{"files": "a", **changes}))
     assert "\n" not in str(error.value)
-    model_dir.check_data(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
+    run_directory.check_data(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
     assert "--allow_flag_changes: --dataset=digits: the data changed" in capsys.readouterr().out
 
 
@@ -313,7 +311,7 @@ def test_unknown_data_of_the_start_are_reported(content, tmp_path, capsys):
     (tmp_path / "data.json").unlink()
     if content is not None:
         (tmp_path / "data.json").write_text(content)
-    model_dir.check_data(config, Data(splits={"train": 1}))
+    run_directory.check_data(config, Data(splits={"train": 1}))
     assert "has no readable data.json: it cannot be checked" in capsys.readouterr().out
 
 
@@ -322,7 +320,7 @@ def test_corrupt_class_names_are_refused(content, tmp_path):
     config = start_with(tmp_path, Data())
     (tmp_path / "classes.json").write_text(content)
     with pytest.raises(UserError, match="classes.json: the file is corrupt. Restore it"):
-        model_dir.check_data(config, Data())
+        run_directory.check_data(config, Data())
 
 
 @pytest.mark.parametrize("name", [
@@ -335,16 +333,16 @@ def test_fifos_are_not_opened(name, trained, tmp_path):
         with pytest.raises(UserError, match="ckpt-3 is incomplete"):
             checkpoint_files.repair(str(tmp_path / "run"))
         with pytest.raises(UserError, match="not a regular file|no such checkpoint"):
-            weights.open_weights(str(tmp_path / "run" / "ckpt-3"))
+            weight_files.open_weights(str(tmp_path / "run" / "ckpt-3"))
     else:
         assert model_dir.metrics.read_json(str(tmp_path / "run" / name), (dict, list)) is None
 
 
 def test_class_names_do_not_matter_without_a_linear_head(tmp_path):
     config = start_with(tmp_path, Data(), lineareval_while_pretraining=False)
-    model_dir.check_data(config, Data(classes=("a", "b")))
+    run_directory.check_data(config, Data(classes=("a", "b")))
     with pytest.raises(UserError, match="the data changed"):
-        model_dir.check_data(config.replace(lineareval_while_pretraining=True), Data(classes=("a", "b")))
+        run_directory.check_data(config.replace(lineareval_while_pretraining=True), Data(classes=("a", "b")))
 
 
 def test_a_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
@@ -400,7 +398,7 @@ def test_a_host_that_is_lost_while_saving_is_no_full_disk(run, monkeypatch):
     with pytest.raises(UserError, match="ckpt-3 could not be written"):
         run(train_steps=3)
     monkeypatch.setattr(experiment.devices, "is_lost_host", lambda error: isinstance(error, tf.errors.UnavailableError))
-    with pytest.raises(stopping.Stopped, match="another host has stopped"):
+    with pytest.raises(Stopped, match="another host has stopped"):
         run(train_steps=3)
 
 
@@ -432,7 +430,7 @@ def test_a_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
             experiment_test.run(tmp_path)
         other.kill()
         other.wait()
-    with model_dir.Lock(str(tmp_path)):
+    with Lock(str(tmp_path)):
         assert f"process {os.getpid()} " in (tmp_path / "train.lock").read_text()
 
 
@@ -440,7 +438,7 @@ def test_a_directory_that_is_removed_while_training_is_not_shared(trained, run, 
     def remove_and_restart(*arguments):
         shutil.rmtree(tmp_path / "run")
         (tmp_path / "run").mkdir()
-        other.append(model_dir.Lock(str(tmp_path / "run")))
+        other.append(Lock(str(tmp_path / "run")))
         return make(*arguments)
 
     other, make = [], train.make_run_steps
@@ -494,14 +492,14 @@ def test_a_lock_that_is_not_a_text_file_is_refused(kind, tmp_path):
     else:
         (os.mkfifo if kind == "FIFO" else os.mkdir)(tmp_path / "train.lock")
     with pytest.raises(UserError, match="--model_dir=.*train.lock (is not a file of this program|cannot be opened)"):
-        model_dir.Lock(str(tmp_path))
+        Lock(str(tmp_path))
 
 
 def test_links_under_names_of_temporary_files_are_left_alone(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for name in ("ckpt-7_temp", "flags.json.9.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    model_dir.remove_leftovers(str(tmp_path))
+    run_directory.remove_leftovers(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "ckpt-7_temp", "flags.json.9.tmp"}
 
 
@@ -510,13 +508,13 @@ def test_the_lock_does_not_follow_links(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "run" / "train.lock").symlink_to(tmp_path / "notes.txt")
     with pytest.raises(UserError, match="train.lock cannot be opened"):
-        model_dir.Lock(str(tmp_path / "run"))
+        Lock(str(tmp_path / "run"))
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_evaluation_shares_the_directory(run, tmp_path):
     run(mode="train_then_eval", train_steps=3)
-    with model_dir.Lock(str(tmp_path / "run")):
+    with Lock(str(tmp_path / "run")):
         assert "evaluated" in run(mode="eval", train_steps=3, eval_timeout=0.1)
 
 
@@ -542,7 +540,7 @@ def test_the_best_weights_are_kept_besides_the_latest(run, tmp_path, accuracies)
         run(mode="train_then_eval", train_steps=steps, keep_best=True, keep_checkpoint_max=1)
     assert checkpoints(tmp_path / "run") == {"ckpt-9"} and checkpoints(tmp_path / "run" / "best") == {"ckpt-6"}
     model = train.model_lib.build_model(Config(**experiment_test.TINY), 10)
-    assert checkpoint.load_model(model, str(tmp_path / "run" / "best")).step == 6
+    assert restoring.load_model(model, str(tmp_path / "run" / "best")).step == 6
 
 
 def test_the_best_weights_stay_if_better_ones_cannot_be_written(run, tmp_path, accuracies, monkeypatch):
@@ -586,6 +584,6 @@ def test_the_best_weights_have_the_settings_of_the_training(run, tmp_path, accur
     accuracies += [0.5]
     run(train_steps=3, weight_decay=1e-3)
     run(mode="eval", train_steps=3, keep_best=True)  # Which the evaluation need not be told.
-    known = [model_dir.read_flags(str(tmp_path / "run" / part)) for part in ("", "best")]
+    known = [run_directory.read_flags(str(tmp_path / "run" / part)) for part in ("", "best")]
     assert known[0] == known[1] and known[1]["weight_decay"] == 1e-3
-    assert len(weights.read_classes(str(tmp_path / "run" / "best"))[0]) == 10
+    assert len(weight_files.read_classes(str(tmp_path / "run" / "best"))[0]) == 10

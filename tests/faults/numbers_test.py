@@ -8,8 +8,8 @@ import tensorflow as tf
 import experiment
 import experiment_test
 import objective
-import train_step
-from config import TrainingDiverged, UserError
+import train
+from runtime.errors import TrainingDiverged, UserError
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -18,7 +18,7 @@ SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
 def spoil_losses(patch):
     """Makes the contrastive loss infinite at the fifth step."""
-    images, losses, factor = train_step.TrainStep._images, train_step.model_lib.contrastive_losses, []
+    images, losses, factor = train.TrainStep._images, train_step.model_lib.contrastive_losses, []
 
     def note_step(self, *arguments):
         factor[:] = [tf.where(self._optimizer.iterations == 4, np.inf, 1.0)]
@@ -28,19 +28,19 @@ def spoil_losses(patch):
         found, reported = losses(hidden, *rest)
         return {name: loss * factor[0] for name, loss in found.items()}, reported
 
-    patch.setattr(train_step.TrainStep, "_images", note_step)
+    patch.setattr(train.TrainStep, "_images", note_step)
     patch.setattr(train_step.model_lib, "contrastive_losses", spoiled)
 
 
 def spoil_gradients(patch):
     """Makes the gradients infinite at the fifth step, and leaves the loss as it is."""
-    gradients = train_step.TrainStep._gradients
+    gradients = train.TrainStep._gradients
 
     def spoiled(self, *arguments):
         factor = tf.where(self._optimizer.iterations == 4, np.inf, 1.0)
         return [gradient * factor for gradient in gradients(self, *arguments)]
 
-    patch.setattr(train_step.TrainStep, "_gradients", spoiled)
+    patch.setattr(train.TrainStep, "_gradients", spoiled)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_training_stops_at_the_checkpoint_before(spoil, whole, tmp_path):
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     """The last step before a checkpoint spoils them; its own loss and gradients are sound."""
     experiment_test.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
-    update = train_step.TrainStep._update
+    update = train.TrainStep._update
 
     def spoiled(self, gradients, variables):
         found = update(self, gradients, variables)
@@ -76,7 +76,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         return found
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingDiverged, match="at step 6, .*ckpt-3 is the"):
-        patch.setattr(train_step.TrainStep, "_update", spoiled)
+        patch.setattr(train.TrainStep, "_update", spoiled)
         experiment_test.run(tmp_path / "run", train_steps=6, checkpoint_steps=3)
     assert not (tmp_path / "run" / "ckpt-6.index").exists()
 

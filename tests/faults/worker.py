@@ -8,19 +8,19 @@ import pathlib
 import sys
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `progress.loading_tensorflow` does
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `tensorflow_startup.loading_tensorflow` does
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import tensorflow as tf  # noqa: E402
 
-import devices  # noqa: E402
-import export  # noqa: E402
 import resnet  # noqa: E402
 import run  # noqa: E402
+from export import saving
+from runtime import devices
 
 if __name__ == "__main__":
     resnet.DEPTHS[10] = (False, (1, 1))
-    export.export_to_model_dir = lambda *_: "not made"  # needs four groups of blocks
+    saving.export_to_model_dir = lambda *_: "not made"  # needs four groups of blocks
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # takes longer than what it saves
     if os.environ.get("REPLICAS"):
         cpu = tf.config.list_physical_devices("CPU")[0]

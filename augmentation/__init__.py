@@ -1,0 +1,1 @@
+"""The operators of the paper's studies, AutoAugment, and augmentation policies."""

@@ -1,0 +1,1 @@
+"""Checkpoints and the directory of a run: reading any SimCLR weights, restoring, saving, locking."""

@@ -1,0 +1,57 @@
+"""The description of a model in its SavedModel (assets.extra/simclr.json)."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+
+from checkpoints import weight_files
+from runtime import storage
+from runtime.errors import UserError
+
+
+def _is_list_of_names(value):
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+_DESCRIPTION_TYPES = {  # name of a field -> check of a value that is not None
+    "network": lambda value: isinstance(value, str),
+    "weights": lambda value: isinstance(value, str),
+    "image_size": lambda value: type(value) is int and 8 <= value < 10**5,
+    "step": lambda value: type(value) is int,
+    "class_names": _is_list_of_names,
+    "multi_label": lambda value: isinstance(value, bool),
+    "eval_center_crop": lambda value: isinstance(value, bool),
+    "results": lambda value: isinstance(value, dict),
+    "flags": lambda value: isinstance(value, dict),
+}
+
+
+def _description_path(saved_model):
+    # In the folder that SavedModels reserve for files of other programs.
+    return os.path.join(saved_model, weight_files.DESCRIPTION_FILE)
+
+
+def write_description(saved_model, description):
+    """Writes a dict that describes the weights of a SavedModel into it."""
+    tf.io.gfile.makedirs(os.path.dirname(_description_path(saved_model)))
+    storage.write_json(_description_path(saved_model), description)
+
+
+def read_description(saved_model: str) -> dict:
+    """Returns what `write_description` wrote; an empty dict for a SavedModel of another program.
+
+    Raises:
+      UserError: the file is not JSON, or a value has the wrong type.
+    """
+    path = _description_path(saved_model)
+    if not tf.io.gfile.exists(path):
+        return {}
+    description = storage.read_json(path)
+    wrong = ["the file"] if not isinstance(description, dict) else [
+        name for name, is_valid in _DESCRIPTION_TYPES.items()
+        if description.get(name) is not None and not is_valid(description[name])]
+    if wrong:
+        raise UserError(f"{path}: {wrong[0]} is malformed. Copy the SavedModel again, or export it again.")
+    return {name: value for name, value in description.items() if value is not None}

@@ -1,0 +1,70 @@
+"""The settings of the network in a checkpoint, from its tensors and from the run or SavedModel around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from checkpoints import architecture, descriptions, run_directory, weight_files
+from config import Config, known_settings
+from runtime import storage
+from runtime.errors import UserError, first_line
+
+# --------------------------------------------------------------------------------------------------- command line
+
+
+# What `config_of_file` works out.
+NETWORK_SETTINGS = ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "stem", "proj_head_mode",
+                    "num_proj_layers", "proj_out_dim", "lineareval_while_pretraining", "image_size")
+
+
+def config_of_file(file, image_size=224):
+    """The `Config` of the network that a `weight_files.WeightFile` holds, and its number of classes (or None)."""
+    flags = architecture.fitting_flags(file)
+    if flags is None:
+        raise UserError(f"{file.path} holds an encoder that this program cannot build: no ResNet of depth 10 to 200 "
+                        f"has its {len(file.shapes)} tensors")
+    classes = flags.pop("num_classes")
+    return Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None), classes
+
+
+# ------------------------------------------------------------------------------------------------- command line
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """What is known of a checkpoint."""
+
+    config: Config
+    class_names: list | None
+    results: dict | None
+    training: bool  # whether `config` is that of the training, too
+    step: int | None
+    multi_label: bool
+
+
+def inspect_checkpoint(path, image_size=None):
+    """The network by its tensors; the rest from the run or the SavedModel that the weights are part of, if any."""
+    file = weight_files.open_weights(path)
+    directory = os.path.dirname(file.path)
+    description = descriptions.read_description(os.path.dirname(directory)) if file.kind.startswith("SavedModel") else {}
+    settings = description.get("flags") or run_directory.read_flags(directory)
+    size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
+    config, classes = config_of_file(file)
+    known = known_settings(settings or {})
+    network = {name: getattr(config, name) for name in NETWORK_SETTINGS}
+    center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
+    if known is None:
+        raise UserError(f"--checkpoint={path}: its settings have values of wrong types. Export it again from the "
+                        "checkpoint, or restore flags.json.")
+    try:
+        config = Config(**{**known, **network, **center_crop, "image_size": size})
+    except UserError as error:
+        raise UserError(f"--checkpoint={path}: its settings are malformed ({first_line(error)}). Export it again from "
+                        "the checkpoint, or restore flags.json.") from error
+    multi_label = description.get("multi_label", weight_files.read_classes(directory)[1])
+    names = file.class_names or (None if classes is None else [f"class {number}" for number in range(classes)])
+    results = description.get("results") or storage.read_json(os.path.join(directory, f"result_{file.step}.json"))
+    results = results if isinstance(results, dict) else None
+    step = description.get("step") if file.step is None else file.step
+    return CheckpointInfo(config, names, results, settings is not None, step, multi_label)

@@ -1,0 +1,1 @@
+"""Export: SavedModels, model cards and archives for TF Hub."""

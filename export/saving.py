@@ -1,0 +1,228 @@
+"""SavedModels for TF Hub: the original's ten outputs, both call spellings, signatures, and fine-tuning."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+
+import tensorflow as tf
+
+import data_util
+import model as model_lib
+from checkpoints import checkpoint_files, descriptions, restoring
+from runtime import console
+from runtime.errors import UserError
+
+UNFINISHED = "unfinished_"  # Prefix of the directory, next to the final one, in which a SavedModel is written.
+# Files of a SavedModel of this program, by their paths relative to it. Some get a suffix while they are written.
+_SAVED_MODEL_FILE = re.compile(r"(saved_model\.pb|saved_model\.pbtxt|fingerprint\.pb|keras_metadata\.pb)(\.tmp\w*)?"
+                               r"|variables/(variables\.|variables_temp/).*|assets\.extra/simclr\.json(\.\d+\.tmp)?")
+NOTHING_WRITTEN = "nothing was written; start the same command again"
+
+
+def _forward(model):
+    """A function of images and a Python bool `training` that returns the endpoints `model` really has."""
+    @tf.function(autograph=False)
+    def forward(inputs, training):
+        endpoints = model(inputs, training=training)
+        return {name: endpoints[name] for name in model.endpoint_names}
+
+    return forward
+
+
+def _variable_tree(model):
+    """The variables under their checkpoint keys, without Keras: it would trace and save every layer's call."""
+    root = tf.__internal__.tracking.AutoTrackable()
+    for key, variable in restoring.variables_by_key(model=model).items():
+        *parents, leaf = key.split("/")[1:]
+        node = root
+        for name in parents:
+            if not hasattr(node, name):
+                setattr(node, name, tf.__internal__.tracking.AutoTrackable())
+            node = getattr(node, name)
+        setattr(node, leaf, variable)
+    return root
+
+
+def build_module(model, config):
+    """The object to save: a Reusable SavedModel (TF Hub).
+
+    Args:
+      model: a built `model_lib.Model`, made outside any strategy.
+      config: its settings.
+
+    Returns:
+      (module, signatures). The module is called as `module(images, trainable=False)`, the original's way, or as
+      `module(images, training=False)`; images are float32 [n, h, w, 3] in [0, 1], without mean subtraction. Either
+      argument, set True, makes batch norm use and average the batch's statistics.
+    """
+    # AutoTrackable, not tf.Module, whose trainable_variables cannot be set.
+    module = tf.__internal__.tracking.AutoTrackable()
+    forward = _forward(model)
+    images = tf.TensorSpec([None, None, None, 3], tf.float32, name="inputs")
+
+    @tf.function(autograph=False)
+    def call(inputs, training=False, trainable=False):
+        return forward(inputs, bool(training or trainable))
+
+    for training in (False, True):
+        for trainable in (False, True):
+            call.get_concrete_function(images, training=training, trainable=trainable)
+
+    @tf.function(autograph=False, input_signature=[images])
+    def serving_default(inputs):
+        return forward(inputs, False)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, None, 3], tf.uint8, name="inputs")])
+    def serving_uint8(inputs):
+        size = config.image_size
+        cropped = data_util.preprocess_for_eval(
+            tf.image.convert_image_dtype(inputs, tf.float32), size, config.crops_centre)
+        return forward(cropped, False)
+
+    @tf.function(autograph=False, input_signature=[])
+    def regularization_loss():
+        return model_lib.add_weight_decay(model, config.weight_decay, "momentum")
+
+    module.__call__ = call
+    module.model = _variable_tree(model)
+    module.variables = model.variables
+    module.trainable_variables = model.trainable_variables
+    module.regularization_losses = [regularization_loss] if config.weight_decay else []
+    return module, {"serving_default": serving_default, "serving_uint8": serving_uint8}
+
+
+def export(config, class_names, checkpoint_path, export_dir, results=None, training=True, step=None,
+           multi_label=False, replace=False, check=lambda: None):
+    """Writes the model of a checkpoint as a SavedModel to `export_dir`.
+
+    The model is built again, in float32, so that the SavedModel does not depend on the training's strategy, frozen
+    blocks or half precision.
+
+    Args:
+      config: settings of the network.
+      class_names: of the linear head, in order; None without one.
+      checkpoint_path: see `weight_files.locate`.
+      export_dir: a directory that does not exist or is empty.
+      results: of an evaluation, for the description.
+      training: whether `config` is also that of the training, which is then described.
+      step: of the training, if the weights do not hold it.
+      multi_label: whether an example may show several classes, for the description.
+      replace: whether a SavedModel of this program at `export_dir` is replaced.
+      check: called before anything is replaced; may raise `UserError`.
+    """
+    model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
+    file = restoring.load_model(model, checkpoint_path, "--checkpoint")
+    module, signatures = build_module(model, config)
+    description = dict(
+        network=config.network_name, image_size=config.image_size, weights=file.kind,
+        step=step if file.step is None else file.step,
+        class_names=class_names if config.has_linear_head else None, multi_label=multi_label, results=results or {},
+        eval_center_crop=config.eval_center_crop, flags=_training_flags(config) if training else None)
+    with _finished_in(export_dir, replace, check) as directory:
+        tf.saved_model.save(module, directory, signatures=signatures)
+        descriptions.write_description(directory, description)
+
+
+@contextlib.contextmanager
+def _finished_in(export_dir, replace, check):
+    """Yields a directory to write a SavedModel to, which becomes `export_dir` when the body has succeeded.
+
+    The directory is a fresh one next to `export_dir`, so that a reader sees all of a SavedModel or nothing. A directory
+    with content is replaced only if `replace` is set and it holds nothing but a SavedModel of this program. Object
+    storage cannot rename directories: `export_dir` is written directly.
+    """
+    if "://" in export_dir:
+        yield export_dir
+        return
+    target = os.path.realpath(export_dir)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=os.path.dirname(target)) as scratch:
+        directory, replaced = (os.path.join(scratch, name) for name in ("saved_model", "replaced"))
+        yield directory
+        check()
+        if replace and os.path.isdir(target) and _other_content(target) is None:
+            os.rename(target, replaced)
+        try:
+            os.rename(directory, target)  # Which refuses a directory that is not empty.
+        except OSError as error:
+            if os.path.exists(replaced):
+                os.rename(replaced, target)
+            raise UserError(f"--export_dir={export_dir}: the SavedModel cannot be moved there ({error.strerror}). Use "
+                            "another directory.") from error
+
+
+def _other_content(path):
+    """Returns why `path` is not just a SavedModel of this program, complete or not; None if it is."""
+    remote = "://" in path
+    if not remote and (os.path.islink(path) or not os.path.isdir(path)):
+        return "it is a link or a file"
+    for where, folders, names in (tf.io.gfile.walk if remote else os.walk)(path):
+        inside = where[len(path):].strip("/")
+        links = [name for name in folders if not remote and os.path.islink(os.path.join(where, name))]
+        for name in links + [name for name in names if not _SAVED_MODEL_FILE.fullmatch(f"{inside}/{name}".strip("/"))]:
+            return f"it has {console.printable_name(os.path.join(inside, name))}"
+    return None
+
+
+def _training_flags(config):
+    """The settings that make the training what it was: data and mode always, others where they are not the default."""
+    return {"dataset": config.dataset, "train_split": config.train_split, "train_mode": config.train_mode,
+            "train_epochs": config.train_epochs, "train_steps": config.train_steps, **config.identity()}
+
+
+def export_to_model_dir(config, class_names, checkpoint_path, results=None, multi_label=False, check=lambda: None):
+    """Writes model_dir/saved_model/<step>/ and returns its path.
+
+    Older SavedModels are removed so that `keep_hub_module_max` of them are left, among them always the new one. Only
+    directories that hold nothing but a SavedModel of this program are removed or replaced, and none if `saved_model` is
+    a link, since others may export there, too.
+
+    Args:
+      config: settings of the run.
+      class_names, results, multi_label: see `export`.
+      checkpoint_path: prefix of a checkpoint of the run.
+      check: called before anything is replaced or removed; may raise `UserError`.
+    """
+    root = os.path.join(config.model_dir, "saved_model")
+    step = str(checkpoint_files.step_of(checkpoint_path))
+    path = os.path.join(root, step)
+    is_link = os.path.islink(root)
+    reason = "it may be another run's" if is_link else _other_content(path)
+    if "://" not in path and os.path.lexists(path) and reason:
+        kept = os.path.join(tempfile.mkdtemp(prefix=f"{step}_kept_", dir=root), step)
+        os.rename(path, kept)
+        console.log(f"{path} is not just a SavedModel of this run ({reason}): moved to {kept}")
+    export(config, class_names, checkpoint_path, path, results, multi_label=multi_label, replace=True, check=check)
+    if is_link:
+        console.log(f"{root} is a link: no SavedModels are removed there (--keep_hub_module_max)")
+        return path
+    check()
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
+    others = sorted((name for name in names if re.fullmatch("[0-9]+", name) and name != step), key=int)
+    old = others[:max(len(others) + 1 - config.keep_hub_module_max, 0)] if config.keep_hub_module_max else []
+    for name in old:
+        _remove_saved_model(os.path.join(root, name))
+    for name in names:  # Left by processes that were killed.
+        if re.fullmatch(rf"{UNFINISHED}\w{{8}}", name):
+            for part in ("saved_model", "replaced"):
+                _remove_saved_model(os.path.join(root, name, part))
+            with contextlib.suppress(OSError):  # It is not empty.
+                os.rmdir(os.path.join(root, name))
+    return path
+
+
+def _remove_saved_model(directory):
+    """Removes a SavedModel of this program; leaves anything else, and says so."""
+    if not tf.io.gfile.exists(directory):
+        return
+    reason = _other_content(directory)
+    if reason is not None:
+        console.log(f"{directory} is not just a SavedModel of this program ({reason}): it is kept")
+    elif "://" in directory:
+        tf.io.gfile.rmtree(directory)
+    else:
+        shutil.rmtree(directory)  # Which does not follow links, as tf.io.gfile.rmtree does.

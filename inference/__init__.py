@@ -1,0 +1,1 @@
+"""Inference with exported SavedModels: embeddings and class predictions."""

@@ -1,0 +1,1 @@
+"""Evaluation of a frozen encoder: features, logistic regression, nearest neighbours."""

@@ -1,0 +1,64 @@
+"""Stateless random numbers that depend only on the seed of an example, not on host, replica or batch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+_GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+# Odd numbers without pattern, so that sums of few multiples of them, a key and a seed do not meet.
+_SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
+_STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD93, 0xA0761D6478BD642F],
+                     [0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3]], np.uint64)
+VIEW, PART = 1, 2  # levels of `nth_seed`: for views, and for further draws within an operator; operators have 0
+
+
+def fold_in(seed, data):
+    """A new seed [2] from `seed` [2] and the integer `data`."""
+    return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, seed.dtype))
+
+
+def scalar_seed(seed):
+    """A single int64 drawn from `seed` [2]; its parts alone would not do, `fold_in` leaves one as it is."""
+    return tf.random.stateless_uniform([], seed, minval=None, maxval=None, dtype=tf.int64)
+
+
+def nth_seed(seed, number, level=0):
+    """The seed [2] or [n, 2] numbered `number` (an int) that follows from each `seed`; 0 is `seed` itself.
+
+    Cheaper than `fold_in`, for generators that scramble their seed, as `uniforms` and `tf.image.stateless_*` do. Seeds
+    of different `level` (0, `VIEW` or `PART`) can be combined.
+    """
+    offset = (number * _STRIDES[level]).astype(np.int64)
+    return seed + tf.cast(offset, seed.dtype) if number else seed
+
+
+def uniforms(seeds, count):
+    """Uniform draws in [0, 1) for every image: SplitMix64 (Steele, Lea, Flood 2014), all of them at once.
+
+    `tf.random` has no draws for many seeds in one operation, and a call of it for each would be half of a small image's
+    cost.
+
+    Args:
+      seeds: int tensor [n, 2].
+      count: draws an image.
+
+    Returns:
+      [n, count] float32.
+    """
+    seeds = tf.bitcast(tf.cast(seeds, tf.int64), tf.uint64) * _SEED_FACTORS
+    bits = seeds[:, :1] + seeds[:, 1:] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, np.uint64(shift))) * factor
+    # The upper 24 bits: a float32 holds no more, and the last xor of the generator would not reach them.
+    return tf.cast(tf.bitcast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.int64), tf.float32) * 2.0**-24
+
+
+def normals(seeds, count):
+    """Draws from N(0, 1) for every image, [n, count] float32 from `seeds` [n, 2], by Box and Muller's formula."""
+    half = -(-count // 2)
+    draws = uniforms(seeds, 2 * half)
+    radius, angle = tf.sqrt(-2 * tf.math.log(1 - draws[:, :half])), 2 * math.pi * draws[:, half:]
+    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], 1)[:, :count]

@@ -1,0 +1,31 @@
+"""The data set `digits` of scikit-learn."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from sources.indexed import IndexedSource
+
+
+@functools.cache
+def _load_digits():
+    """scikit-learn's data set, whose text file takes a while to read."""
+    from sklearn import datasets  # Here, as below: only this data set needs it.
+
+    return datasets.load_digits()
+
+
+def digits_source():
+    """scikit-learn's 1,797 handwritten digits, 8x8 pixels; four fifths train, one fifth test, stratified."""
+    from sklearn import model_selection
+
+    digits = _load_digits()
+    images = np.repeat(np.uint8(np.round(digits.images * 255 / 16))[..., np.newaxis], 3, axis=-1)
+    train, test = model_selection.train_test_split(
+        np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0)
+    labels = digits.target.astype(np.int64)
+    splits = {name: (images[rows], labels[rows]) for name, rows in (("train", train), ("test", test))}
+    return IndexedSource("digits", splits, [str(digit) for digit in range(10)], tf.identity)

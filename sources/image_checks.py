@@ -1,0 +1,63 @@
+"""Checks of all images of a folder before a run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from runtime import console, storage
+from runtime.errors import UserError
+from sources import image_files
+from sources.folders import FolderSource
+
+_NAMED = 10  # images that a message names
+
+
+# --------------------------------------------------------------------------------------------------------- images
+
+
+def check_images(config, source, is_chief):
+    """Checks all images of a folder, and applies `--bad_images` to those that cannot be used.
+
+    All files are read; the result is kept in images.json and used again as long as no file changes.
+
+    Raises:
+      UserError: images cannot be used, and `--bad_images=error` or no image is left.
+    """
+    if not isinstance(source, FolderSource):
+        return
+    paths, path = source.paths(), os.path.join(config.model_dir, _IMAGES)
+    checked = dict(digest=files_digest(paths), max_image_pixels=config.max_image_pixels)
+    known = storage.read_json(path)
+    if not isinstance(known, dict) or not isinstance(known.get("unusable"), dict) or known != {**known, **checked}:
+        known = dict(checked, unusable=image_files.find_unusable(paths, config.max_image_pixels))
+        if is_chief and config.mode != "eval":
+            storage.write_json(path, known)
+    unusable = known["unusable"]
+    if not unusable:
+        return
+    named = [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()][:_NAMED]
+    named += [f"and {len(unusable) - _NAMED} more"] if len(unusable) > _NAMED else []
+    text = f"{len(unusable)} of {len(paths)} images cannot be used: {', '.join(named)}"
+    if config.bad_images == "error" or len(unusable) == len(paths):
+        raise UserError(f"--dataset={config.dataset}: {text}. Repair or remove them, or leave them out with "
+                        "--bad_images=skip.")
+    known_to_miss = source.missing_classes()
+    source.leave_out(unusable)
+    if is_chief:
+        for line in [f"left out: {text}", *source.missing_classes()]:
+            if line not in known_to_miss:
+                console.log(line)
+
+
+def files_digest(paths):
+    """Changes with the names, sizes and times of files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            status = os.stat(path)
+            line = f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}\n"
+        except OSError:  # A link to nothing: an image that cannot be used.
+            line = f"{path}|\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

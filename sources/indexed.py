@@ -1,0 +1,76 @@
+"""Examples with random access."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from sources import label_subsets
+from sources.source import Source
+
+
+class IndexedSource(Source):
+    """Examples with random access: every epoch is a full permutation."""
+
+    def __init__(self, name, splits, class_names, load):
+        """`splits`: name -> (items, labels), two arrays of one length; `load`: from an item's tensor to a record's."""
+        self.name = name
+        self.class_names = class_names
+        self._splits = splits
+        self._load = load
+        self._selected = {}
+
+    def describe_data(self):
+        """See `Source`."""
+        return dict(name=self.name, splits={name: len(self._splits[name][0]) for name in self.split_names})
+
+    @property
+    def split_names(self):
+        """Names of the whole splits."""
+        return sorted(self._splits)
+
+    def num_examples(self, split, shards=1, shard=0):
+        """See `Source`."""
+        return len(self._select(split)[0][shard::shards])
+
+    def _select(self, split):
+        """Keys, items and labels of a split, in an order of its own: slices of sorted files would miss classes."""
+        if split not in self._selected:
+            self._selected[split] = self._permute(split)
+        return self._selected[split]
+
+    def _permute(self, split):
+        import tensorflow_datasets as tfds  # Here: it takes a while, and only slices need it.
+
+        infos = {name: tfds.core.SplitInfo(name=name, shard_lengths=[len(items)], num_bytes=0)
+                 for name, (items, _) in self._splits.items()}
+        parts = []
+        for part in tfds.core.ReadInstruction.from_spec(split).to_absolute(infos):
+            items, labels = self._splits[part.splitname]
+            index = np.random.default_rng(0).permutation(len(items))[part.from_:part.to]
+            offset = sorted(self._splits).index(part.splitname) << 40
+            parts.append((index + offset, items[index], labels[index]))
+        return [np.concatenate(column) for column in zip(*parts)]
+
+    def restrict(self, split, fraction, seed):
+        """See `Source`."""
+        columns = self._select(split)
+        rows = label_subsets.choose_labelled(columns[2], split, fraction, seed)
+        self._selected[split] = [column[rows] for column in columns]
+
+    def handles(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
+        """See `Source`; `buffer_mb` has no use, since only indices are shuffled."""
+        count = len(self._select(split)[0])
+        indices = tf.data.Dataset.range(count)
+        if seed is not None:
+            indices = indices.shuffle(count, seed=seed, reshuffle_each_iteration=False)
+        return indices.shard(shards, shard)
+
+    def fetch(self, split):
+        """See `Source`."""
+        keys, items, labels = (tf.constant(column) for column in self._select(split))
+        return lambda index: (keys[index], self._load(items[index]), labels[index])
+
+    def decode(self, item):
+        """See `Source`."""
+        return item if item.dtype == tf.uint8 else super().decode(item)

@@ -1,0 +1,129 @@
+"""Linear evaluation: l2-regularised logistic regression on frozen features (paper, B.8.1)."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+import evaluate
+import model as model_lib
+from checkpoints import restoring
+from probing import features, logistic_regression
+from runtime import progress, storage
+from runtime.errors import UserError
+from transfer import output, tasks
+
+L2_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # the strongest first
+
+
+# ------------------------------------------------------------------------------------------------- linear evaluation
+
+
+def sweep(fit, choose, metric, l2_choices=L2_CHOICES, found=None, note=lambda found: None):
+    """Chooses the strength of l2 regularisation.
+
+    Args:
+      fit: (features [n, d], labels [n] or [n, classes]) to learn from.
+      choose: the same, to choose by.
+      metric: name in `METRICS`.
+      l2_choices: strengths, the strongest first.
+      found: what is known already: dict: strength -> metric.
+      note: function to call with what has been found so far.
+
+    Returns:
+      the best strength, the stronger one of equals; and a dict: strength -> metric.
+
+    Raises:
+      UserError: see `measure`.
+    """
+    path, found = logistic_regression.LogisticPath(*fit), dict(found or {})
+    for l2 in progress.track(l2_choices, len(l2_choices), "logistic regressions"):
+        if l2 not in found:
+            found[l2] = tasks.measure(metric, choose[1], path.fit(l2).scores(choose[0]))
+            note(found)
+    return max(l2_choices, key=found.get), found
+
+
+def linear(fit, choose, test, metric, l2_choices=L2_CHOICES, **resumed):
+    """Logistic regression on frozen features (paper, B.8.1): chosen on `choose`, fitted to both, tested once.
+
+    Args:
+      fit, choose, test: (features [n, d], labels [n] or [n, classes]).
+      metric: name in `METRICS`.
+      l2_choices: strengths to choose from, the strongest first.
+      resumed: `found` and `note` of `sweep`.
+
+    Returns:
+      dict of `l2`, the strength, and `validation`, a list of dicts of `l2` and `metric`; and the scores [n, classes] of
+      `test`.
+    """
+    best, found = sweep(fit, choose, metric, l2_choices, **resumed)
+    both = (np.concatenate(pair) for pair in zip(fit, choose))
+    scores = logistic_regression.LogisticPath(*both).fit(best).scores(test[0])
+    return dict(l2=best, validation=[dict(l2=l2, metric=found[l2]) for l2 in l2_choices]), scores
+
+
+def _read_or_extract_features(config, source, task, arguments, digest):
+    """(features, labels) of the splits to fit, choose and test; features that are in the directory are read from it.
+
+    `digest` is that of the settings.
+    """
+    parts, encoder = [], None
+    for name, split in dict(fit=task.fit, choose=task.choose, test=task.test).items():
+        path = os.path.join(config.model_dir, f"features_{name}.npz")
+        if not tf.io.gfile.exists(path):
+            if encoder is None:
+                model = model_lib.build_model(config, None)
+                restoring.load_parts(model, arguments.checkpoint, ("encoder",))
+                encoder = features.encoder_function(model)
+            strategy = tf.distribute.get_strategy()
+            batches = evaluate.eval_batches(config, source, split, strategy)
+            vectors, labels = features.extract(strategy, encoder, batches, f"features of {split}")
+            storage.write_arrays(path, vectors=vectors, labels=labels, settings=digest)
+        parts.append(_read_features(path, digest))
+    fit, choose, test = parts
+    if not logistic_regression.has_two_classes(fit[1]) or not len(choose[1]) or not len(test[1]):
+        raise UserError(f"--train={task.fit} needs labelled examples of two classes (or with and without one of "
+                        f"several labels), --validation={task.choose} and --test={task.test} one at least")
+    return parts
+
+
+def _read_features(path, digest):
+    """Features [n, d] and labels [n] or [n, classes] of a file that `_features` wrote. Raises `UserError`."""
+    vectors, labels, settings = output.read_arrays(path, "vectors", "labels", "settings")
+    output.check_digest(path, str(settings), digest)
+    if output.problem_of_labels(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2 or len(labels) != len(vectors):
+        raise UserError(f"{path}: {vectors.dtype} {vectors.shape} and {labels.dtype} {labels.shape} are not features "
+                        "and labels. Remove it.")
+    if not np.isfinite(vectors).all():
+        raise UserError(f"{path}: the features contain NaN or infinite values. Use a checkpoint from before its "
+                        "training diverged, and another --out.")
+    return vectors, labels
+
+
+def run_linear(arguments):
+    task, config, source, settings = output.resolve_inputs("linear", arguments)
+    with output.open_output_dir(config, source, settings) as out:
+        path, digest = os.path.join(out, "sweep.json"), output.digest_of_json(settings)
+        parts = _read_or_extract_features(config, source, task, arguments, digest)
+        results, scores = linear(
+            *parts, task.metric, found=_read_sweep(path, digest), note=lambda found: storage.write_json(
+                path, dict(settings=digest, metrics={repr(float(l2)): value for l2, value in found.items()})))
+        output.write_results(f"linear transfer of {arguments.checkpoint}", task, out, parts[2][1], scores, results)
+
+
+def _read_sweep(path, digest):
+    """The metrics that an interrupted sweep has written: dict: strength -> metric. Raises `UserError`."""
+    sweep = storage.read_json(path)
+    if sweep is None:
+        return {}
+    output.check_digest(path, sweep.get("settings"), digest)
+    try:
+        found = {float(l2): value for l2, value in sweep["metrics"].items()}
+    except (KeyError, AttributeError, ValueError):
+        found = {0.0: None}
+    if not all(map(output.is_share, found.values())):
+        raise UserError(f"{path}: its metrics are not numbers from 0 to 1. Remove it.")
+    return found

@@ -1,0 +1,105 @@
+"""The paper's twelve transfer data sets: splits and metrics (paper, B.8)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+import evaluate
+import metrics
+from runtime.errors import UserError
+
+HELD_OUT = "80%"  # where the part of the training split begins that is held out, if there is no validation split
+
+
+# ------------------------------------------------------------------------------------------------------------- tasks
+
+
+RESULT_KEYS = {  # name -> where run.py's results have it
+    "top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
+    "mean_average_precision": evaluate.MEAN_PRECISION,
+}
+METRICS = {  # name -> function of labels [n] or [n, classes] and scores [n, classes]
+    "top_1": lambda labels, scores: float(np.mean(scores.argmax(1) == labels)),
+    "mean_per_class": lambda labels, scores: metrics.mean_per_class_accuracy(
+        scores.argmax(1) == labels, np.unique(labels, return_inverse=True)[1]),
+    "mean_average_precision": metrics.mean_average_precision_11,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A data set, how it is divided, and what it is judged by."""
+
+    title: str
+    dataset: str | None  # for --dataset; None: TFDS does not have it, so that it must be in a folder
+    metric: str = "top_1"  # of `METRICS`
+    train: str = "train"
+    validation: str | None = None  # None: the last fifth of `train`
+    test: str = "test"
+
+    @property
+    def fit(self):
+        """The split that is learnt from while settings are chosen."""
+        return self.train if self.validation else f"{self.train}[:{HELD_OUT}]"
+
+    @property
+    def choose(self):
+        """The split that settings are chosen on."""
+        return self.validation or f"{self.train}[{HELD_OUT}:]"
+
+    @property
+    def both(self):
+        """What is learnt from once the settings are chosen."""
+        return f"{self.train}+{self.validation}" if self.validation else self.train
+
+
+# The paper's twelve. Food-101 calls its test images validation; of DTD and SUN397 it is the first division; TFDS has
+# drawn 30 training images a class of Caltech-101, with a seed of its own.
+TASKS = {
+    "food101": Task("Food-101", "food101", test="validation"),
+    "cifar10": Task("CIFAR-10", "cifar10"),
+    "cifar100": Task("CIFAR-100", "cifar100"),
+    "birdsnap": Task("Birdsnap", None),
+    "sun397": Task("SUN397", "sun397/standard-part1-120k"),
+    "cars": Task("Stanford Cars", "cars196"),
+    "aircraft": Task("FGVC Aircraft", None, "mean_per_class", validation="validation"),
+    "voc2007": Task("PASCAL VOC 2007", "voc/2007", "mean_average_precision", validation="validation"),
+    "dtd": Task("DTD", "dtd", validation="validation"),
+    "pets": Task("Oxford-IIIT Pets", "oxford_iiit_pet", "mean_per_class"),
+    "caltech101": Task("Caltech-101", "caltech101", "mean_per_class"),
+    "flowers": Task("Oxford 102 Flowers", "oxford_flowers102", "mean_per_class", validation="validation"),
+}
+
+
+def task_of(arguments):
+    """The `Task` that parsed arguments ask for. Raises `UserError`."""
+    if arguments.task is None and arguments.dataset is None:
+        raise UserError(f"give --task, one of {', '.join(TASKS)}, or --dataset, as for run.py")
+    given = {name: getattr(arguments, name) for name in ("dataset", "metric", "train", "validation", "test")}
+    given = {name: value for name, value in given.items() if value is not None}
+    task = dataclasses.replace(TASKS[arguments.task], **given) if arguments.task else Task(arguments.dataset, **given)
+    if task.dataset is None:
+        raise UserError(f"--task={arguments.task}: TFDS does not have {task.title}: give --dataset=folder:DIR")
+    if task.validation is None and not task.train.isidentifier():
+        raise UserError(f"--train={task.train}: of a part of a split, nothing is held out by itself: give --validation")
+    return task
+
+
+def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
+    """Returns a metric, in [0, 1].
+
+    Args:
+      metric: name in `METRICS`.
+      labels: int [n], or [n, classes] of 1, 0 and -1.
+      scores: float [n, classes]; -inf for classes that were not learnt.
+
+    Raises:
+      UserError: the scores contain NaN, or the metric is NaN.
+    """
+    shown = labels.ndim == 1 or (labels == 1).any()  # The mean of average precisions is over classes with examples.
+    if not shown or np.isnan(scores).any():
+        reason = "the scores contain NaN" if shown else "no label is 1"
+        raise UserError(f"--metric={metric}: it is NaN, since {reason}. Use another checkpoint, or other splits.")
+    return METRICS[metric](labels, scores)
