@@ -78,7 +78,7 @@ def _batch_views(records, fetch, source, config, batch_size):
         seed = tf.stack([seed, key])
 
         def draw(shape):
-            return zip(*[data_util.sample_crop_window(shape, policy, view_seed(seed, view))
+            return zip(*[data_util.random_window(shape, view_seed(seed, view), policy.area_range)
                          for view, policy in enumerate(policies[:1] if config.branches else policies)])
 
         part, begins, sizes = _decode_windows(source, item, draw, size)
@@ -87,9 +87,9 @@ def _batch_views(records, fetch, source, config, batch_size):
 
     @tf.autograph.experimental.do_not_convert
     def finish(seeds, labels, *crops):
-        planes = [data_util.apply_after_crop(data_util.to_channels(images), policy, view_seed(seeds, view))
+        channels = [data_util.apply_after_crop(data_util.to_channels(images), policy, view_seed(seeds, view))
                   for view, (images, policy) in enumerate(zip(crops, policies))]
-        return data_util.from_channels(sum(planes, [])), labels
+        return data_util.from_channels(sum(channels, [])), labels
 
     if chunk == 1:
         views = records.map(lambda *record: _first(finish(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)

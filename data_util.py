@@ -1,22 +1,23 @@
-"""SimCLR's image operators as small functions, and augmentation policies as data.
+"""SimCLR's image operators and its augmentation policy (paper, Appendix A).
 
-Images are float, nominally in [0, 1]: one image is height x width x 3. Where several are changed at once, each in its
-own way, they are planes (see `image_ops.py`).
+Images are float, nominally in [0, 1]: one image is [height, width, 3]. Operators that change many images at once, each
+in its own way, take channels: red, green and blue, three tensors [n, height, width]. Arithmetic on whole channels is
+faster than on interleaved colors, and n images share the cost of starting an operation.
 
-Random operators take `seed`, an integer tensor of shape [2] for one image or [n, 2] for planes, and are functions of it
-alone: the same seed gives the same result, eager or inside `tf.data`, whichever images lie beside it.
-
-A policy is a tuple of `(operator name, parameters)`, applied in order by `apply_policy`.
+Random operators take `seed`, an integer tensor [2] for one image or [n, 2] for many, and are functions of it alone: the
+same seed gives the same result, eager or inside `tf.data`, whatever the other images of the batch are. The operators of
+the paper's other studies are in `augmentation`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from augmentation import policies
 from runtime import rng
 
 CROP_PROPORTION = 0.875  # evaluation crops this share of the shorter side (224 of 256)
@@ -86,9 +87,10 @@ def random_crop_and_resize(image, seed, height, width, **window):
     return resize_window(image, *random_window(tf.shape(image), seed, **window), height, width)
 
 
-def flip(planes):
-    """Left and right exchanged."""
-    return [tf.reverse(plane, [2]) for plane in planes]
+def flip_horizontally(channels, seeds=None):
+    """Exchanges left and right; `seeds` are not used."""
+    del seeds
+    return [tf.reverse(channel, [2]) for channel in channels]
 
 
 def center_crop(image, height, width, crop_proportion):
@@ -115,25 +117,67 @@ def center_crop(image, height, width, crop_proportion):
     return resize_bicubic(crop, height, width)
 
 
+# ------------------------------------------------------------------------------------------------------- channels
+
+
+def to_channels(images):
+    """[n, h, w, c] -> c tensors [n, h, w]."""
+    return tf.unstack(images, axis=-1)
+
+
+def from_channels(channels):
+    """c tensors [n, h, w] -> [n, h, w, c]."""
+    # In two steps: to stack along the last axis is to copy single numbers. As matrices, which are transposed fastest.
+    height, width = channels[0].shape[1:]
+    rows = tf.reshape(tf.stack(channels, axis=1), [-1, len(channels), height * width])
+    return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(channels)])
+
+
+def clip(channels):
+    """Clips all channels to [0, 1]."""
+    return [tf.clip_by_value(channel, 0.0, 1.0) for channel in channels]
+
+
+def switch_per_image(indices, functions, channels, arguments):
+    """Applies `functions[indices[i]]` to image i: a batched `tf.switch_case`.
+
+    Args:
+      indices: int32 [n].
+      functions: functions of (channels, arguments); each is called once, with the images that have its index.
+      channels: three tensors [n, h, w]. If n is statically 1, the batch is not partitioned.
+      arguments: tensor [n, ...] of values that belong to the images, such as seeds or amounts.
+
+    Returns:
+      Three tensors [n, h, w].
+    """
+    shape = channels[0].shape
+    if shape[0] == 1:
+        return tf.switch_case(indices[0], [lambda f=function: list(f(channels, arguments)) for function in functions])
+    columns = (*channels, arguments, tf.range(tf.shape(channels[0])[0]))
+    *parts, places = (tf.dynamic_partition(column, indices, len(functions)) for column in columns)
+    results = [function(part, part_rows) for function, *part, part_rows in zip(functions, *parts)]
+    return [tf.ensure_shape(tf.dynamic_stitch(places, channel), shape) for channel in zip(*results)]
+
+
 # --------------------------------------------------------------------------------------------------------- colour
 
 
-# Every `adjust_*` takes planes and one amount an image, [n, 1, 1] or a scalar, and returns planes, not clipped.
+# Every `adjust_*` takes channels and one amount an image, [n, 1, 1] or a scalar, and returns channels, not clipped.
 
 
-def adjust_brightness(planes, factor):
+def adjust_brightness(channels, factor):
     """Brightness multiplied by `factor` (SimCLR v2)."""
-    return [plane * factor for plane in planes]
+    return [channel * factor for channel in channels]
 
 
-def shift_brightness(planes, shift):
+def shift_brightness(channels, shift):
     """Brightness increased by `shift` (the paper, SimCLR v1)."""
-    return [plane + shift for plane in planes]
+    return [channel + shift for channel in channels]
 
 
-def adjust_contrast(planes, factor):
-    """Distance from each plane's mean multiplied by `factor`."""
-    return [plane * factor + tf.reduce_mean(plane, [1, 2], keepdims=True) * (1 - factor) for plane in planes]
+def adjust_contrast(channels, factor):
+    """Distance from each channel's mean multiplied by `factor`."""
+    return [channel * factor + tf.reduce_mean(channel, [1, 2], keepdims=True) * (1 - factor) for channel in channels]
 
 
 def _extremes(red, green, blue):
@@ -141,21 +185,21 @@ def _extremes(red, green, blue):
     return tf.maximum(tf.maximum(red, green), blue), tf.minimum(tf.minimum(red, green), blue)
 
 
-def adjust_saturation(planes, factor):
+def adjust_saturation(channels, factor):
     """HSV saturation s multiplied by `factor` >= 0, to s' <= 1: distances from the highest colour, times s' / s."""
-    highest, lowest = _extremes(*planes)
+    highest, lowest = _extremes(*channels)
     ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _TINY))
-    return [highest - (highest - plane) * ratio for plane in planes]
+    return [highest - (highest - channel) * ratio for channel in channels]
 
 
-def adjust_hue(planes, turns):
+def adjust_hue(channels, turns):
     """HSV hue turned by `turns` of the colour circle.
 
     The circle is a hexagon with sides of length 1. A pixel's distance from red along it is
     1 + (g + b - r - min) / (max - min), in one direction or the other as g >= b; each new colour is a function of the
     distance from its own corner.
     """
-    red, green, blue = planes
+    red, green, blue = channels
     highest, lowest = _extremes(red, green, blue)
     chroma = highest - lowest
     distance = (green + blue - red - lowest) / tf.maximum(chroma, _TINY) + 1
@@ -166,14 +210,11 @@ def adjust_hue(planes, turns):
     return [lowest + chroma * share for share in clip(shares)]
 
 
-def to_grayscale(planes):
-    """Luminance (BT.601), three times."""
-    red, green, blue = planes
+def to_grayscale(channels, seeds=None):
+    """Returns the luminance (BT.601), three times; `seeds` are not used."""
+    del seeds
+    red, green, blue = channels
     return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
-
-
-def clip(planes):
-    return [tf.clip_by_value(plane, 0.0, 1.0) for plane in planes]
 
 
 def jitter_amounts(seeds, strength, brightness="multiplicative"):
@@ -192,27 +233,27 @@ def jitter_amounts(seeds, strength, brightness="multiplicative"):
     return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
 
 
-def color_jitter(planes, seeds, strength=1.0, brightness="multiplicative", random_order=True):
+def color_jitter(channels, seeds, strength=1.0, brightness="multiplicative", random_order=True):
     """Brightness, contrast, saturation (each 0.8 * strength) and hue (0.2 * strength), clipped after each step.
 
     Args:
-      planes: three tensors [n, h, w].
+      channels: three tensors [n, h, w].
       seeds: int tensor [n, 2].
       strength: 0 leaves the image alone (paper, Appendix A).
       brightness: multiplicative or additive.
       random_order: draw the order of the four anew for every image; else as listed.
 
     Returns:
-      planes in [0, 1], up to rounding.
+      channels in [0, 1], up to rounding.
     """
     if strength == 0:
-        return planes
+        return channels
     amounts, order = jitter_amounts(seeds, strength, brightness)
     steps = (adjust_brightness if brightness == "multiplicative" else shift_brightness, adjust_contrast,
              adjust_saturation, adjust_hue)
     if random_order:
         amounts = tf.gather(amounts, order, batch_dims=1)
-    if planes[0].shape[0] == 1:
+    if channels[0].shape[0] == 1:
         amounts = tf.unstack(amounts[0])  # Scalars are multiplied faster.
     else:
         amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
@@ -220,14 +261,14 @@ def color_jitter(planes, seeds, strength=1.0, brightness="multiplicative", rando
         # Once a clip has removed the crop's overshoot, saturation and hue lead out of [0, 1] by rounding only.
         clipped = [_then_clip(step) if number < 2 or position == 0 else step for number, step in enumerate(steps)]
         if random_order:
-            planes = switch_per_image(order[:, position], clipped, planes, amounts[position])
+            channels = switch_per_image(order[:, position], clipped, channels, amounts[position])
         else:
-            planes = clipped[position](planes, amounts[position])
-    return planes
+            channels = clipped[position](channels, amounts[position])
+    return channels
 
 
 def _then_clip(step):
-    return lambda planes, amount: clip(step(planes, amount))
+    return lambda channels, amount: clip(step(channels, amount))
 
 
 # ----------------------------------------------------------------------------------------------------------- blur
@@ -295,67 +336,101 @@ def batch_random_blur(images, seed, height, probability=0.5, first_row=0, total_
     return tf.clip_by_value(tf.where(chosen[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0)
 
 
+# ------------------------------------------------------------------------------------------------------- policies
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """A random operator of a policy.
+
+    Attributes:
+      name: for people.
+      function: (channels, seeds [n, 2]) -> channels of the same shape; three tensors [n, size, size] each.
+      probability: share of the images that it is applied to.
+    """
+
+    name: str
+    function: Callable
+    probability: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The augmentation of one view: a random crop, resized, and then `operators` in order.
+
+    Attributes:
+      area_range: smallest and largest share of the image that the crop covers.
+      operators: applied to the crop, in order.
+    """
+
+    area_range: tuple[float, float] = (0.08, 1.0)
+    operators: tuple[Operator, ...] = ()
+
+    def then(self, *operators: Operator) -> Policy:
+        """Returns this policy with further operators at its end."""
+        return dataclasses.replace(self, operators=self.operators + operators)
+
+
 def crop_and_flip_policy(min_area=0.08, flip=True):
-    """Random crop and flip: the policy of fine-tuning (paper, B.5)."""
-    return (("crop_and_resize", {"area_range": (min_area, 1.0)}),) + ((("flip", {}),) if flip else ())
+    """Returns the policy of fine-tuning: random crop and flip (paper, B.5)."""
+    return Policy((min_area, 1.0), (Operator("flip", flip_horizontally, 0.5),) * flip)
 
 
 def simclr_policy(strength, brightness, min_area=0.08, flip=True):
-    """The default policy for one view: crop, flip, colour distortion (paper, Appendix A). Blur comes on the device."""
-    jitter = (("color_jitter", {"strength": strength, "brightness": brightness}), ("grayscale", {}))
-    return crop_and_flip_policy(min_area, flip) + (jitter if strength > 0 else ())
+    """Returns the default policy: crop, flip, color distortion (paper, Appendix A). Blur is applied on the device."""
+    policy = crop_and_flip_policy(min_area, flip)
+    return policy.then(*color_distortion(strength, brightness)) if strength > 0 else policy
 
 
-def sample_crop_window(image_shape, policy, seed):
-    """The window that the first operator of `policy` cuts out of an image: begin [3] and size [3], for `tf.slice`."""
-    (name, parameters), *_ = policy
-    return policies.CROPS[name](image_shape, seed, **parameters)
+def color_distortion(strength, brightness):
+    """Returns the operators of color distortion: jitter for 80 % of the images, grayscale for 20 % (paper, A)."""
+    jitter = functools.partial(color_jitter, strength=strength, brightness=brightness)
+    return Operator("color_jitter", jitter, 0.8), Operator("grayscale", to_grayscale, 0.2)
 
 
 def crop_by_policy(image, policy, seed, size):
-    """The first operator of `policy`, a crop: image [h, w, 3], uint8 or float, to [size, size, 3] float32."""
-    return resize_window(image, *sample_crop_window(tf.shape(image), policy, seed), size, size)
+    """Returns the crop of `policy`: image [h, w, 3], uint8 or float, to [size, size, 3] float32."""
+    return random_crop_and_resize(image, seed, size, size, area_range=policy.area_range)
 
 
-def apply_after_crop(planes, policy, seeds):
-    """All operators of `policy` but the first, on many crops.
+def apply_after_crop(channels, policy, seeds):
+    """Applies the operators of `policy` to many crops.
 
     Args:
-      planes: three tensors [n, size, size], of crops by `crop_by_policy`.
-      policy: tuple of (name, keyword parameters).
+      channels: three tensors [n, size, size], of crops by `crop_by_policy`.
+      policy: a `Policy`.
       seeds: int tensor [n, 2], the same as for the crops; every operator gets its own from them.
 
     Returns:
-      planes in [0, 1].
+      Three tensors [n, size, size] in [0, 1].
     """
-    operators = [_operator(name, **parameters) for name, parameters in policy[1:]]
-    draws = rng.uniforms(seeds, len(operators))
-    for number, (probability, function) in enumerate(operators):
-        chosen = tf.cast(draws[:, number] < probability, tf.int32)
-        planes = switch_per_image(chosen, (_identity, function), planes, rng.nth_seed(seeds, number + 1))
-    return clip(planes)
+    draws = rng.uniforms(seeds, len(policy.operators))
+    for number, operator in enumerate(policy.operators):
+        is_applied = tf.cast(draws[:, number] < operator.probability, tf.int32)
+        channels = switch_per_image(is_applied, (identity, operator.function), channels,
+                                    rng.nth_seed(seeds, number + 1))
+    return clip(channels)
 
 
-def _operator(name, probability=None, **parameters):
-    usual, function = policies.OPERATORS[name]
-    return usual if probability is None else probability, functools.partial(function, **parameters)
-
-
-def _identity(planes, seeds):
-    return planes
+def identity(channels, _):
+    """Returns the channels: the operator that changes nothing."""
+    return channels
 
 
 def apply_policy(image, policy, seed, size):
-    """Applies the operators of `policy` in order to one image; the result is [size, size, 3] in [0, 1].
+    """Applies a policy to one image.
 
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
-      policy: tuple of (name in `CROPS`, then names in `OPERATORS`; keyword parameters).
+      policy: a `Policy`.
       seed: int tensor [2]; every operator gets its own seed from it.
       size: height and width of the result, in pixels.
+
+    Returns:
+      [size, size, 3] float32 in [0, 1].
     """
-    planes = to_channels(crop_by_policy(image, policy, seed, size)[tf.newaxis])
-    return tf.squeeze(from_channels(apply_after_crop(planes, policy, seed[tf.newaxis])), 0)
+    channels = to_channels(crop_by_policy(image, policy, seed, size)[tf.newaxis])
+    return tf.squeeze(from_channels(apply_after_crop(channels, policy, seed[tf.newaxis])), 0)
 
 
 def preprocess_for_eval(image, size, crop=True):
@@ -390,37 +465,3 @@ def preprocess_image(image, height, width, is_training=False, color_jitter_stren
     if is_training:
         return apply_policy(image, simclr_policy(color_jitter_strength, brightness), seed, height)
     return preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), height, test_crop)
-
-
-def to_channels(images):
-    """[n, h, w, c] -> c tensors [n, h, w]."""
-    return tf.unstack(images, axis=-1)
-
-
-def from_channels(planes):
-    """c tensors [n, h, w] -> [n, h, w, c]."""
-    # In two steps: to stack along the last axis is to copy single numbers. As matrices, which are transposed fastest.
-    height, width = planes[0].shape[1:]
-    rows = tf.reshape(tf.stack(planes, axis=1), [-1, len(planes), height * width])
-    return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(planes)])
-
-
-def switch_per_image(kinds, functions, planes, rows):
-    """Every image through the function that its kind numbers.
-
-    Args:
-      kinds: int32 [n].
-      functions: of (planes, rows); each sees the images of its kind only.
-      planes: three tensors [n, h, w]; where n is known to be 1, nothing is divided and copied.
-      rows: a tensor [n, ...] that goes with the images.
-
-    Returns:
-      planes.
-    """
-    shape = planes[0].shape
-    if shape[0] == 1:
-        return tf.switch_case(kinds[0], [lambda f=function: list(f(planes, rows)) for function in functions])
-    columns = (*planes, rows, tf.range(tf.shape(planes[0])[0]))
-    *parts, places = (tf.dynamic_partition(column, kinds, len(functions)) for column in columns)
-    results = [function(part, part_rows) for function, *part, part_rows in zip(functions, *parts)]
-    return [tf.ensure_shape(tf.dynamic_stitch(places, plane), shape) for plane in zip(*results)]

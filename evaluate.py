@@ -37,8 +37,8 @@ _LABELS = {
     MEAN_PER_CLASS: "linear head, mean of classes", MEAN_PRECISION: "linear head, 11-point mAP",
     LBFGS: "logistic regression",
     KNN: f"{nearest_neighbors.KNN_NEIGHBORS} nearest neighbours",
-    WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} neighbours, weighted", "eval/contrast_loss": "contrastive loss",
-    "eval/contrast_acc": "contrastive accuracy",
+    WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} neighbours, weighted",
+    "eval/contrast_loss": "contrastive loss", "eval/contrast_acc": "contrastive accuracy",
 }
 _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untrained_encoder": ", untrained encoder",
              "/raw_pixels": ", raw pixels"}
@@ -353,9 +353,11 @@ class Evaluator:
                 fitted = logistic_regression.lbfgs_accuracy(train_set, test_set)
                 results.update({f"{LBFGS}{suffix}": fitted["accuracy"], f"eval/lbfgs_l2{suffix}": fitted["l2"]})
             if "knn" in names:
-                results[f"{KNN}{suffix}"] = nearest_neighbors.knn_accuracy(train_set, test_set)["accuracy"]
-                results[f"{WEIGHTED_KNN}{suffix}"] = nearest_neighbors.knn_accuracy(
-                    train_set, test_set, nearest_neighbors.WEIGHTED_NEIGHBORS, nearest_neighbors.WEIGHTED_TEMPERATURE)["accuracy"]
+                knn = nearest_neighbors.knn_accuracy
+                results[f"{KNN}{suffix}"] = knn(train_set, test_set)["accuracy"]
+                results[f"{WEIGHTED_KNN}{suffix}"] = knn(
+                    train_set, test_set, nearest_neighbors.WEIGHTED_NEIGHBORS,
+                    nearest_neighbors.WEIGHTED_TEMPERATURE)["accuracy"]
         return results
 
 

@@ -144,8 +144,8 @@ def semi_hard(positive, others, negatives, margin):
     return suitable & tf.cast(tf.one_hot(closest, tf.shape(others)[1]), tf.bool)
 
 
-def add_alternative_contrastive_loss(hidden, name, hidden_norm=True, temperature=1.0, margin=None, mine=False, both_views=False,
-                     strategy=None):
+def add_alternative_contrastive_loss(hidden, name, hidden_norm=True, temperature=1.0, margin=None, mine=False,
+                                     both_views=False, strategy=None):
     """A loss of Table 2 with negatives from one view or both, semi-hard or all; in memory quadratic in the batch.
 
     Shapes and scale are those of `add_contrastive_loss`, which this is for nt_xent and `both_views`.

@@ -1,24 +1,34 @@
-"""SimCLR: pretrain, evaluate and export from the command line. `python run.py --help` lists the settings."""
+"""SimCLR: pretrains, evaluates and exports from the command line. `python run.py --help` lists the settings."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import io
+import json
+import os
+import random
+import sys
+import tempfile
+import zlib
 
-import config as config_lib
-from runtime import command_line, console, devices, tensorflow_startup
-from runtime.errors import first_line
+from runtime import console
 
 if __name__ == "__main__":
     console.set_up()  # Before other modules keep sys.stderr, which may be closed.
 
 from absl import app, flags
 
+import config as config_lib
+from runtime import command_line, tensorflow_startup
+from runtime.errors import Stopped, UserError, first_line
+
 config_lib.define_flags()
 flags.adopt_module_key_flags(config_lib)
 
 
-def _parse_flags(argv):
+def parse_flags(argv):
     """Parses the command line with absl; errors are one line, and end the program with status 2."""
     warnings = io.StringIO()
     try:
@@ -42,20 +52,276 @@ def _fail(message):
     command_line.fail("run.py", message)
 
 
+if __name__ == "__main__":  # --help and errors in the flags are answered before TensorFlow is loaded.
+    app.define_help_flags()
+    parse_flags(sys.argv)
+    command_line.run_command("run.py", config_lib.from_flags)
+
+with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorflow():
+    import tensorflow as tf
+
+    import evaluate
+    import train
+    from checkpoints import checkpoint_files, run_directory, weight_files
+    from checkpoints.lock import Lock
+    from export import saving
+    from runtime import devices, hosts, progress, signals
+    from sources import datasets, image_checks
+    from sources.folders import FolderSource
+
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_FEWER_EXAMPLES = "Input dataset was expected to contain"  # by `tf.data.experimental.assert_cardinality`
+_SETTINGS_OF_A_HOST = {"model_dir", "data_dir", "log_seconds", "shuffle_buffer_mb"}  # may differ among hosts
+
+# ----------------------------------------------------------------------------------------------------- the settings
+
+
+def complete(config, source, eval_split_given):
+    """Fills in what the command line left open, saying so: directory, evaluation split, linear head, seed."""
+    if config.model_dir is None:
+        config = config.replace(model_dir=config.default_model_dir())
+        console.log(f"model_dir: {config.model_dir} (the same command resumes there)")
+    eval_split = datasets.choose_eval_split(source, config.eval_split, eval_split_given)
+    if eval_split != config.eval_split and config.mode != "train":
+        console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split})")
+    config = config.replace(eval_split=eval_split)
+    if source.num_classes is None and config.pretraining and config.lineareval_while_pretraining:
+        console.log(f"linear head: off ({source.name} has no labels)")
+        config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
+                                zero_init_logits_layer=False)
+    if config.seed is None:
+        known = (run_directory.read_flags(config.model_dir) or {}).get("seed")
+        if known is None and config.mode != "eval" and checkpoint_files.steps_of(config.model_dir):
+            raise UserError(f"--model_dir={config.model_dir} has checkpoints, but no flags.json that tells their seed: "
+                            "give --seed")
+        drawn = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)  # Evaluations can be repeated.
+        config = config.replace(seed=drawn if known is None else known)
+    return config
+
+
+def check(config, source, strategy):
+    """What can be wrong with data, replicas and places, before anything is built or written. Raises `UserError`."""
+    _check_data(config, source, strategy)
+    if source.num_classes is None:
+        _check_unlabelled(config, source)
+    if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
+        raise UserError(f"--eval_protocol={config.eval_protocol} is for one label an example, and {source.name} has "
+                        "several: use linear_head, or `python transfer.py linear`")
+    if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
+        raise UserError(f"--model_dir={config.model_dir} is the directory of the images, among which views.png would "
+                        "count at the next start. Choose another directory.")
+    devices.check_precision(config)
+    if config.mode != "eval":
+        _check_start(config)
+        if devices.is_chief(strategy):
+            _check_writable(config.model_dir)
+
+
+def _check_data(config, source, strategy):
+    """Checks that the splits exist and hold enough examples for the batch sizes."""
+    datasets.check_split(source, "train_split", config.train_split)
+    if config.mode != "train":
+        datasets.check_split(source, "eval_split", config.eval_split)
+    train.check_batch(config, source, strategy)
+
+
+def check_agreement(config, source, strategy):
+    """Whether all hosts run the same settings, on the same data, from the same checkpoint. Raises `UserError`."""
+    newest = checkpoint_files.latest(config.model_dir)
+    settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in _SETTINGS_OF_A_HOST}
+    mine = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
+            -1 if newest is None else checkpoint_files.step_of(newest)]
+    gathered = hosts.gather_from_hosts(mine, strategy)
+    flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
+    if len(set(flags)) > 1:
+        raise UserError("the hosts of TF_CONFIG were started with different flags: give all of them the same")
+    if len(set(examples)) > 1:
+        raise UserError(f"--dataset={config.dataset}: the hosts find different numbers of training examples "
+                        f"({', '.join(examples)}): give all of them the same data")
+    if len(set(steps)) > 1:
+        raise UserError(f"--model_dir={config.model_dir}: the hosts find different checkpoints (steps "
+                        f"{', '.join(steps)}; -1: none): it must be on storage that all of them see")
+
+
+def _check_unlabelled(config, source):
+    remedy = "sort its images into one sub-folder a class"
+    if not config.pretraining:
+        raise UserError(f"--train_mode={config.train_mode} needs labels, and --dataset={source.name} has none: "
+                        f"{remedy}")
+    if config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
+        raise UserError(f"--eval_protocol={config.eval_protocol} needs labels, and {source.name} has none: {remedy}, "
+                        "or use --eval_protocol=contrastive")
+
+
+def _check_start(config):
+    """A new run has what it starts from."""
+    if checkpoint_files.steps_of(config.model_dir):
+        return
+    if config.checkpoint:
+        weight_files.locate(config.checkpoint)
+    elif config.train_mode == "finetune":
+        raise UserError("--train_mode=finetune needs --checkpoint, the pretrained encoder to start from")
+
+
+def _check_writable(directory):
+    try:
+        tf.io.gfile.makedirs(directory)
+        if "://" not in directory:
+            with tempfile.TemporaryFile(dir=directory) as file:
+                file.write(b"room for a byte?")
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"--model_dir={directory} cannot be written to ({reason}): make room, or choose another"
+                        ) from error
+
+
+# ------------------------------------------------------------------------------------------------------------- run
+
+
+def run(config, eval_split_given):
+    """Does what `config` says. Raises `UserError` for what the user can mend.
+
+    Args:
+      config: settings as given.
+      eval_split_given: whether `eval_split` was set, so that it must exist.
+
+    Raises:
+      errors.Stopped: by SIGTERM or SIGINT.
+    """
+    elapsed = progress.stopwatch()
+    hosts.check_hosts(config)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    with signals.StopSignals() as stop, stop.interruptible():
+        hosts.wait_for_hosts()
+    strategy = devices.make_strategy(config)
+    with signals.StopSignals() as stop, _errors_told(config):  # Anew: TensorFlow's hosts install handlers, too.
+        with stop.interruptible():
+            source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+        config = complete(config, source, eval_split_given)
+        check(config, source, strategy)
+        if config.mode == "eval":
+            _prepare_source(config, source, strategy)
+            _evaluate(config, source, strategy)
+            return
+        with Lock(config.model_dir) if devices.is_chief(strategy) else contextlib.nullcontext() as lock:
+            _train(config, source, strategy, stop, elapsed, lock)
+            # Whoever leaves is missed: nobody does before all are done.
+            hosts.gather_from_hosts([0], strategy)
+
+
+@contextlib.contextmanager
+def _errors_told(config):
+    """Translates errors of data, hosts, memory and files in the middle of a run into a `UserError`."""
+    again = "start the same command again; it resumes from the newest checkpoint"
+    try:
+        yield
+    except (tf.errors.OpError, OSError, MemoryError) as error:
+        reason = first_line(error)
+        # Memory and disk first: data may be what was read when they ran out.
+        if _is_full_disk(error):
+            raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free some space, and {again}."
+                            ) from error
+        if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) or "OOM when allocating" in str(error):
+            flag = "eval_batch_size" if config.mode == "eval" else "train_batch_size"
+            remedy = f"a smaller --{flag}" if config.mode == "eval" else f"--micro_batch_size, or a smaller --{flag}"
+            raise UserError(f"--{flag}={getattr(config, flag)}: out of memory ({reason}). Use {remedy}.") from error
+        if "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError) or (
+                isinstance(error, tf.errors.FailedPreconditionError) and _FEWER_EXAMPLES in str(error)):
+            raise UserError(f"--dataset={config.dataset} cannot be read any more ({reason}): mend it or bring it back, "
+                            f"and {again}") from error
+        if hosts.is_lost_host(error):
+            raise Stopped("another host has stopped or cannot be reached any more: see what it says, then "
+                                   "start all hosts anew; they resume from the newest checkpoint") from error
+        if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
+            raise UserError(f"--model_dir={config.model_dir} or another file cannot be used any more ({reason}): mend "
+                            f"that, and {again}") from error
+        raise
+
+
+def _is_full_disk(error):
+    """Returns whether an error is that of a full disk or quota."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL_DISK
+    # TensorFlow's errors have no errno, and the same class as those of memory; their text is the system's.
+    return isinstance(error, tf.errors.ResourceExhaustedError) and any(
+        os.strerror(number) in str(error) for number in _FULL_DISK)
+
+
+def _prepare_source(config, source, strategy):
+    """What is found out by reading the data: images that cannot be used, labels that may be."""
+    image_checks.check_images(config, source, devices.is_chief(strategy))
+    if config.label_fraction < 1:
+        source.restrict(config.train_split, config.label_fraction, config.label_seed)
+    _check_data(config, source, strategy)  # Once more: there may be fewer examples now.
+
+
+def _evaluate(config, source, strategy):
+    """`--mode=eval`: of what `--checkpoint` names, or of every checkpoint of a training."""
+    chief = devices.is_chief(strategy)
+    begun_with = (run_directory.read_flags(config.model_dir) or {}).get("checkpoint")
+    if not config.checkpoint or config.checkpoint == begun_with:
+        evaluate.evaluate_continuously(config, source, strategy, chief)
+        return
+    results = evaluate.evaluate_checkpoint(config, source, strategy, chief)
+    if chief:
+        rows = [*evaluate.result_rows(results), None,
+                ("results", os.path.join(evaluate.results_dir(config), "result.json"))]
+        console.log(console.table(f"{config.network_name} on {source.name}", rows))
+
+
+def _train(config, source, strategy, stop, elapsed, lock):
+    """Runs `--mode=train` and `train_then_eval`. `lock` is that of the directory; None on all hosts but the chief."""
+    chief = devices.is_chief(strategy)
+    if chief:
+        run_directory.remove_leftovers(config.model_dir)
+        checkpoint_files.repair(config.model_dir)
+    hosts.gather_from_hosts([0], strategy)  # The others look at the checkpoints after that.
+    if checkpoint_files.latest(config.model_dir) is not None:
+        run_directory.check_flags(config)
+        run_directory.check_data(config, source)
+    else:
+        run_directory.check_unused(config.model_dir)
+    _prepare_source(config, source, strategy)
+    signals.safe_point()
+    check_agreement(config, source, strategy)
+    check = (lambda: None) if lock is None else lock.check
+    trained = train.train(config, source, strategy, stop, lock)
+    results = {}
+    if config.mode == "train_then_eval":
+        results = evaluate.evaluate_and_write(
+            config, source, trained.model, strategy, trained.step, chief, check=check)
+    if lock is not None:
+        saved_model = saving.export_to_model_dir(
+            config, source.class_names, trained.checkpoint, results, source.multi_label, check)
+        console.log(_summary(config, source, trained, results, saved_model, elapsed()))
+
+
+def _summary(config, source, trained, results, saved_model, seconds):
+    """The table at the end of a run."""
+    rows = evaluate.result_rows(results)
+    rows += [None] if rows else []
+    rows += [("steps", trained.step), ("time", console.format_duration(seconds))]
+    rows += [("images/s", f"{trained.images_per_second:.0f}")] if trained.images_per_second else []
+    rows += [("skipped steps (overflow)", trained.skipped_steps)] if trained.skipped_steps else []
+    rows += [("checkpoint", trained.checkpoint), ("SavedModel", saved_model)]
+    rows += [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
+    rows += [("flags, views, events", config.model_dir)]
+    return console.table(f"{config.network_name} on {source.name}", rows)
+
+
 def main(argv):
-    """Reads the flags and runs; see `command_line.run_command` for errors."""
+    """Reads the flags and runs; see `command_line.run_command` for errors and signals."""
     del argv
 
     def work():
         config = config_lib.from_flags()
         with tensorflow_startup.loading_tensorflow():
-            pass  # FUNCIMPORT import devices
-            import experiment  # Here: TensorFlow takes seconds to load, and wrong flags are reported before that.
             devices.start_runtime(config)
-        experiment.run(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
+        run(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
 
     command_line.run_command("run.py", work)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse_flags)
+    app.run(main, flags_parser=parse_flags)

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import data_util
+from augmentation import operators
 from runtime import rng
 
 # Each pair: two times (operator, probability, level from 0 to 9).
@@ -55,33 +56,33 @@ def amount_of(name, level):
 
 
 def _operator(name):
-    """A function of planes and amounts [n], for `data_util.switch_per_image`."""
-    function = getattr(image_ops, name)
+    """A function of channels and amounts [n], for `data_util.switch_per_image`."""
+    function = getattr(operators, name)
     if name == "posterize":
-        return lambda planes, amounts: function(planes, tf.cast(tf.round(amounts), tf.int32))
-    return function if AMOUNTS[name] else lambda planes, amounts: function(planes)
+        return lambda channels, amounts: function(channels, tf.cast(tf.round(amounts), tf.int32))
+    return function if AMOUNTS[name] else lambda channels, amounts: function(channels)
 
 
-def autoaugment(planes, seeds):
+def autoaugment(channels, seeds):
     """Applies a pair of operators, drawn for each image, one after the other, each with its probability.
 
     Args:
-      planes: three tensors [n, h, w] in [0, 1].
+      channels: three tensors [n, h, w] in [0, 1].
       seeds: int tensor [n, 2].
 
     Returns:
-      planes.
+      channels.
     """
-    functions = [lambda planes, _: planes, *map(_operator, _NAMES)]
+    functions = [lambda channels, _: channels, *map(_operator, _NAMES)]
     draws = rng.uniforms(seeds, 5)
     pair = tf.cast(draws[:, 0] * len(SUB_POLICIES), tf.int32)
     for place in range(2):
         names, probabilities, levels = zip(*[pairs[place] for pairs in SUB_POLICIES])
-        kinds = 1 + tf.gather([_NAMES.index(name) for name in names], pair)
+        indices = 1 + tf.gather([_NAMES.index(name) for name in names], pair)
         chosen = draws[:, 1 + place] < tf.gather(np.float32(probabilities), pair)
         amounts = np.float32([amount_of(name, level) for name, level in zip(names, levels)])
         signed = np.array([bool(AMOUNTS[name] and AMOUNTS[name][2]) for name in names])
         negative = tf.gather(signed, pair) & (draws[:, 3 + place] < 0.5)
         amounts = tf.gather(amounts, pair) * tf.where(negative, -1.0, 1.0)
-        planes = data_util.switch_per_image(tf.where(chosen, kinds, 0), functions, planes, amounts)
-    return planes
+        channels = data_util.switch_per_image(tf.where(chosen, indices, 0), functions, channels, amounts)
+    return channels

@@ -1,11 +1,11 @@
-"""Image operators of the paper's studies and of AutoAugment, without chance: what is drawn comes as an argument.
+"""Image operators of the paper's studies and of AutoAugment.
 
-Images are planes: red, green and blue, three float tensors [n, height, width] in [0, 1]; results are, too. Arithmetic
-on whole planes is faster than on interleaved colours, and n images share the cost of starting an operation, which at 32
-pixels is most of it. Amounts are one an image, [n]. Operators that follow PIL round as it does up to two levels of 256.
+Images are channels, as in `data_util`, in [0, 1]; results are, too. The first part is deterministic: amounts, one per
+image [n], are arguments. Operators that follow PIL agree with it within two of 256 levels. The second part draws the
+amounts.
 
-What tensorflow-addons has is taken from there, where it is installed (up to TensorFlow 2.15), and else done by core
-TensorFlow, equally.
+tensorflow-addons is used for what it has, where it is installed (up to TensorFlow 2.15); otherwise core TensorFlow
+computes the same.
 """
 
 from __future__ import annotations
@@ -19,67 +19,6 @@ import tensorflow as tf
 
 import data_util
 from runtime import rng
-
-# -------------------------------------------------------------------------------- the other operators of the studies
-
-# The paper names them (Figure 4; B.2) without their ranges, which are ours.
-
-
-def random_rot90(planes, seeds, turns=(1, 2, 3)):
-    """Rotation of square images by 90 degrees times one of `turns`, counter-clockwise."""
-    kinds = tf.cast(rng.uniforms(seeds, 1)[:, 0] * len(turns), tf.int32)
-    rotations = [lambda planes, _, count=count: rot90(planes, count) for count in turns]
-    return data_util.switch_per_image(kinds, rotations, planes, seeds)
-
-
-def random_cutout(planes, seeds, share=0.5):
-    """A grey square anywhere, its centre in the image, its sides `share` of the image's height."""
-    height, width = planes[0].shape[1:]
-    draws = rng.uniforms(seeds, 2)
-    return cutout(planes, draws[:, 0] * height, draws[:, 1] * width, round(share * height))
-
-
-def random_noise(planes, seeds, deviations=(0.05, 0.25)):
-    """Gaussian noise on every value, of a standard deviation drawn for each image from the range `deviations`."""
-    shape = planes[0].shape[1:]
-    draws = rng.normals(seeds, 3 * shape.num_elements())
-    low, high = deviations
-    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1))[:, :, tf.newaxis]
-    noise = tf.split(draws, 3, 1)
-    return data_util.clip([plane + deviation * tf.reshape(part, [-1, *shape]) for plane, part in zip(planes, noise)])
-
-
-def random_blur(planes, seeds, sigmas=(0.1, 2.0)):
-    """Gaussian blur with a sigma drawn for each image; as `batch_random_blur`, which runs on the device.
-
-    The kernel is a tenth of the image's height, and three pixels at least.
-    """
-    low, high = sigmas
-    sigma = low + (high - low) * rng.uniforms(seeds, 1)[:, 0]
-    blurred = data_util.gaussian_blur(tf.stack(planes, -1), max(planes[0].shape[1] // 10, 2), sigma)
-    return data_util.clip(tf.unstack(blurred, axis=-1))
-
-
-def random_motion_blur(planes, seeds, share=0.1):
-    """Blur along a line at any angle, of up to `share` of the image's height, and of three pixels at least."""
-    longest = max(round(share * planes[0].shape[1]), 3)
-    draws = rng.uniforms(seeds, 2)
-    return motion_blur(planes, 180 * draws[:, 0], 1 + (longest - 1) * draws[:, 1], longest // 2 * 2 + 1)
-
-
-def random_resized_crop(planes, seeds, area_range=(0.08, 1.0), flip_probability=0.5):
-    """Random crop, resize and flip of images that are views already (Figure 5, "crop")."""
-    height, width = planes[0].shape[1:]
-
-    def crop(row):
-        image, seed = row
-        return data_util.random_crop_and_resize(image, seed, height, width, area_range=area_range)
-
-    images = tf.map_fn(crop, (tf.stack(planes, -1), seeds), fn_output_signature=planes[0].dtype)
-    planes = tf.unstack(tf.ensure_shape(images, [planes[0].shape[0], height, width, 3]), axis=-1)
-    chosen = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1)[:, 0] < flip_probability, tf.int32)
-    return data_util.switch_per_image(chosen, (data_util._identity, lambda planes, _: data_util.flip(planes)), data_util.clip(planes), seeds)
-
 
 _LEVELS = 256
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's, over 13
@@ -96,11 +35,11 @@ def addons():
     return tfa.image
 
 
-def _each(function, planes, *amounts):
-    """`function` of all planes as one-channel images [3 n, h, w, 1], and of amounts [3 n]."""
-    stacked = tf.concat(planes, 0)[..., tf.newaxis]
-    done = function(stacked, *(tf.concat([amount] * len(planes), 0) for amount in amounts))
-    return tf.split(tf.squeeze(tf.ensure_shape(done, stacked.shape), -1), len(planes), 0)
+def _each(function, channels, *amounts):
+    """`function` of all channels as one-channel images [3 n, h, w, 1], and of amounts [3 n]."""
+    stacked = tf.concat(channels, 0)[..., tf.newaxis]
+    done = function(stacked, *(tf.concat([amount] * len(channels), 0) for amount in amounts))
+    return tf.split(tf.squeeze(tf.ensure_shape(done, stacked.shape), -1), len(channels), 0)
 
 
 def _column(amounts):
@@ -108,29 +47,25 @@ def _column(amounts):
     return amounts[:, tf.newaxis, tf.newaxis]
 
 
-def _quantized(plane):
-    return tf.round(tf.clip_by_value(plane, 0.0, 1.0) * (_LEVELS - 1))
-
-
-def _clip(planes):
-    return [tf.clip_by_value(plane, 0.0, 1.0) for plane in planes]
+def _quantized(channel):
+    return tf.round(tf.clip_by_value(channel, 0.0, 1.0) * (_LEVELS - 1))
 
 
 # ------------------------------------------------------------------------------------------------------ positions
 
 
-def rot90(planes, turns):
+def rot90(channels, turns):
     """Rotation by `turns` (an int) times 90 degrees, counter-clockwise; for an odd number the sides change places."""
     for _ in range(turns % 4):
-        planes = [tf.reverse(tf.transpose(plane, [0, 2, 1]), [1]) for plane in planes]
-    return planes
+        channels = [tf.reverse(tf.transpose(channel, [0, 2, 1]), [1]) for channel in channels]
+    return channels
 
 
-def affine(planes, matrices, fill=0.5):
+def affine(channels, matrices, fill=0.5):
     """Every output pixel (x, y) is the pixel of the input that is nearest to (a x + b y + c, d x + e y + f).
 
     Args:
-      planes: three tensors [n, h, w].
+      channels: three tensors [n, h, w].
       matrices: [n, 6], rows a, b, c, d, e, f, in pixels.
       fill: value of what lies outside.
     """
@@ -144,20 +79,20 @@ def affine(planes, matrices, fill=0.5):
     def of_addons(images, transforms):
         return addons().transform(images, transforms, "nearest", "constant", fill_value=fill)
 
-    return _each(of_addons if addons() else core, planes, transforms)
+    return _each(of_addons if addons() else core, channels, transforms)
 
 
-def shear_x(planes, amounts, fill=0.5):
+def shear_x(channels, amounts, fill=0.5):
     """Shear along the rows by `amounts`, in pixels a row."""
-    return affine(planes, _matrices(amounts, b=amounts), fill)
+    return affine(channels, _matrices(amounts, b=amounts), fill)
 
 
-def rotate(planes, degrees, fill=0.5):
+def rotate(channels, degrees, fill=0.5):
     """Rotation about the centre by `degrees`, counter-clockwise."""
     angle = degrees * (math.pi / 180)
     cosine, sine = tf.cos(angle), tf.sin(angle)
-    x, y = (planes[0].shape[2] - 1) / 2, (planes[0].shape[1] - 1) / 2
-    return affine(planes, _matrices(degrees, a=cosine, b=-sine, c=x - x * cosine + y * sine,
+    x, y = (channels[0].shape[2] - 1) / 2, (channels[0].shape[1] - 1) / 2
+    return affine(channels, _matrices(degrees, a=cosine, b=-sine, c=x - x * cosine + y * sine,
                                     d=sine, e=cosine, f=y - x * sine - y * cosine), fill)
 
 
@@ -169,51 +104,51 @@ def _matrices(amounts, **entries):
 # -------------------------------------------------------------------------------------------- parts and neighbours
 
 
-def cutout(planes, rows, columns, side, fill=0.5):
+def cutout(channels, rows, columns, side, fill=0.5):
     """A grey square of `side` pixels around (row, column), as far as it lies inside (DeVries and Taylor 2017)."""
     def near(centers, length):
         distance = tf.range(length, dtype=tf.float32)[tf.newaxis] - tf.floor(centers)[:, tf.newaxis]
         return (distance >= -(side // 2)) & (distance < side - side // 2)
 
-    height, width = planes[0].shape[1:]
+    height, width = channels[0].shape[1:]
     hidden = near(rows, height)[:, :, tf.newaxis] & near(columns, width)[:, tf.newaxis]
-    return [tf.where(hidden, tf.cast(fill, plane.dtype), plane) for plane in planes]
+    return [tf.where(hidden, tf.cast(fill, channel.dtype), channel) for channel in channels]
 
 
-def _neighbours(plane, mode="SYMMETRIC"):
-    """A function (dy, dx) of -1 to 1 that gives the plane shifted so far; beyond the edge it is mirrored."""
-    padded = tf.pad(plane, [[0, 0], [1, 1], [1, 1]], mode)
-    height, width = plane.shape[1:]
+def _neighbours(channel, mode="SYMMETRIC"):
+    """A function (dy, dx) of -1 to 1 that gives the channel shifted so far; beyond the edge it is mirrored."""
+    padded = tf.pad(channel, [[0, 0], [1, 1], [1, 1]], mode)
+    height, width = channel.shape[1:]
     return lambda dy, dx: padded[:, 1 + dy:1 + dy + height, 1 + dx:1 + dx + width]
 
 
-def sobel(planes):
+def sobel(channels):
     """Sobel filtering: the length of each colour's gradient, 1 for an upright edge between 0 and 1, clipped there."""
-    def lengths(plane):
-        at = _neighbours(plane)
+    def lengths(channel):
+        at = _neighbours(channel)
         across = sum(weight * (at(dy, 1) - at(dy, -1)) for dy, weight in ((-1, 1), (0, 2), (1, 1)))
         down = sum(weight * (at(1, dx) - at(-1, dx)) for dx, weight in ((-1, 1), (0, 2), (1, 1)))
         return tf.sqrt(tf.square(across) + tf.square(down)) / 4
-    return _clip([lengths(plane) for plane in planes])
+    return data_util.clip([lengths(channel) for channel in channels])
 
 
-def sharpness(planes, factors):
+def sharpness(channels, factors):
     """PIL's: 0 smooths by a 3 x 3 filter, 1 leaves alone, more sharpens; pixels at the edge stay."""
-    def blend(plane):
-        at = _neighbours(plane)
+    def blend(channel):
+        at = _neighbours(channel)
         smooth = sum(_SMOOTH[dy][dx] * at(dy - 1, dx - 1) for dy in range(3) for dx in range(3)) / 13
-        height, width = plane.shape[1:]
+        height, width = channel.shape[1:]
         inner = tf.pad(tf.ones([height - 2, width - 2], tf.bool), [[1, 1], [1, 1]])
-        smooth = tf.where(inner, smooth, plane)
-        return smooth + _column(factors) * (plane - smooth)
-    return _clip([blend(plane) for plane in planes])
+        smooth = tf.where(inner, smooth, channel)
+        return smooth + _column(factors) * (channel - smooth)
+    return data_util.clip([blend(channel) for channel in channels])
 
 
-def motion_blur(planes, degrees, lengths, size):
+def motion_blur(channels, degrees, lengths, size):
     """The mean along a line through each pixel; beyond the edge the image is mirrored.
 
     Args:
-      planes: three tensors [n, h, w].
+      channels: three tensors [n, h, w].
       degrees: [n], the line's angle with the rows, counter-clockwise.
       lengths: [n] in pixels, at least 1.
       size: of the filter, odd, in pixels; no line is longer. The image must be larger than half of it.
@@ -237,54 +172,54 @@ def motion_blur(planes, degrees, lengths, size):
             [1, 1, 1, 1], "VALID")
         return tf.transpose(result[0], [2, 0, 1])[:-1, ..., tf.newaxis]
 
-    return _each(filtered, planes, weights)
+    return _each(filtered, channels, weights)
 
 
 # --------------------------------------------------------------------------------------------------------- values
 
 
-def invert(planes):
+def invert(channels):
     """1 - value."""
-    return [1 - plane for plane in planes]
+    return [1 - channel for channel in channels]
 
 
-def solarize(planes, thresholds):
+def solarize(channels, thresholds):
     """Values from `thresholds` on are inverted."""
-    return [tf.where(plane < _column(thresholds), plane, 1 - plane) for plane in planes]
+    return [tf.where(channel < _column(thresholds), channel, 1 - channel) for channel in channels]
 
 
-def posterize(planes, bits):
+def posterize(channels, bits):
     """Keeps the upper `bits` (0 to 8, int32 [n]) of the 8 of each value."""
     step = _column(tf.cast(tf.bitwise.left_shift(1, 8 - bits), tf.float32))
-    return [tf.floor(_quantized(plane) / step) * step / (_LEVELS - 1) for plane in planes]
+    return [tf.floor(_quantized(channel) / step) * step / (_LEVELS - 1) for channel in channels]
 
 
-def contrast(planes, factors):
+def contrast(channels, factors):
     """PIL's: distance from the mean of the grey image, times `factors`."""
-    mean = _column(tf.round(tf.reduce_mean(_grey(planes), [1, 2]) * (_LEVELS - 1)) / (_LEVELS - 1))
-    return _clip([mean + _column(factors) * (plane - mean) for plane in planes])
+    mean = _column(tf.round(tf.reduce_mean(_grey(channels), [1, 2]) * (_LEVELS - 1)) / (_LEVELS - 1))
+    return data_util.clip([mean + _column(factors) * (channel - mean) for channel in channels])
 
 
-def color(planes, factors):
+def color(channels, factors):
     """PIL's: distance from the grey image, times `factors`."""
-    grey = _grey(planes)
-    return _clip([grey + _column(factors) * (plane - grey) for plane in planes])
+    grey = _grey(channels)
+    return data_util.clip([grey + _column(factors) * (channel - grey) for channel in channels])
 
 
-def _grey(planes):
-    red, green, blue = planes
+def _grey(channels):
+    red, green, blue = channels
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
-def autocontrast(planes):
+def autocontrast(channels):
     """Each colour stretched so that its lowest value becomes 0 and its highest 1; one that is flat stays."""
-    def stretch(plane):
-        low, high = (reduce(plane, [1, 2], keepdims=True) for reduce in (tf.reduce_min, tf.reduce_max))
-        return tf.where(high > low, (plane - low) / tf.maximum(high - low, 1 / _LEVELS), plane)
-    return [stretch(plane) for plane in planes]
+    def stretch(channel):
+        low, high = (reduce(channel, [1, 2], keepdims=True) for reduce in (tf.reduce_min, tf.reduce_max))
+        return tf.where(high > low, (channel - low) / tf.maximum(high - low, 1 / _LEVELS), channel)
+    return [stretch(channel) for channel in channels]
 
 
-def equalize(planes):
+def equalize(channels):
     """PIL's: each colour's 256 levels mapped so that all are about equally frequent."""
     def core(images):
         levels = tf.cast(_quantized(images), tf.int32)
@@ -299,4 +234,67 @@ def equalize(planes):
     def of_addons(images):
         return tf.cast(addons().equalize(tf.cast(_quantized(images), tf.uint8)), images.dtype) / (_LEVELS - 1)
 
-    return _each(of_addons if addons() else core, planes)
+    return _each(of_addons if addons() else core, channels)
+
+
+# ------------------------------------------------------------------------------------------------ random operators
+
+# The paper names them (Figure 4; B.2) without their ranges, which are ours.
+
+
+def random_rot90(channels, seeds, turns=(1, 2, 3)):
+    """Rotation of square images by 90 degrees times one of `turns`, counter-clockwise."""
+    indices = tf.cast(rng.uniforms(seeds, 1)[:, 0] * len(turns), tf.int32)
+    rotations = [lambda channels, _, count=count: rot90(channels, count) for count in turns]
+    return data_util.switch_per_image(indices, rotations, channels, seeds)
+
+
+def random_cutout(channels, seeds, share=0.5):
+    """A grey square anywhere, its centre in the image, its sides `share` of the image's height."""
+    height, width = channels[0].shape[1:]
+    draws = rng.uniforms(seeds, 2)
+    return cutout(channels, draws[:, 0] * height, draws[:, 1] * width, round(share * height))
+
+
+def random_noise(channels, seeds, deviations=(0.05, 0.25)):
+    """Gaussian noise on every value, of a standard deviation drawn for each image from the range `deviations`."""
+    shape = channels[0].shape[1:]
+    draws = rng.normals(seeds, 3 * shape.num_elements())
+    low, high = deviations
+    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1))[:, :, tf.newaxis]
+    noise = tf.split(draws, 3, 1)
+    noise = [deviation * tf.reshape(part, [-1, *shape]) for part in noise]
+    return data_util.clip([channel + part for channel, part in zip(channels, noise)])
+
+
+def random_blur(channels, seeds, sigmas=(0.1, 2.0)):
+    """Gaussian blur with a sigma drawn for each image; as `batch_random_blur`, which runs on the device.
+
+    The kernel is a tenth of the image's height, and three pixels at least.
+    """
+    low, high = sigmas
+    sigma = low + (high - low) * rng.uniforms(seeds, 1)[:, 0]
+    blurred = data_util.gaussian_blur(tf.stack(channels, -1), max(channels[0].shape[1] // 10, 2), sigma)
+    return data_util.clip(tf.unstack(blurred, axis=-1))
+
+
+def random_motion_blur(channels, seeds, share=0.1):
+    """Blur along a line at any angle, of up to `share` of the image's height, and of three pixels at least."""
+    longest = max(round(share * channels[0].shape[1]), 3)
+    draws = rng.uniforms(seeds, 2)
+    return motion_blur(channels, 180 * draws[:, 0], 1 + (longest - 1) * draws[:, 1], longest // 2 * 2 + 1)
+
+
+def random_resized_crop(channels, seeds, area_range=(0.08, 1.0), flip_probability=0.5):
+    """Random crop, resize and flip of images that are views already (Figure 5, "crop")."""
+    height, width = channels[0].shape[1:]
+
+    def crop(row):
+        image, seed = row
+        return data_util.random_crop_and_resize(image, seed, height, width, area_range=area_range)
+
+    images = tf.map_fn(crop, (tf.stack(channels, -1), seeds), fn_output_signature=channels[0].dtype)
+    channels = tf.unstack(tf.ensure_shape(images, [channels[0].shape[0], height, width, 3]), axis=-1)
+    chosen = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1)[:, 0] < flip_probability, tf.int32)
+    functions = data_util.identity, data_util.flip_horizontally
+    return data_util.switch_per_image(chosen, functions, data_util.clip(channels), seeds)

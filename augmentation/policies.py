@@ -1,15 +1,19 @@
-"""Augmentation policies as data: SimCLR's, AutoAugment's, and those of the studies (paper, Figure 5, Table 3, B.2)."""
+"""Augmentation policies of the paper's studies (Figure 5, Table 3, B.2), and the choice of a policy."""
 
 from __future__ import annotations
+
+import dataclasses
+import functools
 
 import tensorflow as tf
 
 import data_util
 from augmentation import autoaugment, operators
+from data_util import Operator
 
 
 def view_policies(config):
-    """The augmentation policy of each view: two views while pretraining, else one; crop and flip in fine-tuning."""
+    """Returns the policy of each view: two views in pretraining, else one; crop and flip in fine-tuning."""
     geometry = dict(min_area=config.min_crop_area, flip=config.random_flip)
     colour = dict(strength=config.color_jitter_strength, brightness=config.brightness)
     if not config.distorts_views:
@@ -21,62 +25,67 @@ def view_policies(config):
     else:
         make = {"simclr": data_util.simclr_policy, "broader": broader_policy}[config.augmentation]
         policy = make(**colour, **geometry)
-    policy += extra_operators(config.extra_augmentations)
+    policy = policy.then(*extra_operators(config.extra_augmentations))
     return (policy,) * (2 if config.pretraining else 1)
 
 
-# ------------------------------------------------------------------------------------------------------- policies
-
-# The first operator of a policy: name -> function(image_shape [3], seed, **parameters) that returns begin [3] and size
-# [3] of a window, which is then resized.
-CROPS = {"crop_and_resize": data_util.random_window}
-# The others: name -> (probability, unless the parameters say another; function(planes, seeds [n, 2], **parameters) that
-# returns planes of the same size).
-OPERATORS = {
-    "flip": (0.5, lambda planes, seeds: data_util.flip(planes)),
-    "color_jitter": (0.8, data_util.color_jitter),
-    "grayscale": (0.2, lambda planes, seeds: data_util.to_grayscale(planes)),
-    "crop_again": (1.0, operators.random_resized_crop),
-    "quarter_turn": (1.0, operators.random_rot90),
-    "cutout": (1.0, operators.random_cutout),
-    "noise": (1.0, operators.random_noise),
-    "blur": (0.5, operators.random_blur),
-    "sobel": (1.0, lambda planes, seeds: operators.sobel(data_util.clip(planes))),
-    "equalize": (0.2, lambda planes, seeds: operators.equalize(planes)),
-    "solarize": (0.2, lambda planes, seeds: operators.solarize(data_util.clip(planes), tf.fill(tf.shape(seeds)[:1], 0.5))),
-    "motion_blur": (0.2, operators.random_motion_blur),
-    "autoaugment": (1.0, lambda planes, seeds: autoaugment.autoaugment(data_util.clip(planes), seeds)),
-}
-
-
 def autoaugment_policy(min_area=0.08, flip=True):
-    """Crop, flip and AutoAugment (paper, Table 1)."""
-    return data_util.crop_and_flip_policy(min_area, flip) + (("autoaugment", {}),)
+    """Returns crop, flip and AutoAugment (paper, Table 1)."""
+    return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT)
 
 
 def broader_policy(strength, brightness, min_area=0.08, flip=True):
-    """The default policy with Sobel filtering, more colour distortion and motion blur, each at times (paper, B.2)."""
-    return data_util.simclr_policy(strength, brightness, min_area, flip) + (
-        ("equalize", {}), ("solarize", {}), ("sobel", {"probability": 0.2}), ("motion_blur", {}))
+    """Returns SimCLR's policy with further color distortion, Sobel filtering and motion blur (paper, B.2)."""
+    return data_util.simclr_policy(strength, brightness, min_area, flip).then(
+        Operator("equalize", _equalize, 0.2), Operator("solarize", _solarize, 0.2), Operator("sobel", _sobel, 0.2),
+        Operator("motion_blur", operators.random_motion_blur, 0.2))
 
 
 def extra_operators(names):
-    """What is added to a policy for the transformations of Table 3: all four turns alike, the others half the time."""
-    operators = {"rotate": ("quarter_turn", {"turns": (0, 1, 2, 3)}), "noise": ("noise", {"probability": 0.5}),
-                 "sobel": ("sobel", {"probability": 0.5})}
-    return tuple(operators[name] for name in names)
+    """Returns the operators that Table 3 adds to both views: one of four rotations; noise or Sobel for half of them."""
+    rotate = functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))
+    by_name = {"rotate": Operator("rotate", rotate), "noise": Operator("noise", operators.random_noise, 0.5),
+               "sobel": Operator("sobel", _sobel, 0.5)}
+    return tuple(by_name[name] for name in names)
 
 
 def branch_policy(names, strength, brightness, min_area=0.08, flip=True):
-    """A crop, which both branches share, and then the operators that `names` names, in order (paper, Figure 5)."""
-    operators = {
-        "crop": (("crop_again", {"area_range": (min_area, 1.0), "flip_probability": 0.5 if flip else 0.0}),),
-        "color": data_util.simclr_policy(strength, brightness, flip=False)[1:],
-        "jitter": (("color_jitter", {"strength": strength, "brightness": brightness, "probability": 1.0}),),
-        "drop": (("grayscale", {"probability": 1.0}),),
-        "rotate": (("quarter_turn", {}),), "cutout": (("cutout", {}),), "noise": (("noise", {}),),
-        "blur": (("blur", {}),), "sobel": (("sobel", {}),), "equalize": (("equalize", {"probability": 1.0}),),
-        "solarize": (("solarize", {"probability": 1.0}),), "motion_blur": (("motion_blur", {"probability": 1.0}),),
-        "autoaugment": (("autoaugment", {}),),
+    """Returns a crop, which both branches share, and the operators in `names`, in order (paper, Figure 5)."""
+    crop = functools.partial(operators.random_resized_crop, area_range=(min_area, 1.0),
+                             flip_probability=0.5 if flip else 0.0)
+    color = data_util.color_distortion(strength, brightness)
+    by_name = {
+        "crop": (Operator("crop", crop),),
+        "color": color if strength > 0 else (),
+        "jitter": (dataclasses.replace(color[0], probability=1.0),),
+        "drop": (dataclasses.replace(color[1], probability=1.0),),
+        "rotate": (Operator("rotate", operators.random_rot90),),
+        "cutout": (Operator("cutout", operators.random_cutout),),
+        "noise": (Operator("noise", operators.random_noise),),
+        "blur": (Operator("blur", operators.random_blur, 0.5),),
+        "sobel": (Operator("sobel", _sobel),),
+        "equalize": (Operator("equalize", _equalize),),
+        "solarize": (Operator("solarize", _solarize),),
+        "motion_blur": (Operator("motion_blur", operators.random_motion_blur),),
+        "autoaugment": (_AUTOAUGMENT,),
     }
-    return data_util.crop_and_flip_policy(min_area, flip=False) + sum((operators[name] for name in names), ())
+    return data_util.Policy((min_area, 1.0)).then(*sum((by_name[name] for name in names), ()))
+
+
+def _equalize(channels, _):
+    return operators.equalize(channels)
+
+
+def _solarize(channels, seeds):
+    return operators.solarize(data_util.clip(channels), tf.fill(tf.shape(seeds)[:1], 0.5))
+
+
+def _sobel(channels, _):
+    return operators.sobel(data_util.clip(channels))
+
+
+def _autoaugment(channels, seeds):
+    return autoaugment.autoaugment(data_util.clip(channels), seeds)
+
+
+_AUTOAUGMENT = Operator("autoaugment", _autoaugment)

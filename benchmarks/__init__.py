@@ -1,6 +1,5 @@
 """Measurements of the project beside a yardstick: each prints JSON lines; see README.md."""
 
-import os
+from runtime import tensorflow_startup
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `progress.loading_tensorflow` does
+tensorflow_startup.set_environment()

@@ -11,21 +11,17 @@ import argparse
 import json
 import time
 
-import model as model_lib
 from benchmarks import measure
-from checkpoints.training_state import TrainingState
-from config import Config
-from train import TrainStep
 
 
 def one_step(batch, micro, precision):
     """Takes one step in this process; prints its seconds, with tracing, and the process's peak memory in MB."""
     import tensorflow as tf
 
-    pass  # FUNCIMPORT import checkpoint
-    pass  # FUNCIMPORT import model as model_lib
-    pass  # FUNCIMPORT from config import Config
-    pass  # FUNCIMPORT from train_step import TrainStep
+    import model as model_lib
+    from checkpoints.training_state import TrainingState
+    from config import Config
+    from train import TrainStep
 
     config = Config(resnet_depth=50, image_size=32, train_batch_size=batch, micro_batch_size=micro, precision=precision)
     model = model_lib.build_model(config, 10)

@@ -10,10 +10,7 @@ from config import Config, known_settings
 from runtime import storage
 from runtime.errors import UserError, first_line
 
-# --------------------------------------------------------------------------------------------------- command line
-
-
-# What `config_of_file` works out.
+# The settings that `config_of_file` infers.
 NETWORK_SETTINGS = ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "stem", "proj_head_mode",
                     "num_proj_layers", "proj_out_dim", "lineareval_while_pretraining", "image_size")
 
@@ -26,9 +23,6 @@ def config_of_file(file, image_size=224):
                         f"has its {len(file.shapes)} tensors")
     classes = flags.pop("num_classes")
     return Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None), classes
-
-
-# ------------------------------------------------------------------------------------------------- command line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +41,8 @@ def inspect_checkpoint(path, image_size=None):
     """The network by its tensors; the rest from the run or the SavedModel that the weights are part of, if any."""
     file = weight_files.open_weights(path)
     directory = os.path.dirname(file.path)
-    description = descriptions.read_description(os.path.dirname(directory)) if file.kind.startswith("SavedModel") else {}
+    is_saved_model = file.kind.startswith("SavedModel")
+    description = descriptions.read_description(os.path.dirname(directory)) if is_saved_model else {}
     settings = description.get("flags") or run_directory.read_flags(directory)
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = config_of_file(file)

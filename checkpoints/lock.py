@@ -6,12 +6,10 @@ import fcntl
 import os
 import socket
 
-from checkpoints import run_directory
 from runtime import console
 from runtime.errors import UserError
-from sources import image_checks
 
-_LOCK, run_directory._FLAGS, image_checks._IMAGES, run_directory._DATA = "train.lock", "flags.json", "images.json", "data.json"
+_LOCK = "train.lock"
 _OWNER_CHARACTERS = 300  # of a lock's text, read at most
 
 

@@ -52,6 +52,7 @@ def shapes_by_name(variables, names):
 
 
 def below(prefixes, entries):
+    """Returns the entries of a dict whose keys start with one of the prefixes."""
     return {key: value for key, value in entries.items() if key.startswith(prefixes)}
 
 

@@ -17,7 +17,8 @@ from runtime.errors import UserError
 from sources import classes
 from sources.source import Source
 
-_YOUNG_SECONDS = 600
+_FLAGS, _DATA = "flags.json", "data.json"
+_YOUNG_SECONDS = 600  # age in seconds below which temporary files may belong to a running evaluation
 _PARTS_DIR = re.compile(r"ckpt-\d+_temp")
 _PART = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
 _LEFTOVERS = re.compile(

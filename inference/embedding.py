@@ -103,7 +103,7 @@ def embed(saved_model, folder, out, output="final_avg_pool", image_size=None):
 
     Raises:
       UserError: an argument cannot be used.
-      stopping.Stopped: by a signal; nothing is written.
+      errors.Stopped: by a signal; nothing is written.
     """
     saved_model, out = check_weights_path("MODEL", saved_model), check_path("out", out)
     folder = check_path("FOLDER", folder, allow_patterns=True)
@@ -123,7 +123,8 @@ def embed(saved_model, folder, out, output="final_avg_pool", image_size=None):
     written, unreadable = 0, []
     signals.safe_point(NOTHING_WRITTEN)
     with writer(out) as add, progress.counter(None, len(paths), "images") as bar:
-        for good, vectors, bad in endpoints.endpoint_of_files(function, size, endpoints.center_crops(description, size), paths):
+        crop = endpoints.center_crops(description, size)
+        for good, vectors, bad in endpoints.endpoint_of_files(function, size, crop, paths):
             if good:
                 add([os.path.relpath(path, folder) for path in good], vectors.reshape(len(good), -1))
             written, unreadable = written + len(good), unreadable + bad

@@ -27,7 +27,8 @@ def predict(saved_model, paths, image_size=None, most=5):
     names, size = description.get("class_names"), image_size or description.get("image_size", 224)
     to_shares = tf.sigmoid if description.get("multi_label") else tf.nn.softmax  # As they were trained.
     found = {}
-    for good, logits, bad in endpoints.endpoint_of_files(function, size, endpoints.center_crops(description, size), paths):
+    crop = endpoints.center_crops(description, size)
+    for good, logits, bad in endpoints.endpoint_of_files(function, size, crop, paths):
         signals.safe_point("nothing was printed; start the same command again")
         found.update(dict.fromkeys(bad))
         if good and names and len(names) != logits.shape[-1]:

@@ -12,12 +12,10 @@ import subprocess
 import sys
 
 import config as config_lib
-from checkpoints import checkpoint_files
 from paper import catalogue
-from runtime import child_processes, progress, storage
-from runtime.errors import JobFailed, UserError
+from runtime import child_processes, progress
+from runtime.errors import JobFailed, TrainingDiverged, UserError
 from runtime.paths import slug
-from transfer import grid_search
 
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -102,7 +100,7 @@ _DONE = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(
 
 def read_done(directory):
     """The content of a finished run's done.json; None if there is none, or if it is corrupt."""
-    pass  # FUNCIMPORT import metrics  # Here, and below: TensorFlow takes a while, and other commands do without.
+    from runtime import storage  # Here, and below: TensorFlow takes seconds to load, and other commands do without.
 
     done = storage.read_json(os.path.join(directory, "done.json"))
     if done is None or not all(isinstance(done.get(name, ...), kind) for name, kind in _DONE.items()):
@@ -119,7 +117,7 @@ def _is_share(value):
 
 def write_done(directory, done):
     """Notes that a run is finished."""
-    pass  # FUNCIMPORT import metrics
+    from runtime import storage
 
     storage.write_json(os.path.join(directory, "done.json"), done)
 
@@ -190,7 +188,7 @@ class Runner:
         if cell.start:
             self.check(cell.start[0], catalogue.cell_at(cell.start))
         if cell.transfer in ("finetune", "scratch"):
-            pass  # FUNCIMPORT import transfer
+            from transfer import grid_search
 
             grid_search.check_settings(cell.transfer, _divided(cell, self._more)[1])
 
@@ -204,7 +202,7 @@ class Runner:
 
         Raises:
           UserError: the run has failed otherwise, or was done with other settings.
-          stopping.Stopped: the run was stopped; the same call goes on from there.
+          errors.Stopped: the run was stopped; the same call goes on from there.
         """
         directory, settings = directory_of(self._base, self._scale, study, cell), settings_of(
             cell, self._scale, self._more)
@@ -262,7 +260,7 @@ class Runner:
 @contextlib.contextmanager
 def _noting_time(directory):
     """Adds up the `seconds` of all starts of a run, and their `commits`, in a dict; also if it fails."""
-    pass  # FUNCIMPORT import metrics
+    from runtime import storage
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()
     before = storage.read_json(path) or {}
@@ -278,7 +276,7 @@ def _noting_time(directory):
 
 def _read(directory, name):
     """A file of results that a program has written. Raises `UserError` if it is corrupt, or an accuracy is NaN."""
-    pass  # FUNCIMPORT import metrics
+    from runtime import storage
 
     path = os.path.join(directory, name)
     found = storage.read_json(path)
@@ -300,7 +298,7 @@ def count_parameters(directory):
     """Weights of the encoder in a run's newest checkpoint, the moving statistics of batch norm left out."""
     import tensorflow as tf
 
-    pass  # FUNCIMPORT import checkpoint_files
+    from checkpoints import checkpoint_files
 
     prefix = checkpoint_files.latest(directory)
     if prefix is None:

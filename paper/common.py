@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import absl.logging
-import tensorflow as tf
-
 import config as config_lib
 import model as model_lib
 from checkpoints import inspection, restoring
 from runtime.errors import UserError
-
-# Users cannot act on deprecations and retracing inside the libraries.
-tf.get_logger().setLevel("ERROR")
-absl.logging.set_verbosity(absl.logging.ERROR)
 
 
 def parse_flags(text, **defaults):

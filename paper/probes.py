@@ -11,127 +11,21 @@ Images are evaluation crops, each transformed or not by chance. For a row of the
 from __future__ import annotations
 
 import argparse
-import warnings
+import os
 
-if __name__ == "__main__":
-from augmentation import operators
-from runtime import command_line
-from runtime import console
-from runtime import progress
-from runtime import rng
-from runtime import storage
-from runtime import tensorflow_startup
+from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError
-from runtime.paths import check_paths
-from runtime.paths import check_writable_parent
-from sources import datasets
-import data_util
+from runtime.paths import check_paths, check_writable_parent
 
-    tensorflow_startup.load_quietly("tensorflow")
-
-import numpy as np
-import tensorflow as tf
-
-from paper import common
-
-_SEED = 1
-_BATCH = 256
-_HIDDEN = 256
-_HELD_OUT = 0.1  # share of the training examples by which the MLP's training ends
-
-
-def _half(function):
-    """Classes 0 and 1, equally likely: as it is, and after `function` of (planes, seeds)."""
-    return [(0.5, lambda planes, seeds: planes), (0.5, function)]
-
-
-# Probe -> classes: (probability, function of planes and seeds).
-PROBES = {
-    "colour": [(0.8, lambda planes, seeds: planes), (0.2, lambda planes, seeds: data_util.to_grayscale(planes))],
-    "rotation": [(0.25, lambda planes, seeds, turns=turns: operators.rot90(planes, turns))
-                 for turns in range(4)],
-    "noise": _half(operators.random_noise),
-    "sobel": _half(lambda planes, seeds: operators.sobel(planes)),
-}
-
-
-def transform(images, probe, seeds):
-    """Transforms each image by the class that is drawn for it.
-
-    Args:
-      images: [n, size, size, 3] float in [0, 1].
-      probe: name in `PROBES`.
-      seeds: int tensor [n, 2].
-
-    Returns:
-      images of the same shape; classes [n] int32.
-    """
-    shares, functions = zip(*PROBES[probe])
-    draws = rng.uniforms(seeds, 1)[:, 0]
-    classes = tf.searchsorted(np.cumsum(shares[:-1], dtype=np.float32), draws, side="right")
-    planes = data_util.switch_per_image(classes, functions, data_util.to_channels(images), rng.nth_seed(seeds, 1))
-    return data_util.from_channels(planes), classes
-
-
-def probe_features(model, source, split, probe, size, crops_centre):
-    """h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images, as NumPy arrays.
-
-    The images are those of evaluations: `Config.image_size` and `Config.crops_centre`.
-    """
-    def preprocess(key, item, label):
-        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=crops_centre)
-        return image, tf.stack([key, tf.constant(_SEED, key.dtype)])
-
-    @tf.function(autograph=False)
-    def run(images, seeds):
-        images, classes = transform(images, probe, seeds)
-        endpoints = model(images, training=False)
-        return endpoints["final_avg_pool"], endpoints["proj_head_output"], classes
-
-    batches = source.records(split).map(preprocess, tf.data.AUTOTUNE).batch(_BATCH).prefetch(tf.data.AUTOTUNE)
-    count = -(-source.num_examples(split) // _BATCH)
-    parts = [[part.numpy() for part in run(*batch)] for batch in progress.track(batches, count, f"{probe}: {split}")]
-    return [np.concatenate(column) for column in zip(*parts)]
-
-
-def probe_accuracy(train, test):
-    """Test accuracy of an MLP with one hidden layer; both are (vectors [n, d], classes [n])."""
-    from sklearn import neural_network, pipeline, preprocessing
-
-    network = neural_network.MLPClassifier(_HIDDEN, early_stopping=True, validation_fraction=_HELD_OUT, max_iter=100,
-                                           random_state=_SEED)
-    classifier = pipeline.make_pipeline(preprocessing.StandardScaler(), network)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 100 rounds are all that it gets.
-        classifier.fit(*train)
-    return float(classifier.score(*test))
-
-
-def run_probes(model, config, probes, train_split, test_split):
-    """Accuracies from h and from g(h) for each probe, and that of the best guess: a dict of dicts."""
-    unknown = [name for name in probes if name not in PROBES]
-    if unknown or not probes:
-        raise UserError(f"--probes={','.join(probes)}: use {', '.join(PROBES)}")
-    common.check_has_head(model)
-    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
-    for flag, split in (("train_split", train_split), ("test_split", test_split)):
-        datasets.check_split(source, flag, split)
-    results = {}
-    images = config.image_size, config.crops_centre
-    for probe in probes:
-        *train, train_classes = probe_features(model, source, train_split, probe, *images)
-        *test, test_classes = probe_features(model, source, test_split, probe, *images)
-        results[probe] = {"guess": max(share for share, _ in PROBES[probe]), **{
-            name: probe_accuracy((train[number], train_classes), (test[number], test_classes))
-            for number, name in enumerate(("h", "z"))}}
-    return results
+_PROBES = "colour,rotation,noise,sobel"
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="paper.probes", description=__doc__.split("\n")[0])
+    parser = command_line.ArgumentParser(prog="python -m paper.probes", description=__doc__,
+                                         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True, help="any SimCLR network, as for run.py")
     parser.add_argument("--dataset", required=True, help="as for run.py")
-    parser.add_argument("--probes", default=",".join(PROBES), help="comma-separated")
+    parser.add_argument("--probes", default=_PROBES, help="comma-separated")
     parser.add_argument("--train_split", default="train")
     parser.add_argument("--test_split", default="test")
     parser.add_argument("--flags", default="", help="further flags of run.py, such as '--data_dir=DIR'")
@@ -144,14 +38,18 @@ def main(argv=None):
     arguments = _parser().parse_args(argv)
 
     def work():
+        probing = tensorflow_startup.load("paper.transformation_probes")
+        from paper import common
+        from runtime import storage
+
         check_paths(arguments, "checkpoint", "out")
         check_writable_parent("--out", arguments.out)
-        if arguments.out and tf.io.gfile.isdir(arguments.out):
+        if arguments.out and os.path.isdir(arguments.out):
             raise UserError(f"--out={arguments.out}: it is a directory. Name a file.")
         model, size = common.load(arguments.checkpoint)
         config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]
-        results = run_probes(model, config, probes, arguments.train_split, arguments.test_split)
+        results = probing.run_probes(model, config, probes, arguments.train_split, arguments.test_split)
         rows = [(probe, f"guess {found['guess']:.3f}   h {found['h']:.3f}   g(h) {found['z']:.3f}")
                 for probe, found in results.items()]
         console.log(console.table(f"what can be told from {arguments.checkpoint}", rows))

@@ -22,7 +22,7 @@ import shlex
 
 import config as config_lib
 from paper import catalogue, cells
-from runtime import command_line, console, signals, storage, tensorflow_startup
+from runtime import command_line, console, signals, tensorflow_startup
 from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
 
@@ -85,12 +85,13 @@ def _run(names, scale, base, more):
         done = runner.run(name, cell)
         found = cells.accuracy(done)
         told = "diverged" if done["diverged"] else "no accuracy" if found is None else f"{found:.4f}"
-        console.log(f"{number}/{len(chosen)}  {name}: {cell.name}  {told}  ({console.format_duration(done['seconds'])})")
+        duration = console.format_duration(done["seconds"])
+        console.log(f"{number}/{len(chosen)}  {name}: {cell.name}  {told}  ({duration})")
 
 
 def _report(names, scale, base):
-    pass  # FUNCIMPORT import metrics  # Here: TensorFlow takes a while, and other commands do without.
-    from paper import report
+    report = tensorflow_startup.load("paper.report")
+    from runtime import storage
 
     place = os.path.join(base, scale)
     os.makedirs(place, exist_ok=True)
@@ -140,7 +141,7 @@ def main(argv=None):
         elif asked.command == "commands":
             _commands(_chosen(asked.table), asked.scale, asked.dir)
         else:
-            tensorflow_startup.load_quietly("metrics")
+            tensorflow_startup.load("tensorflow")
             _in_place(asked)
 
     command_line.run_stoppable("paper.tables", work)

@@ -79,7 +79,7 @@ class Launcher:
 
         Raises:
           JobFailed: it failed; the text has the last line that it printed.
-          stopping.Stopped: it was stopped, and the same command goes on from there.
+          errors.Stopped: it was stopped, and the same command goes on from there.
         """
         os.makedirs(job.directory, exist_ok=True)
         log = os.path.join(job.directory, "run.log")
@@ -118,7 +118,7 @@ class Launcher:
         caller leaves early, what runs is stopped by SIGTERM and waited for.
 
         Raises:
-          stopping.Stopped: as `run`.
+          errors.Stopped: as `run`.
         """
         slots = queue.SimpleQueue()
         for number in range(at_once):

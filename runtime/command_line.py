@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import re
 import sys
@@ -30,15 +31,23 @@ class ArgumentParser(argparse.ArgumentParser):
         fail(self.prog, f"{message}; see --help")
 
 
-def run_command(program, function):
-    """Calls `function`, and returns its result; errors and signals become one line and an exit status.
+def pixels(text: str) -> int:
+    """Parses an image size in pixels, at least 8; for argparse's `type`."""
+    if not re.fullmatch("[0-9]{1,5}", text) or int(text) < 8:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 8; got {text}")
+    return int(text)
+
+
+@contextlib.contextmanager
+def reporting_errors(program: str):
+    """A context in which errors and signals become one line and an exit status.
 
     A `UserError` ends the program with its status, errors of files, memory and connections with 2, `errors.Stopped`
     with `errors.STOPPED_STATUS`. Any other exception is a fault of the program, and keeps its traceback.
     """
     console.set_up()
     try:
-        return function()
+        yield
     except UserError as error:
         fail(program, error, error.status)
     except Stopped as stopped:
@@ -51,6 +60,12 @@ def run_command(program, function):
         if message is None:
             raise
         fail(program, message)
+
+
+def run_command(program, function):
+    """Calls `function` in `reporting_errors`, and returns its result."""
+    with reporting_errors(program):
+        return function()
 
 
 def run_stoppable(program, function):

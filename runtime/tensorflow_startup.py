@@ -7,8 +7,11 @@ import importlib
 import os
 import sys
 import tempfile
+import warnings
 
-from runtime import command_line, console
+import absl.logging
+
+from runtime import console
 
 
 @contextlib.contextmanager
@@ -16,18 +19,15 @@ def loading_tensorflow():
     """A context to import TensorFlow in: what native code writes to standard error is shown only if the body fails.
 
     Without a temporary directory, as in a read-only container, it is shown at once.
-
-    Sets TF_ENABLE_ONEDNN_OPTS unless it is set: without AVX512 TensorFlow leaves out the kernels of oneDNN, with which
-    a ResNet's step is several times faster there, too.
     """
     console.set_up()
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    set_environment()
     chatter = None
     with contextlib.suppress(OSError):
         chatter = tempfile.TemporaryFile()  # noqa: SIM115  (closed below)
     if chatter is None:
         yield
+        _silence_libraries()
         return
     sys.stderr.flush()
     saved = os.dup(2)
@@ -43,12 +43,28 @@ def loading_tensorflow():
         finally:
             os.dup2(saved, 2)
             os.close(saved)
+            _silence_libraries()
 
 
-def load_quietly(module):
-    """Imports a module by name in `loading_tensorflow`; errors end the program as in `run_command`."""
-    def load():
-        with loading_tensorflow():
-            importlib.import_module(module)  # TensorFlow's needs a temporary directory, for one.
+def set_environment() -> None:
+    """Sets the environment variables that TensorFlow reads when it is imported, unless they are set.
 
-    command_line.run_command(os.path.basename(sys.argv[0]), load)
+    Without AVX512, TensorFlow does not enable the kernels of oneDNN, with which a step of a ResNet is several times
+    faster there, too.
+    """
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def _silence_libraries():
+    """Turns off warnings about deprecations and retracing inside the libraries, on which users cannot act."""
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].get_logger().setLevel("ERROR")
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    warnings.filterwarnings("ignore", module="tensorflow|tf_keras|tensorflow_datasets")
+
+
+def load(module: str):
+    """Imports a module by name in `loading_tensorflow`, and returns it."""
+    with loading_tensorflow():
+        return importlib.import_module(module)

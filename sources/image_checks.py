@@ -10,10 +10,8 @@ from runtime.errors import UserError
 from sources import image_files
 from sources.folders import FolderSource
 
+_IMAGES = "images.json"
 _NAMED = 10  # images that a message names
-
-
-# --------------------------------------------------------------------------------------------------------- images
 
 
 def check_images(config, source, is_chief):

@@ -243,9 +243,9 @@ def test_the_order_of_names_is_that_of_the_operators():
 def test_policies_are_for_contrastive_and_supervised_training(augmentation, mode):
     config, views = views_of(augmentation=augmentation, train_mode=mode)
     assert len(views) == (2 if mode == "pretrain" else 1)
-    names = [name for name, _ in view_policies(config)[0]]
-    assert names[:2] == ["crop_and_resize", "flip"]
-    assert names[2:] == {"simclr": ["color_jitter", "grayscale"], "autoaugment": ["autoaugment"], "broader": [
+    names = [operator.name for operator in view_policies(config)[0].operators]
+    assert names[0] == "flip"
+    assert names[1:] == {"simclr": ["color_jitter", "grayscale"], "autoaugment": ["autoaugment"], "broader": [
         "color_jitter", "grayscale", "equalize", "solarize", "sobel", "motion_blur"]}[augmentation]
     assert config.replace(use_blur=True).blurs_views == (augmentation != "autoaugment")
 
@@ -255,7 +255,7 @@ def test_extras_come_after_the_policy_as_often_as_not():
     for policy in view_policies(config):
         assert policy[-2:] == (("quarter_turn", {"turns": (0, 1, 2, 3)}), ("sobel", {"probability": 0.5}))
     bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
-    done = data_util.apply_after_crop(data_util.to_channels(bright), [(), *policies.extra_operators(["sobel"])],
+    done = data_util.apply_after_crop(data_util.to_channels(bright), data_util.Policy().then(*policies.extra_operators(["sobel"])),
                                       seeds_of(COUNT))
     assert 0.4 < np.mean(np.max(data_util.from_channels(done), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
 

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 import evaluate
-import experiment
 import experiment_test
 import model as model_lib
 from checkpoints import restoring
 from config import Config
+from runtime import console
 from runtime.errors import UserError
 from sources import classes
 
@@ -59,7 +59,7 @@ def write_folder(root, names):
 def run(model_dir, dataset, **settings):
     messages = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment.progress, "say", messages.append)
+        patch.setattr(console, "log", messages.append)
         experiment_test.run(model_dir, dataset=dataset, train_split="train", eval_split="train", eval_split_given=True,
                             **{**dict(train_batch_size=8, train_steps=1), **settings})
     return "\n".join(messages)

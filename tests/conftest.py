@@ -4,12 +4,14 @@ import os
 import pathlib
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `progress.loading_tensorflow` does
 # Small matrices; and with two processes of tests, threads of BLAS would wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from runtime import tensorflow_startup  # noqa: E402
+
+tensorflow_startup.set_environment()
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

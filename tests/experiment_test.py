@@ -1,5 +1,6 @@
 """Whole runs: train, resume, evaluate, export; and what bad input leads to."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -10,15 +11,15 @@ import tf_keras as keras
 
 import data
 import evaluate
-import experiment
 import model as model_lib
+import run as run_lib
 import train
 from augmentation.policies import view_policies
 from checkpoints import restoring
 from config import Config
 from data_test import write_images
 from probing import features
-from runtime import devices
+from runtime import console, devices
 from runtime.errors import UserError
 from sources import datasets, digits
 
@@ -30,8 +31,8 @@ def run(model_dir, eval_split_given=False, with_export=False, **settings):
     """One run in this process; the SavedModel, which takes seconds, only if it is wanted."""
     with pytest.MonkeyPatch.context() as patch:
         if not with_export:
-            patch.setattr(experiment.export, "export_to_model_dir", lambda *_: "not made")
-        experiment.run(Config(**{**TINY, "model_dir": str(model_dir), **settings}), eval_split_given)
+            patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
+        run_lib.run(Config(**{**TINY, "model_dir": str(model_dir), **settings}), eval_split_given)
 
 
 def weights(model_dir, step):
@@ -46,7 +47,7 @@ def whole_run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     printed = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment.progress, "say", printed.append)
+        patch.setattr(console, "log", printed.append)
         run(directory, with_export=True, mode="train_then_eval", train_steps=4, checkpoint_steps=3,
             keep_checkpoint_max=9, eval_protocol="linear_head,lbfgs,knn", eval_baselines=True,
             eval_projections=True, linear_head_learning_rate=0.1)
@@ -116,7 +117,7 @@ def test_resuming_continues_as_if_never_stopped(whole_run, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_lib, "get_train_steps", lambda *_: 4)
         counted = model_lib.count_steps
-        patch.setattr(model_lib, "count_steps", lambda *a: config_lib.dataclasses.replace(counted(*a), train=3))
+        patch.setattr(model_lib, "count_steps", lambda *a: dataclasses.replace(counted(*a), train=3))
         run(tmp_path, **settings)
     run(tmp_path, **settings, train_steps=4)
     assert "resumed at step 3" in capsys.readouterr().out
@@ -451,7 +452,7 @@ def missing_file():
     (full_disk_of_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
     (missing_file, "--model_dir=run or another file cannot be used")])
 def test_errors_in_the_middle_of_a_run_are_translated(fail, words):
-    with pytest.raises(UserError, match=words) as error, experiment._errors_told(Config(**TINY, model_dir="run")):
+    with pytest.raises(UserError, match=words) as error, run_lib._errors_told(Config(**TINY, model_dir="run")):
         fail()
     assert "\n" not in str(error.value)
 

@@ -19,7 +19,8 @@ import golden
 import model as model_lib
 from checkpoints import descriptions, inspection, run_directory
 from config import Config
-from export import __main__, archives, model_card, saving
+from export import archives, cli, model_card, saving
+from inference import cli as inference_cli
 from inference import embedding, endpoints, prediction
 from runtime.errors import STOPPED_STATUS, UserError
 
@@ -224,7 +225,7 @@ def run_dir(tmp_path_factory):
 def saved_model(run_dir):
     """The SavedModel that the command line makes of it."""
     path = run_dir / "exported"
-    __main__.main([f"--checkpoint={run_dir}", f"--export_dir={path}", f"--archive={run_dir / 'simclr.tar.gz'}"])
+    cli.main([f"--checkpoint={run_dir}", f"--export_dir={path}", f"--archive={run_dir / 'simclr.tar.gz'}"])
     return str(path)
 
 
@@ -253,7 +254,7 @@ def photos(tmp_path_factory):
 _CLIENT = """
 import importlib.util, json, sys
 import numpy as np, tensorflow as tf
-assert not any(importlib.util.find_spec(name) for name in ("experiment", "lars_optimizer", "train_step"))
+assert not any(importlib.util.find_spec(name) for name in ("run", "lars_optimizer", "train"))
 path = sys.argv[1]
 module = tf.saved_model.load(path)
 images = tf.constant(np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)), tf.float32)
@@ -294,7 +295,7 @@ def test_the_archive_is_a_module_and_its_card_tells(saved_model, run_dir, tmp_pa
 
 
 def test_what_a_saved_model_knows_goes_with_its_weights(saved_model, tmp_path):
-    __main__.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
+    cli.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
     known = descriptions.read_description(str(tmp_path / "again"))
     assert (known["image_size"], known["class_names"], known["step"]) == (8, CLASSES, 4)
     assert known["flags"]["num_proj_layers"] == 2 and known["results"]["eval/label_top_1_accuracy"] == 0.51234
@@ -303,7 +304,7 @@ def test_what_a_saved_model_knows_goes_with_its_weights(saved_model, tmp_path):
 def test_of_a_file_from_elsewhere_nothing_is_told_that_is_not_known(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    __main__.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
+    cli.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
                  f"--archive={tmp_path / 'new.tar.gz'}"])
     card = (tmp_path / "new.md").read_text()
     assert "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
@@ -335,7 +336,7 @@ def naive_vectors(exported, folder, names, output):
 @pytest.mark.parametrize("suffix, output", [("npz", "final_avg_pool"), ("csv", "proj_head_output")])
 def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, exported, photos, tmp_path, capsys):
     out = tmp_path / f"vectors.{suffix}"
-    __main__.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
+    inference_cli.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
     printed = capsys.readouterr().out
     assert f"left out: {photos / 'broken.jpg'} cannot be read" in printed and "3 vectors in" in printed
     if suffix == "npz":
@@ -380,7 +381,7 @@ def test_embed_takes_the_originals_saved_models(photos, tmp_path):
 
 
 def test_predict_tells_the_likeliest_classes(saved_model, exported, photos, capsys):
-    __main__.main(["predict", saved_model, str(photos / "a.jpg"), str(photos / "broken.jpg")])
+    inference_cli.main(["predict", saved_model, str(photos / "a.jpg"), str(photos / "broken.jpg")])
     first, second = capsys.readouterr().out.splitlines()
     logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
     probabilities = np.exp(logits) / np.exp(logits).sum()
@@ -484,7 +485,7 @@ def test_embed_that_is_stopped_leaves_nothing(number, photos, tmp_path, monkeypa
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (stopped, {"image_size": 8}))
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as stop:
-        __main__.main(["embed", "model", str(photos), f"--out={tmp_path / 'v.npz'}"])
+        inference_cli.main(["embed", "model", str(photos), f"--out={tmp_path / 'v.npz'}"])
     assert stop.value.code == STOPPED_STATUS and not list(tmp_path.iterdir()) and signal.getsignal(number) is before
     assert capsys.readouterr().out.splitlines() == [
         f"stopped by {number.name}: nothing was written; start the same command again"]
@@ -499,9 +500,9 @@ def test_embed_on_a_full_disk_keeps_the_older_file(suffix, photos, tmp_path, mon
     out = tmp_path / f"v.{suffix}"
     out.write_text("older")
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (lambda images: tf.zeros([len(images), 3]), {}))
-    monkeypatch.setattr(embeddings.os, "replace", no_space)
+    monkeypatch.setattr(os, "replace", no_space)
     with pytest.raises(SystemExit) as stop:
-        __main__.main(["embed", "model", str(photos), f"--out={out}"])
+        inference_cli.main(["embed", "model", str(photos), f"--out={out}"])
     assert stop.value.code == 2 and "No space left on device. Free some space" in capsys.readouterr().err
     assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
 
@@ -516,7 +517,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing(error, run_dir, tmp_pat
 
     monkeypatch.setattr(tf.saved_model, "save", fail)
     with pytest.raises(SystemExit) as stop:
-        __main__.main([f"--checkpoint={run_dir}", f"--export_dir={tmp_path / 'new'}"])
+        cli.main([f"--checkpoint={run_dir}", f"--export_dir={tmp_path / 'new'}"])
     told = capsys.readouterr().err
     assert stop.value.code == 2 and told.count("\n") == 1 and "start the same command again" in told
     assert not list(tmp_path.iterdir())
@@ -538,7 +539,7 @@ def test_an_export_goes_to_any_plain_name(name, run_dir, tmp_path, quick_save, m
     (tmp_path / "new.unfinished" / "notes").write_text("mine")
     (tmp_path / "empty link").symlink_to("target")
     (tmp_path / "link to nothing").symlink_to("new")
-    __main__.main([f"--checkpoint={run_dir}", f"--export_dir={name}"])
+    cli.main([f"--checkpoint={run_dir}", f"--export_dir={name}"])
     assert capsys.readouterr().out == f"SavedModel: {name}\n"
     assert (tmp_path / name / "saved_model.pb").read_bytes() == b"new" and (tmp_path / "empty link").is_symlink()
     assert (tmp_path / "new.unfinished" / "notes").read_text() == "mine"
@@ -584,7 +585,7 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
     monkeypatch.setattr(inspection, "inspect_checkpoint", pytest.fail)
     before = tree(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        __main__.main(["--checkpoint=run", "--export_dir=new", *arguments])
+        cli.main(["--checkpoint=run", "--export_dir=new", *arguments])
     told = capsys.readouterr().err
     assert stop.value.code == 2 and words in told and told.count("\n") == 1 and tree(tmp_path) == before
 
@@ -605,7 +606,7 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
     (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8")])
 def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
     with pytest.raises(SystemExit) as stop:
-        __main__.main(arguments)
+        cli.main(arguments)
     told = capsys.readouterr().err
     assert stop.value.code == 2 and words in told and told.count("\n") == 1 and "\x1b" not in told
 
@@ -613,7 +614,7 @@ def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
 def test_help_says_that_graphs_of_models_are_executed(capsys):
     for command in ("embed", "predict"):
         with pytest.raises(SystemExit):
-            __main__.main([command, "--help"])
+            cli.main([command, "--help"])
         assert "trusted sources only" in " ".join(capsys.readouterr().out.split())
 
 
@@ -624,11 +625,11 @@ def test_folders_and_images_may_have_any_name(photos, tmp_path, monkeypatch, cap
         (folder / name).write_bytes((photos / "b" / "x.png").read_bytes())
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
         lambda images: tf.zeros([len(images), 3]), {"class_names": ["x", "\x1b[31m", "two\nlines"]}))
-    __main__.main(["embed", "model", str(folder), f"--out={tmp_path / 'v.npz'}"])
+    inference_cli.main(["embed", "model", str(folder), f"--out={tmp_path / 'v.npz'}"])
     with np.load(tmp_path / "v.npz") as arrays:
         assert arrays["files"].tolist() == sorted(path.name for path in folder.iterdir())
     capsys.readouterr()
-    __main__.main(["predict", "model", str(folder / "a[1].png")])
+    inference_cli.main(["predict", "model", str(folder / "a[1].png")])
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1 and "\x1b" not in printed and r"two\nlines 0.333" in printed
 
@@ -670,7 +671,7 @@ def test_bad_command_lines_are_told_in_one_line(arguments, words, saved_model, r
     for name, place in places.items():
         arguments = [argument.replace(name, str(place)) for argument in arguments]
     with pytest.raises(SystemExit) as stop:
-        __main__.main(arguments)
+        cli.main(arguments)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.startswith("export.py: error: ") and error.count("\n") == 1
     assert words in error and not pathlib.Path("v.npz").exists()

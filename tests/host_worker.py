@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 
-import experiment  # noqa: E402
+import run as run_lib  # noqa: E402
 from config import Config
 from runtime.errors import UserError
 
@@ -22,8 +22,8 @@ def run(settings):
     config = Config(**settings)
     with contextlib.ExitStack() as stack:
         if config.mode == "train":
-            stack.enter_context(unittest.mock.patch.object(experiment.export, "export_to_model_dir"))
-        experiment.run(config, eval_split_given=True)
+            stack.enter_context(unittest.mock.patch.object(run_lib.saving, "export_to_model_dir"))
+        run_lib.run(config, eval_split_given=True)
 
 
 if __name__ == "__main__":

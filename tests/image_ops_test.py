@@ -121,7 +121,7 @@ POSITIONS = {
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions_are_those_of_the_formula(name, backend):
     images, (amounts, where) = photographs(30, 40), POSITIONS[name]
-    result = apply(getattr(image_ops, name), images, np.array(amounts))
+    result = apply(getattr(operators, name), images, np.array(amounts))
     expected = by_coordinates(images, where(amounts))
     # Positions half-way between two pixels may be rounded to either.
     assert np.mean(np.abs(result - expected).max(-1) > 1e-6) < 0.005
@@ -191,7 +191,7 @@ EVERY = {
 def test_images_do_not_depend_on_their_neighbours_and_there_may_be_none(name):
     images = photographs(16, 12)
     parameters = {"motion_blur": dict(size=3), "cutout": dict(side=4)}.get(name, {})
-    operator = getattr(image_ops, name)
+    operator = getattr(operators, name)
 
     def run(images):
         return apply(operator, images, *(np.full([len(images)], amount) for amount in EVERY[name]), **parameters)

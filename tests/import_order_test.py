@@ -1,48 +1,69 @@
-"""Each file imports only from the floors below it."""
+"""Modules import only from groups further left, and packages have no import cycles."""
 
 import ast
+import graphlib
 import pathlib
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FLOORS = [
-    ("classes", "config", "image_ops", "objective", "lars_optimizer", "resnet", "metrics", "progress", "rng",
-     "stopping", "launch"),
-    ("autoaugment", "checkpoint_files", "image_files"),
-    ("data_util",),
-    ("devices", "model", "sources", "weights"),
-    ("checkpoint", "data", "embeddings", "model_dir", "features", "train_step"),
-    ("export",),
-    ("evaluate",),
-    ("train", "transfer"),
-    ("experiment",),
-    ("run",),
+GROUPS = [
+    {"runtime"},
+    {"config"},
+    {"resnet", "objective", "lars_optimizer", "metrics", "data_util"},
+    {"augmentation", "sources", "large_batch", "probing"},
+    {"data", "model"},
+    {"checkpoints"},
+    {"train", "evaluate", "export"},
+    {"inference", "transfer", "run"},
+    {"paper", "benchmarks"},
 ]
-# Errors for the user are part of the settings; everyone may raise them. And everyone may have a safe point.
-EXCEPTIONS = {"config", "stopping"}
-FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+GROUP_OF = {name: number for number, names in enumerate(GROUPS) for name in names}
+MODULES = sorted(path for name in GROUP_OF for path in [*ROOT.glob(f"{name}.py"), *ROOT.glob(f"{name}/**/*.py")])
+
+
+def name_of(path):
+    """Returns the dotted name of a module."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports(path):
-    """Names of the modules that a file imports, anywhere in it."""
+    """Yields the dotted names that a file imports, anywhere in it; and those that it loads by name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module.split(".")[0]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "tensorflow_startup.load" and isinstance(
+                node.args[0], ast.Constant):
+            yield node.args[0].value
 
 
-def test_every_file_has_a_floor():
-    assert {path.stem for path in ROOT.glob("*.py")} == set(FLOOR_OF)
+def test_every_module_has_a_group():
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert {path.stem for path in ROOT.glob("*.py")} | packages == set(GROUP_OF)
+    assert len(list(ROOT.glob("*.py"))) == 11
 
 
-def test_imports_go_downstairs():
-    for name, floor in FLOOR_OF.items():
-        for imported in imports(ROOT / f"{name}.py"):
-            assert imported not in FLOOR_OF or FLOOR_OF[imported] < floor or (imported in EXCEPTIONS), (name, imported)
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_only_from_groups_further_left(path):
+    own = name_of(path).split(".")[0]
+    for imported in imports(path):
+        name = imported.split(".")[0]
+        assert name == own and path.parent != ROOT or GROUP_OF.get(name, -1) < GROUP_OF[own], imported
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))
+def test_a_package_has_no_import_cycles(package):
+    graph = {}
+    for path in (ROOT / package).glob("*.py"):
+        inside = {".".join(imported.split(".")[:2]) for imported in imports(path) if imported.startswith(f"{package}.")}
+        graph[name_of(path)] = inside
+    graphlib.TopologicalSorter(graph).prepare()  # Which raises CycleError.
 
 
 def test_keras_is_always_tf_keras():
     for path in ROOT.glob("**/*.py"):
         if ".venv" not in str(path):
-            assert "keras" not in set(imports(path)), path
+            assert "keras" not in {imported.split(".")[0] for imported in imports(path)}, path
             assert ("tf" + ".keras") not in path.read_text(), path

@@ -132,8 +132,8 @@ sys.path.insert(0, {str(ROOT)!r})
 import launch, stopping
 slow = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); " \
     "time.sleep(60)"
-with stopping.StopSignals(), launch.Launcher() as launcher:
-    launcher.run(launch.Job((sys.executable, "-c", slow), {str(tmp_path)!r}))
+with signals.StopSignals(), child_processes.Launcher() as launcher:
+    launcher.run(child_processes.Job((sys.executable, "-c", slow), {str(tmp_path)!r}))
 """
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
         log = tmp_path / "run.log"

@@ -9,15 +9,15 @@ import tensorflow as tf
 
 import data
 import evaluate
-import experiment
 import metrics
 import model as model_lib
 import objective
+import run as run_lib
 from config import Config
 from probing import logistic_regression
 from runtime.errors import UserError
 from sources import datasets
-from transfer import __main__, tasks
+from transfer import cli, measures
 
 CLASSES = ("red", "green", "blue")
 
@@ -124,7 +124,7 @@ def test_accuracies_against_scikit_learn():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Class 2 is guessed and never true.
         assert found[evaluate.MEAN_PER_CLASS] == pytest.approx(balanced_accuracy_score(labels, guesses))
-    assert tasks.METRICS["mean_per_class"](labels, logits) == found[evaluate.MEAN_PER_CLASS]
+    assert measures.METRICS["mean_per_class"](labels, logits) == found[evaluate.MEAN_PER_CLASS]
     assert found[evaluate.MEAN_PER_CLASS] != pytest.approx(found[evaluate.LINEAR_TOP_1], abs=1e-3)
 
 
@@ -148,9 +148,9 @@ def test_linear_transfer(tiny_voc, tmp_path, monkeypatch, capsys):
     command = ["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
                "--validation=train[50%:]"]
     with pytest.raises(SystemExit):  # Of one example, no class is told from the rest.
-        __main__.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
+        cli.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
     assert "--train=train[:1] needs labelled examples" in capsys.readouterr().err
-    __main__.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
+    cli.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     saved = np.load(tmp_path / "out" / "predictions.npz")
     assert results["metric"] == "mean_average_precision" and (saved["labels"] == -1).any()
@@ -159,14 +159,14 @@ def test_linear_transfer(tiny_voc, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
 def test_training_and_evaluation(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment.export, "export_to_model_dir", lambda *_: "not made")
+    monkeypatch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
     config = Config(
         mode="train_then_eval", train_mode=train_mode, dataset="tiny_voc", data_dir=tiny_voc, image_size=8,
         resnet_depth=10, train_batch_size=16, micro_batch_size=8, eval_batch_size=20, train_steps=30, num_proj_layers=2,
         proj_out_dim=16, color_jitter_strength=0.0, use_blur=False, optimizer="momentum", learning_rate=0.5,
         warmup_epochs=0, weight_decay=0.0, batch_norm_decay=0.5, save_predictions=True, seed=3,
         model_dir=str(tmp_path / "run"), eval_split="test")
-    experiment.run(config, eval_split_given=True)
+    run_lib.run(config, eval_split_given=True)
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     saved = np.load(tmp_path / "run" / "predictions_30.npz")
     assert saved["labels"].shape == saved["logits"].shape == (32, 3)
@@ -180,6 +180,6 @@ def test_what_needs_one_label_is_refused(tiny_voc, tmp_path):
     shared = dict(dataset="tiny_voc", data_dir=tiny_voc, image_size=8, train_batch_size=8, train_steps=1,
                   model_dir=str(tmp_path / "run"), resnet_depth=10)
     with pytest.raises(UserError, match="--eval_protocol=knn is for one label an example, and tiny_voc has several"):
-        experiment.run(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
+        run_lib.run(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
     with pytest.raises(UserError, match="--label_fraction=0.5 is for one label an example"):
-        experiment.run(Config(**shared, train_mode="supervised", label_fraction=0.5), True)
+        run_lib.run(Config(**shared, train_mode="supervised", label_fraction=0.5), True)

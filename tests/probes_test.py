@@ -8,12 +8,12 @@ import tensorflow as tf
 
 import data_util
 import model as model_lib
-from augmentation import operators, policies
+from augmentation import operators
 from checkpoints import run_directory
 from config import Config
 from export import saving
 from image_ops_test import photographs
-from paper import common, probes
+from paper import common, probes, transformation_probes
 
 COUNT = 600
 
@@ -22,12 +22,12 @@ def seeds_of(count):
     return tf.stack([tf.range(count, dtype=tf.int64), tf.fill([count], tf.constant(3, tf.int64))], 1)
 
 
-@pytest.mark.parametrize("probe", probes.PROBES)
+@pytest.mark.parametrize("probe", transformation_probes.PROBES)
 def test_images_are_transformed_as_their_classes_say(probe):
     photo = photographs(16, 16)[0] / np.float32(255)
     images = tf.constant(np.repeat(photo[np.newaxis], COUNT, 0))
-    shown, classes = (part.numpy() for part in probes.transform(images, probe, seeds_of(COUNT)))
-    shares = [share for share, _ in probes.PROBES[probe]]
+    shown, classes = (part.numpy() for part in transformation_probes.transform(images, probe, seeds_of(COUNT)))
+    shares = [share for share, _ in transformation_probes.PROBES[probe]]
     np.testing.assert_allclose(np.bincount(classes) / COUNT, shares, atol=4 * np.sqrt(0.25 / COUNT))
     np.testing.assert_array_equal(shown[classes == 0], images[classes == 0])
     others = shown[classes == 1]
@@ -51,12 +51,12 @@ def test_accuracy_is_full_where_classes_are_apart_and_chance_where_there_is_noth
     apart = np.eye(4)[classes] @ random.standard_normal((4, 20)) * 3 + random.standard_normal((1500, 20)) * 0.3
     noise = random.standard_normal((1500, 20))
     for vectors, low, high in ((apart, 0.99, 1.0), (noise, 0.17, 0.33)):
-        accuracy = probes.probe_accuracy((vectors[:1000], classes[:1000]), (vectors[1000:], classes[1000:]))
+        accuracy = transformation_probes.probe_accuracy((vectors[:1000], classes[:1000]), (vectors[1000:], classes[1000:]))
         assert low <= accuracy <= high
     rings = random.integers(0, 2, 1500)
     angles = random.uniform(0, 2 * np.pi, 1500)
     points = ((1 + rings) * np.stack([np.cos(angles), np.sin(angles)])).T  # No line parts them.
-    assert probes.probe_accuracy((points[:1000], rings[:1000]), (points[1000:], rings[1000:])) > 0.97
+    assert transformation_probes.probe_accuracy((points[:1000], rings[:1000]), (points[1000:], rings[1000:])) > 0.97
 
 
 def test_the_program_probes_a_network(tmp_path, capsys):
@@ -103,4 +103,5 @@ def test_networks_are_of_the_size_of_their_training(tmp_path):
 
 def test_gray_is_the_policys():
     """What the colour probe looks for is what pretraining does to a fifth of the views."""
-    assert policies.OPERATORS["grayscale"][0] == probes.PROBES["colour"][1][0]
+    grayscale = data_util.color_distortion(1.0, "additive")[1]
+    assert grayscale.probability == transformation_probes.PROBES["colour"][1][0]

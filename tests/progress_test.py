@@ -1,5 +1,6 @@
 """Console output on a terminal and elsewhere, and what all commands do about errors and signals."""
 
+import contextlib
 import errno
 import io
 import os
@@ -123,9 +124,9 @@ def test_loading_does_without_a_temporary_directory(monkeypatch, capfd):
 
 
 def test_a_module_that_needs_a_temporary_directory_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(progress.importlib, "import_module", lambda _: no_temporary_directory())
+    monkeypatch.setattr(tensorflow_startup.importlib, "import_module", lambda _: no_temporary_directory())
     with pytest.raises(SystemExit) as stop:
-        tensorflow_startup.load_quietly("tensorflow")
+        command_line.run_command("x.py", lambda: tensorflow_startup.load("tensorflow"))
     told = capsys.readouterr().err
     assert stop.value.code == 2 and told.count("\n") == 1
     assert "TMPDIR: there is no temporary directory that can be written to. Set TMPDIR to one." in told
@@ -133,7 +134,7 @@ def test_a_module_that_needs_a_temporary_directory_says_so(capsys, monkeypatch):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_native_messages_are_shown_only_if_loading_fails(fails, capfd):
-    with pytest.raises(ImportError) if fails else progress.contextlib.nullcontext(), tensorflow_startup.loading_tensorflow():
+    with pytest.raises(ImportError) if fails else contextlib.nullcontext(), tensorflow_startup.loading_tensorflow():
         os.write(2, b"from native code")
         if fails:
             raise ImportError
@@ -155,7 +156,7 @@ def test_a_flag_file_that_cannot_be_used_is_one_line(content, words, tmp_path, m
     elif content is not None:
         (tmp_path / "a.cfg").write_bytes(content)
     with pytest.raises(SystemExit) as stop:
-        run._parse_flags(["run.py", "--flagfile=a.cfg"])
+        run.parse_flags(["run.py", "--flagfile=a.cfg"])
     told = capsys.readouterr().err
     assert stop.value.code == 2 and words in told and told.count("\n") == 1 and "\x1b" not in told
 
@@ -183,7 +184,7 @@ progress.set_up_console()
 first = os.open({path!r}, os.O_WRONLY | os.O_CREAT)
 os.system("echo from a child; echo from a child >&2")
 for _ in range(2000):
-    progress.say("é" * 99)
+    console.log("é" * 99)
 print("error " * 2000, file=sys.stderr)
 os.write(first, b"work")
 sys.exit(3)

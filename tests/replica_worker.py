@@ -19,16 +19,16 @@ if REPLICAS:
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 
-import data
+import data  # noqa: E402
 import lars_optimizer  # noqa: E402
-import model as model_lib
-import objective
+import model as model_lib  # noqa: E402
+import objective  # noqa: E402
 import resnet  # noqa: E402
-import train
-from checkpoints import restoring
-from checkpoints.training_state import TrainingState
-from config import Config
-from train import TrainStep
+import train  # noqa: E402
+from checkpoints import restoring  # noqa: E402
+from checkpoints.training_state import TrainingState  # noqa: E402
+from config import Config  # noqa: E402
+from train import TrainStep  # noqa: E402
 
 BATCH, CLASSES, SEED = 8, 4, 5
 SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=BATCH, num_proj_layers=2,

@@ -52,7 +52,8 @@ def loop_loss(name, mine, both_views, first, second):
 
 
 def loss_of(name, mine, both_views, hidden, strategy=None):
-    return objective.add_alternative_contrastive_loss(hidden, name, True, TEMPERATURE, MARGIN, mine, both_views, strategy)
+    return objective.add_alternative_contrastive_loss(hidden, name, True, TEMPERATURE, MARGIN, mine, both_views,
+                                                      strategy)
 
 
 @pytest.mark.parametrize("both_views", [False, True])

@@ -20,9 +20,9 @@ import model as model_lib
 from config import Config
 from conftest import ROOT
 from paper import catalogue, cells, figures, tables
-from runtime.errors import JobFailed, UserError
+from runtime.errors import JobFailed, TrainingDiverged, UserError
 from runtime.paths import slug
-from transfer import __main__, tasks
+from transfer import cli, tasks
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
@@ -36,7 +36,7 @@ def test_commands_are_valid(name, scale, tmp_path):
         if program == "run.py":
             seen.add((cell.start, cells.config_of(arguments).replace(model_dir=None)))
         else:
-            asked = __main__._parser().parse_args(arguments)
+            asked = cli._parser().parse_args(arguments)
             assert tasks.task_of(asked) and asked.data_dir == "x"
             seen.add((cell.start, *arguments))
         if cell.start is not None:

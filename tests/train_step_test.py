@@ -74,7 +74,8 @@ def step_in_one_go(config, state, views, labels, micro):
         if config.contrastive_loss == "nt_xent":
             contrast, _, _ = objective.add_contrastive_loss(hidden, config.hidden_norm, config.temperature)
         else:
-            contrast, _, _ = objective.add_alternative_contrastive_loss(hidden, config.contrastive_loss, config.hidden_norm,
+            contrast, _, _ = objective.add_alternative_contrastive_loss(
+                hidden, config.contrastive_loss, config.hidden_norm,
                                                         config.temperature, 0.8, config.semi_hard, both_views=True)
         targets = [tf.one_hot(np.tile(labels[row:row + micro], 2), CLASSES) for row in range(0, 8, micro)]
         head = tf.reduce_mean([objective.add_supervised_loss(target, part["logits_sup"])

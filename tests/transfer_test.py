@@ -24,7 +24,7 @@ from probing import features, logistic_regression
 from runtime import child_processes
 from runtime.errors import UserError
 from sources import digits
-from transfer import __main__, grid_search, linear_evaluation, output, significance, tasks
+from transfer import cli, grid_search, linear_evaluation, measures, output, significance, tasks
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
@@ -64,8 +64,9 @@ def test_the_path_against_cold_fits(sets):
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            cold = linear_model.LogisticRegression(C=1 / l2, max_iter=logistic_regression.PATH_ITERATIONS,
-                                                   tol=logistic_regression.PATH_TOLERANCE).fit(np.float64(inputs), labels)
+            cold = linear_model.LogisticRegression(
+                C=1 / l2, max_iter=logistic_regression.PATH_ITERATIONS, tol=logistic_regression.PATH_TOLERANCE)
+            cold.fit(np.float64(inputs), labels)
         warm_loss = objective(path.scores(inputs), path.kernel, labels, l2)
         assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
         hits = path.scores(test_inputs).argmax(1) == test_labels
@@ -103,7 +104,8 @@ def test_a_sweep_goes_on_where_it_was_stopped(sets):
     best, found = linear_evaluation.sweep(fit, choose, "top_1", strengths, note=lambda found: noted.append(dict(found)))
     assert [len(each) for each in noted] == [1, 2, 3] and noted[-1] == found
     noted.clear()
-    again = linear_evaluation.sweep(fit, choose, "top_1", strengths, found={100.0: found[100.0], 1.0: 0.0}, note=noted.append)
+    again = linear_evaluation.sweep(fit, choose, "top_1", strengths, found={100.0: found[100.0], 1.0: 0.0},
+                                    note=noted.append)
     assert len(noted) == 1 and again[1][1.0] == 0.0  # Taken as it was given, not fitted.
     assert again[1][0.01] == pytest.approx(found[0.01], abs=0.02) and again[0] in (100.0, 0.01)
 
@@ -180,7 +182,7 @@ def network(tmp_path_factory):
 
 
 def run(*arguments):
-    __main__.main(["linear", *arguments])
+    cli.main(["linear", *arguments])
 
 
 def test_linear_transfer_to_digits(network, few_iterations, tmp_path, capsys, monkeypatch):
@@ -343,10 +345,11 @@ def test_features_and_sweeps_belong_to_their_settings(network, few_iterations, t
 def test_metrics_that_are_nan_are_errors(sets):
     fit, choose, _ = sets
     with pytest.raises(UserError, match="--metric=top_1: it is NaN, since the scores contain NaN"):
-        tasks.measure("top_1", np.array([0, 1]), np.array([[0.1, np.nan], [0.0, 1.0]]))
+        measures.measure("top_1", np.array([0, 1]), np.array([[0.1, np.nan], [0.0, 1.0]]))
     several = np.zeros([len(choose[1]), 4], np.int64)  # No class is shown.
     with pytest.raises(UserError, match="--metric=mean_average_precision: it is NaN, since no label is 1"):
-        linear_evaluation.sweep((fit[0], np.eye(4, dtype=np.int64)[fit[1]]), (choose[0], several), "mean_average_precision",
+        linear_evaluation.sweep(
+            (fit[0], np.eye(4, dtype=np.int64)[fit[1]]), (choose[0], several), "mean_average_precision",
                        (1.0,))
 
 
@@ -425,7 +428,7 @@ def program(tmp_path, monkeypatch):
 
 
 def grid(network, out, *more, kind="finetune"):
-    __main__.main([kind, f"--checkpoint={network}", "--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2",
+    cli.main([kind, f"--checkpoint={network}", "--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2",
                    *more])
 
 
@@ -455,8 +458,8 @@ def test_a_grid_is_searched_and_the_best_is_tested(network, tmp_path, program, c
 def test_the_last_training_has_the_devices_of_one_of_many(network, tmp_path, program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     devices = []
-    monkeypatch.setattr(child_processes.Launcher, "run", lambda self, job, given=None: (devices.append(given), subprocess.run(
-        job.command, check=True)))
+    monkeypatch.setattr(child_processes.Launcher, "run", lambda self, job, given=None: (
+        devices.append(given), subprocess.run(job.command, check=True)))
     grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0,0.001", "--jobs=3")
     assert len(devices) == 3 and all(len(given) == 1 for given in devices)
 
@@ -482,7 +485,7 @@ def test_trainings_are_those_of_the_paper(network, tmp_path, program):
 
 
 def test_the_grids_are_the_papers():
-    fine, random = grid_search.GRIDS["finetune"], grid_search.GRIDS["scratch"]
+    fine, random = tasks.GRIDS["finetune"], tasks.GRIDS["scratch"]
     assert (fine.steps, random.steps) == (20_000, 40_000)
     np.testing.assert_allclose(np.log10(fine.learning_rates), np.linspace(-4, -1, 7))
     np.testing.assert_allclose(np.log10(random.learning_rates), np.linspace(-3, 0, 7))
@@ -645,7 +648,7 @@ def test_training_from_random_weights_on_a_folder(network, tmp_path):
                 image = tf.io.encode_png(np.full([10, 12, 3], 255 * number, np.uint8)).numpy()
                 (tmp_path / "photos" / split / name / f"{each}.png").write_bytes(image)
     (tmp_path / "photos" / "train" / "black" / "bad.png").write_bytes(b"nothing")
-    __main__.main(["scratch", f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}",
+    cli.main(["scratch", f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}",
                    "--bad_images=skip", "--metric=mean_per_class", "--steps=20", "--batch_size=16",
                    "--learning_rates=1", "--weight_decays=0.001", f"--out={tmp_path / 'out'}"])
     results = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -685,7 +688,7 @@ def test_names_with_patterns_are_refused(flag, value, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     for command in ("linear", "finetune"):
         with pytest.raises(SystemExit) as error:
-            __main__.main([command, "--checkpoint=x", "--dataset=digits", f"--{flag}={value}"])
+            cli.main([command, "--checkpoint=x", "--dataset=digits", f"--{flag}={value}"])
         told = capsys.readouterr().err
         assert error.value.code == 2 and f"--{flag}=" in told and told.count("\n") == 1
     assert not list(tmp_path.iterdir())
@@ -776,7 +779,7 @@ def test_other_predictions_are_refused(labels, logits, words, tmp_path, capsys):
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     np.savez(tmp_path / "good.npz", labels=LABELS, logits=LOGITS)
     with pytest.raises(SystemExit) as error:
-        __main__.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "x.npz")])
+        cli.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "x.npz")])
     told = capsys.readouterr().err
     assert error.value.code == 2 and (words or "") in told and told.count("\n") == 1
 
@@ -788,13 +791,13 @@ def test_files_are_compared(tmp_path, capsys):
         rows = slice(0, 100 if name == "short" else 200)
         logits = np.eye(2)[np.where(hits, labels, 1 - labels)]
         np.savez(tmp_path / f"{name}.npz", labels=labels[rows], logits=logits[rows])
-    __main__.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
+    cli.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / "bad.npz")])
     assert "the difference is significant" in capsys.readouterr().out
     (tmp_path / "no.npz").write_text("nothing")
     np.savez(tmp_path / "cut.npz", labels=labels, logits=logits[:50])
     for other, words in (("short", "are not of the same examples"), ("cut", "and logits (50, 2) do not fit"),
                          ("no", "no.npz cannot be read as a file of labels")):
         with pytest.raises(SystemExit):
-            __main__.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")])
+            cli.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")])
         told = capsys.readouterr().err
         assert words in told and told.count("\n") == 1

@@ -18,7 +18,7 @@ import evaluate
 import golden
 import model as model_lib
 import train
-from checkpoints import __main__, inspection, restoring, tf1_names, weight_files
+from checkpoints import inspection, restoring, summary, tf1_names, weight_files
 from config import Config
 from conftest import ROOT
 from export import saving
@@ -173,7 +173,7 @@ def test_warm_start_from_tf1_leaves_out_what_does_not_fit(tmp_path):
 def test_other_files_are_refused(names, words, tmp_path):
     path = formula_file(tmp_path, {name: [3, 3, 3, 8] for name in names}, "")
     with pytest.raises(UserError, match=words):
-        __main__.describe(path)
+        summary.describe(path)
 
 
 def test_places_without_a_file_are_told(tmp_path):

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import sys
 
-import numpy as np
 import tensorflow as tf
 
 import config as config_lib
@@ -19,27 +18,13 @@ from checkpoints import inspection, weight_files
 from runtime import child_processes, console, progress, storage
 from runtime.errors import TrainingDiverged, UserError
 from sources import datasets
-from transfer import output, tasks
+from transfer import measures, output, tasks
 
-_ROOT = os.path.dirname(os.path.abspath(__file__))
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TRIAL = "trial.json"  # marks the directory of a training
 
 
 # --------------------------------------------------------------------------- fine-tuning and random initialisation
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """What fine-tuning, or training from a random initialisation, chooses from (paper, B.8.1)."""
-
-    learning_rates: tuple
-    weight_decays: tuple  # to be divided by the learning rate
-    steps: int
-
-
-GRIDS = {
-    "finetune": Grid(tuple(np.logspace(-4, -1, 7)), (0.0, *np.logspace(-6, -3, 7)), 20_000),
-    "scratch": Grid(tuple(np.logspace(-3, 0, 7)), tuple(np.logspace(-5, -1.5, 8)), 40_000),
-}
 
 
 def training_flags(kind, task, examples, learning_rate, weight_decay, steps, batch_size=256):
@@ -186,7 +171,7 @@ class GridSearch:
             raise error
         path, metric = os.path.join(job.directory, "result.json"), None
         if error is None:
-            key = tasks.RESULT_KEYS[self._task.metric]
+            key = measures.RESULT_KEYS[self._task.metric]
             metric = (storage.read_json(path) or {}).get(key)
             if not output.is_share(metric):
                 raise UserError(f"{path}: {key} is {metric}, not a number from 0 to 1. See run.log next to it.")
@@ -221,6 +206,7 @@ def name_of_trial(learning_rate, weight_decay):
 
 
 def run_grid(arguments):
+    """Runs the grid search of parsed arguments: finetune or scratch."""
     kind, grid = arguments.kind, _grid_of(arguments)
     if tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")  # Their memory is for the trainings.
@@ -236,7 +222,8 @@ def run_grid(arguments):
     with output.open_output_dir(config, source, settings) as out:
         best, found = search.choose(grid, arguments.jobs)
         labels, scores = search.test(best, grid.steps, arguments.jobs)
-        output.write_results("fine-tuned" if kind == "finetune" else "trained from random weights", task, out, labels, scores, dict(
+        title = "fine-tuned" if kind == "finetune" else "trained from random weights"
+        output.write_results(title, task, out, labels, scores, dict(
             learning_rate=best[0], weight_decay=best[1], validation=[
                 dict(learning_rate=rate, weight_decay=decay, metric=metric)
                 for (rate, decay), metric in found.items()]))
@@ -250,8 +237,8 @@ def _start_of(path):
 
 def _grid_of(arguments):
     """The `Grid` that was asked for, or the paper's. Raises `UserError`."""
-    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Grid)}
-    grid = dataclasses.replace(GRIDS[arguments.kind], **{name: value for name, value in given.items()
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(tasks.Grid)}
+    grid = dataclasses.replace(tasks.GRIDS[arguments.kind], **{name: value for name, value in given.items()
                                                          if value is not None})
     for flag, values, lowest in (
             ("jobs", [arguments.jobs], 1), ("steps", [grid.steps], 1), ("batch_size", [arguments.batch_size], 1),

@@ -13,7 +13,7 @@ from checkpoints import restoring
 from probing import features, logistic_regression
 from runtime import progress, storage
 from runtime.errors import UserError
-from transfer import output, tasks
+from transfer import measures, output
 
 L2_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # the strongest first
 
@@ -41,7 +41,7 @@ def sweep(fit, choose, metric, l2_choices=L2_CHOICES, found=None, note=lambda fo
     path, found = logistic_regression.LogisticPath(*fit), dict(found or {})
     for l2 in progress.track(l2_choices, len(l2_choices), "logistic regressions"):
         if l2 not in found:
-            found[l2] = tasks.measure(metric, choose[1], path.fit(l2).scores(choose[0]))
+            found[l2] = measures.measure(metric, choose[1], path.fit(l2).scores(choose[0]))
             note(found)
     return max(l2_choices, key=found.get), found
 
@@ -94,7 +94,8 @@ def _read_features(path, digest):
     """Features [n, d] and labels [n] or [n, classes] of a file that `_features` wrote. Raises `UserError`."""
     vectors, labels, settings = output.read_arrays(path, "vectors", "labels", "settings")
     output.check_digest(path, str(settings), digest)
-    if output.problem_of_labels(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2 or len(labels) != len(vectors):
+    if (output.problem_of_labels(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2
+            or len(labels) != len(vectors)):
         raise UserError(f"{path}: {vectors.dtype} {vectors.shape} and {labels.dtype} {labels.shape} are not features "
                         "and labels. Remove it.")
     if not np.isfinite(vectors).all():
@@ -104,6 +105,7 @@ def _read_features(path, digest):
 
 
 def run_linear(arguments):
+    """Runs the linear evaluation of parsed arguments."""
     task, config, source, settings = output.resolve_inputs("linear", arguments)
     with output.open_output_dir(config, source, settings) as out:
         path, digest = os.path.join(out, "sweep.json"), output.digest_of_json(settings)

@@ -20,9 +20,9 @@ from runtime.errors import UserError, first_line
 from runtime.paths import slug
 from sources import datasets, image_checks
 from sources.folders import FolderSource
-from transfer import grid_search, tasks
+from transfer import measures, tasks
 
-_SETTINGS, grid_search._TRIAL = "settings.json", "trial.json"  # in --out, and in the directory of a training
+_SETTINGS = "settings.json"
 _RESULTS = ("features_*.npz", "sweep.json", "rate_*", "best_*", "predictions.npz", "result.json")  # names in --out
 _NAME_BYTES = 150  # most bytes of a data set's name in the default of --out
 
@@ -53,7 +53,8 @@ def resolve_inputs(kind, arguments):
         ("train", task.fit), ("validation", task.choose), ("test", task.test))}
     batch_size = None if kind == "linear" else arguments.batch_size  # Features do not depend on it.
     settings = dict(
-        command=kind, weights=f"step {file.step}, content {digest_of_weights(file)}", examples=examples, batch_size=batch_size,
+        command=kind, weights=f"step {file.step}, content {digest_of_weights(file)}", examples=examples,
+        batch_size=batch_size,
         data=source.describe_data(),
         files=image_checks.files_digest(source.paths()) if isinstance(source, FolderSource) else None,
         **{name: getattr(arguments, name, None) for name in ("image_size", "steps", "flags", "seed", "bad_images")},
@@ -111,7 +112,7 @@ def open_output_dir(config, source, settings):
 def _check_begun(out, settings):
     """Raises `UserError` if a directory has results of other settings, or of settings that are not known."""
     begun = storage.read_json(os.path.join(out, _SETTINGS))
-    if begun is None or begun.get("command") not in ("linear", *grid_search.GRIDS):
+    if begun is None or begun.get("command") not in ("linear", *tasks.GRIDS):
         names = sorted(name.rstrip("/") for name in tf.io.gfile.listdir(out))
         found = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _RESULTS)]
         if _SETTINGS in names:
@@ -198,7 +199,7 @@ def is_share(value):
 
 def write_results(title, task, out, labels, scores, results):
     """Writes predictions and results, and prints the results."""
-    value = tasks.measure(task.metric, labels, scores)
+    value = measures.measure(task.metric, labels, scores)
     storage.write_arrays(os.path.join(out, "predictions.npz"), labels=labels, logits=scores)
     storage.write_json(os.path.join(out, "result.json"), dict(results, task=task.title, metric=task.metric, test=value))
     chosen = [(name.replace("_", " "), f"{results[name]:.3g}") for name in ("l2", "learning_rate", "weight_decay")

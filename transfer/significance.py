@@ -6,7 +6,7 @@ import numpy as np
 
 from runtime import console
 from runtime.errors import UserError
-from transfer import output, tasks
+from transfer import measures, output
 
 DRAWS = 100_000
 
@@ -55,6 +55,7 @@ def compare(labels, scores, other_scores, metric, draws=DRAWS):
 
 
 def run_compare(arguments):
+    """Compares the two files of predictions of parsed arguments."""
     (labels, scores), (other_labels, other_scores) = (
         output.read_predictions(path) for path in (arguments.first, arguments.second))
     if labels.shape != other_labels.shape or (labels != other_labels).any():
@@ -64,7 +65,7 @@ def run_compare(arguments):
         raise UserError(f"--metric={arguments.metric} is for one label an example, and {arguments.first} has several: "
                         "leave it out, they are compared by accuracy")
     metric = "mean_average_precision" if labels.ndim == 2 else arguments.metric or "top_1"
-    values = [tasks.measure(metric, labels, each) for each in (scores, other_scores)]
+    values = [measures.measure(metric, labels, each) for each in (scores, other_scores)]
     found = compare(labels, scores, other_scores, metric)
     by = "accuracy" if labels.ndim == 2 else metric.replace("_", " ")
     told = "is not significant" if found["p"] > 0.05 else "is significant"

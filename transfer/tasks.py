@@ -1,4 +1,4 @@
-"""The paper's twelve transfer data sets: splits and metrics (paper, B.8)."""
+"""The paper's twelve transfer data sets, their splits and metrics, and the grids of settings (paper, B.8)."""
 
 from __future__ import annotations
 
@@ -6,26 +6,12 @@ import dataclasses
 
 import numpy as np
 
-import evaluate
-import metrics
 from runtime.errors import UserError
 
 HELD_OUT = "80%"  # where the part of the training split begins that is held out, if there is no validation split
 
 
-# ------------------------------------------------------------------------------------------------------------- tasks
-
-
-RESULT_KEYS = {  # name -> where run.py's results have it
-    "top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
-    "mean_average_precision": evaluate.MEAN_PRECISION,
-}
-METRICS = {  # name -> function of labels [n] or [n, classes] and scores [n, classes]
-    "top_1": lambda labels, scores: float(np.mean(scores.argmax(1) == labels)),
-    "mean_per_class": lambda labels, scores: metrics.mean_per_class_accuracy(
-        scores.argmax(1) == labels, np.unique(labels, return_inverse=True)[1]),
-    "mean_average_precision": metrics.mean_average_precision_11,
-}
+METRICS = ("top_1", "mean_per_class", "mean_average_precision")  # see `measures`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +73,16 @@ def task_of(arguments):
     return task
 
 
-def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
-    """Returns a metric, in [0, 1].
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """What fine-tuning, or training from a random initialisation, chooses from (paper, B.8.1)."""
 
-    Args:
-      metric: name in `METRICS`.
-      labels: int [n], or [n, classes] of 1, 0 and -1.
-      scores: float [n, classes]; -inf for classes that were not learnt.
+    learning_rates: tuple
+    weight_decays: tuple  # to be divided by the learning rate
+    steps: int
 
-    Raises:
-      UserError: the scores contain NaN, or the metric is NaN.
-    """
-    shown = labels.ndim == 1 or (labels == 1).any()  # The mean of average precisions is over classes with examples.
-    if not shown or np.isnan(scores).any():
-        reason = "the scores contain NaN" if shown else "no label is 1"
-        raise UserError(f"--metric={metric}: it is NaN, since {reason}. Use another checkpoint, or other splits.")
-    return METRICS[metric](labels, scores)
+
+GRIDS = {
+    "finetune": Grid(tuple(np.logspace(-4, -1, 7)), (0.0, *np.logspace(-6, -3, 7)), 20_000),
+    "scratch": Grid(tuple(np.logspace(-3, 0, 7)), tuple(np.logspace(-5, -1.5, 8)), 40_000),
+}

@@ -16,8 +16,8 @@ from absl import flags
 from hypothesis import strategies as st
 
 import config as config_lib
-import experiment
 import run
+import run as run_lib
 from config import Config
 from experiment_test import TINY
 from runtime.errors import Stopped, TrainingDiverged, UserError
@@ -121,7 +121,7 @@ def test_any_command_line_is_read_or_refused_in_one_line(argv):
     def read(values, argv):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run.progress, "loading_tensorflow", pytest.fail)  # From there on it would run.
-            run._parse_flags(argv)
+            run.parse_flags(argv)
             try:
                 config_lib.from_flags(values)
             except UserError as error:
@@ -136,8 +136,8 @@ def test_errors_have_their_exit_status(error, expected, monkeypatch):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(experiment, "run", fail)
-    assert call(lambda _, argv: (run._parse_flags(argv), run.main(argv)), [])[0] == expected
+    monkeypatch.setattr(run_lib, "run", fail)
+    assert call(lambda _, argv: (run.parse_flags(argv), run.main(argv)), [])[0] == expected
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_any_combination_runs_two_steps_or_ends_with_status_2_and_one_line(tmp_p
         directory = tmp_path_factory.mktemp("run")
         settings = {**TINY, **FIXED, "model_dir": directory, **settings}
         argv = [f"--{name}={value}" for name, value in settings.items() if value is not None]
-        status, told = call(lambda _, argv: (run._parse_flags(argv), run.main(argv)), argv)
+        status, told = call(lambda _, argv: (run.parse_flags(argv), run.main(argv)), argv)
         assert_told(status, told)
         assert status != 0 or (directory / "ckpt-2.index").exists()
         statuses.append(status)
@@ -181,7 +181,7 @@ def test_settings_at_their_bounds_run_two_steps_or_are_refused(settings, statuse
                                                                unoptimized_graphs, monkeypatch):
     monkeypatch.setattr("export.export_to_model_dir", lambda *_: "not made")
     settings = {**TINY, **FIXED, "model_dir": tmp_path, **settings}
-    status, told = call(lambda _, argv: (run._parse_flags(argv), run.main(argv)),
+    status, told = call(lambda _, argv: (run.parse_flags(argv), run.main(argv)),
                         [f"--{name}={value}" for name, value in settings.items()])
     assert_told(status, told)
     assert status in statuses and (status != 0 or (tmp_path / "ckpt-2.index").exists())

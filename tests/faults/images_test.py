@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageSequence
 
-import experiment
 import experiment_test
 from inference import endpoints
+from runtime import console
 from runtime.errors import UserError
 from sources import datasets, digits, folders, image_checks, image_files, tfds_source
 from sources.indexed import IndexedSource
@@ -106,7 +106,7 @@ def folder(tmp_path):
 def run(tmp_path, folder, **settings):
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment.progress, "say", said.append)
+        patch.setattr(console, "log", said.append)
         experiment_test.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
                             train_steps=1, **settings)
     return "\n".join(said)
@@ -204,8 +204,8 @@ def test_a_damaged_record_file_is_told(tmp_path, monkeypatch):
             records = tf.data.TFRecordDataset(str(path)).map(lambda _: tf.constant(0, tf.int64))
             return records.concatenate(super().handles(*arguments, **options))
 
-    digits = digits.digits_source()
-    broken = Broken("digits", digits._splits, digits.class_names, tf.identity)
+    source = digits.digits_source()
+    broken = Broken("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: broken)
     with pytest.raises(UserError, match="--dataset=digits cannot be read any more .*mend it") as error:
         experiment_test.run(tmp_path / "run", train_steps=1)
@@ -387,8 +387,8 @@ def test_a_record_file_that_is_cut_ends_training_with_one_line(tmp_path, monkeyp
             records = tfds_source._read_file(str(tmp_path / "a"), 0, tf.constant(3, tf.int64), 0)
             return records.map(lambda key, _: key).concatenate(super().handles(*arguments, **options))
 
-    digits = digits.digits_source()
-    cut = Cut("digits", digits._splits, digits.class_names, tf.identity)
+    source = digits.digits_source()
+    cut = Cut("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: cut)
     with pytest.raises(UserError, match="--dataset=digits cannot be read any more") as error:
         experiment_test.run(tmp_path / "run", train_steps=1)

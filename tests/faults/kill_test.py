@@ -104,7 +104,7 @@ def test_a_signal_interrupts_downloads():
 
 _BUSY = """
 import stopping, time
-with stopping.StopSignals():
+with signals.StopSignals():
     print("busy", flush=True)
     time.sleep(99)
 """

@@ -12,13 +12,14 @@ import processes
 import pytest
 import tensorflow as tf
 
-import experiment
 import experiment_test
+import run as run_lib
 import train
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import Config
 from conftest import ROOT
+from runtime import console, storage
 from runtime.errors import Stopped, UserError
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
@@ -32,7 +33,7 @@ def run(tmp_path):
     def function(**settings):
         said = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(experiment.progress, "say", said.append)
+            patch.setattr(console, "log", said.append)
             experiment_test.run(tmp_path / "run", **{**SETTINGS, **settings})
         return "\n".join(said)
     return function
@@ -335,7 +336,7 @@ def test_fifos_are_not_opened(name, trained, tmp_path):
         with pytest.raises(UserError, match="not a regular file|no such checkpoint"):
             weight_files.open_weights(str(tmp_path / "run" / "ckpt-3"))
     else:
-        assert model_dir.metrics.read_json(str(tmp_path / "run" / name), (dict, list)) is None
+        assert storage.read_json(str(tmp_path / "run" / name), (dict, list)) is None
 
 
 def test_class_names_do_not_matter_without_a_linear_head(tmp_path):
@@ -348,7 +349,7 @@ def test_class_names_do_not_matter_without_a_linear_head(tmp_path):
 def test_a_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
     trained(3)
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.sources.IndexedSource, "describe_data", lambda self: {"splits": {"train": 5}})
+        patch.setattr(run_lib.sources.IndexedSource, "describe_data", lambda self: {"splits": {"train": 5}})
         with pytest.raises(UserError, match="train has 5 examples"):
             run(train_steps=6)
     assert "resumed at step 3" in run(train_steps=6)
@@ -397,7 +398,7 @@ def test_a_host_that_is_lost_while_saving_is_no_full_disk(run, monkeypatch):
     monkeypatch.setattr(checkpoint_files, "save", fail)
     with pytest.raises(UserError, match="ckpt-3 could not be written"):
         run(train_steps=3)
-    monkeypatch.setattr(experiment.devices, "is_lost_host", lambda error: isinstance(error, tf.errors.UnavailableError))
+    monkeypatch.setattr(run_lib.devices, "is_lost_host", lambda error: isinstance(error, tf.errors.UnavailableError))
     with pytest.raises(Stopped, match="another host has stopped"):
         run(train_steps=3)
 
@@ -406,7 +407,7 @@ def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
     def read_only(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(experiment.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(run_lib.tempfile, "TemporaryFile", read_only)
     with pytest.raises(UserError, match="cannot be written to .Permission denied.: make room, or choose another"):
         experiment_test.run(tmp_path / "run")
 
@@ -450,7 +451,7 @@ def test_a_directory_that_is_removed_while_training_is_not_shared(trained, run, 
 
 
 @pytest.mark.parametrize("module, function", [
-    (train, "build_training_state"), (experiment.evaluate, "evaluate_and_write"), (experiment.export, "build_module")])
+    (train, "build_training_state"), (run_lib.evaluate, "evaluate_and_write"), (run_lib.saving, "build_module")])
 def test_a_directory_that_is_replaced_stays_as_it_is(module, function, trained, tmp_path, monkeypatch):
     """The directory of another run is moved to the place of this one before it writes, evaluates or exports."""
     def replace(*arguments, **options):
@@ -465,7 +466,7 @@ def test_a_directory_that_is_replaced_stays_as_it_is(module, function, trained, 
     (tmp_path / "other" / "saved_model" / "3" / "saved_model.pb").write_text("another run's")
     before = {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
     monkeypatch.setattr(module, function, replace)
-    if module is experiment.export:
+    if module is run_lib.saving:
         model = tf.Module()
         model.function = tf.function(lambda: 1, input_signature=[])
         call = lambda *_: (model, {})  # noqa: E731
@@ -525,7 +526,7 @@ def test_evaluation_shares_the_directory(run, tmp_path):
 def accuracies(monkeypatch):
     """What the linear head's accuracies will be, one evaluation after the other."""
     found = []
-    monkeypatch.setattr(experiment.evaluate.Evaluator, "linear_head", lambda *_: {
+    monkeypatch.setattr(run_lib.evaluate.Evaluator, "linear_head", lambda *_: {
         "eval/label_top_1_accuracy": found.pop(0), "eval/label_top_5_accuracy": 1.0})
     return found
 

@@ -5,10 +5,11 @@ import processes
 import pytest
 import tensorflow as tf
 
-import experiment
 import experiment_test
 import objective
 import train
+from large_batch import blocked_nt_xent
+from runtime import console
 from runtime.errors import TrainingDiverged, UserError
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
@@ -18,7 +19,7 @@ SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
 def spoil_losses(patch):
     """Makes the contrastive loss infinite at the fifth step."""
-    images, losses, factor = train.TrainStep._images, train_step.model_lib.contrastive_losses, []
+    images, losses, factor = train.TrainStep._images, train.model_lib.contrastive_losses, []
 
     def note_step(self, *arguments):
         factor[:] = [tf.where(self._optimizer.iterations == 4, np.inf, 1.0)]
@@ -29,7 +30,7 @@ def spoil_losses(patch):
         return {name: loss * factor[0] for name, loss in found.items()}, reported
 
     patch.setattr(train.TrainStep, "_images", note_step)
-    patch.setattr(train_step.model_lib, "contrastive_losses", spoiled)
+    patch.setattr(train.model_lib, "contrastive_losses", spoiled)
 
 
 def spoil_gradients(patch):
@@ -100,10 +101,10 @@ def test_many_directions_have_spread_one():
 
 def test_a_collapsed_encoder_is_told(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(experiment.progress, "say", said.append)
+    monkeypatch.setattr(console, "log", said.append)
     experiment_test.run(tmp_path / "healthy", train_steps=2)
     assert not any("has collapsed" in line for line in said)
-    monkeypatch.setattr(train_step.model_lib.objective, "contrastive_loss_and_metrics", lambda hidden, *_: (
+    monkeypatch.setattr(blocked_nt_xent, "contrastive_loss", lambda hidden, *_: (
         tf.reduce_mean(hidden**2),) * 3)
     monkeypatch.setattr(objective, "embedding_std", lambda *_: tf.constant(0.001))
     experiment_test.run(tmp_path / "run", train_steps=2)

@@ -1,0 +1,27 @@
+"""Describes what a checkpoint or a SavedModel of SimCLR holds.
+
+    python -m checkpoints describe PATH
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from runtime import command_line, console, tensorflow_startup
+from runtime.paths import check_weights_path
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; see `command_line.run_command` for errors and signals."""
+    parser = command_line.ArgumentParser(prog="python -m checkpoints", description=__doc__,
+                                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("describe", help="kind, step, network, heads, and the flags that fit")
+    command.add_argument("path", help="a directory, a prefix, a SavedModel or a TF Hub handle")
+    path = parser.parse_args(arguments).path
+
+    def work():
+        checked = check_weights_path("PATH", path)
+        console.log(tensorflow_startup.load("checkpoints.summary").describe(checked))
+
+    command_line.run_command(parser.prog, work)

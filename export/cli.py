@@ -1,0 +1,32 @@
+"""Writes the network of a checkpoint as a SavedModel for TF Hub.
+
+    python -m export --checkpoint=CHECKPOINT --export_dir=DIR [--archive=FILE.tar.gz]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from runtime import command_line, tensorflow_startup
+
+
+def _parser():
+    parser = command_line.ArgumentParser(prog="python -m export", description=__doc__,
+                                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, help="a directory, a prefix, a SavedModel or a TF Hub handle")
+    parser.add_argument("--export_dir", required=True, help="new directory for the SavedModel")
+    parser.add_argument("--archive", help="also write FILE.tar.gz for TF Hub, and a model card FILE.md")
+    parser.add_argument("--image_size", type=command_line.pixels, help="default: that of the run, or 224")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; see `command_line.run_command` for errors and signals."""
+    parser = _parser()
+    arguments = parser.parse_args(arguments)
+
+    def work():
+        exporting = tensorflow_startup.load("export.exporting")
+        exporting.export_checkpoint(arguments.checkpoint, arguments.export_dir, arguments.archive, arguments.image_size)
+
+    command_line.run_stoppable(parser.prog, work)
