@@ -292,9 +292,9 @@ class Config:
     hidden_norm: bool = setting(True, "l2-normalise the projections in the contrastive loss.", identity=True)
     loss_block_rows: int = setting(
         0,
-        "Most rows of similarities that the contrastive loss holds at once, on each replica; 0 chooses (16 MB of "
-        "them, but 256 rows at least; on a TPU all rows of a view). Fewer take less memory and, below some hundreds, "
-        "more time; the loss is the same.",
+        "Largest number of rows of similarities that the contrastive loss holds at once, on each replica. 0: all of "
+        "them up to 64 MB, above that blocks of 16 MB, but at least 256 rows (on a TPU, all rows of a view). Smaller "
+        "blocks take less memory and, below some hundreds of rows, more time; the loss is the same.",
         minimum=0,
     )
     optimizer: str = setting("lars", "Optimizer.", choices=("momentum", "adam", "lars"), identity=True)

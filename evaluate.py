@@ -263,7 +263,7 @@ class Evaluator:
             if is_best and os.path.islink(directory):  # The checkpoints there may be others' to delete.
                 console.log(f"--keep_best: these weights are not kept, since {directory} is a link")
                 is_best = False
-            if not hosts.gather_from_hosts([int(is_best)], self._strategy).any():
+            if not hosts.gather_integers([int(is_best)], self._strategy).any():
                 return
             self._check()
             tf.io.gfile.makedirs(directory)
@@ -322,8 +322,8 @@ class Evaluator:
     def _contrastive_losses(self, views, number):
         images = model_lib.blurred_views(views, self._config, self._config.seed, number)
         hidden = self._model(images, training=False)["proj_head_output"]
-        losses, reported = model_lib.contrastive_losses(hidden, self._config, None)
-        return {**losses, **reported}
+        loss, scalars = model_lib.contrastive_loss(hidden, self._config, None)
+        return {"contrast_loss": loss, **scalars}
 
     def frozen(self, step: int) -> dict[str, float]:
         """Returns the results of `lbfgs` and `knn` on the frozen encoder and, if asked for, on the baselines."""

@@ -7,6 +7,8 @@ import collections
 import numpy as np
 import tensorflow as tf
 
+from runtime import replicas
+
 
 def contrastive_accuracy(logits_ab, labels):
     """Share of first views whose own second view is the most similar of all second views.
@@ -23,6 +25,22 @@ def contrastive_entropy(logits_ab):
     """Mean entropy, in nats, of the softmax over the columns of `logits_ab` [n, N]."""
     probabilities = tf.nn.softmax(tf.cast(logits_ab, tf.float32))
     return -tf.reduce_mean(tf.reduce_sum(probabilities * tf.math.log(probabilities + 1e-8), -1))
+
+
+def embedding_std(hidden: tf.Tensor, strategy: tf.distribute.Strategy | None = None) -> tf.Tensor:
+    """Returns the spread of embeddings: 1 if it is equal in all directions, 0 if they have collapsed into one point.
+
+    Args:
+      hidden: [n, d].
+      strategy: the strategy whose replicas share the batch, or None. Call it in replica context.
+
+    Returns:
+      float32 scalar, at most 1: the standard deviation over the batch of the l2-normalized embeddings, averaged over
+      the columns, times sqrt(d) (Chen and He 2020, arXiv:2011.10566, section 4.1).
+    """
+    unit = tf.math.l2_normalize(tf.cast(hidden, tf.float32), -1)
+    variance = replicas.mean_and_variance(*tf.nn.moments(unit, [0]), strategy)[1]
+    return tf.reduce_mean(tf.sqrt(variance)) * tf.sqrt(tf.cast(tf.shape(hidden)[1], tf.float32))
 
 
 def top_1_hits(labels, logits):

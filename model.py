@@ -14,6 +14,7 @@ import data_util
 import metrics
 import objective
 import resnet
+from config import Config
 from large_batch import blocked_nt_xent
 from lars_optimizer import LARSOptimizer
 from runtime import rng
@@ -187,10 +188,20 @@ def build_model(config, num_classes):
 
 
 def blurred_views(views, config, seed, step, first_row=0, total_rows=None):
-    """Splits [n, h, w, 6] into both views and blurs them: [2n, h, w, 3], all first views before all second.
+    """Splits the views of each image and blurs half of them (paper, Appendix A).
 
-    Every image's draws depend on seed, step, view and its row in the batch of all replicas, of which `views` are the
-    rows from `first_row` on; `total_rows` is that batch's size, None if `views` are all of it.
+    The draws for an image depend on the seed, the step, the view, and its row in the batch of all replicas.
+
+    Args:
+      views: [n, h, w, 3 * number of views] in [0, 1].
+      config: settings.
+      seed: int.
+      step: int or scalar tensor.
+      first_row: row of `views` in the batch of all replicas.
+      total_rows: size of that batch; None: n.
+
+    Returns:
+      [number of views * n, h, w, 3] in [0, 1], all first views before all second.
     """
     parts = tf.split(views, views.shape[-1] // 3, axis=-1)
     if config.blurs_views:
@@ -201,39 +212,48 @@ def blurred_views(views, config, seed, step, first_row=0, total_rows=None):
     return tf.concat(parts, 0)
 
 
-def contrastive_losses(hidden, config, strategy):
-    """Loss of the contrastive task.
+def contrastive_loss(hidden: tf.Tensor, config: Config, strategy: tf.distribute.Strategy | None
+                     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns the loss of the contrastive task, and its metrics.
 
     Args:
       hidden: [2n, d] projections, all first views before all second.
       config: settings.
-      strategy: whose replicas hold the batch, or None.
+      strategy: the strategy whose replicas share the batch, or None. Call it in replica context.
 
     Returns:
-      losses: dict of scalars to be added up. reported: dict of further scalars.
+      loss: scalar.
+      metrics: dict of scalars without gradient, by the names of the original.
     """
-    if config.contrastive_loss == "nt_xent" and config.negatives == "both":
-        loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
-            hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
-    else:
+    spread = metrics.embedding_std(tf.stop_gradient(hidden), strategy)
+    if config.contrastive_loss != "nt_xent" or config.negatives != "both":
         loss, logits_ab, labels = objective.add_alternative_contrastive_loss(
             hidden, config.contrastive_loss, config.hidden_norm, config.temperature, config.margin_used,
-            config.semi_hard, config.negatives == "both", strategy)
-        logits_ab = tf.stop_gradient(logits_ab)
-        accuracy, entropy = metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
-    return {"contrast_loss": loss}, {"contrast_acc": accuracy, "contrast_entropy": entropy,
-                                     "embedding_std": objective.embedding_std(tf.stop_gradient(hidden), strategy)}
+            config.semi_hard, config.negatives == "one_view", strategy)
+    elif blocked_nt_xent.is_used(hidden, strategy, config.loss_block_rows):
+        loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
+            hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
+        return loss, {"contrast_acc": accuracy, "contrast_entropy": entropy, "embedding_std": spread}
+    else:
+        loss, logits_ab, labels = objective.add_contrastive_loss(
+            hidden, config.hidden_norm, config.temperature, strategy)
+    logits_ab = tf.stop_gradient(logits_ab)
+    return loss, {"contrast_acc": metrics.contrastive_accuracy(logits_ab, labels),
+                  "contrast_entropy": metrics.contrastive_entropy(logits_ab), "embedding_std": spread}
 
 
-def supervised_losses(endpoints, labels, num_classes):
-    """Loss and accuracy of the linear head; see `contrastive_losses`. Labels: [n], or [n, classes] of 1, 0 and -1."""
-    logits = endpoints["logits_sup"]
+def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the loss and the accuracy of the linear head, two scalars.
+
+    Args:
+      logits: [views * n, classes]; all first views before all second, where there are two.
+      labels: int [n], or [n, classes] of 1, 0 and -1, see `sources.source.Source.multi_label`.
+    """
+    labels = tf.concat([labels] * (logits.shape[0] // labels.shape[0]), 0)
     if labels.shape.rank == 2:
-        loss = objective.add_multi_label_loss(labels, logits)
-        return {"supervised_loss": loss}, {"supervised_acc": metrics.multi_label_accuracy(labels, logits)}
-    loss = objective.add_supervised_loss(tf.one_hot(labels, num_classes), logits)
-    accuracy = tf.reduce_mean(tf.cast(metrics.top_1_hits(labels, logits), tf.float32))
-    return {"supervised_loss": loss}, {"supervised_acc": accuracy}
+        return objective.add_multi_label_loss(labels, logits), metrics.multi_label_accuracy(labels, logits)
+    loss = objective.add_supervised_loss(tf.one_hot(labels, logits.shape[-1]), logits)
+    return loss, tf.reduce_mean(tf.cast(metrics.top_1_hits(labels, logits), tf.float32))
 
 
 # ----------------------------------------------------------------------------------------- steps and learning rate
@@ -326,14 +346,6 @@ def build_schedule(config, num_examples):
         learning_rate_scaling=config.learning_rate_scaling)
 
 
-def linear_head_rate_ratio(config):
-    """Learning rate of the linear head over that of the encoder."""
-    if config.linear_head_learning_rate is None:
-        return 1.0
-    own = scaled_learning_rate(config.linear_head_learning_rate, "linear", config.train_batch_size)
-    return own / scaled_learning_rate(config.learning_rate, config.learning_rate_scaling, config.train_batch_size)
-
-
 # --------------------------------------------------------------------------------------- optimizer and weight decay
 
 
@@ -346,10 +358,15 @@ def _head_refs(model):
 
 
 def build_optimizer(config, learning_rate, model):
-    """The optimizer that `config` asks for; `learning_rate` is a number or a schedule.
+    """Returns the optimizer of a training, with its slots.
 
-    LARS leaves vectors (biases, batch norm) and the linear head without weight decay and trust ratio. With float16
-    the optimizer comes wrapped in dynamic loss scaling; `iterations` counts the steps that it leaves out, too.
+    LARS applies neither weight decay nor trust ratio to vectors (biases, batch norm) and to the linear head. With
+    float16 the optimizer is wrapped in dynamic loss scaling; its `iterations` also count the steps that it skips.
+
+    Args:
+      config: settings.
+      learning_rate: number or schedule.
+      model: a built `Model`, whose frozen parts are set.
     """
     if config.optimizer == "momentum":
         optimizer = keras.optimizers.legacy.SGD(learning_rate, config.momentum, nesterov=True)
@@ -360,8 +377,19 @@ def build_optimizer(config, learning_rate, model):
         optimizer = LARSOptimizer(
             learning_rate, config.momentum, weight_decay=config.weight_decay,
             exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
-    # Gradients in float16 need a factor that keeps them from vanishing; a step in which they overflow is left out.
-    return keras.mixed_precision.LossScaleOptimizer(optimizer) if config.precision == "mixed_float16" else optimizer
+    # Gradients in float16 need a factor that keeps them from vanishing; a step in which they overflow is skipped.
+    if config.precision == "mixed_float16":
+        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer)
+    create_slots(optimizer, model)
+    return optimizer
+
+
+def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> None:
+    """Creates the slots of an optimizer for the trainable variables of a model.
+
+    They cannot be created within a traced loop over replicas, and a checkpoint without them would go unnoticed.
+    """
+    optimizer._create_all_weights(model.trainable_variables)  # Keras has no public method for this.
 
 
 def add_weight_decay(model, weight_decay, optimizer):
@@ -387,3 +415,65 @@ def add_weight_decay(model, weight_decay, optimizer):
     if not decayed:
         return tf.zeros([], keras.backend.floatx())
     return weight_decay * tf.add_n([tf.nn.l2_loss(v) for v in decayed])
+
+
+# ------------------------------------------------------------------------------- a learning rate for the linear head
+
+
+def linear_head_rate_ratio(config: Config) -> float:
+    """Learning rate of the linear head over that of the encoder."""
+    if config.linear_head_learning_rate is None:
+        return 1.0
+    own = scaled_learning_rate(config.linear_head_learning_rate, "linear", config.train_batch_size)
+    return own / scaled_learning_rate(config.learning_rate, config.learning_rate_scaling, config.train_batch_size)
+
+
+def linear_head_gradients(
+    head: SupervisedHead, variables: list[tf.Variable], gradients: list[tf.Tensor], mean: tf.Tensor,
+    variance: tf.Tensor, rate_ratio: float
+) -> list[tf.Tensor]:
+    """Replaces the gradients of the linear head by those that `--linear_head_learning_rate` asks for.
+
+    LARS without trust ratio and momentum SGD are linear in the gradient, so that a factor acts as a learning rate.
+
+    Args:
+      head: the linear head.
+      variables: the variables that `gradients` belong to.
+      gradients: the share of this replica, in which the result is linear.
+      mean: [inputs], of the input of the head over the batch of all replicas.
+      variance: [inputs], likewise.
+      rate_ratio: learning rate of the head over that of the encoder.
+
+    Returns:
+      The gradients of all variables.
+    """
+    index_of = {variable.ref(): index for index, variable in enumerate(variables)}
+    kernel, bias = (index_of[variable.ref()] for variable in (head.linear_layer.dense.kernel,
+                                                              head.linear_layer.dense.bias))
+    gradients = list(gradients)
+    gradients[kernel], gradients[bias] = (rate_ratio * gradient for gradient in standardized_gradients(
+        gradients[kernel], gradients[bias], mean, variance))
+    return gradients
+
+
+def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
+                           ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Turns the gradients of a linear layer into those of gradient descent on standardized inputs.
+
+    With z = (h - mean) / s, the layer h W + b is z V + c, where V = s W and c = b + mean W. A step along the gradients
+    of V and c, written in W and b, is what this returns; so the layer learns as fast as behind a batch norm without
+    scale and offset, and yet is a plain linear layer.
+
+    Args:
+      kernel_gradient: [inputs, classes], of W.
+      bias_gradient: [classes], of b.
+      mean: [inputs], of h over the batch.
+      variance: [inputs], of h over the batch.
+
+    Returns:
+      The two gradients to descend along instead.
+    """
+    # Inputs that hardly vary must not get huge steps.
+    variance = variance + 1e-3 * tf.reduce_mean(variance) + 1e-12
+    kernel = (kernel_gradient - mean[:, tf.newaxis] * bias_gradient) / variance[:, tf.newaxis]
+    return kernel, bias_gradient - tf.linalg.matvec(kernel, mean, transpose_a=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 
 import tensorflow as tf
 import tf_keras as keras
@@ -28,17 +27,20 @@ DEPTHS = {
 }
 
 
-_THREAD = threading.local()  # Replicas are traced in threads of their own.
-
-
 @contextlib.contextmanager
-def moving_statistics_kept():
-    """Within it, batch norm in training uses the batch's statistics and leaves its moving ones alone."""
-    _THREAD.keeps_statistics = True
+def moving_statistics_kept(model: tf.Module):
+    """A context in which batch norm uses the statistics of the batch, but does not update its moving statistics.
+
+    It acts when a function is traced. Use it in cross-replica context, since replicas are traced in turns.
+    """
+    layers = [layer for layer in model.submodules if isinstance(layer, BatchNorm)]
+    for layer in layers:
+        layer.updates_statistics = False
     try:
         yield
     finally:
-        _THREAD.keeps_statistics = False
+        for layer in layers:
+            layer.updates_statistics = True
 
 
 class BatchNorm(keras.layers.Layer):
@@ -66,6 +68,7 @@ class BatchNorm(keras.layers.Layer):
         self.center = center
         self.gamma_initializer = gamma_initializer
         self.across_replicas = across_replicas
+        self.updates_statistics = True
 
     def build(self, input_shape):
         """Adds gamma, beta (if centred), moving_mean and moving_variance, each [channels]."""
@@ -90,7 +93,7 @@ class BatchNorm(keras.layers.Layer):
         else:
             mean, variance = self._moments(inputs)
             outputs = self._normalize(inputs, mean, variance, beta)
-        if not getattr(_THREAD, "keeps_statistics", False):
+        if self.updates_statistics:
             for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
                 moving.assign_sub((moving - tf.stop_gradient(batch)) * (1.0 - self.momentum))
         return outputs

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import io
-import json
 import os
 import random
 import sys
-import tempfile
-import zlib
 
 from runtime import console
 
@@ -71,13 +67,12 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _FEWER_EXAMPLES = "Input dataset was expected to contain"  # by `tf.data.experimental.assert_cardinality`
-_SETTINGS_OF_A_HOST = {"model_dir", "data_dir", "log_seconds", "shuffle_buffer_mb"}  # may differ among hosts
 
 # ----------------------------------------------------------------------------------------------------- the settings
 
 
-def complete(config, source, eval_split_given):
-    """Fills in what the command line left open, saying so: directory, evaluation split, linear head, seed."""
+def fill_defaults(config, source, eval_split_given):
+    """Returns the settings with directory, evaluation split, linear head and seed filled in, and logs them."""
     if config.model_dir is None:
         config = config.replace(model_dir=config.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes there)")
@@ -100,7 +95,7 @@ def complete(config, source, eval_split_given):
 
 
 def check(config, source, strategy):
-    """What can be wrong with data, replicas and places, before anything is built or written. Raises `UserError`."""
+    """Raises `UserError` if data, replicas or paths do not fit the settings, before anything is built or written."""
     _check_data(config, source, strategy)
     if source.num_classes is None:
         _check_unlabelled(config, source)
@@ -114,7 +109,7 @@ def check(config, source, strategy):
     if config.mode != "eval":
         _check_start(config)
         if devices.is_chief(strategy):
-            _check_writable(config.model_dir)
+            run_directory.check_writable(config.model_dir)
 
 
 def _check_data(config, source, strategy):
@@ -123,24 +118,6 @@ def _check_data(config, source, strategy):
     if config.mode != "train":
         datasets.check_split(source, "eval_split", config.eval_split)
     train.check_batch(config, source, strategy)
-
-
-def check_agreement(config, source, strategy):
-    """Whether all hosts run the same settings, on the same data, from the same checkpoint. Raises `UserError`."""
-    newest = checkpoint_files.latest(config.model_dir)
-    settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in _SETTINGS_OF_A_HOST}
-    mine = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
-            -1 if newest is None else checkpoint_files.step_of(newest)]
-    gathered = hosts.gather_from_hosts(mine, strategy)
-    flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
-    if len(set(flags)) > 1:
-        raise UserError("the hosts of TF_CONFIG were started with different flags: give all of them the same")
-    if len(set(examples)) > 1:
-        raise UserError(f"--dataset={config.dataset}: the hosts find different numbers of training examples "
-                        f"({', '.join(examples)}): give all of them the same data")
-    if len(set(steps)) > 1:
-        raise UserError(f"--model_dir={config.model_dir}: the hosts find different checkpoints (steps "
-                        f"{', '.join(steps)}; -1: none): it must be on storage that all of them see")
 
 
 def _check_unlabelled(config, source):
@@ -163,55 +140,62 @@ def _check_start(config):
         raise UserError("--train_mode=finetune needs --checkpoint, the pretrained encoder to start from")
 
 
-def _check_writable(directory):
-    try:
-        tf.io.gfile.makedirs(directory)
-        if "://" not in directory:
-            with tempfile.TemporaryFile(dir=directory) as file:
-                file.write(b"room for a byte?")
-    except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise UserError(f"--model_dir={directory} cannot be written to ({reason}): make room, or choose another"
-                        ) from error
-
-
 # ------------------------------------------------------------------------------------------------------------- run
 
 
-def run(config, eval_split_given):
-    """Does what `config` says. Raises `UserError` for what the user can mend.
+def main(config: config_lib.Config, eval_split_given: bool) -> None:
+    """Trains, evaluates and exports, as `config` says.
 
     Args:
       config: settings as given.
-      eval_split_given: whether `eval_split` was set, so that it must exist.
+      eval_split_given: whether `--eval_split` was set, so that it must exist.
 
     Raises:
-      errors.Stopped: by SIGTERM or SIGINT.
+      UserError: settings, data or files cannot be used.
+      errors.Stopped: a signal requested it.
     """
     elapsed = progress.stopwatch()
-    hosts.check_hosts(config)
-    if config.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    with signals.StopSignals() as stop, stop.interruptible():
-        hosts.wait_for_hosts()
-    strategy = devices.make_strategy(config)
-    with signals.StopSignals() as stop, _errors_told(config):  # Anew: TensorFlow's hosts install handlers, too.
+    strategy = connect(config)
+    is_chief = devices.is_chief(strategy)
+    with signals.StopSignals() as stop, _translate_errors(config):
         with stop.interruptible():
             source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
-        config = complete(config, source, eval_split_given)
+        config = fill_defaults(config, source, eval_split_given)
         check(config, source, strategy)
         if config.mode == "eval":
             _prepare_source(config, source, strategy)
             _evaluate(config, source, strategy)
             return
-        with Lock(config.model_dir) if devices.is_chief(strategy) else contextlib.nullcontext() as lock:
-            _train(config, source, strategy, stop, elapsed, lock)
-            # Whoever leaves is missed: nobody does before all are done.
-            hosts.gather_from_hosts([0], strategy)
+        with Lock(config.model_dir) if is_chief else contextlib.nullcontext() as lock:
+            _prepare_directory(config, source, strategy)
+            _prepare_source(config, source, strategy)
+            signals.safe_point()
+            train.check_agreement(config, source, strategy)
+            trained, results = train.train(config, source, strategy, stop, lock), {}
+            check_lock = (lambda: None) if lock is None else lock.check
+            if config.mode == "train_then_eval":
+                results = evaluate.evaluate_and_write(
+                    config, source, trained.model, strategy, trained.step, is_chief, check=check_lock)
+            if is_chief:
+                saved_model = saving.export_to_model_dir(
+                    config, source.class_names, trained.checkpoint, results, source.multi_label, check_lock)
+                console.log(_summary(config, source, trained, results, saved_model, elapsed()))
+            hosts.barrier(strategy)  # A host that exits early would make the collectives of the others fail.
+
+
+def connect(config: config_lib.Config) -> tf.distribute.Strategy:
+    """Waits for the other hosts, if there are any, and returns the strategy."""
+    hosts.check_hosts(config)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    # A context of its own: TensorFlow installs signal handlers when it connects to other hosts.
+    with signals.StopSignals() as stop, stop.interruptible():
+        hosts.wait_for_hosts()
+    return devices.make_strategy(config)
 
 
 @contextlib.contextmanager
-def _errors_told(config):
+def _translate_errors(config):
     """Translates errors of data, hosts, memory and files in the middle of a run into a `UserError`."""
     again = "start the same command again; it resumes from the newest checkpoint"
     try:
@@ -231,8 +215,8 @@ def _errors_told(config):
             raise UserError(f"--dataset={config.dataset} cannot be read any more ({reason}): mend it or bring it back, "
                             f"and {again}") from error
         if hosts.is_lost_host(error):
-            raise Stopped("another host has stopped or cannot be reached any more: see what it says, then "
-                                   "start all hosts anew; they resume from the newest checkpoint") from error
+            raise Stopped("another host has stopped or cannot be reached any more: see its output, then restart all "
+                          "hosts; they resume from the newest checkpoint") from error
         if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
             raise UserError(f"--model_dir={config.model_dir} or another file cannot be used any more ({reason}): mend "
                             f"that, and {again}") from error
@@ -270,31 +254,17 @@ def _evaluate(config, source, strategy):
         console.log(console.table(f"{config.network_name} on {source.name}", rows))
 
 
-def _train(config, source, strategy, stop, elapsed, lock):
-    """Runs `--mode=train` and `train_then_eval`. `lock` is that of the directory; None on all hosts but the chief."""
-    chief = devices.is_chief(strategy)
-    if chief:
+def _prepare_directory(config, source, strategy):
+    """Repairs the directory of the run, and checks that a run in it can be resumed with these settings."""
+    if devices.is_chief(strategy):
         run_directory.remove_leftovers(config.model_dir)
         checkpoint_files.repair(config.model_dir)
-    hosts.gather_from_hosts([0], strategy)  # The others look at the checkpoints after that.
+    hosts.barrier(strategy)  # The others look at the checkpoints after that.
     if checkpoint_files.latest(config.model_dir) is not None:
         run_directory.check_flags(config)
         run_directory.check_data(config, source)
     else:
         run_directory.check_unused(config.model_dir)
-    _prepare_source(config, source, strategy)
-    signals.safe_point()
-    check_agreement(config, source, strategy)
-    check = (lambda: None) if lock is None else lock.check
-    trained = train.train(config, source, strategy, stop, lock)
-    results = {}
-    if config.mode == "train_then_eval":
-        results = evaluate.evaluate_and_write(
-            config, source, trained.model, strategy, trained.step, chief, check=check)
-    if lock is not None:
-        saved_model = saving.export_to_model_dir(
-            config, source.class_names, trained.checkpoint, results, source.multi_label, check)
-        console.log(_summary(config, source, trained, results, saved_model, elapsed()))
 
 
 def _summary(config, source, trained, results, saved_model, seconds):
@@ -310,18 +280,15 @@ def _summary(config, source, trained, results, saved_model, seconds):
     return console.table(f"{config.network_name} on {source.name}", rows)
 
 
-def main(argv):
-    """Reads the flags and runs; see `command_line.run_command` for errors and signals."""
+def run_from_flags(argv: list[str]) -> None:
+    """Calls `main` with the parsed flags; errors become one line, see `command_line.reporting_errors`."""
     del argv
-
-    def work():
+    with command_line.reporting_errors("run.py"):
         config = config_lib.from_flags()
         with tensorflow_startup.loading_tensorflow():
             devices.start_runtime(config)
-        run(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
-
-    command_line.run_command("run.py", work)
+        main(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    app.run(run_from_flags, flags_parser=parse_flags)

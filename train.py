@@ -1,12 +1,14 @@
-"""Training: the outer loop around the steps."""
+"""Training: the step, and the loop around it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import tempfile
 import time
+import zlib
 
 import tensorflow as tf
 import tf_keras as keras
@@ -14,42 +16,196 @@ import tf_keras as keras
 import data
 import metrics
 import model as model_lib
-import objective
-import resnet
 from checkpoints import checkpoint_files, restoring, run_directory
 from checkpoints.lock import Lock
 from checkpoints.training_state import TrainingState
 from config import Config
-from runtime import console, hosts, progress, signals, storage
+from large_batch import micro_batches
+from runtime import console, hosts, progress, replicas, signals, storage
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources.source import Source
 
+_HOST_SETTINGS = {"model_dir", "data_dir", "log_seconds", "shuffle_buffer_mb"}  # may differ among hosts
 _SECONDS_PER_CALL = 1.0  # aim of one call to the device: long enough to hide the host, short enough to watch
 _COLLAPSED = 0.01  # of train/embedding_std
 _PREVIEW_PAIRS = 8
 _PREVIEW_PIXELS = 96  # least side length of one view in the preview
+_LEAST_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer halves no further.
 
 
-def make_run_steps(train_step):
+# ------------------------------------------------------------------------------------------------------- the step
+
+
+class TrainStep:
+    """One training step on the part of a batch that one replica has (paper, Algorithm 1).
+
+    Call it in replica context, inside a `tf.function`. With `--micro_batch_size`, `micro_batches.train_step` takes its
+    place, and uses its methods.
+    """
+
+    def __init__(self, model: model_lib.Model, optimizer: keras.optimizers.legacy.Optimizer, config: Config,
+                 strategy: tf.distribute.Strategy):
+        """Creates the step.
+
+        Args:
+          model: a built model.
+          optimizer: made by `model.build_optimizer`; its `iterations` count the steps.
+          config: settings, with `seed` filled in.
+          strategy: the strategy whose replicas share a batch.
+        """
+        self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
+        self.rows = config.train_batch_size // strategy.num_replicas_in_sync  # examples on this replica
+
+    @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and looking for it in tf_keras takes long.
+    def __call__(self, views: tf.Tensor, labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Takes a step.
+
+        Args:
+          views: [n, h, w, 3 * number of views] in [0, 1].
+          labels: int [n], or [n, classes] of 1, 0 and -1.
+
+        Returns:
+          scalars: dict of float32 scalars by the names of `metric_names`, means over the replicas.
+          is_finite: bool scalar; see `update`.
+        """
+        with tf.GradientTape() as tape:
+            endpoints = self.model(self.images(views), training=True)
+            losses, metrics = {}, {}
+            if self.config.pretraining:
+                losses["contrast_loss"], metrics = self.contrastive_loss(endpoints["proj_head_output"])
+            if self.config.has_linear_head:
+                losses["supervised_loss"], metrics["supervised_acc"] = self.supervised_loss(endpoints, labels)
+            losses["weight_decay"] = self.weight_decay()
+            loss = self.share(sum_of(losses))
+        gradients = tape.gradient(loss, self.model.trainable_variables, unconnected_gradients="zero")
+        return self.update(gradients, losses, metrics, self.head_moments(endpoints))
+
+    def images(self, views: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
+        """Returns the input of the network for the views of this replica from row `first` on."""
+        views = tf.cast(views, keras.backend.floatx())
+        if not self.config.distorts_views:
+            return views
+        first_row = replicas.row_offset(self.rows, self.strategy) + first
+        return model_lib.blurred_views(views, self.config, self.config.seed, self.optimizer.iterations, first_row,
+                                       self.config.train_batch_size)
+
+    def contrastive_loss(self, hidden: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns the contrastive loss of projections [2n, d] of the whole batch, and its metrics."""
+        return model_lib.contrastive_loss(hidden, self.config, self.strategy)
+
+    def supervised_loss(self, endpoints: dict[str, tf.Tensor], labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss and the accuracy of the linear head, which sees both views in pretraining."""
+        return model_lib.supervised_loss(endpoints["logits_sup"], labels)
+
+    def weight_decay(self) -> tf.Tensor:
+        """Returns the weight decay that the optimizer does not apply by itself, as a loss."""
+        return model_lib.add_weight_decay(self.model, self.config.weight_decay, self.config.optimizer)
+
+    def share(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns what this replica differentiates: gradients are summed over the replicas, and float16 scales them."""
+        share = loss / self.strategy.num_replicas_in_sync
+        return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
+
+    def head_moments(self, endpoints: dict[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        """Returns mean and variance [inputs] of the input of the linear head, if it has its own learning rate."""
+        if self.config.linear_head_learning_rate is None:
+            return ()
+        return tf.nn.moments(endpoints["sup_head_input"], [0])
+
+    def update(self, gradients: list[tf.Tensor], losses: dict[str, tf.Tensor], metrics: dict[str, tf.Tensor],
+               head_moments: tuple[tf.Tensor, ...]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Updates the variables.
+
+        Args:
+          gradients: of the `share` of this replica.
+          losses: dict of scalars that add up to the total loss.
+          metrics: dict of further scalars.
+          head_moments: those of `head_moments`, or stacked for equal parts of the batch, [parts, inputs].
+
+        Returns:
+          scalars: as for `__call__`.
+          is_finite: whether losses and gradients are finite on all replicas. A step that is skipped because gradients
+            overflow in float16 counts as finite as long as its loss scale can shrink.
+        """
+        variables, optimizer, config = self.model.trainable_variables, self.optimizer, self.config
+        if scales_loss(config):
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        if head_moments:
+            gradients = model_lib.linear_head_gradients(
+                self.model.supervised_head, variables, gradients,
+                *replicas.mean_and_variance(*head_moments, self.strategy), model_lib.linear_head_rate_ratio(config))
+        scalars = {**losses, **metrics, "total_loss": sum_of(losses)}
+        learning_rate = optimizer.learning_rate(optimizer.iterations)
+        is_finite = all_finite([*losses.values(), *gradients])
+        scale = tf.identity(optimizer.loss_scale) if scales_loss(config) else None
+        with tf.control_dependencies([] if scale is None else [scale]):
+            update = optimizer.apply_gradients(zip(gradients, variables))
+        if scale is not None:
+            with tf.control_dependencies([update]):
+                # After a skipped step the count of good steps starts again, and the scale has not grown.
+                is_skipped = tf.equal(optimizer.dynamic_counter, 0) & (optimizer.loss_scale <= scale)
+            scalars.update(loss_scale=scale, skipped_steps=is_skipped)
+            is_finite |= all_finite(losses.values()) & is_skipped & (scale > _LEAST_LOSS_SCALE)
+        scalars = {**{f"train/{name}": value for name, value in scalars.items()}, "learning_rate": learning_rate,
+                   "is_finite": is_finite}
+        scalars = replicas.mean({name: tf.cast(value, tf.float32) for name, value in scalars.items()}, self.strategy)
+        return scalars, scalars.pop("is_finite") == 1
+
+
+def metric_names(config: Config) -> list[str]:
+    """Returns the names of the scalars of a step: the TensorBoard tags of the original, and ours for float16."""
+    names = ["contrast_loss", "contrast_acc", "contrast_entropy", "embedding_std"] if config.pretraining else []
+    names += ["supervised_loss", "supervised_acc"] if config.has_linear_head else []
+    names += ["weight_decay", "total_loss"] + (["loss_scale", "skipped_steps"] if scales_loss(config) else [])
+    return [f"train/{name}" for name in names] + ["learning_rate"]
+
+
+def scales_loss(config: Config) -> bool:
+    """Returns whether the loss is scaled, which keeps gradients in float16 from vanishing."""
+    return config.precision == "mixed_float16"
+
+
+def sum_of(losses: dict[str, tf.Tensor]) -> tf.Tensor:
+    """Returns the total loss, in the widest type of its parts."""
+    dtype = tf.float64 if any(loss.dtype == tf.float64 for loss in losses.values()) else tf.float32
+    return tf.add_n([tf.cast(loss, dtype) for loss in losses.values()])
+
+
+def all_finite(tensors) -> tf.Tensor:
+    """Returns whether all elements of all tensors are finite, a bool scalar."""
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+def make_run_steps(train_step: TrainStep):
     """Makes a function that takes several steps on the device.
 
     Args:
-      train_step: a `TrainStep`.
+      train_step: the step on one replica.
 
     Returns:
-      function from an iterator and a number of steps to the means of the metrics, and how many steps were sound before
-      the first that was not.
+      Function of an iterator of distributed batches and a number of steps. It returns the means of the scalars, and the
+      number of steps before the first one that was not finite.
     """
+    strategy, config = train_step.strategy, train_step.config
+
     @tf.function
     def run_steps(iterator, steps):
-        totals, sound_steps = tf.zeros([len(train_step.metric_names)]), 0
+        totals, num_finite_steps = {name: tf.zeros([]) for name in metric_names(config)}, 0
         for number in tf.range(steps):
-            scalars, sound = train_step(next(iterator))
-            totals += scalars
-            sound_steps += tf.cast(sound & (sound_steps == number), tf.int32)
-        return totals / tf.cast(steps, tf.float32), sound_steps
+            if config.micro_batch_size:
+                results = micro_batches.train_step(train_step, next(iterator))
+            else:
+                results = strategy.run(train_step, args=next(iterator))
+            # They are the same on all replicas.
+            scalars, is_finite = tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
+            totals = {name: total + scalars[name] for name, total in totals.items()}
+            num_finite_steps += tf.cast(is_finite & (num_finite_steps == number), tf.int32)
+        return {name: total / tf.cast(steps, tf.float32) for name, total in totals.items()}, num_finite_steps
 
     return run_steps
+
+
+# ------------------------------------------------------------------------------------------------------- the loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,30 +219,48 @@ class Trained:
     skipped_steps: int  # left out because gradients overflowed in float16, counted since the last resumption
 
 
-class _Pace:
-    """How many steps to hand to the device at once: one at first, since it compiles, then `_SECONDS_PER_CALL`."""
+class _StepsPerCall:
+    """The number of steps per call to the device: one at first, since it compiles, then `_SECONDS_PER_CALL` of them."""
 
     def __init__(self):
         self._seconds_per_step = None
         self._agreed = 1
-        self.calls = 0
+        self.is_compiled = False
 
-    def steps(self, most):
-        """Steps of the next call."""
-        return min(self._agreed, most)
+    def limited_to(self, limit: int) -> int:
+        """Returns the number of steps of the next call, at most `limit`."""
+        return min(self._agreed, limit)
 
-    def record(self, steps, seconds):
-        """Notes how long a call took."""
-        self.calls += 1
-        if self.calls > 1:
+    def record(self, steps: int, seconds: float) -> None:
+        """Records the time that a call took."""
+        if self.is_compiled:
             self._seconds_per_step = seconds / steps
+        self.is_compiled = True
 
-    def agree(self, stop, strategy):
-        """Agrees with the other hosts, which must take as many steps, on the next call; whether any wants to `stop`."""
-        wanted = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
-        stops, wishes = hosts.gather_from_hosts([int(stop), wanted], strategy).T
-        self._agreed = int(wishes.min())
+    def agree(self, stop: bool, strategy: tf.distribute.Strategy) -> bool:
+        """Agrees on the next call with the other hosts, and returns whether any of them wants to `stop`."""
+        proposal = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
+        stops, proposals = hosts.gather_integers([int(stop), proposal], strategy).T
+        self._agreed = int(proposals.min())
         return bool(stops.any())
+
+
+def check_agreement(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
+    """Raises `UserError` if hosts differ in their settings, their data, or the checkpoint to resume from."""
+    newest = checkpoint_files.latest(config.model_dir)
+    settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in _HOST_SETTINGS}
+    mine = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
+            -1 if newest is None else checkpoint_files.step_of(newest)]
+    gathered = hosts.gather_integers(mine, strategy)
+    flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
+    if len(set(flags)) > 1:
+        raise UserError("the hosts of TF_CONFIG were started with different flags: give all of them the same")
+    if len(set(examples)) > 1:
+        raise UserError(f"--dataset={config.dataset}: the hosts find different numbers of training examples "
+                        f"({', '.join(examples)}): give all of them the same data")
+    if len(set(steps)) > 1:
+        raise UserError(f"--model_dir={config.model_dir}: the hosts find different checkpoints (steps "
+                        f"{', '.join(steps)}; -1: none): it must be on storage that all of them see")
 
 
 def check_batch(config, source, strategy):
@@ -141,6 +315,14 @@ def _start_weights(config, model, class_names):
             variable.assign(tf.zeros_like(variable))
 
 
+def train_dataset(config: Config, source: Source, strategy: tf.distribute.Strategy, start_step: int
+                  ) -> tf.distribute.DistributedDataset:
+    """Returns the endless, distributed training data, from `start_step` on."""
+    batch_size = config.train_batch_size // strategy.num_replicas_in_sync
+    return data.distribute(strategy, lambda context, _: data.build_train_dataset(
+        config, source, config.seed, batch_size, start_step, context))
+
+
 def write_preview(config, source, directory, writer):
     """Writes a grid of augmented views, an image a column, to views.png and to TensorBoard."""
     pairs = min(_PREVIEW_PAIRS, source.num_examples(config.train_split))
@@ -179,15 +361,57 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
     # All hosts must take part in saving; the files of the others are temporary.
     with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory:
         state = build_training_state(config, source, strategy, directory)
-        if lock is not None:
-            lock.check()
-        # Not before: settings that do not fit the run in this directory must not replace its own.
-        run_directory.write_flags(directory, config, source.class_names, source.multi_label)
-        run_directory.write_data(directory, source)
-        writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
-        if state.step == 0 and is_chief:
-            write_preview(config, source, directory, writer)
-        return _run(config, source, strategy, steps, state, writer, stop, lock)
+        writer = _start_directory(config, source, state, lock)
+        step, skipped, checkpoint = state.step, 0.0, checkpoint_files.latest(config.model_dir)
+        if step < steps.train:
+            run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
+            iterator = iter(train_dataset(config, source, strategy, step))
+        steps_per_call, means_to_log, logged = _StepsPerCall(), metrics.MeanMetrics(), time.monotonic()
+        bar = progress.Progress(step, steps.train, config.train_batch_size, config.log_seconds, is_chief)
+        to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
+        while step < steps.train:
+            due = min(steps.train, step + steps.checkpoint - step % steps.checkpoint)  # the next checkpoint
+            count, profile = steps_per_call.limited_to(due - step), contextlib.nullcontext()
+            if steps_per_call.is_compiled and 0 < to_profile <= due - step:
+                count, to_profile = to_profile, 0
+                profile = _profile(os.path.join(directory, "train"), step + 1, step + count, is_chief)
+            seconds = progress.stopwatch()
+            with profile:
+                means, num_finite_steps = run_steps(iterator, tf.constant(count))
+            means = {name: float(value) for name, value in means.items()}
+            if num_finite_steps < count:
+                raise _divergence(config, step + int(num_finite_steps) + 1, means, checkpoint)
+            step += count
+            skipped += count * means.get("train/skipped_steps", 0.0)
+            bar.update(step, seconds(), means, timed=steps_per_call.is_compiled)
+            steps_per_call.record(count, seconds())
+            means_to_log.add(means, count)
+            is_stopping = steps_per_call.agree(stop.requested, strategy)
+            if lock is not None:
+                lock.check()
+            if is_stopping or step == due:
+                checkpoint = _save(config, state, means, checkpoint)
+            if is_stopping or step == due or time.monotonic() - logged > config.log_seconds:
+                _log(writer, step, means_to_log, is_chief)
+                logged = time.monotonic()
+            if is_stopping:
+                bar.close()
+                stop.stop(f"saved {checkpoint}; the same command goes on from there")
+        bar.close()
+        return Trained(state.model, step, checkpoint, bar.images_per_second, round(skipped))
+
+
+def _start_directory(config, source, state, lock):
+    """Writes what describes the run to its directory, and returns the writer of TensorBoard events."""
+    if lock is not None:
+        lock.check()
+    # Not earlier: settings that do not fit the run in this directory must not replace its own.
+    run_directory.write_flags(state.directory, config, source.class_names, source.multi_label)
+    run_directory.write_data(state.directory, source)
+    writer = tf.summary.create_file_writer(os.path.join(state.directory, "train"))
+    if state.step == 0 and lock is not None:
+        write_preview(config, source, state.directory, writer)
+    return writer
 
 
 @contextlib.contextmanager
@@ -198,47 +422,6 @@ def _profile(directory, first, last, is_chief):
     if is_chief:
         console.log(f"profile of steps {first} to {last}: {directory}/plugins/profile (tensorboard --logdir "
                      f"{directory})")
-
-
-def _run(config, source, strategy, steps, state, writer, stop, lock):
-    """Runs the outer loop: take some steps, check them, log, and save whenever a checkpoint is due."""
-    pace, bag, is_chief = _Pace(), metrics.MeanMetrics(), lock is not None
-    bar = progress.Progress(state.step, steps.train, config.train_batch_size, config.log_seconds, is_chief)
-    prefix, logged = checkpoint_files.latest(config.model_dir), time.monotonic()
-    if state.step < steps.train:
-        run_steps, iterator, names = _prepare(config, source, strategy, state)
-    step, skipped = state.step, 0.0
-    to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
-    while step < steps.train:
-        due = min(steps.train, step + steps.checkpoint - step % steps.checkpoint)
-        count, profiled = pace.steps(due - step), contextlib.nullcontext()
-        if pace.calls and 0 < to_profile <= due - step:
-            count, to_profile = to_profile, 0
-            profiled = _profile(os.path.join(state.directory, "train"), step + 1, step + count, is_chief)
-        watch = progress.stopwatch()
-        with profiled:
-            means, sound_steps = run_steps(iterator, tf.constant(count))
-        means = dict(zip(names, means.numpy().tolist()))
-        if sound_steps < count:
-            raise _divergence(config, step + int(sound_steps) + 1, means, prefix)
-        step += count
-        skipped += count * means.get("train/skipped_steps", 0.0)
-        bar.update(step, watch(), means, timed=pace.calls > 0)
-        pace.record(count, watch())
-        bag.add(means, count)
-        is_stopping = pace.agree(stop.requested, strategy)
-        if lock is not None:
-            lock.check()
-        if is_stopping or step == due:
-            prefix = _save(config, state, means, prefix)
-        if is_stopping or step == due or time.monotonic() - logged > config.log_seconds:
-            _log(writer, step, bag, is_chief)
-            logged = time.monotonic()
-        if is_stopping:
-            bar.close()
-            stop.stop(f"saved {prefix}; the same command goes on from there")
-    bar.close()
-    return Trained(state.model, step, prefix, bar.images_per_second, round(skipped))
 
 
 def _divergence(config, step, means, prefix):
@@ -284,285 +467,3 @@ def _save(config, state, means, newest):
         raise UserError(f"--model_dir={state.directory}: ckpt-{state.step} could not be written "
                         f"({first_line(error)}); {kept}: make room or mend the directory, and start the same command "
                         "again") from error
-
-
-def _prepare(config, source, strategy, state):
-    """The function that takes steps, the data from the present step on, and the names of the metrics."""
-    train_step = TrainStep(model=state.model, optimizer=state.optimizer, config=config,
-                           num_classes=source.num_classes, seed=config.seed, strategy=strategy)
-    batch = config.train_batch_size // strategy.num_replicas_in_sync
-    dataset = data.distribute(strategy, lambda context, _: data.build_train_dataset(
-        config, source, config.seed, batch, state.step, context))
-    return make_run_steps(train_step), iter(dataset), train_step.metric_names
-
-
-_LEAST_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer halves no further.
-
-
-def metric_names(config):
-    """The scalars that a step reports, under the original's TensorBoard tags and, with float16, two of ours."""
-    names = ["contrast_loss", "contrast_acc", "contrast_entropy", "embedding_std"] if config.pretraining else []
-    names += ["supervised_loss", "supervised_acc"] if config.has_linear_head else []
-    names += ["weight_decay", "total_loss"] + (["loss_scale", "skipped_steps"] if _scales_loss(config) else [])
-    return [f"train/{name}" for name in names] + ["learning_rate"]
-
-
-def _scales_loss(config):
-    return config.precision == "mixed_float16"
-
-
-def _are_finite(tensors):
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
-
-
-def _add(left, right):
-    """Sums two nests of tensors."""
-    return tf.nest.map_structure(tf.add, left, right)
-
-
-def linear_head_gradients(head, variables, gradients, moments, rate_ratio):
-    """`gradients` with those of the linear head made what `--linear_head_learning_rate` asks for.
-
-    LARS without trust ratio and momentum SGD are linear in the gradient, so that its scale is a learning rate.
-
-    Args:
-      head: the model's `SupervisedHead`.
-      variables: those that `gradients` belong to.
-      gradients: this replica's parts of the gradients; what is done here is linear in them.
-      moments: mean and variance [inputs] of the head's input over the batch of all replicas.
-      rate_ratio: learning rate of the head over that of the encoder.
-    """
-    place = {variable.ref(): index for index, variable in enumerate(variables)}
-    dense = head.linear_layer.dense
-    kernel, bias = place[dense.kernel.ref()], place[dense.bias.ref()]
-    standardized = objective.standardized_gradients(gradients[kernel], gradients[bias], *moments)
-    gradients = list(gradients)
-    gradients[kernel], gradients[bias] = (rate_ratio * gradient for gradient in standardized)
-    return gradients
-
-
-class TrainStep:
-    """One training step. Call it with a distributed batch, inside a `tf.function`, outside of replica context.
-
-    In micro-batches (Gao et al. 2021, arXiv:2101.06983), a first pass embeds them one after the other, the contrastive
-    loss of all embeddings is differentiated at the embeddings, and a second pass takes each micro-batch's gradient of
-    <embeddings, that derivative>. Both passes see the same views and the same batch statistics, those of the
-    micro-batch; only the second one moves the moving statistics.
-    """
-
-    def __init__(self, *, model, optimizer, config, num_classes, seed, strategy):
-        """Creates the step.
-
-        Args:
-          model: a built `model_lib.Model`.
-          optimizer: what `model_lib.build_optimizer` made; its `iterations` count the steps.
-          config: settings.
-          num_classes: of the linear head; None without labels.
-          seed: the run's seed, an int.
-          strategy: whose replicas share a batch.
-        """
-        self._model, self._optimizer, self._strategy = model, optimizer, strategy
-        self._config, self._num_classes, self._seed = config, num_classes, seed
-        self._replicas = strategy.num_replicas_in_sync
-        self._rows = config.train_batch_size // self._replicas
-        self._micro_batches = config.train_batch_size // (config.micro_batch_size or config.train_batch_size)
-        self._micro_rows = self._rows // self._micro_batches
-        self.metric_names = metric_names(config)
-
-    @tf.autograph.experimental.do_not_convert  # Nothing to convert, and long to look for it in tf_keras.
-    def __call__(self, batch):
-        """Takes a step.
-
-        Args:
-          batch: (views [n, h, w, 3 or 6] in [0, 1], labels [n]) of every replica.
-
-        Returns:
-          float32 [len(metric_names)]: the scalars, means over the replicas; and whether the step is sound: a boolean,
-          False if the loss or a gradient is not finite. A step that float16 leaves out is sound, as long as its loss
-          scale can shrink.
-        """
-        step = self._in_micro_batches if self._micro_batches > 1 else self._at_once
-        scalars = self._strategy.reduce("MEAN", step(batch), axis=None)
-        return scalars[:-1], scalars[-1] == 1
-
-    # What all forms of the step share; in replica context.
-
-    def _images(self, views, first=0):
-        """The network's input for this replica's rows from `first` on; `views` are these rows."""
-        views = tf.cast(views, keras.backend.floatx())
-        if not self._config.distorts_views:
-            return views
-        first_row = objective.replica_offset(self._rows, self._strategy) + first
-        return model_lib.blurred_views(views, self._config, self._seed, self._optimizer.iterations, first_row,
-                                       self._config.train_batch_size)
-
-    def _part_of_gradient(self, loss):
-        """What to differentiate: gradients are summed over replicas where their mean is wanted; float16 scales them."""
-        shared = loss / self._replicas
-        return self._optimizer.get_scaled_loss(shared) if _scales_loss(self._config) else shared
-
-    def _gradients(self, tape, part):
-        """Gradients of all trainable variables; what is not used, as a projection head in fine-tuning, has zeros."""
-        return tape.gradient(part, self._model.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-
-    def _head_losses(self, endpoints, labels):
-        """Loss and metrics of the linear head, which sees both views while pretraining; empty without one."""
-        if "logits_sup" not in endpoints:
-            return {}, {}
-        views = endpoints["logits_sup"].shape[0] // labels.shape[0]
-        return model_lib.supervised_losses(endpoints, tf.concat([labels] * views, 0), self._num_classes)
-
-    def _head_moments(self, endpoints):
-        """Mean and variance of the linear head's input over this replica's rows, if they are needed."""
-        if self._config.linear_head_learning_rate is None:
-            return ()
-        return tf.nn.moments(endpoints["sup_head_input"], [0])
-
-    def _finish(self, gradients, head_moments, losses, reported):
-        """Adds the weight decay, updates the variables, and returns what is reported.
-
-        Args:
-          gradients: of this replica's part of the losses.
-          head_moments: see `_head_moments`; may be stacked, [parts, inputs], for equal parts of the rows.
-          losses: dict of scalars that add up to the total loss, without weight decay.
-          reported: dict of further scalars.
-
-        Returns:
-          float32 [len(metric_names) + 1]: the metrics, and 1 if the step is sound, else 0.
-        """
-        variables, optimizer = self._model.trainable_variables, self._optimizer
-        with tf.GradientTape() as tape:
-            decay = model_lib.add_weight_decay(self._model, self._config.weight_decay, self._config.optimizer)
-        decays = tape.gradient(decay, variables)
-        if _scales_loss(self._config):
-            gradients = optimizer.get_unscaled_gradients(gradients)
-        gradients = [gradient if extra is None else gradient + extra / self._replicas
-                     for gradient, extra in zip(gradients, decays)]
-        if head_moments:
-            moments = objective.merge_moments(*head_moments, self._strategy)
-            gradients = linear_head_gradients(self._model.supervised_head, variables, gradients, moments,
-                                              model_lib.linear_head_rate_ratio(self._config))
-        learning_rate = optimizer.learning_rate(optimizer.iterations)
-        finite = _are_finite([*losses.values(), *gradients])
-        scaling = self._update(gradients, variables)
-        if scaling:
-            can_shrink = scaling["loss_scale"] > _LEAST_LOSS_SCALE
-            finite = _are_finite(losses.values()) & (finite | scaling["skipped_steps"] & can_shrink)
-        total = tf.add_n([tf.cast(loss, decay.dtype) for loss in losses.values()]) + decay
-        reported = {**losses, **reported, **scaling, "weight_decay": decay, "total_loss": total}
-        reported = {**{f"train/{name}": value for name, value in reported.items()}, "learning_rate": learning_rate}
-        return tf.stack([tf.cast(value, tf.float32) for value in (*map(reported.get, self.metric_names), finite)])
-
-    def _update(self, gradients, variables):
-        """Applies the gradients; returns what there is to tell about loss scaling."""
-        optimizer = self._optimizer
-        if not _scales_loss(self._config):
-            optimizer.apply_gradients(zip(gradients, variables))
-            return {}
-        scale = tf.identity(optimizer.loss_scale)
-        with tf.control_dependencies([scale]):
-            applied = optimizer.apply_gradients(zip(gradients, variables))
-        with tf.control_dependencies([applied]):
-            # After a step that was left out the count of good steps starts anew, and the scale has not grown.
-            skipped = tf.equal(optimizer.dynamic_counter, 0) & (optimizer.loss_scale <= scale)
-        return {"loss_scale": scale, "skipped_steps": skipped}
-
-    # On the whole batch at once.
-
-    def _at_once(self, batch):
-        return self._strategy.run(self._whole, args=batch)
-
-    def _whole(self, views, labels):
-        with tf.GradientTape() as tape:
-            endpoints = self._model(self._images(views), training=True)
-            losses, reported = self._head_losses(endpoints, labels)
-            if self._config.pretraining:
-                contrast_losses, contrast_reported = model_lib.contrastive_losses(
-                    endpoints["proj_head_output"], self._config, self._strategy)
-                losses, reported = {**contrast_losses, **losses}, {**contrast_reported, **reported}
-            part = self._part_of_gradient(tf.add_n(list(losses.values())))
-        gradients = self._gradients(tape, part)
-        return self._finish(gradients, self._head_moments(endpoints), losses, reported)
-
-    # In micro-batches. The loops stand outside of replica context, since replicas cannot meet inside of a loop.
-
-    def _in_micro_batches(self, batch):
-        run = self._strategy.run
-        contrast = ()
-        if self._config.pretraining:
-            embeddings = self._for_each(self._embed, batch, (), run(self._no_embeddings))
-            contrast = run(self._at_embeddings, args=(embeddings,))
-        sums = self._for_each(self._differentiate, batch, contrast, run(self._no_sums))
-        return run(self._finish_sums, args=(sums, contrast))
-
-    def _for_each(self, function, batch, constants, state):
-        """Runs `function(batch, constants, number, state)` -> state for each micro-batch, one after the other."""
-        def body(number, state):
-            return number + 1, self._strategy.run(function, args=(batch, constants, number, state))
-
-        return tf.while_loop(lambda number, _: number < self._micro_batches, body, (tf.constant(0), state),
-                             parallel_iterations=1)[1]
-
-    def _micro_batch(self, batch, number):
-        """Images and labels of one micro-batch."""
-        first, rows = number * self._micro_rows, self._micro_rows
-        views, labels = (part[first:first + rows] for part in batch)
-        views.set_shape([rows, *batch[0].shape[1:]])
-        labels.set_shape([rows, *batch[1].shape[1:]])
-        return self._images(views, first), labels
-
-    def _no_embeddings(self):
-        """Room for the embeddings of all micro-batches: [number, view, row, out_dim]."""
-        width = self._model.projection_dim
-        return tf.zeros([self._micro_batches, 2, self._micro_rows, width], keras.backend.floatx())
-
-    def _embed(self, batch, constants, number, embeddings):
-        """First pass: no activations are kept."""
-        del constants
-        images, _ = self._micro_batch(batch, number)
-        with resnet.moving_statistics_kept():
-            outputs = self._model(images, training=True)["proj_head_output"]
-        return tf.tensor_scatter_nd_update(embeddings, [[number]], [tf.reshape(outputs, embeddings.shape[1:])])
-
-    def _at_embeddings(self, embeddings):
-        """The contrastive loss of the whole batch: its derivative at the embeddings, itself, and metrics."""
-        with tf.GradientTape() as tape:
-            tape.watch(embeddings)
-            hidden = tf.reshape(tf.transpose(embeddings, [1, 0, 2, 3]), [2 * self._rows, embeddings.shape[-1]])
-            losses, reported = model_lib.contrastive_losses(hidden, self._config, self._strategy)
-            part = self._part_of_gradient(losses["contrast_loss"])
-        return tape.gradient(part, embeddings), losses, reported
-
-    def _no_sums(self):
-        """Zeros for what `_differentiate` sums up: gradients, moments of the head's input, losses and metrics."""
-        config, floatx = self._config, keras.backend.floatx()
-        moments = ()
-        if config.linear_head_learning_rate is not None:
-            shape = [self._micro_batches, self._model.supervised_head.linear_layer.dense.kernel.shape[0]]
-            moments = (tf.zeros(shape, floatx),) * 2
-        gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
-        losses = {"supervised_loss": tf.zeros([], floatx)} if config.has_linear_head else {}
-        reported = {"supervised_acc": tf.zeros([])} if config.has_linear_head else {}
-        return gradients, moments, losses, reported
-
-    def _differentiate(self, batch, contrast, number, sums):
-        """Second pass: adds one micro-batch's part of the gradients, of the head's losses and of its metrics."""
-        images, labels = self._micro_batch(batch, number)
-        with tf.GradientTape() as tape:
-            endpoints = self._model(images, training=True)
-            losses, reported = self._head_losses(endpoints, labels)
-            losses, reported = tf.nest.map_structure(lambda value: value / self._micro_batches, (losses, reported))
-            part = tf.add_n([self._part_of_gradient(loss) for loss in losses.values()] or [tf.zeros([])])
-            if contrast:
-                outputs = tf.reshape(endpoints["proj_head_output"], contrast[0].shape[1:])
-                part = tf.cast(part, outputs.dtype) + tf.reduce_sum(contrast[0][number] * outputs)
-        gradients = self._gradients(tape, part)
-        moments = tuple(tf.tensor_scatter_nd_update(tf.zeros_like(total), [[number]], [moment])
-                        for total, moment in zip(sums[1], self._head_moments(endpoints)))
-        return _add(sums, (gradients, moments, losses, reported))
-
-    def _finish_sums(self, sums, contrast):
-        gradients, moments, losses, reported = sums
-        if contrast:
-            losses, reported = {**contrast[1], **losses}, {**contrast[2], **reported}
-        return self._finish(gradients, moments, losses, reported)

@@ -19,20 +19,19 @@ def one_step(batch, micro, precision):
     import tensorflow as tf
 
     import model as model_lib
-    from checkpoints.training_state import TrainingState
+    import train
     from config import Config
-    from train import TrainStep
 
-    config = Config(resnet_depth=50, image_size=32, train_batch_size=batch, micro_batch_size=micro, precision=precision)
+
+    config = Config(resnet_depth=50, image_size=32, train_batch_size=batch, micro_batch_size=micro, precision=precision,
+                    seed=1)
     model = model_lib.build_model(config, 10)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 50_000), model)
-    TrainingState(model, optimizer, "unused", 1)
-    step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=10, seed=1,
-                     strategy=tf.distribute.get_strategy())
+    run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, tf.distribute.get_strategy()))
     views = tf.random.stateless_uniform([batch, 32, 32, 6], [1, 2])
+    batches = iter(tf.data.Dataset.from_tensors((views, tf.range(batch) % 10)))
     begin = time.perf_counter()
-    scalars = tf.function(step)((views, tf.range(batch) % 10))[0].numpy()
-    loss = float(scalars[step.metric_names.index("train/contrast_loss")])
+    loss = float(run_steps(batches, tf.constant(1))[0]["train/contrast_loss"])
     print(json.dumps(dict(seconds=time.perf_counter() - begin, megabytes=measure.peak_megabytes(), loss=loss)))
 
 

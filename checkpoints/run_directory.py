@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import tempfile
 import time
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ import tensorflow as tf
 from checkpoints import weight_files
 from config import Config, known_settings
 from runtime import console, storage
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from sources import classes
 from sources.source import Source
 
@@ -26,6 +27,19 @@ _LEFTOVERS = re.compile(
     r"|((flags|classes|images|data|result(_\d+)?)\.json|predictions_\d+\.npz)\.\d+\.tmp")
 _ORDER = ("shuffle_buffer_mb", "cache_dataset")  # of the examples
 _EXTENSIBLE = ("train_steps", "train_epochs")
+
+
+def check_writable(directory: str) -> None:
+    """Creates the directory of a run. Raises `UserError` if files cannot be written there."""
+    try:
+        tf.io.gfile.makedirs(directory)
+        if "://" not in directory:
+            with tempfile.TemporaryFile(dir=directory) as file:
+                file.write(b"room for a byte?")
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"--model_dir={directory} cannot be written to ({reason}): make room, or choose another"
+                        ) from error
 
 
 def remove_leftovers(directory: str) -> None:

@@ -34,8 +34,6 @@ class TrainingState:
     keep: int
 
     def __post_init__(self):
-        # Now: slots made inside a traced loop over replicas fail, and a checkpoint without them would pass unnoticed.
-        self.optimizer._create_all_weights(self.model.trainable_variables)
         self._checkpoint = tf.train.Checkpoint(
             model=self.model, optimizer=self.optimizer, global_step=self.optimizer.iterations)
 

@@ -191,12 +191,17 @@ def _answers(address):
     return True
 
 
-def gather_from_hosts(numbers, strategy):
-    """Every replica's list of integers, as rows [replicas, len(numbers)]; returns once all hosts have come here."""
+def gather_integers(numbers: list[int], strategy: tf.distribute.Strategy) -> np.ndarray:
+    """Returns the integers of every replica, [replicas, len(numbers)], once all hosts have called this function."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return np.array([numbers])
     gathered = _gather_function(strategy)(tf.constant([numbers], tf.int64))
     return strategy.experimental_local_results(gathered)[0].numpy()
+
+
+def barrier(strategy: tf.distribute.Strategy) -> None:
+    """Returns once all hosts have called this function."""
+    gather_integers([0], strategy)
 
 
 @functools.cache  # Traced once: every trace has collectives of its own.

@@ -255,7 +255,8 @@ def test_extras_come_after_the_policy_as_often_as_not():
     for policy in view_policies(config):
         assert policy[-2:] == (("quarter_turn", {"turns": (0, 1, 2, 3)}), ("sobel", {"probability": 0.5}))
     bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
-    done = data_util.apply_after_crop(data_util.to_channels(bright), data_util.Policy().then(*policies.extra_operators(["sobel"])),
+    policy = data_util.Policy().then(*policies.extra_operators(["sobel"]))
+    done = data_util.apply_after_crop(data_util.to_channels(bright), policy,
                                       seeds_of(COUNT))
     assert 0.4 < np.mean(np.max(data_util.from_channels(done), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
 

@@ -32,7 +32,7 @@ def run(model_dir, eval_split_given=False, with_export=False, **settings):
     with pytest.MonkeyPatch.context() as patch:
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
-        run_lib.run(Config(**{**TINY, "model_dir": str(model_dir), **settings}), eval_split_given)
+        run_lib.main(Config(**{**TINY, "model_dir": str(model_dir), **settings}), eval_split_given)
 
 
 def weights(model_dir, step):
@@ -303,12 +303,13 @@ def test_supervised_views_have_colour_and_blur_and_fine_tuning_has_not():
         config = Config(**{**TINY, "image_size": 24}, train_mode=mode, optimizer="momentum")
         assert len(view_policies(config)) == 1
         config = config.replace(color_jitter_strength=1.0)
-        assert ("color_jitter" in dict(view_policies(config)[0])) == blurred
+        names = [operator.name for operator in view_policies(config)[0].operators]
+        assert ("color_jitter" in names) == blurred
         model = model_lib.build_model(config, 10)
-        step = train.TrainStep(model=model, optimizer=model_lib.build_optimizer(config, 0.1, model), config=config,
-                                    num_classes=10, seed=1, strategy=tf.distribute.get_strategy())
+        step = train.TrainStep(model, model_lib.build_optimizer(config, 0.1, model), config.replace(seed=1),
+                               tf.distribute.get_strategy())
         views = tf.random.stateless_uniform([32, 24, 24, 3], [1, 2])
-        changed = tf.reduce_any(step._images(views) != views, [1, 2, 3])
+        changed = tf.reduce_any(step.images(views) != views, [1, 2, 3])
         assert 8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24 if blurred else not tf.reduce_any(changed)
 
 
@@ -452,7 +453,7 @@ def missing_file():
     (full_disk_of_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
     (missing_file, "--model_dir=run or another file cannot be used")])
 def test_errors_in_the_middle_of_a_run_are_translated(fail, words):
-    with pytest.raises(UserError, match=words) as error, run_lib._errors_told(Config(**TINY, model_dir="run")):
+    with pytest.raises(UserError, match=words) as error, run_lib._translate_errors(Config(**TINY, model_dir="run")):
         fail()
     assert "\n" not in str(error.value)
 

@@ -166,7 +166,7 @@ def test_training_and_evaluation(tiny_voc, tiny_resnet, train_mode, tmp_path, mo
         proj_out_dim=16, color_jitter_strength=0.0, use_blur=False, optimizer="momentum", learning_rate=0.5,
         warmup_epochs=0, weight_decay=0.0, batch_norm_decay=0.5, save_predictions=True, seed=3,
         model_dir=str(tmp_path / "run"), eval_split="test")
-    run_lib.run(config, eval_split_given=True)
+    run_lib.main(config, eval_split_given=True)
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     saved = np.load(tmp_path / "run" / "predictions_30.npz")
     assert saved["labels"].shape == saved["logits"].shape == (32, 3)
@@ -180,6 +180,6 @@ def test_what_needs_one_label_is_refused(tiny_voc, tmp_path):
     shared = dict(dataset="tiny_voc", data_dir=tiny_voc, image_size=8, train_batch_size=8, train_steps=1,
                   model_dir=str(tmp_path / "run"), resnet_depth=10)
     with pytest.raises(UserError, match="--eval_protocol=knn is for one label an example, and tiny_voc has several"):
-        run_lib.run(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
+        run_lib.main(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
     with pytest.raises(UserError, match="--label_fraction=0.5 is for one label an example"):
-        run_lib.run(Config(**shared, train_mode="supervised", label_fraction=0.5), True)
+        run_lib.main(Config(**shared, train_mode="supervised", label_fraction=0.5), True)

@@ -12,6 +12,7 @@ import model as model_lib
 import objective
 from config import Config
 from large_batch import blocked_nt_xent
+from runtime import replicas
 
 ARRAYS = golden.load("nt_xent")
 
@@ -99,7 +100,7 @@ def test_blocks_do_not_change_the_loss(dtype, tolerance, block_rows, xla, monkey
 
     @tf.function(autograph=False, jit_compile=xla)
     def blocked(hidden, offset):
-        monkeypatch.setattr(objective, "replica_offset", lambda local, strategy: offset)
+        monkeypatch.setattr(replicas, "row_offset", lambda local, strategy: offset)
         return blocked_nt_xent.contrastive_loss(hidden, True, 0.2, None, block_rows)
 
     scalars, gradient = value_and_gradient(lambda hidden: blocked(hidden, tf.constant(0)), hidden)
@@ -175,9 +176,9 @@ def test_a_step_holds_no_more_rows_than_it_may(monkeypatch):
 
     monkeypatch.setattr(tf, "matmul", matmul)  # Run eagerly, every product passes here with its real shape.
     hidden, config = similar_views(100, 4, tf.float32), Config(loss_block_rows=30)
-    losses, _ = model_lib.contrastive_losses(hidden, config, None)
+    loss, _ = model_lib.contrastive_loss(hidden, config, None)
     assert [tuple(product.shape) for product in made] == [(25, 200), (25, 4), (200, 4)] * 8
-    np.testing.assert_allclose(losses["contrast_loss"], plain(hidden, True, config.temperature)[0], rtol=1e-5)
+    np.testing.assert_allclose(loss, plain(hidden, True, config.temperature)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["plain", "one block", "blocks", "static shapes"])
@@ -229,7 +230,7 @@ def test_standardized_gradients_are_those_of_a_layer_on_standardized_inputs():
         plain = objective.add_supervised_loss(labels, h @ kernel + bias)
         standardized = objective.add_supervised_loss(labels, (h - mean) / deviation @ inner_kernel + inner_bias)
     np.testing.assert_allclose(plain, standardized)
-    steps = objective.standardized_gradients(*tape.gradient(plain, (kernel, bias)), mean, variance)
+    steps = model_lib.standardized_gradients(*tape.gradient(plain, (kernel, bias)), mean, variance)
     moved = h @ (kernel - 0.1 * steps[0]) + (bias - 0.1 * steps[1])
     inner_steps = tape.gradient(standardized, (inner_kernel, inner_bias))
     inner_moved = (h - mean) / deviation @ (inner_kernel - 0.1 * inner_steps[0]) + (inner_bias - 0.1 * inner_steps[1])

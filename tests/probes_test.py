@@ -51,7 +51,8 @@ def test_accuracy_is_full_where_classes_are_apart_and_chance_where_there_is_noth
     apart = np.eye(4)[classes] @ random.standard_normal((4, 20)) * 3 + random.standard_normal((1500, 20)) * 0.3
     noise = random.standard_normal((1500, 20))
     for vectors, low, high in ((apart, 0.99, 1.0), (noise, 0.17, 0.33)):
-        accuracy = transformation_probes.probe_accuracy((vectors[:1000], classes[:1000]), (vectors[1000:], classes[1000:]))
+        train_set, test_set = (vectors[:1000], classes[:1000]), (vectors[1000:], classes[1000:])
+        accuracy = transformation_probes.probe_accuracy(train_set, test_set)
         assert low <= accuracy <= high
     rings = random.integers(0, 2, 1500)
     angles = random.uniform(0, 2 * np.pi, 1500)

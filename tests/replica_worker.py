@@ -11,6 +11,8 @@ import unittest.mock
 
 import numpy as np
 
+from runtime import replicas
+
 REPLICAS = int(sys.argv[1]) if __name__ == "__main__" else None
 if REPLICAS:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -22,7 +24,6 @@ import tf_keras as keras  # noqa: E402
 import data  # noqa: E402
 import lars_optimizer  # noqa: E402
 import model as model_lib  # noqa: E402
-import objective  # noqa: E402
 import resnet  # noqa: E402
 import train  # noqa: E402
 from checkpoints import restoring  # noqa: E402
@@ -87,12 +88,11 @@ def train_case(strategy, settings):
         optimizer = RecordingLARS(
             model_lib.build_schedule(config, 64), config.momentum, weight_decay=config.weight_decay,
             exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
+        model_lib.create_slots(optimizer, model)
         state = TrainingState(model, optimizer, tempfile.gettempdir(), 1)
-    step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=CLASSES, seed=SEED,
-                     strategy=strategy)
-    run_steps = train.make_run_steps(step)
+    run_steps = train.make_run_steps(TrainStep(model, optimizer, config, strategy))
     batches = distributed_batches(config, strategy)
-    results = dict(zip(step.metric_names, run_steps(batches, tf.constant(1))[0].numpy()))
+    results = {name: value.numpy() for name, value in run_steps(batches, tf.constant(1))[0].items()}
     variables = restoring.variables_by_key(model=model)
     trained = {key: variable for key, variable in variables.items() if variable.trainable}
     results.update({f"step 1: {key}": variable.numpy()
@@ -115,11 +115,11 @@ def first_loss(strategy, settings):
 
     @tf.autograph.experimental.do_not_convert
     def forward(batch):
-        first_row = objective.replica_offset(batch[0].shape[0], strategy)
+        first_row = replicas.row_offset(batch[0].shape[0], strategy)
         views = model_lib.blurred_views(tf.cast(batch[0], keras.backend.floatx()), config, SEED, 0, first_row, BATCH)
         hidden = model(views, training=True)["proj_head_output"]
-        losses, reported = model_lib.contrastive_losses(hidden, config, strategy)
-        return {**losses, **reported}
+        loss, reported = model_lib.contrastive_loss(hidden, config, strategy)
+        return {"contrast_loss": loss, **reported}
 
     @tf.function(autograph=False)
     def run(batch):

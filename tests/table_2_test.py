@@ -52,7 +52,7 @@ def loop_loss(name, mine, both_views, first, second):
 
 
 def loss_of(name, mine, both_views, hidden, strategy=None):
-    return objective.add_alternative_contrastive_loss(hidden, name, True, TEMPERATURE, MARGIN, mine, both_views,
+    return objective.add_alternative_contrastive_loss(hidden, name, True, TEMPERATURE, MARGIN, mine, not both_views,
                                                       strategy)
 
 
@@ -73,10 +73,8 @@ def test_flags_lead_to_their_losses(name, mine, negatives):
     margin = MARGIN if mine or name == "margin_triplet" else None
     config = Config(contrastive_loss=name, semi_hard=mine, negatives=negatives, margin=margin, temperature=TEMPERATURE)
     first, second = unit_views(9)
-    losses, reported = model_lib.contrastive_losses(tf.constant(np.concatenate([first, 2 * second])), config, None)
-    assert list(losses) == ["contrast_loss"]
-    np.testing.assert_allclose(losses["contrast_loss"], loop_loss(name, mine, negatives == "both", first, second),
-                               rtol=1e-12)
+    loss, reported = model_lib.contrastive_loss(tf.constant(np.concatenate([first, 2 * second])), config, None)
+    np.testing.assert_allclose(loss, loop_loss(name, mine, negatives == "both", first, second), rtol=1e-12)
     similarities = first @ second.T
     assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
 
@@ -131,7 +129,7 @@ def test_semi_hard_negatives_by_hand():
                           [0.9, 0.05, -0.1, 0.04],   # none within the margin
                           [0.3, 0.3, 0.4, 0.1]])     # the third is no negative; of equals, one
     negatives = tf.constant([[True] * 4] * 3 + [[True, True, False, True]])
-    np.testing.assert_array_equal(objective.semi_hard(positive, others, negatives, 0.45), [
+    np.testing.assert_array_equal(objective.semi_hard_negatives(positive, others, negatives, 0.45), [
         [False, True, False, False], [False, False, True, False], [False] * 4, [True, False, False, False]])
 
 

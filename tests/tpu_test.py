@@ -8,7 +8,6 @@ import data
 import metrics
 import model as model_lib
 import resnet
-from checkpoints.training_state import TrainingState
 from config import Config
 from probing import features
 from runtime import devices
@@ -108,11 +107,9 @@ def test_xla_knows_all_operations_of_the_training_step(settings, few_blocks, tmp
     config = Config(**{**SMALL, **settings})
     model = model_lib.build_model(config, 10)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
-    TrainingState(model, optimizer, str(tmp_path), 1)
-    step = TrainStep(model=model, optimizer=optimizer, config=config, num_classes=10, seed=1,
-                     strategy=tf.distribute.get_strategy())
+    step = TrainStep(model, optimizer, config.replace(seed=1), tf.distribute.get_strategy())
     batch = next(iter(data.build_train_dataset(config, digits.digits_source(), 1, 4)))
-    assert "convolution" in lower_to_xla(step, batch)
+    assert "convolution" in lower_to_xla(step, *batch)
 
 
 def test_xla_knows_all_operations_of_the_evaluation(few_blocks):

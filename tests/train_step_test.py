@@ -35,8 +35,8 @@ def set_loss_scale(state, scale):
 
 
 def make_step(config, state, strategy=None):
-    return train.TrainStep(model=state.model, optimizer=state.optimizer, config=config, num_classes=CLASSES,
-                                seed=5, strategy=strategy or tf.distribute.get_strategy())
+    return train.TrainStep(state.model, state.optimizer, config.replace(seed=5),
+                           strategy or tf.distribute.get_strategy())
 
 
 def batches(config, count=2):
@@ -48,16 +48,15 @@ def batches(config, count=2):
 def take_steps(config, state, order=None, strategy=None):
     """Steps on `batches`, their rows in another `order` if given; returns what they report."""
     strategy = strategy or tf.distribute.get_strategy()
-    step, reported = make_step(config, state, strategy), []
-    run = tf.function(step)
+    run_steps, reported = train.make_run_steps(make_step(config, state, strategy)), []
     rows = config.train_batch_size // strategy.num_replicas_in_sync
     for views, labels in batches(config):
         order = np.arange(len(views)) if order is None else order
         dataset = tf.data.Dataset.from_tensor_slices((views[order], labels[order]))
-        batch = next(iter(strategy.distribute_datasets_from_function(
-            lambda _, dataset=dataset: dataset.batch(rows, drop_remainder=True))))
-        scalars, sound = run(batch)
-        reported.append(dict(zip(step.metric_names, scalars.numpy()), sound=bool(sound)))
+        distributed = strategy.distribute_datasets_from_function(
+            lambda _, dataset=dataset: dataset.batch(rows, drop_remainder=True))
+        scalars, num_finite_steps = run_steps(iter(distributed), tf.constant(1))
+        reported.append({**{name: value.numpy() for name, value in scalars.items()}, "finite": bool(num_finite_steps)})
     return reported
 
 
@@ -75,8 +74,7 @@ def step_in_one_go(config, state, views, labels, micro):
             contrast, _, _ = objective.add_contrastive_loss(hidden, config.hidden_norm, config.temperature)
         else:
             contrast, _, _ = objective.add_alternative_contrastive_loss(
-                hidden, config.contrastive_loss, config.hidden_norm,
-                                                        config.temperature, 0.8, config.semi_hard, both_views=True)
+                hidden, config.contrastive_loss, config.hidden_norm, config.temperature, 0.8, config.semi_hard)
         targets = [tf.one_hot(np.tile(labels[row:row + micro], 2), CLASSES) for row in range(0, 8, micro)]
         head = tf.reduce_mean([objective.add_supervised_loss(target, part["logits_sup"])
                                for target, part in zip(targets, parts)])
@@ -84,8 +82,8 @@ def step_in_one_go(config, state, views, labels, micro):
     gradients = tape.gradient(total, model.trainable_variables)
     if config.linear_head_learning_rate:
         inputs = tf.concat([part["sup_head_input"] for part in parts], 0)
-        gradients = train.linear_head_gradients(
-            model.supervised_head, model.trainable_variables, gradients, tf.nn.moments(inputs, [0]),
+        gradients = model_lib.linear_head_gradients(
+            model.supervised_head, model.trainable_variables, gradients, *tf.nn.moments(inputs, [0]),
             model_lib.linear_head_rate_ratio(config))
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     return {"train/contrast_loss": contrast, "train/supervised_loss": head, "train/total_loss": total}
@@ -116,10 +114,8 @@ def test_one_micro_batch_is_the_whole_batch(float64, tmp_path):
     config = Config(**SMALL, linear_head_learning_rate=0.1)
     whole, micro = make_state(config, tmp_path), make_state(config, tmp_path)
     expected = take_steps(config, whole)
-    step = make_step(config, micro)
-    run = tf.function(step._in_micro_batches, autograph=False)
-    for scalars, batch in zip(expected, batches(config)):
-        np.testing.assert_allclose(run(batch), [*(scalars[name] for name in step.metric_names), 1], rtol=1e-6)
+    for scalars, same in zip(expected, take_steps(config.replace(micro_batch_size=8), micro)):
+        assert scalars == pytest.approx(same, rel=1e-6)
     assert_same_variables(micro, whole)
 
 
@@ -191,7 +187,7 @@ def test_a_step_that_overflows_is_left_out_and_counted(replicas, two_replicas, t
     weights = state.model.trainable_variables + state.optimizer.variables()[1:]  # all but the number of steps
     start = [variable.numpy() for variable in weights]
     first, _ = take_steps(config, state, strategy=strategy)
-    assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30) and first["sound"]
+    assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30) and first["finite"]
     assert state.step == 2 and state.optimizer.loss_scale.numpy() == np.float32(2.5e29)
     for variable, old in zip(weights, start):
         np.testing.assert_array_equal(variable, old)
@@ -209,10 +205,10 @@ def test_a_step_that_is_not_finite_is_not_sound(precision, micro, tmp_path):
     state = make_state(config, tmp_path)
     if precision == "mixed_float16":
         set_loss_scale(state, 64.0)
-    assert all(step["sound"] for step in take_steps(config, state))
+    assert all(step["finite"] for step in take_steps(config, state))
     kernel = state.model.trainable_variables[0]
     kernel.assign(tf.tensor_scatter_nd_update(kernel, [[0] * 4], [np.nan]))
-    assert not any(step["sound"] for step in take_steps(config, state))
+    assert not any(step["finite"] for step in take_steps(config, state))
 
 
 def test_a_loss_scale_that_cannot_shrink_is_not_sound(tmp_path, monkeypatch):
@@ -223,7 +219,7 @@ def test_a_loss_scale_that_cannot_shrink_is_not_sound(tmp_path, monkeypatch):
     monkeypatch.setattr(state.optimizer, "get_unscaled_gradients", lambda gradients: [
         gradient * np.inf for gradient in scaled(gradients)])
     first, _ = take_steps(config, state)
-    assert first["train/skipped_steps"] == 1 and np.isfinite(first["train/total_loss"]) and not first["sound"]
+    assert first["train/skipped_steps"] == 1 and np.isfinite(first["train/total_loss"]) and not first["finite"]
 
 
 @pytest.mark.parametrize("wrote, reads", [("float32", "mixed_float16"), ("mixed_float16", "mixed_bfloat16"),

@@ -137,7 +137,7 @@ def test_errors_have_their_exit_status(error, expected, monkeypatch):
         raise error
 
     monkeypatch.setattr(run_lib, "run", fail)
-    assert call(lambda _, argv: (run.parse_flags(argv), run.main(argv)), [])[0] == expected
+    assert call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), [])[0] == expected
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_any_combination_runs_two_steps_or_ends_with_status_2_and_one_line(tmp_p
         directory = tmp_path_factory.mktemp("run")
         settings = {**TINY, **FIXED, "model_dir": directory, **settings}
         argv = [f"--{name}={value}" for name, value in settings.items() if value is not None]
-        status, told = call(lambda _, argv: (run.parse_flags(argv), run.main(argv)), argv)
+        status, told = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), argv)
         assert_told(status, told)
         assert status != 0 or (directory / "ckpt-2.index").exists()
         statuses.append(status)
@@ -181,7 +181,7 @@ def test_settings_at_their_bounds_run_two_steps_or_are_refused(settings, statuse
                                                                unoptimized_graphs, monkeypatch):
     monkeypatch.setattr("export.export_to_model_dir", lambda *_: "not made")
     settings = {**TINY, **FIXED, "model_dir": tmp_path, **settings}
-    status, told = call(lambda _, argv: (run.parse_flags(argv), run.main(argv)),
+    status, told = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)),
                         [f"--{name}={value}" for name, value in settings.items()])
     assert_told(status, told)
     assert status in statuses and (status != 0 or (tmp_path / "ckpt-2.index").exists())

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import experiment_test
+import metrics
 import objective
 import train
-from large_batch import blocked_nt_xent
 from runtime import console
 from runtime.errors import TrainingDiverged, UserError
 
@@ -19,29 +19,29 @@ SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
 def spoil_losses(patch):
     """Makes the contrastive loss infinite at the fifth step."""
-    images, losses, factor = train.TrainStep._images, train.model_lib.contrastive_losses, []
+    images, losses, factor = train.TrainStep.images, train.model_lib.contrastive_loss, []
 
     def note_step(self, *arguments):
-        factor[:] = [tf.where(self._optimizer.iterations == 4, np.inf, 1.0)]
+        factor[:] = [tf.where(self.optimizer.iterations == 4, np.inf, 1.0)]
         return images(self, *arguments)
 
     def spoiled(hidden, *rest):
-        found, reported = losses(hidden, *rest)
-        return {name: loss * factor[0] for name, loss in found.items()}, reported
+        loss, reported = losses(hidden, *rest)
+        return loss * factor[0], reported
 
-    patch.setattr(train.TrainStep, "_images", note_step)
-    patch.setattr(train.model_lib, "contrastive_losses", spoiled)
+    patch.setattr(train.TrainStep, "images", note_step)
+    patch.setattr(train.model_lib, "contrastive_loss", spoiled)
 
 
 def spoil_gradients(patch):
     """Makes the gradients infinite at the fifth step, and leaves the loss as it is."""
-    gradients = train.TrainStep._gradients
+    update = train.TrainStep.update
 
-    def spoiled(self, *arguments):
-        factor = tf.where(self._optimizer.iterations == 4, np.inf, 1.0)
-        return [gradient * factor for gradient in gradients(self, *arguments)]
+    def spoiled(self, gradients, *arguments):
+        factor = tf.where(self.optimizer.iterations == 4, np.inf, 1.0)
+        return update(self, [gradient * factor for gradient in gradients], *arguments)
 
-    patch.setattr(train.TrainStep, "_gradients", spoiled)
+    patch.setattr(train.TrainStep, "update", spoiled)
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +69,15 @@ def test_training_stops_at_the_checkpoint_before(spoil, whole, tmp_path):
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     """The last step before a checkpoint spoils them; its own loss and gradients are sound."""
     experiment_test.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
-    update = train.TrainStep._update
+    update = train.TrainStep.update
 
-    def spoiled(self, gradients, variables):
-        found = update(self, gradients, variables)
-        variables[0].assign(tf.where(self._optimizer.iterations == 6, np.inf, variables[0]))
-        return found
+    def spoiled(self, *arguments):
+        results, variable = update(self, *arguments), self.model.trainable_variables[0]
+        variable.assign(tf.where(self.optimizer.iterations == 6, np.inf, variable))
+        return results
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingDiverged, match="at step 6, .*ckpt-3 is the"):
-        patch.setattr(train.TrainStep, "_update", spoiled)
+        patch.setattr(train.TrainStep, "update", spoiled)
         experiment_test.run(tmp_path / "run", train_steps=6, checkpoint_steps=3)
     assert not (tmp_path / "run" / "ckpt-6.index").exists()
 
@@ -91,12 +91,12 @@ def test_a_rate_that_is_too_large_is_told(tmp_path):
 @pytest.mark.parametrize("rows, expected", [
     (np.ones([8, 4]), 0.0), (np.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], 4 * np.sqrt(3 / 16) / 2)])
 def test_the_spread_of_embeddings(rows, expected):
-    assert objective.embedding_std(tf.constant(rows * 5)).numpy() == pytest.approx(expected, abs=1e-6)
+    assert metrics.embedding_std(tf.constant(rows * 5)).numpy() == pytest.approx(expected, abs=1e-6)
 
 
 def test_many_directions_have_spread_one():
     rows = np.random.default_rng(0).normal(size=(20_000, 16))
-    assert objective.embedding_std(tf.constant(rows)).numpy() == pytest.approx(1, abs=0.01)
+    assert metrics.embedding_std(tf.constant(rows)).numpy() == pytest.approx(1, abs=0.01)
 
 
 def test_a_collapsed_encoder_is_told(tmp_path, monkeypatch):
@@ -104,9 +104,10 @@ def test_a_collapsed_encoder_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(console, "log", said.append)
     experiment_test.run(tmp_path / "healthy", train_steps=2)
     assert not any("has collapsed" in line for line in said)
-    monkeypatch.setattr(blocked_nt_xent, "contrastive_loss", lambda hidden, *_: (
-        tf.reduce_mean(hidden**2),) * 3)
-    monkeypatch.setattr(objective, "embedding_std", lambda *_: tf.constant(0.001))
+    loss = objective.add_contrastive_loss
+    monkeypatch.setattr(objective, "add_contrastive_loss", lambda hidden, *_: (
+        tf.reduce_mean(hidden**2), *loss(hidden)[1:]))
+    monkeypatch.setattr(metrics, "embedding_std", lambda *_: tf.constant(0.001))
     experiment_test.run(tmp_path / "run", train_steps=2)
     assert any("at step 2 all images have nearly the same embedding (train/embedding_std 0.0010" in line
                for line in said)
