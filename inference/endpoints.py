@@ -33,7 +33,7 @@ def load_endpoint(saved_model, name):
     """
     directory = os.path.dirname(os.path.dirname(weight_files.locate(saved_model, "MODEL")[0]))
     if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
-        raise UserError(f"MODEL={saved_model} is a checkpoint: make a SavedModel of it with python export.py "
+        raise UserError(f"MODEL={saved_model} is a checkpoint: make a SavedModel of it with python -m export "
                         f"--checkpoint={saved_model} --export_dir=DIR")
     description = descriptions.read_description(directory)
     size = description.get("image_size", 224)
@@ -42,7 +42,7 @@ def load_endpoint(saved_model, name):
         outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
     except Exception as error:  # What a SavedModel of any origin can raise; the remedy is the same.
         raise UserError(f"MODEL={saved_model} cannot be loaded and called as SimCLR's ({first_line(error)}): make one "
-                        f"of its weights by python export.py --checkpoint={saved_model} --export_dir=DIR") from error
+                        f"of its weights by python -m export --checkpoint={saved_model} --export_dir=DIR") from error
     if name not in outputs:
         raise UserError(f"MODEL={saved_model} has no {name}: it has {', '.join(sorted(outputs))}")
 
