@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import numpy as np
@@ -15,12 +16,12 @@ from runtime.errors import UserError, first_line
 from sources import image_files
 
 
-def center_crops(description, size):
+def center_crops(description: dict, size: int) -> bool:
     """Whether images of a size are cropped as in the evaluations of a model with this description."""
     return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).crops_centre
 
 
-def load_endpoint(saved_model, name):
+def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     """A function from images [n, size, size, 3] in [0, 1] to an endpoint [n, d], and what `read_description` says.
 
     Args:
@@ -64,7 +65,8 @@ def _load_image(path, size, crop):
         return error
 
 
-def endpoint_of_files(function, size, crop, paths, batch_size=64):
+def endpoint_of_files(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
+                     ) -> Iterator[tuple[list[str], np.ndarray, list[str]]]:
     """Yields (paths, array [len(paths), d], unreadable paths) for one batch of image files after the other.
 
     While the network works on a batch, the next one is decoded.
