@@ -22,7 +22,17 @@ from absl import flags
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path, check_weights_path, slug
 
-RESNET_DEPTHS = (10, 18, 34, 50, 101, 152, 200)
+# depth -> (whether blocks are bottlenecks, blocks in each of the four groups). Here rather than in resnet.py, because
+# the choices of --resnet_depth must be known before TensorFlow is loaded.
+RESNET_DEPTHS = {
+    10: (False, (1, 1, 1, 1)),  # Not in the paper: for trials on small machines.
+    18: (False, (2, 2, 2, 2)),
+    34: (False, (3, 4, 6, 3)),
+    50: (True, (3, 4, 6, 3)),
+    101: (True, (3, 4, 23, 3)),
+    152: (True, (3, 8, 36, 3)),
+    200: (True, (3, 24, 36, 3)),
+}
 AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
                  "solarize", "motion_blur", "autoaugment")  # names for one branch
 EXTRAS = ("rotate", "noise", "sobel")
@@ -50,8 +60,10 @@ _LONGEST_NAME = 255  # bytes in the name of a file
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(json|png|npz|lock|log)")
 
 
-def setting(default, help_text, *, choices=None, minimum=None, above=None, maximum=None, identity=False):
-    """A field of `Config`.
+def setting(default, help_text: str, *, choices: tuple | None = None, minimum=None, above=None, maximum=None,
+            identity: bool = False, network: bool = False, length: bool = False, order: bool = False,
+            output: bool = False, data_access: bool = False, per_host: bool = False, no_effect: bool = False):
+    """Returns a field of `Config`: its default, help text, limits and roles. `settings_with` lists settings by role.
 
     Args:
       default: the value when the flag is not given.
@@ -60,10 +72,23 @@ def setting(default, help_text, *, choices=None, minimum=None, above=None, maxim
       minimum: smallest value allowed.
       above: every allowed value is greater than this.
       maximum: largest value allowed.
-      identity: whether another value makes it another run (such settings name the default `model_dir`).
+      identity: role: another value makes it another run. It names the default `model_dir`, and must not change when a
+        run is resumed.
+      network: role: describes the network, and is inferred from a checkpoint.
+      length: role: the length of the training. It may change when a run is resumed; the learning-rate schedule changes
+        with it.
+      order: role: influences the order of the examples. It must not change when a run is resumed.
+      output: role: decides which results are written, and where. Programs that start run.py set it themselves: the grid
+        search of `python -m transfer`, and `python -m paper.tables`.
+      data_access: role: decides where and how files of a data set are read. `python -m transfer` has a flag of the same
+        name.
+      per_host: role: may differ among the hosts of a run.
+      no_effect: role: has no effect on results, except for the rounding of an accelerator and the order of examples.
     """
     rules = dict(choices=choices, minimum=minimum, above=above, maximum=maximum)
-    return dataclasses.field(default=default, metadata=dict(help=help_text, identity=identity, **rules))
+    roles = dict(identity=identity, network=network, length=length, order=order, output=output,
+                 data_access=data_access, per_host=per_host, no_effect=no_effect)
+    return dataclasses.field(default=default, metadata=dict(help=help_text, roles=roles, **rules))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +102,7 @@ class Config:
         "--eval_timeout, or evaluate --checkpoint, unless that is what the run in --model_dir began with; "
         "train_then_eval: train, then evaluate and export the last checkpoint.",
         choices=("train", "eval", "train_then_eval"),
+        output=True,
     )
     train_mode: str = setting(
         "pretrain",
@@ -90,8 +116,10 @@ class Config:
         None,
         "Directory for checkpoints, results, events and exports. Unset: runs/<dataset>_<network>_<hash of the "
         "settings>, so that the same command resumes.",
+        output=True, per_host=True,
     )
-    data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. Unset: TFDS's own default.")
+    data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. Unset: TFDS's own default.",
+                                   data_access=True, per_host=True, no_effect=True)
     checkpoint: str | None = setting(
         None,
         "Weights to start from, if model_dir has no checkpoint yet, or to evaluate (--mode=eval): a directory (its "
@@ -108,7 +136,8 @@ class Config:
     )
 
     allow_flag_changes: bool = setting(
-        False, "Resume a run although settings differ that make it another run than the one that was begun."
+        False, "Resume a run although settings differ that make it another run than the one that was begun.",
+        no_effect=True,
     )
     deterministic: bool = setting(
         False,
@@ -138,6 +167,7 @@ class Config:
         "evaluates without them. All images are read once before a run begins, and again if some have changed when "
         "it resumes.",
         choices=("error", "skip"),
+        data_access=True,
     )
     max_image_pixels: int = setting(
         MAX_IMAGE_PIXELS,
@@ -145,13 +175,16 @@ class Config:
         "treated as --bad_images says, without decoding them: decoding takes up to 12 bytes per pixel.",
         minimum=1,
     )
-    follow_links: bool = setting(False, "Read images that a folder holds as links to places outside of it.")
-    cache_dataset: bool = setting(False, "Cache the encoded examples in memory after the first epoch.")
+    follow_links: bool = setting(False, "Read images that a folder holds as links to places outside of it.",
+                                 data_access=True)
+    cache_dataset: bool = setting(False, "Cache the encoded examples in memory after the first epoch.",
+                                  order=True, no_effect=True)
     shuffle_buffer_mb: int = setting(
         1024,
         "Most memory, in MB per host, for the shuffle buffer of encoded TFDS examples (other data sets are permuted "
         "whole).",
         minimum=1,
+        order=True, per_host=True,
     )
     label_fraction: float = setting(
         1.0,
@@ -162,7 +195,7 @@ class Config:
     )
     label_seed: int = setting(0, "Which examples --label_fraction chooses.", minimum=0, identity=True)
     image_size: int = setting(224, "Height and width of the network's input, in pixels.", minimum=8, maximum=4096,
-                              identity=True)
+                              identity=True, network=True)
 
     # Augmentation (paper, Appendix A).
     min_crop_area: float = setting(
@@ -213,15 +246,16 @@ class Config:
     )
 
     # Network.
-    resnet_depth: int = setting(50, "Depth of the ResNet; 10 is for trials on small machines.", choices=RESNET_DEPTHS,
-                                identity=True)
-    width_multiplier: int = setting(1, "Multiplier of the ResNet's width.", minimum=1, maximum=32, identity=True)
+    resnet_depth: int = setting(50, "Depth of the ResNet; 10 is for trials on small machines.",
+                                choices=tuple(RESNET_DEPTHS), identity=True, network=True)
+    width_multiplier: int = setting(1, "Multiplier of the ResNet's width.", minimum=1, maximum=32, identity=True,
+                                    network=True)
     sk_ratio: float = setting(
         0.0, "Above 0: selective kernels (SK) with this ratio, and ResNet-D; 0.0625 is usual.",
-        minimum=0, maximum=1, identity=True,
+        minimum=0, maximum=1, identity=True, network=True,
     )
     se_ratio: float = setting(
-        0.0, "Above 0: squeeze-and-excitation (SE) with this ratio.", minimum=0, maximum=1, identity=True
+        0.0, "Above 0: squeeze-and-excitation (SE) with this ratio.", minimum=0, maximum=1, identity=True, network=True
     )
     stem: str = setting(
         "auto",
@@ -229,17 +263,19 @@ class Config:
         "auto: cifar up to 32 pixels, as in the original.",
         choices=("auto", "imagenet", "cifar"),
         identity=True,
+        network=True,
     )
     batch_norm_decay: float = setting(
         0.9, "Momentum of batch norm's moving statistics.", minimum=0, maximum=1, identity=True
     )
     global_bn: bool = setting(True, "Batch statistics over all replicas rather than each its own.", identity=True)
     proj_head_mode: str = setting(
-        "nonlinear", "Projection head g.", choices=("none", "linear", "nonlinear"), identity=True
+        "nonlinear", "Projection head g.", choices=("none", "linear", "nonlinear"), identity=True, network=True
     )
-    proj_out_dim: int = setting(128, "Output size of the projection head.", minimum=1, maximum=2**16, identity=True)
+    proj_out_dim: int = setting(128, "Output size of the projection head.", minimum=1, maximum=2**16, identity=True,
+                                network=True)
     num_proj_layers: int = setting(3, "Layers of the non-linear projection head.", minimum=1, maximum=100,
-                                  identity=True)
+                                  identity=True, network=True)
     ft_proj_selector: int = setting(
         0,
         "Layer of the projection head that the linear head stands on: 0 is the encoder's output, 1 the head's first "
@@ -247,7 +283,8 @@ class Config:
         identity=True,
     )
     lineareval_while_pretraining: bool = setting(
-        True, "Train a linear head on the labels beside the pretraining, without effect on the encoder.", identity=True
+        True, "Train a linear head on the labels beside the pretraining, without effect on the encoder.", identity=True,
+        network=True,
     )
     fine_tune_after_block: int = setting(
         -1,
@@ -322,19 +359,21 @@ class Config:
 
     # Training.
     train_batch_size: int = setting(512, "Examples a step, over all replicas.", minimum=2, maximum=2**20, identity=True)
-    train_epochs: int = setting(100, "Epochs to train.", minimum=1, maximum=10**6)
-    train_steps: int = setting(0, "Steps to train; above 0 it overrides train_epochs.", minimum=0)
-    checkpoint_epochs: int = setting(1, "Epochs between checkpoints.", minimum=1, maximum=10**6)
+    train_epochs: int = setting(100, "Epochs to train.", minimum=1, maximum=10**6, length=True)
+    train_steps: int = setting(0, "Steps to train; above 0 it overrides train_epochs.", minimum=0, length=True)
+    checkpoint_epochs: int = setting(1, "Epochs between checkpoints.", minimum=1, maximum=10**6, no_effect=True)
     checkpoint_steps: int = setting(
-        0, "Steps between checkpoints; above 0 it overrides checkpoint_epochs.", minimum=0
+        0, "Steps between checkpoints; above 0 it overrides checkpoint_epochs.", minimum=0, no_effect=True
     )
-    keep_checkpoint_max: int = setting(5, "Checkpoints to keep.", minimum=1)
+    keep_checkpoint_max: int = setting(5, "Checkpoints to keep.", minimum=1, no_effect=True)
     keep_best: bool = setting(
         False,
         "Evaluations keep the weights with the best top-1 accuracy of the linear head so far in model_dir/best.",
+        no_effect=True,
     )
-    keep_hub_module_max: int = setting(1, "SavedModels to keep; 0 keeps all.", minimum=0)
-    log_seconds: float = setting(10.0, "Seconds between progress lines when not on a terminal.", above=0)
+    keep_hub_module_max: int = setting(1, "SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True)
+    log_seconds: float = setting(10.0, "Seconds between progress lines when not on a terminal.", above=0,
+                                 per_host=True, no_effect=True)
 
     micro_batch_size: int = setting(
         0,
@@ -356,6 +395,7 @@ class Config:
         0,
         "Write a TensorBoard profile of this many steps (at most those between two checkpoints), after the first one.",
         minimum=0,
+        no_effect=True,
     )
 
     # Evaluation.
@@ -369,7 +409,7 @@ class Config:
     )
     save_predictions: bool = setting(
         False, "Write labels and logits of the linear head for every example to predictions_<step>.npz, for "
-        "`python -m transfer compare`."
+        "`python -m transfer compare`.", no_effect=True
     )
     eval_batch_size: int = setting(256, "Examples an evaluation batch, over all replicas.", minimum=1, maximum=2**20)
     eval_protocol: str = setting(
@@ -384,17 +424,18 @@ class Config:
     eval_projections: bool = setting(
         False, "Also give lbfgs and knn the projections z = g(h) in place of h (paper, Figure 8 and 4.2)."
     )
-    eval_name: str | None = setting(None, "Sub-folder of model_dir for the results of this evaluation.")
+    eval_name: str | None = setting(None, "Sub-folder of model_dir for the results of this evaluation.", output=True)
     eval_timeout: float = setting(
-        0.0, "--mode=eval gives up after this many seconds without a new checkpoint; 0 waits for ever.", minimum=0
+        0.0, "--mode=eval gives up after this many seconds without a new checkpoint; 0 waits for ever.", minimum=0,
+        no_effect=True,
     )
 
     # Hardware.
-    use_tpu: bool = setting(False, "Run on a TPU.")
-    tpu_name: str | None = setting(None, "Cloud TPU name or grpc://address:8470; needs --use_tpu.")
-    tpu_zone: str | None = setting(None, "Zone of the Cloud TPU, if not found by itself.")
-    gcp_project: str | None = setting(None, "Project of the Cloud TPU, if not found by itself.")
-    master: str | None = setting(None, "Another spelling of --tpu_name, kept from the original.")
+    use_tpu: bool = setting(False, "Run on a TPU.", no_effect=True)
+    tpu_name: str | None = setting(None, "Cloud TPU name or grpc://address:8470; needs --use_tpu.", no_effect=True)
+    tpu_zone: str | None = setting(None, "Zone of the Cloud TPU, if not found by itself.", no_effect=True)
+    gcp_project: str | None = setting(None, "Project of the Cloud TPU, if not found by itself.", no_effect=True)
+    master: str | None = setting(None, "Another spelling of --tpu_name, kept from the original.", no_effect=True)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -490,9 +531,9 @@ class Config:
         return f"resnet{self.resnet_depth}" + "".join(marks)
 
     def identity(self) -> dict:
-        """The settings that make this run the run it is, by name; those that have their default do not count."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
-                if f.metadata["identity"] and getattr(self, f.name) != f.default}
+        """Returns the settings with the role `identity` that differ from their defaults, by name."""
+        values = {name: getattr(self, name) for name in settings_with("identity")}
+        return {name: value for name, value in values.items() if value != getattr(Config, name)}
 
     def default_model_dir(self) -> str:
         """runs/<dataset>_<network>_<hash of `identity`>: the same command finds its own run again."""
@@ -503,6 +544,15 @@ class Config:
     def replace(self, **changes) -> Config:
         """A copy with some settings changed, checked again."""
         return dataclasses.replace(self, **changes)
+
+
+def settings_with(*roles: str) -> tuple[str, ...]:
+    """Returns the names of the settings that have at least one of the roles of `setting`, in order of definition.
+
+    Raises `KeyError` for an unknown role.
+    """
+    return tuple(field.name for field in dataclasses.fields(Config)
+                 if any(field.metadata["roles"][role] for role in roles))
 
 
 def _names(text):

@@ -352,7 +352,8 @@ class Evaluator:
             _check_labels(train_set, test_set, config)
             if "lbfgs" in names:
                 fitted = logistic_regression.lbfgs_accuracy(train_set, test_set)
-                results.update({f"{LBFGS}{suffix}": fitted["accuracy"], f"eval/lbfgs_l2{suffix}": fitted["l2"]})
+                results[f"{LBFGS}{suffix}"] = fitted["accuracy"]
+                results[f"eval/lbfgs_l2{suffix}"] = fitted["l2_per_example"]
             if "knn" in names:
                 knn = nearest_neighbors.knn_accuracy
                 results[f"{KNN}{suffix}"] = knn(train_set, test_set)["accuracy"]

@@ -14,19 +14,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from config import RESNET_DEPTHS as DEPTHS
+
 BATCH_NORM_EPSILON = 1e-5
 _SK_MIN_CHANNELS = 32
-
-# depth -> (whether blocks are bottlenecks, blocks in each of the four groups)
-DEPTHS = {
-    10: (False, (1, 1, 1, 1)),  # Not in the paper: for trials on small machines.
-    18: (False, (2, 2, 2, 2)),
-    34: (False, (3, 4, 6, 3)),
-    50: (True, (3, 4, 6, 3)),
-    101: (True, (3, 4, 23, 3)),
-    152: (True, (3, 8, 36, 3)),
-    200: (True, (3, 24, 36, 3)),
-}
 
 
 @contextlib.contextmanager
@@ -376,7 +367,7 @@ def resnet(resnet_depth: int, width_multiplier: int = 1, cifar_stem: bool = Fals
     """Makes a `ResNet`.
 
     Args:
-      resnet_depth: a key of `DEPTHS`.
+      resnet_depth: a key of `config.RESNET_DEPTHS`.
       width_multiplier: integer, at least 1.
       cifar_stem: 3x3 convolution of stride 1 without pooling, in place of 7x7 of stride 2 with pooling.
       sk_ratio: above 0: selective kernels (bottlenecks only) with ResNet-D shortcuts and stem.

@@ -19,13 +19,12 @@ import model as model_lib
 from checkpoints import checkpoint_files, restoring, run_directory
 from checkpoints.lock import Lock
 from checkpoints.training_state import TrainingState
-from config import Config
+from config import Config, settings_with
 from large_batch import micro_batches
 from runtime import console, hosts, progress, replicas, signals, storage
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources.source import Source
 
-_HOST_SETTINGS = {"model_dir", "data_dir", "log_seconds", "shuffle_buffer_mb"}  # may differ among hosts
 _SECONDS_PER_CALL = 1.0  # aim of one call to the device: long enough to hide the host, short enough to watch
 _COLLAPSED = 0.01  # of train/embedding_std
 _PREVIEW_PAIRS = 8
@@ -248,7 +247,8 @@ class _StepsPerCall:
 def check_agreement(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
     """Raises `UserError` if hosts differ in their settings, their data, or the checkpoint to resume from."""
     newest = checkpoint_files.latest(config.model_dir)
-    settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in _HOST_SETTINGS}
+    may_differ = settings_with("per_host")
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ}
     mine = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
             -1 if newest is None else checkpoint_files.step_of(newest)]
     gathered = hosts.gather_integers(mine, strategy)

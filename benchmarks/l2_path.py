@@ -33,26 +33,26 @@ def default_features():
     return np.maximum(inputs @ layer + bias, 0).astype(np.float32), labels
 
 
-def loss(scores, kernel, labels, l2):
-    """Mean cross-entropy, and l2 / 2 of the kernel's squares over the number of examples."""
+def loss(scores, kernel, labels, l2_of_sum):
+    """Mean cross-entropy, and l2_of_sum / 2 of the kernel's squares over the number of examples."""
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    return -log_probabilities[np.arange(len(labels)), labels].mean() + l2 / 2 * np.sum(kernel**2) / len(labels)
+    return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * np.sum(kernel**2) / len(labels)
 
 
 def path_fits(inputs, labels):
     """Losses of the path, the strongest l2 first."""
     path = logistic_regression.LogisticPath(inputs, labels)
-    for l2 in linear_evaluation.L2_CHOICES:
-        path.fit(l2)
-        yield loss(path.scores(inputs), path.kernel, labels, l2)
+    for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
+        path.fit(l2_of_sum)
+        yield loss(path.scores(inputs), path.kernel, labels, l2_of_sum)
 
 
 def cold_fits(inputs, labels):
     """The same, each fit from zero."""
-    for l2 in linear_evaluation.L2_CHOICES:
-        path = logistic_regression.LogisticPath(inputs, labels).fit(l2)
-        yield loss(path.scores(inputs), path.kernel, labels, l2)
+    for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
+        path = logistic_regression.LogisticPath(inputs, labels).fit(l2_of_sum)
+        yield loss(path.scores(inputs), path.kernel, labels, l2_of_sum)
 
 
 def library_fits(inputs, labels):
@@ -60,12 +60,12 @@ def library_fits(inputs, labels):
     from sklearn import linear_model
 
     inputs = inputs - inputs.mean(0, dtype=np.float64)
-    for l2 in linear_evaluation.L2_CHOICES:
+    for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # It ends after so many iterations.
-            model = linear_model.LogisticRegression(C=1 / l2, tol=logistic_regression.PATH_TOLERANCE,
+            model = linear_model.LogisticRegression(C=1 / l2_of_sum, tol=logistic_regression.PATH_TOLERANCE,
                                                     max_iter=logistic_regression.PATH_ITERATIONS).fit(inputs, labels)
-        yield loss(model.decision_function(inputs), model.coef_, labels, l2)
+        yield loss(model.decision_function(inputs), model.coef_, labels, l2_of_sum)
 
 
 def frugal_library_fits(inputs, labels):
@@ -77,7 +77,7 @@ def frugal_library_fits(inputs, labels):
 def timed(fits, name):
     """Losses [45], and seconds."""
     begin = time.perf_counter()
-    losses = list(progress.track(fits, len(linear_evaluation.L2_CHOICES), name))
+    losses = list(progress.track(fits, len(linear_evaluation.L2_OF_SUM_CHOICES), name))
     return np.array(losses), time.perf_counter() - begin
 
 

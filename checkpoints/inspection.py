@@ -6,13 +6,9 @@ import dataclasses
 import os
 
 from checkpoints import architecture, descriptions, run_directory, weight_files
-from config import Config, known_settings
+from config import Config, known_settings, settings_with
 from runtime import storage
 from runtime.errors import UserError, first_line
-
-# The settings that `config_of_file` infers.
-NETWORK_SETTINGS = ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "stem", "proj_head_mode",
-                    "num_proj_layers", "proj_out_dim", "lineareval_while_pretraining", "image_size")
 
 
 def config_of_file(file, image_size=224):
@@ -47,7 +43,7 @@ def inspect_checkpoint(path, image_size=None):
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = config_of_file(file)
     known = known_settings(settings or {})
-    network = {name: getattr(config, name) for name in NETWORK_SETTINGS}
+    network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
     if known is None:
         raise UserError(f"--checkpoint={path}: its settings have values of wrong types. Export it again from the "

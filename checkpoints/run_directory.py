@@ -12,7 +12,7 @@ import time
 import tensorflow as tf
 
 from checkpoints import weight_files
-from config import Config, known_settings
+from config import Config, known_settings, settings_with
 from runtime import console, storage
 from runtime.errors import UserError, first_line
 from sources import classes
@@ -25,8 +25,6 @@ _PART = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstat
 _LEFTOVERS = re.compile(
     r"ckpt-\d+\.(index|data-\d{5}-of-\d{5})\.tempstate\d+|checkpoint\.tmp[0-9a-f]{32}"
     r"|((flags|classes|images|data|result(_\d+)?)\.json|predictions_\d+\.npz)\.\d+\.tmp")
-_ORDER = ("shuffle_buffer_mb", "cache_dataset")  # of the examples
-_EXTENSIBLE = ("train_steps", "train_epochs")
 
 
 def check_writable(directory: str) -> None:
@@ -104,11 +102,11 @@ def copy_flags(config, class_names, multi_label, directory):
             storage.write_json(os.path.join(directory, name), known)
 
 
-def check_flags(config):
-    """Whether a resumed run means what it meant when it was begun; says what may change.
+def check_flags(config: Config) -> None:
+    """Compares the settings of a resumed run with those that it was started with; logs a change of its length.
 
     Raises:
-      UserError: a setting differs that makes it another run, and `allow_flag_changes` is off.
+      UserError: a setting that must not change differs, and `allow_flag_changes` is off.
     """
     known = read_flags(config.model_dir)
     if known is None:
@@ -116,16 +114,15 @@ def check_flags(config):
                      "that was begun there")
         return
     now = dataclasses.asdict(config)
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    before = {name: known.get(name, field.default) for name, field in fields.items()}
-    changes = {name: f"--{name}={before[name]} (now {now[name]})" for name in fields if before[name] != now[name]}
-    refused = [text for name, text in changes.items() if fields[name].metadata["identity"] or name in _ORDER]
+    before = {field.name: known.get(field.name, field.default) for field in dataclasses.fields(Config)}
+    changes = {name: f"--{name}={before[name]} (now {now[name]})" for name in now if before[name] != now[name]}
+    refused = [changes[name] for name in settings_with("identity", "order") if name in changes]
     if refused and not config.allow_flag_changes:
         raise UserError(f"--model_dir={config.model_dir} was begun with {', '.join(refused)}: give the same flags, "
                         "choose another directory, or accept the change with --allow_flag_changes")
     if refused:
         console.log(f"--allow_flag_changes: the run was begun with {', '.join(refused)}")
-    for name in _EXTENSIBLE:
+    for name in settings_with("length"):
         if name in changes:
             console.log(f"the run was begun with {changes[name]}: the learning-rate schedule changes with it")
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import data_util
 import model as model_lib
 from checkpoints import checkpoint_files, descriptions, restoring
-from config import Config
+from config import Config, settings_with
 from runtime import console
 from runtime.errors import UserError
 
@@ -173,9 +173,9 @@ def _other_content(path):
 
 
 def _training_flags(config):
-    """The settings that make the training what it was: data and mode always, others where they are not the default."""
-    return {"dataset": config.dataset, "train_split": config.train_split, "train_mode": config.train_mode,
-            "train_epochs": config.train_epochs, "train_steps": config.train_steps, **config.identity()}
+    """Returns the settings of the training: data, mode and length always, others if they differ from their default."""
+    always = ("dataset", "train_split", "train_mode", *settings_with("length"))
+    return {**{name: getattr(config, name) for name in always}, **config.identity()}
 
 
 def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoint_path: str,

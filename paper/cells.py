@@ -19,12 +19,6 @@ from runtime.paths import slug
 
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = ("mode", "model_dir", "eval_name")  # flags that decide where results are
-_WITHOUT_EFFECT = {  # on results
-    *_OURS, "data_dir", "allow_flag_changes", "cache_dataset", "checkpoint_epochs", "checkpoint_steps",
-    "keep_checkpoint_max", "keep_best", "keep_hub_module_max", "log_seconds", "profile_steps", "save_predictions",
-    "eval_timeout", "use_tpu", "tpu_name", "tpu_zone", "gcp_project", "master"}
-_SHARED = ("data_dir", "follow_links", "bad_images")  # flags that run.py and transfer.py have
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -59,7 +53,7 @@ def command(cell, scale, directory, weights=None, more=None):
 def _divided(cell, more):
     """Of further settings of run.py, those that transfer.py has itself, and those that it passes on to trainings."""
     trains = cell.transfer != "linear"
-    own = (*_SHARED, "seed") if trains else _SHARED
+    own = (*config_lib.settings_with("data_access"), *(["seed"] if trains else []))
     shared = {name: value for name, value in more.items() if name in own and value is not False}  # False: unset.
     return shared, {name: value for name, value in more.items() if trains and name not in own}
 
@@ -124,8 +118,13 @@ def write_done(directory, done):
 
 def _all_arguments(cell, scale, more):
     """The arguments of a cell's program that decide its results, with further settings that do."""
-    more = {name: value for name, value in (more or {}).items() if name not in _WITHOUT_EFFECT}
-    return [*arguments(cell, scale), *config_lib.as_flags(more)]
+    return [*arguments(cell, scale), *config_lib.as_flags(_with_effect(more or {}))]
+
+
+def _with_effect(settings):
+    """Returns those of the settings, a dict, that have an effect on results."""
+    others = config_lib.settings_with("output", "no_effect")
+    return {name: value for name, value in settings.items() if name not in others}
 
 
 def settings_of(cell, scale, more=None):
@@ -134,9 +133,7 @@ def settings_of(cell, scale, more=None):
     if cell.transfer:
         settings = dict(program=["transfer.py", cell.transfer], arguments=wanted)
     else:
-        settings = dict(program=["run.py"], **{
-            name: value for name, value in dataclasses.asdict(config_of(wanted)).items()
-            if name not in _WITHOUT_EFFECT})
+        settings = dict(program=["run.py"], **_with_effect(dataclasses.asdict(config_of(wanted))))
     start = settings_of(catalogue.cell_at(cell.start), scale, more) if cell.start else None
     return json.loads(json.dumps(dict(settings, start=start, probes=cell.probes)))
 
@@ -168,7 +165,7 @@ class Runner:
           scale: paper or small.
           more: further settings of run.py. Raises `UserError` if they decide where results are.
         """
-        for name in _OURS:
+        for name in config_lib.settings_with("output"):
             if name in (more or {}):
                 raise UserError(f"--flags: --{name} is the tables' own: leave it out")
         self._base, self._scale, self._more, self._finished = base, scale, more or {}, {}

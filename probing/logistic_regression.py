@@ -1,4 +1,11 @@
-"""Logistic regression on frozen features by L-BFGS."""
+"""Logistic regression on frozen features by L-BFGS.
+
+Strengths of the l2 regularisation have one of two units, which their names say:
+- `l2_of_sum`: as in the paper (B.8.1), the sum of the cross-entropies + l2_of_sum / 2 |W|^2 is minimised. All functions
+  that fit weights take this one.
+- `l2_per_example`: l2_of_sum / number of examples, so that the mean of the cross-entropies + l2_per_example / 2 |W|^2
+  is minimised. Strengths for sets of different sizes are compared in this unit.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ import numpy as np
 from probing import features
 from runtime import progress
 
-L2_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # per example, on standardised features
+L2_PER_EXAMPLE_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # for standardised features
 _HELD_OUT = 0.2
 _MAX_ITERATIONS = 300
 _ROWS = 4096  # of a Hessian, at once
@@ -18,11 +25,12 @@ PATH_ITERATIONS, PATH_TOLERANCE = 3000, 1e-6  # of the gradient of the mean, its
 PATH_IMPROVEMENT = 1e-7  # of the mean loss in an iteration: with less, it has arrived
 
 
-def lbfgs_accuracy(train, test, seed=0):
-    """Test accuracy of l2-regularised multinomial logistic regression, after the paper's B.8.1.
+def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], seed: int = 0
+                   ) -> dict[str, float]:
+    """Returns the test accuracy of l2-regularised multinomial logistic regression, after the paper's B.8.1.
 
-    Unlike there, features are standardised, and few strengths are tried: it is quick on small sets. The strength is
-    chosen on a held-out fifth of the training examples, then the fit is repeated on all of them.
+    Unlike there, features are standardised, and few strengths are tried: it is quick on small sets. The strength per
+    example is chosen on a held-out fifth of the training examples, then the fit is repeated on all of them.
 
     Args:
       train: (features [n, d], labels [n]).
@@ -30,7 +38,7 @@ def lbfgs_accuracy(train, test, seed=0):
       seed: of the held-out part.
 
     Returns:
-      dict: `accuracy`, in [0, 1], and `l2`, the strength chosen.
+      dict: `accuracy`, in [0, 1], and `l2_per_example`, the strength chosen.
 
     Raises:
       UserError: the features contain NaN or Inf.
@@ -48,18 +56,20 @@ def lbfgs_accuracy(train, test, seed=0):
     fit, held_out = np.append(fit, missing).astype(int), np.setdiff1d(held_out, missing)
     # By cross-entropy: accuracies of a small part are coarse, and tie.
     judged = held_out if len(held_out) else fit
-    losses = [_cross_entropy(_fit(inputs[fit], labels[fit], l2), inputs[judged], labels[judged])
-              for l2 in progress.track(L2_CHOICES, len(L2_CHOICES), "logistic regression")]
-    best = L2_CHOICES[int(np.argmin(losses))]
-    return dict(accuracy=float(_fit(inputs, labels, best).score(*test)), l2=best)
+    losses = [_cross_entropy(_fit(inputs[fit], labels[fit], l2_per_example * len(fit)), inputs[judged], labels[judged])
+              for l2_per_example in progress.track(
+                  L2_PER_EXAMPLE_CHOICES, len(L2_PER_EXAMPLE_CHOICES), "logistic regression")]
+    best = L2_PER_EXAMPLE_CHOICES[int(np.argmin(losses))]
+    accuracy = _fit(inputs, labels, best * len(labels)).score(*test)
+    return dict(accuracy=float(accuracy), l2_per_example=best)
 
 
 class LogisticPath:
-    """Logistic regressions of one set of examples, for ever weaker l2 regularisation, each begun where the last ended.
+    """Logistic regressions of one set of examples with weaker and weaker l2 regularisation, each started at the last.
 
-    Each minimises the sum of the cross-entropies + l2 / 2 |W|^2 by L-BFGS (paper, B.8.1); the biases are free. Labels
-    [n] make a softmax over the classes; labels [n, classes] of 1, 0, or -1 for left out, one classifier a class against
-    the rest.
+    Each minimises the sum of the cross-entropies + l2_of_sum / 2 |W|^2 by L-BFGS (paper, B.8.1); the biases are free.
+    Labels [n] make a softmax over the classes; labels [n, classes] of 1, 0, or -1 for left out, one classifier per
+    class against the rest.
 
     L-BFGS sees weights in units of the curvature at an earlier point of the path, averaged over the classes: what was
     an ellipsoid is nearly a ball. The minimum is the same, and is reached in a fraction of the iterations.
@@ -78,11 +88,11 @@ class LogisticPath:
         self._weights = np.zeros([self._inputs.shape[1], len(self._classes)])
         self._evaluations = np.inf  # since the units were measured
 
-    def fit(self, l2):
-        """Goes on to this strength; returns self."""
+    def fit(self, l2_of_sum: float) -> LogisticPath:
+        """Fits the weights with this strength, starting at those of the last fit; returns self."""
         from scipy import optimize
 
-        decay = np.full([len(self._weights), 1], l2 / len(self._inputs))
+        decay = np.full([len(self._weights), 1], l2_of_sum / len(self._inputs))
         decay[-1] = 0
         # Measured again when evaluations have cost as much as that does.
         if self._evaluations >= len(self._weights) / (2 * len(self._classes)):
@@ -181,11 +191,11 @@ def _variances(probabilities):
     return (probabilities * (1 - probabilities)).mean(1)
 
 
-def _fit(inputs, labels, l2):
-    """Logistic regression on standardised inputs that minimises mean cross-entropy + l2 / 2 |W|^2."""
+def _fit(inputs, labels, l2_of_sum):
+    """Returns a logistic regression on standardised inputs; minimises sum of cross-entropies + l2_of_sum / 2 |W|^2."""
     from sklearn import exceptions, linear_model, pipeline, preprocessing
 
-    model = linear_model.LogisticRegression(C=1.0 / (l2 * len(labels)), solver="lbfgs", max_iter=_MAX_ITERATIONS)
+    model = linear_model.LogisticRegression(C=1.0 / l2_of_sum, solver="lbfgs", max_iter=_MAX_ITERATIONS)
     with warnings.catch_warnings():  # A fit cut short is one more candidate, judged like the others.
         warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
         return pipeline.make_pipeline(preprocessing.StandardScaler(), model).fit(inputs, labels)

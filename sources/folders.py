@@ -101,7 +101,7 @@ class FolderSource(IndexedSource):
                              f"({_enumerate(missing)})")
         return lines
 
-    def describe_data(self):
+    def describe_data(self) -> dict:
         """See `Source`. `files` is a hash of the paths below the root and the sizes of all image files."""
         digest = hashlib.sha256()
         for path in self.paths():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
@@ -20,16 +22,16 @@ class IndexedSource(Source):
         self._load = load
         self._selected = {}
 
-    def describe_data(self):
+    def describe_data(self) -> dict:
         """See `Source`."""
         return dict(name=self.name, splits={name: len(self._splits[name][0]) for name in self.split_names})
 
     @property
-    def split_names(self):
+    def split_names(self) -> list[str]:
         """Names of the whole splits."""
         return sorted(self._splits)
 
-    def num_examples(self, split, shards=1, shard=0):
+    def num_examples(self, split: str, shards: int = 1, shard: int = 0) -> int:
         """See `Source`."""
         return len(self._select(split)[0][shard::shards])
 
@@ -52,13 +54,14 @@ class IndexedSource(Source):
             parts.append((index + offset, items[index], labels[index]))
         return [np.concatenate(column) for column in zip(*parts)]
 
-    def restrict(self, split, fraction, seed):
+    def restrict(self, split: str, fraction: float, seed: int) -> None:
         """See `Source`."""
         columns = self._select(split)
         rows = label_subsets.choose_labelled(columns[2], split, fraction, seed)
         self._selected[split] = [column[rows] for column in columns]
 
-    def handles(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
+    def handles(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
+                buffer_mb: int = 1024) -> tf.data.Dataset:
         """See `Source`; `buffer_mb` has no use, since only indices are shuffled."""
         count = len(self._select(split)[0])
         indices = tf.data.Dataset.range(count)
@@ -66,11 +69,11 @@ class IndexedSource(Source):
             indices = indices.shuffle(count, seed=seed, reshuffle_each_iteration=False)
         return indices.shard(shards, shard)
 
-    def fetch(self, split):
+    def fetch(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`."""
         keys, items, labels = (tf.constant(column) for column in self._select(split))
         return lambda index: (keys[index], self._load(items[index]), labels[index])
 
-    def decode(self, item):
+    def decode(self, item: tf.Tensor) -> tf.Tensor:
         """See `Source`."""
         return item if item.dtype == tf.uint8 else super().decode(item)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+from collections.abc import Callable
 from concurrent import futures
 
 import numpy as np
@@ -61,17 +62,17 @@ class TfdsSource(Source):
         return image, label if isinstance(features.get(label), tfds.features.ClassLabel) else None
 
     @property
-    def split_names(self):
+    def split_names(self) -> list[str]:
         """Names of the whole splits."""
         return sorted(self._builder.info.splits)
 
-    def describe_data(self):
+    def describe_data(self) -> dict:
         """See `Source`; also the version and the config."""
         info = self._builder.info
         return dict(name=info.name, version=str(info.version), config=info.config_name or None,
                     splits={name: info.splits[name].num_examples for name in self.split_names})
 
-    def check_files(self, split):
+    def check_files(self, split: str) -> None:
         """See `Source`. Record files that are cut are found when they are read, see `_read_file`."""
         paths = {file.filename for file in self._builder.info.splits[split].file_instructions} - self._checked
         with futures.ThreadPoolExecutor(16) as pool:  # For remote storage.
@@ -86,7 +87,7 @@ class TfdsSource(Source):
         files = self._builder.info.splits[split].file_instructions
         return files[shard::shards] if len(files) >= shards else files
 
-    def num_examples(self, split, shards=1, shard=0):
+    def num_examples(self, split: str, shards: int = 1, shard: int = 0) -> int:
         """See `Source`."""
         if split in self._kept:
             return len(range(shard, len(self._kept[split]), shards))
@@ -96,7 +97,8 @@ class TfdsSource(Source):
         total = self._builder.info.splits[split].num_examples
         return len(range(shard, total, shards))
 
-    def handles(self, split, seed=None, shards=1, shard=0, buffer_mb=1024):
+    def handles(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
+                buffer_mb: int = 1024) -> tf.data.Dataset:
         """See `Source`. Files are interleaved in an order drawn from the seed, then records shuffled in a buffer."""
         sparse = self.is_sparse(split)
         files = self._files(split, 1 if sparse else shards, 0 if sparse else shard)
@@ -120,7 +122,7 @@ class TfdsSource(Source):
             records = records.shuffle(size, seed=seed + 1, reshuffle_each_iteration=False)
         return records
 
-    def restrict(self, split, fraction, seed):
+    def restrict(self, split: str, fraction: float, seed: int) -> None:
         """See `Source`; reads all of the split."""
         if self.multi_label:
             raise UserError(f"--label_fraction={fraction:g} is for one label an example: {self.name} has several")
@@ -134,7 +136,7 @@ class TfdsSource(Source):
         key, _, label = self._parse(key, serialized)
         return key, label
 
-    def is_sparse(self, split):
+    def is_sparse(self, split: str) -> bool:
         """See `Source`; record files have no random access."""
         return split in self._kept
 
@@ -144,7 +146,7 @@ class TfdsSource(Source):
         mean_bytes = max(sum(info.num_bytes for info in whole) / max(sum(info.num_examples for info in whole), 1), 1)
         return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)
 
-    def fetch(self, split):
+    def fetch(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`; a handle is a key and a serialized example."""
         del split
         return self._parse

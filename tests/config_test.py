@@ -1,5 +1,6 @@
 """Settings: the original's flags, ranges, combinations, and what the command line says about mistakes."""
 
+import dataclasses
 import pathlib
 import re
 import subprocess
@@ -86,6 +87,25 @@ def test_default_directory_is_of_the_run_and_not_of_its_length():
     assert config.replace(train_steps=5, mode="eval", data_dir="/x").default_model_dir() == config.default_model_dir()
     assert config.replace(temperature=0.2).default_model_dir() != config.default_model_dir()
     assert Config(dataset="folder:/a/b c/").default_model_dir().startswith("runs/a_b_c_resnet50_")
+
+
+def test_every_role_is_documented_and_used():
+    for role in dataclasses.fields(Config)[0].metadata["roles"]:
+        assert f"\n      {role}: role: " in config_lib.setting.__doc__ and config_lib.settings_with(role), role
+
+
+def test_roles_do_not_contradict_each_other():
+    identity = set(config_lib.settings_with("identity"))
+    assert identity > set(config_lib.settings_with("network"))
+    assert not identity & set(config_lib.settings_with("length", "order", "output", "per_host", "no_effect"))
+    assert not set(config_lib.settings_with("length")) & set(config_lib.settings_with("order", "no_effect", "per_host"))
+
+
+def test_settings_with_a_role_are_in_order_of_definition():
+    assert config_lib.settings_with("length", "per_host") == (
+        "model_dir", "data_dir", "shuffle_buffer_mb", "train_epochs", "train_steps", "log_seconds")
+    with pytest.raises(KeyError):
+        config_lib.settings_with("minimum")
 
 
 def test_stem_follows_the_original():

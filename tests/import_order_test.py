@@ -6,6 +6,8 @@ import pathlib
 
 import pytest
 
+from config import Config
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GROUPS = [
     {"runtime"},
@@ -51,6 +53,23 @@ def test_a_module_imports_only_from_groups_further_left(path):
     for imported in imports(path):
         name = imported.split(".")[0]
         assert name == own and path.parent != ROOT or GROUP_OF.get(name, -1) < GROUP_OF[own], imported
+
+
+def listed_settings(tree):
+    """Yields the names of settings in each tuple, list or set that is written out in a syntax tree."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            values = {element.value for element in node.elts if isinstance(element, ast.Constant)}
+            yield values & set(Config.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "config"], ids=name_of)
+def test_settings_are_classified_only_in_config(path):
+    """By roles. Elsewhere, a short list within a function may say what one algorithm needs."""
+    tree = ast.parse(path.read_text())
+    constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    assert not [names for node in constants for names in listed_settings(node) if len(names) > 1]
+    assert not [names for names in listed_settings(tree) if len(names) > 4]
 
 
 @pytest.mark.parametrize("package", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))

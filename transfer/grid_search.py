@@ -14,7 +14,7 @@ import sys
 import tensorflow as tf
 
 import config as config_lib
-from checkpoints import inspection, weight_files
+from checkpoints import weight_files
 from runtime import child_processes, console, progress, storage
 from runtime.errors import TrainingDiverged, UserError
 from sources import datasets
@@ -49,10 +49,10 @@ def training_flags(kind, task, examples, learning_rate, weight_decay, steps, bat
 
 
 def check_settings(kind, more):
-    """Raises `UserError` if further settings of a grid's trainings are wrong, or have what the grid decides."""
+    """Raises `UserError` if further settings of a grid's trainings are wrong, or set by the grid itself."""
     ours = training_flags(kind, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
-    others = ("train_split", "eval_split", "train_epochs", "model_dir", "eval_name", "data_dir", "checkpoint", "seed",
-              "bad_images", "follow_links", *inspection.NETWORK_SETTINGS)
+    others = ("train_split", "eval_split", "checkpoint", "seed",
+              *config_lib.settings_with("network", "length", "output", "data_access"))
     for name in sorted({*ours, *others} & set(more)):
         raise UserError(f"--flags: --{name} is the grid's own: leave it out")
     start = dict(checkpoint="-") if kind == "finetune" else {}
@@ -211,12 +211,10 @@ def run_grid(arguments):
     if tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")  # Their memory is for the trainings.
     task, config, source, settings = output.resolve_inputs(kind, arguments)
-    fixed = {name: getattr(config, name) for name in inspection.NETWORK_SETTINGS
-             if name != "lineareval_while_pretraining"}
-    fixed |= dict(seed=arguments.seed, bad_images=arguments.bad_images, follow_links=arguments.follow_links)
-    places = dict(data_dir=arguments.data_dir,
-                  checkpoint=_start_of(arguments.checkpoint) if kind == "finetune" else None)
-    fixed |= {name: value for name, value in places.items() if value is not None}
+    fixed = {name: getattr(config, name) for name in config_lib.settings_with("network", "data_access")}
+    fixed |= dict(seed=arguments.seed, checkpoint=_start_of(arguments.checkpoint) if kind == "finetune" else None)
+    fixed = {name: value for name, value in fixed.items()
+             if value is not None and name != "lineareval_while_pretraining"}  # That is for pretraining.
     search = GridSearch(kind, task, source, fixed, config.model_dir, settings, arguments.batch_size,
                         config_lib.settings_within(arguments.flags))
     with output.open_output_dir(config, source, settings) as out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,20 +16,23 @@ from runtime import progress, storage
 from runtime.errors import UserError
 from transfer import measures, output
 
-L2_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # the strongest first
+L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # the strongest first
+_Examples = tuple[np.ndarray, np.ndarray]  # features, labels
 
 
 # ------------------------------------------------------------------------------------------------- linear evaluation
 
 
-def sweep(fit, choose, metric, l2_choices=L2_CHOICES, found=None, note=lambda found: None):
-    """Chooses the strength of l2 regularisation.
+def sweep(fit: _Examples, choose: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
+          found: dict[float, float] | None = None, note: Callable[[dict[float, float]], None] = lambda found: None
+          ) -> tuple[float, dict[float, float]]:
+    """Chooses the strength of l2 regularisation; its unit is that of `logistic_regression`'s `l2_of_sum`.
 
     Args:
       fit: (features [n, d], labels [n] or [n, classes]) to learn from.
       choose: the same, to choose by.
       metric: name in `METRICS`.
-      l2_choices: strengths, the strongest first.
+      l2_of_sum_choices: strengths, the strongest first.
       found: what is known already: dict: strength -> metric.
       note: function to call with what has been found so far.
 
@@ -39,30 +43,32 @@ def sweep(fit, choose, metric, l2_choices=L2_CHOICES, found=None, note=lambda fo
       UserError: see `measure`.
     """
     path, found = logistic_regression.LogisticPath(*fit), dict(found or {})
-    for l2 in progress.track(l2_choices, len(l2_choices), "logistic regressions"):
-        if l2 not in found:
-            found[l2] = measures.measure(metric, choose[1], path.fit(l2).scores(choose[0]))
+    for l2_of_sum in progress.track(l2_of_sum_choices, len(l2_of_sum_choices), "logistic regressions"):
+        if l2_of_sum not in found:
+            found[l2_of_sum] = measures.measure(metric, choose[1], path.fit(l2_of_sum).scores(choose[0]))
             note(found)
-    return max(l2_choices, key=found.get), found
+    return max(l2_of_sum_choices, key=found.get), found
 
 
-def linear(fit, choose, test, metric, l2_choices=L2_CHOICES, **resumed):
+def linear(fit: _Examples, choose: _Examples, test: _Examples, metric: str,
+           l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES, **resumed) -> tuple[dict, np.ndarray]:
     """Logistic regression on frozen features (paper, B.8.1): chosen on `choose`, fitted to both, tested once.
 
     Args:
       fit, choose, test: (features [n, d], labels [n] or [n, classes]).
       metric: name in `METRICS`.
-      l2_choices: strengths to choose from, the strongest first.
+      l2_of_sum_choices: strengths to choose from, the strongest first.
       resumed: `found` and `note` of `sweep`.
 
     Returns:
-      dict of `l2`, the strength, and `validation`, a list of dicts of `l2` and `metric`; and the scores [n, classes] of
-      `test`.
+      dict with keys of result.json: `l2`, the strength in the same unit, and `validation`, a list of dicts of `l2` and
+      `metric`; and the scores [n, classes] of `test`.
     """
-    best, found = sweep(fit, choose, metric, l2_choices, **resumed)
+    best, found = sweep(fit, choose, metric, l2_of_sum_choices, **resumed)
     both = (np.concatenate(pair) for pair in zip(fit, choose))
     scores = logistic_regression.LogisticPath(*both).fit(best).scores(test[0])
-    return dict(l2=best, validation=[dict(l2=l2, metric=found[l2]) for l2 in l2_choices]), scores
+    return dict(l2=best, validation=[
+        dict(l2=l2_of_sum, metric=found[l2_of_sum]) for l2_of_sum in l2_of_sum_choices]), scores
 
 
 def _read_or_extract_features(config, source, task, arguments, digest):
@@ -112,7 +118,7 @@ def run_linear(arguments):
         parts = _read_or_extract_features(config, source, task, arguments, digest)
         results, scores = linear(
             *parts, task.metric, found=_read_sweep(path, digest), note=lambda found: storage.write_json(
-                path, dict(settings=digest, metrics={repr(float(l2)): value for l2, value in found.items()})))
+                path, dict(settings=digest, metrics={repr(float(key)): value for key, value in found.items()})))
         output.write_results(f"linear transfer of {arguments.checkpoint}", task, out, parts[2][1], scores, results)
 
 
@@ -123,7 +129,7 @@ def _read_sweep(path, digest):
         return {}
     output.check_digest(path, sweep.get("settings"), digest)
     try:
-        found = {float(l2): value for l2, value in sweep["metrics"].items()}
+        found = {float(key): value for key, value in sweep["metrics"].items()}
     except (KeyError, AttributeError, ValueError):
         found = {0.0: None}
     if not all(map(output.is_share, found.values())):

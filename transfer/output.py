@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from checkpoints import inspection, weight_files
 from checkpoints.lock import Lock
-from config import Config
+from config import Config, settings_with
 from runtime import console, signals, storage
 from runtime.errors import UserError, first_line
 from runtime.paths import slug
@@ -37,9 +37,9 @@ def resolve_inputs(kind, arguments):
     task, file = tasks.task_of(arguments), weight_files.open_weights(arguments.checkpoint)
     network = inspection.inspect_checkpoint(arguments.checkpoint, arguments.image_size).config
     out = arguments.out or os.path.join("runs", "transfer", f"{kind}_{_short(arguments.task or task.dataset)}")
-    config = Config(**{name: getattr(network, name) for name in inspection.NETWORK_SETTINGS}).replace(
-        mode="eval", lineareval_while_pretraining=False, dataset=task.dataset, data_dir=arguments.data_dir,
-        follow_links=arguments.follow_links, bad_images=arguments.bad_images, eval_center_crop=False,
+    config = Config(**{name: getattr(network, name) for name in settings_with("network")}).replace(
+        **{name: getattr(arguments, name) for name in settings_with("data_access")}, mode="eval",
+        lineareval_while_pretraining=False, dataset=task.dataset, eval_center_crop=False,
         eval_batch_size=arguments.batch_size, model_dir=out)
     with signals.interruptible():
         source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)

@@ -1,6 +1,7 @@
 """Files of every kind that SimCLR's weights come in: what is found in them, loaded from them, and told about them."""
 
 import contextlib
+import dataclasses
 import http.server
 import io
 import re
@@ -18,7 +19,7 @@ import evaluate
 import model as model_lib
 import train
 from checkpoints import inspection, restoring, summary, tf1_names, weight_files
-from config import Config
+from config import Config, settings_with
 from export import saving
 from runtime.errors import UserError
 from sources import digits
@@ -72,6 +73,8 @@ def test_the_network_is_worked_out_from_the_file(name, shapes, suffix, tmp_path)
     for setting in ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "proj_head_mode", "num_proj_layers",
                     "proj_out_dim"):
         assert getattr(config, setting) == getattr(expected, setting), setting
+    inferred = {field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default}
+    assert inferred <= set(settings_with("network"))
 
 
 @pytest.fixture(scope="module")

@@ -246,7 +246,8 @@ def test_a_run_resumes_and_prunes_in_a_directory_with_a_hostile_name(name, train
     (dict(seed=8, train_batch_size=16), r"--seed=7 \(now 8\), --train_batch_size=32 \(now 16\)"),
     (dict(dataset="folder:/no/such", train_split="train"), "there is no such directory"),
     (dict(train_split="train[:40]"), r"--train_split=train\[:64\] \(now train\[:40\]\)"),
-    (dict(precision="mixed_bfloat16"), "--precision=float32"), (dict(optimizer="momentum"), "--optimizer=lars")])
+    (dict(precision="mixed_bfloat16"), "--precision=float32"), (dict(optimizer="momentum"), "--optimizer=lars"),
+    (dict(cache_dataset=True), "--cache_dataset=False"), (dict(shuffle_buffer_mb=8), "--shuffle_buffer_mb=1024")])
 def test_other_flags_are_refused_and_listed(changes, words, trained, run, tmp_path):
     trained(3)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -268,11 +269,11 @@ def test_changes_may_be_allowed_and_more_steps_are_no_change(trained, run, tmp_p
 # ----------------------------------------------------------------------------------------------------------- data
 
 
-class Data:
-    """A source, as far as its data are compared."""
+class Data(IndexedSource):
+    """A source without examples that describes its data as given."""
 
     def __init__(self, classes=("blue", "green", "red"), **description):
-        self.class_names = list(classes) if classes else None
+        super().__init__("colours", {}, list(classes) if classes else None, tf.identity)
         self._description = {"name": "colours", "version": "1.0.0", "splits": {"train": 64, "test": 10}, **description}
 
     def describe_data(self):

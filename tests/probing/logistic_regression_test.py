@@ -36,7 +36,7 @@ def test_nearest_neighbours_against_loops(neighbors, temperature, sets):
     assert found == pytest.approx(hits / 150, abs=1e-9)
 
 
-def direct_accuracy(train, test, l2):
+def direct_accuracy(train, test, l2_per_example):
     """Multinomial logistic regression on standardised inputs, by scipy alone."""
     (inputs, labels), (test_inputs, test_labels) = train, test
     mean, deviation = inputs.mean(0), inputs.std(0)
@@ -46,25 +46,26 @@ def direct_accuracy(train, test, l2):
         weights, bias = flat[:15].reshape(5, 3), flat[15:]
         log_probabilities = special.log_softmax(inputs @ weights + bias, 1)
         errors = np.exp(log_probabilities) - one_hot
-        value = -(one_hot * log_probabilities).sum(1).mean() + l2 / 2 * (weights**2).sum()
-        return value, np.concatenate([(inputs.T @ errors / len(inputs) + l2 * weights).ravel(), errors.mean(0)])
+        value = -(one_hot * log_probabilities).sum(1).mean() + l2_per_example / 2 * (weights**2).sum()
+        slopes = inputs.T @ errors / len(inputs) + l2_per_example * weights
+        return value, np.concatenate([slopes.ravel(), errors.mean(0)])
 
     flat = optimize.minimize(loss, np.zeros(18), jac=True, method="L-BFGS-B", options=dict(maxiter=2000)).x
     scores = (test_inputs - mean) / deviation @ flat[:15].reshape(5, 3) + flat[15:]
     return (scores.argmax(1) == test_labels).mean()
 
 
-def best_l2(inputs, labels):
-    return logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2"]
+def best_l2_per_example(inputs, labels):
+    return logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2_per_example"]
 
 
 def test_the_strength_is_chosen_on_held_out_examples():
     """Noise asks for the greatest strength, and plain classes for the least."""
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
-    assert best_l2(inputs, labels) == max(logistic_regression.L2_CHOICES)
+    assert best_l2_per_example(inputs, labels) == max(logistic_regression.L2_PER_EXAMPLE_CHOICES)
     inputs = inputs * 0.01 + labels[:, np.newaxis]
-    assert best_l2(inputs, labels) == min(logistic_regression.L2_CHOICES)
+    assert best_l2_per_example(inputs, labels) == min(logistic_regression.L2_PER_EXAMPLE_CHOICES)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
@@ -77,7 +78,7 @@ def test_few_examples_of_a_class_are_fitted(count):
 
 def test_logistic_regression_against_scipy(sets):
     found = logistic_regression.lbfgs_accuracy(*sets)
-    assert abs(found["accuracy"] - direct_accuracy(*sets, found["l2"])) <= 1 / 150
+    assert abs(found["accuracy"] - direct_accuracy(*sets, found["l2_per_example"])) <= 1 / 150
     assert found["accuracy"] > 0.7
 
 

@@ -46,11 +46,11 @@ def sets():
 # ---------------------------------------------------------------------------------------------------------- the path
 
 
-def objective(scores, weights, labels, l2):
-    """Mean cross-entropy + l2 / 2 |W|^2 for each example, in plain NumPy."""
+def objective(scores, weights, labels, l2_of_sum):
+    """Mean cross-entropy + l2_of_sum / 2 |W|^2 for each example, in plain NumPy."""
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    return -log_probabilities[np.arange(len(labels)), labels].mean() + l2 / 2 * (weights**2).sum() / len(labels)
+    return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * (weights**2).sum() / len(labels)
 
 
 def test_the_path_against_cold_fits(sets):
@@ -58,17 +58,17 @@ def test_the_path_against_cold_fits(sets):
 
     (inputs, labels), _, (test_inputs, test_labels) = sets
     path = logistic_regression.LogisticPath(inputs, labels)
-    for number, l2 in enumerate(linear_evaluation.L2_CHOICES):
-        path.fit(l2)
+    for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
+        path.fit(l2_of_sum)
         if number % 4 and number < 40:  # All of the weakest, which take longest.
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             cold = linear_model.LogisticRegression(
-                C=1 / l2, max_iter=logistic_regression.PATH_ITERATIONS, tol=logistic_regression.PATH_TOLERANCE)
+                C=1 / l2_of_sum, max_iter=logistic_regression.PATH_ITERATIONS, tol=logistic_regression.PATH_TOLERANCE)
             cold.fit(np.float64(inputs), labels)
-        warm_loss = objective(path.scores(inputs), path.kernel, labels, l2)
-        assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
+        warm_loss = objective(path.scores(inputs), path.kernel, labels, l2_of_sum)
+        assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
         hits = path.scores(test_inputs).argmax(1) == test_labels
         assert hits.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
 
@@ -80,11 +80,12 @@ def test_the_path_with_more_features_than_examples():
     random = np.random.default_rng(4)
     inputs, labels = np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32), np.arange(60) % 3
     path = logistic_regression.LogisticPath(inputs, labels)
-    for number, l2 in enumerate(linear_evaluation.L2_CHOICES):
-        warm_loss = objective(path.fit(l2).scores(inputs), path.kernel, labels, l2)
+    for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
+        warm_loss = objective(path.fit(l2_of_sum).scores(inputs), path.kernel, labels, l2_of_sum)
         if number % 6 == 0:
-            cold = linear_model.LogisticRegression(C=1 / l2, max_iter=10_000, tol=1e-9).fit(np.float64(inputs), labels)
-            assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2) + 1e-4
+            cold = linear_model.LogisticRegression(C=1 / l2_of_sum, max_iter=10_000, tol=1e-9)
+            cold.fit(np.float64(inputs), labels)
+            assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
 
 
 def test_two_classes_are_a_softmax_too(sets):
@@ -155,10 +156,10 @@ def test_the_strongest_of_the_best_is_chosen(sets):
     fit, (inputs, _), _ = sets
     strengths = (1e4, 30.0, 1.0, 1e-3)
     path = logistic_regression.LogisticPath(*fit)
-    predicted = {l2: path.fit(l2).scores(inputs).argmax(1) for l2 in strengths}
-    for l2 in strengths:
-        best, found = linear_evaluation.sweep(fit, (inputs, predicted[l2]), "top_1", strengths)
-        assert found[l2] == 1.0 and best == max(each for each in strengths if found[each] == 1.0)
+    predicted = {l2_of_sum: path.fit(l2_of_sum).scores(inputs).argmax(1) for l2_of_sum in strengths}
+    for l2_of_sum in strengths:
+        best, found = linear_evaluation.sweep(fit, (inputs, predicted[l2_of_sum]), "top_1", strengths)
+        assert found[l2_of_sum] == 1.0 and best == max(each for each in strengths if found[each] == 1.0)
     assert len({tuple(labels) for labels in predicted.values()}) == 4  # Else the test would not tell them apart.
 
 
