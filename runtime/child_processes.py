@@ -40,16 +40,17 @@ class Launcher:
     """
 
     def __init__(self):
-        self._lock, self._running, self._stopped, self._signalled = threading.Lock(), set(), False, False
+        self._lock, self._stopped, self._signalled = threading.Lock(), False, False
 
     def __enter__(self):
+        outer = signals.active()
+        # Shared with `outer`, which still watches for a second signal, and then kills them.
+        self._running = set() if outer is None else outer.child_processes
         self._old = {number: signal.signal(number, self._pass_on) for number in _SIGNALS
                      if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
-        try:
-            signals.safe_point()  # Of signals that came before.
-        except Stopped:
+        if outer is not None and outer.requested:  # By a signal that was received before.
             self._restore()
-            raise
+            outer.stop()
         return self
 
     def __exit__(self, kind, *_):
@@ -102,14 +103,12 @@ class Launcher:
             process = subprocess.Popen(job.command, cwd=job.cwd, stdout=file, stderr=subprocess.STDOUT,
                                        env={**os.environ, **variables})
             self._running.add(process)
-            signals.child_processes.add(process)
         try:
             if self._stopped:  # The signal came while the process was started.
                 process.terminate()
             yield process
         finally:
             self._running.discard(process)
-            signals.child_processes.discard(process)
 
     def run_all(self, jobs, at_once):
         """Runs jobs, `at_once` of them side by side; yields (job, None or its `JobFailed`) as each ends.
