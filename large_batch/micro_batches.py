@@ -13,22 +13,19 @@ only the second one updates the moving statistics.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
 import resnet
 
-if TYPE_CHECKING:
-    from train import TrainStep
 
-
-def train_step(step: TrainStep, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+def train_step(step: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
     """Takes a step; call it in cross-replica context, inside a `tf.function`.
 
     Args:
-      step: provides model, losses and update.
+      step: `train.TrainStep`, which provides model, losses and update.
       batch: distributed views and labels.
 
     Returns:

@@ -6,21 +6,15 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 import config as config_lib
-import golden
 from config import Config
 from runtime.errors import UserError, first_line
+from support import golden
+from support.flags import make_flags
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CHANGED = {"use_tpu"}  # its default; the others of the contract change meaning only
-
-
-def make_flags():
-    values = flags.FlagValues()
-    config_lib.define_flags(values)
-    return values
 
 
 def test_all_flags_of_the_original_keep_name_type_default_and_choices():

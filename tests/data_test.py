@@ -16,22 +16,12 @@ from runtime import console
 from runtime.errors import UserError
 from sources import datasets, digits, folders, label_subsets
 from sources.tfds_source import TfdsSource
+from support.images import write_images
 
 
 def make_config(**settings):
     small = dict(dataset="digits", image_size=8, train_batch_size=16, use_blur=False)
     return Config(**{**small, **settings})
-
-
-def write_images(root, *names, size=(12, 10)):
-    """Writes one PNG a name; each is of one grey level of its own. Returns the levels by name."""
-    levels = {}
-    for number, name in enumerate(names):
-        path = pathlib.Path(root, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        levels[name] = number + 1
-        path.write_bytes(tf.io.encode_png(tf.fill([*size, 3], np.uint8(number + 1))).numpy())
-    return levels
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import scipy.stats
 import tensorflow as tf
 
 import data_util
-import golden
 from runtime import rng
+from support import golden
 
 ARRAYS = golden.load("images")
 IMAGES = ("97x131", "240x180")

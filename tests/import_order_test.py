@@ -62,6 +62,12 @@ def test_a_package_has_no_import_cycles(package):
     graphlib.TopologicalSorter(graph).prepare()  # Which raises CycleError.
 
 
+def test_tests_do_not_import_each_other():
+    names = {path.stem for path in ROOT.glob("tests/**/*_test.py")}
+    for path in ROOT.glob("tests/**/*.py"):
+        assert not any(set(imported.split(".")) & names for imported in imports(path)), path
+
+
 def test_keras_is_always_tf_keras():
     for path in ROOT.glob("**/*.py"):
         if ".venv" not in str(path):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import golden
 from lars_optimizer import LARSOptimizer, lars_update
+from support import golden
 
 ARRAYS = golden.load("lars")
 NAMES = [str(name) for name in ARRAYS["names"]]

@@ -8,10 +8,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 import config as config_lib
-import golden
 import model as model_lib
 import resnet
 from config import Config
+from support import golden
 from train import TrainStep
 
 SCHEDULE = golden.load("schedule")

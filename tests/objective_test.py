@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import golden
 import metrics
 import model as model_lib
 import objective
 from config import Config
 from large_batch import blocked_nt_xent
 from runtime import replicas
+from support import golden
 
 ARRAYS = golden.load("nt_xent")
 

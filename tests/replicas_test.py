@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import objective
-import replica_worker
 from checkpoints import restoring
+from support import replica_worker
 
 ONE = tf.distribute.get_strategy()
 BLUR, PLAIN, LOCAL = ({"use_blur": True}, {"use_blur": False}, {"use_blur": False, "global_bn": False})

@@ -19,8 +19,8 @@ import config as config_lib
 import run
 import run as run_lib
 from config import Config
-from experiment_test import TINY
 from runtime.errors import Stopped, TrainingDiverged, UserError
+from support.runs import TINY
 
 EDGES = {int: [2**31 - 1, 2**31, -2**31, 2**63 - 1, 2**63, -2**63, 10**20],
          float: [-0.0, 5e-324, 1e-300, 1e-45, 1e-30, 1e30, 3.5e38, 1e308, float("inf"), float("-inf"), float("nan")]}

@@ -9,9 +9,9 @@ import tensorflow as tf
 import model as model_lib
 from checkpoints import restoring, weight_files
 from config import Config
-from conftest import ROOT
 from inference import embedding
 from runtime.errors import UserError
+from support import ROOT
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 

@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageSequence
 
-import experiment_test
 from inference import endpoints
 from runtime import console
 from runtime.errors import UserError
 from sources import datasets, digits, folders, image_checks, image_files, tfds_source
 from sources.indexed import IndexedSource
+from support import runs
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -107,7 +107,7 @@ def run(tmp_path, folder, **settings):
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", said.append)
-        experiment_test.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
+        runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
                             train_steps=1, **settings)
     return "\n".join(said)
 
@@ -131,7 +131,7 @@ def test_bad_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, mon
 
 def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
     os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
-    experiment_test.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
+    runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
                         train_steps=1, bad_images="skip", eval_split="train[:8]", eval_split_given=True)
     printed = capsys.readouterr().out
     assert "left out: 13 of 36 images cannot be used: cat/\\udcff.png (its name is not UTF-8), dog/black" in printed
@@ -208,7 +208,7 @@ def test_a_damaged_record_file_is_told(tmp_path, monkeypatch):
     broken = Broken("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: broken)
     with pytest.raises(UserError, match="--dataset=digits cannot be read any more .*mend it") as error:
-        experiment_test.run(tmp_path / "run", train_steps=1)
+        runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)
 
 
@@ -391,5 +391,5 @@ def test_a_record_file_that_is_cut_ends_training_with_one_line(tmp_path, monkeyp
     cut = Cut("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: cut)
     with pytest.raises(UserError, match="--dataset=digits cannot be read any more") as error:
-        experiment_test.run(tmp_path / "run", train_steps=1)
+        runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)

@@ -7,13 +7,12 @@ import subprocess
 import sys
 import time
 
-import processes
 import pytest
 
-import hosts_test
-from conftest import ROOT
 from runtime import progress, signals
 from runtime.errors import Stopped
+from support import ROOT, processes
+from support.addresses import free_addresses, tf_config
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +150,8 @@ def test_two_replicas_that_are_killed_end_as_if_never_killed(tmp_path):
 
 def start_hosts(model_dir, **flags):
     """Two hosts; what the second prints goes to model_dir_1.log."""
-    addresses = hosts_test.free_addresses(2)
-    return [processes.start(model_dir, {"TF_CONFIG": hosts_test.tf_config({"worker": addresses}, index=index)},
+    addresses = free_addresses(2)
+    return [processes.start(model_dir, {"TF_CONFIG": tf_config({"worker": addresses}, index=index)},
                             log=model_dir.with_name(f"{model_dir.name}_{index}.log"), **flags) for index in range(2)]
 
 

@@ -8,19 +8,17 @@ import subprocess
 import sys
 
 import numpy as np
-import processes
 import pytest
 import tensorflow as tf
 
-import experiment_test
 import run as run_lib
 import train
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from checkpoints.lock import Lock
 from config import Config
-from conftest import ROOT
 from runtime import console, storage
 from runtime.errors import Stopped, UserError
+from support import ROOT, processes, runs
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -34,7 +32,7 @@ def run(tmp_path):
         said = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(console, "log", said.append)
-            experiment_test.run(tmp_path / "run", **{**SETTINGS, **settings})
+            runs.run(tmp_path / "run", **{**SETTINGS, **settings})
         return "\n".join(said)
     return function
 
@@ -45,7 +43,7 @@ def trainings(tiny_resnet, tmp_path_factory):
     @functools.cache
     def directory(steps):
         path = tmp_path_factory.mktemp(f"{steps}_steps") / "run"
-        experiment_test.run(path, **{**SETTINGS, "train_steps": steps})
+        runs.run(path, **{**SETTINGS, "train_steps": steps})
         return path
     return directory
 
@@ -216,7 +214,7 @@ def test_damage_in_a_checkpoint_from_elsewhere_is_told(trained, run, tmp_path):
     trained(3)
     spoil(tmp_path / "run" / "ckpt-3.data-00000-of-00001", "cut")
     with pytest.raises(UserError, match="ckpt-3 (is damaged|cannot be read)"):
-        experiment_test.run(tmp_path / "other", train_mode="finetune", checkpoint=str(tmp_path / "run"))
+        runs.run(tmp_path / "other", train_mode="finetune", checkpoint=str(tmp_path / "run"))
 
 
 # ---------------------------------------------------------------------------------------------------------- names
@@ -233,7 +231,7 @@ def test_a_run_resumes_and_prunes_in_a_directory_with_a_hostile_name(name, train
         (tmp_path / "deep").mkdir()
         shutil.copytree(tmp_path / "run", tmp_path / name)
     # A relative path: what comes before the name is the user's, too.
-    experiment_test.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
+    runs.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
     assert checkpoint_files.steps_of(name) == [6]
     assert checkpoint_files.latest(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
     assert not {path.name for path in tmp_path.iterdir()} - {"run", "deep", "relative", name.rstrip("/")}
@@ -281,7 +279,7 @@ class Data:
 
 
 def start_with(directory, source, **settings):
-    config = Config(**{**experiment_test.TINY, "model_dir": str(directory), **settings})
+    config = Config(**{**runs.TINY, "model_dir": str(directory), **settings})
     run_directory.write_flags(str(directory), config, source.class_names)
     run_directory.write_data(str(directory), source)
     return config
@@ -409,7 +407,7 @@ def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_lib.tempfile, "TemporaryFile", read_only)
     with pytest.raises(UserError, match="cannot be written to .Permission denied.: make room, or choose another"):
-        experiment_test.run(tmp_path / "run")
+        runs.run(tmp_path / "run")
 
 
 # ----------------------------------------------------------------------------------------------------------- lock
@@ -428,7 +426,7 @@ def test_a_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=rf"--model_dir=.* is in use by process {other.pid} on \S+\. Wait"):
-            experiment_test.run(tmp_path)
+            runs.run(tmp_path)
         other.kill()
         other.wait()
     with Lock(str(tmp_path)):
@@ -471,7 +469,7 @@ def test_a_directory_that_is_replaced_stays_as_it_is(module, function, trained, 
         model.function = tf.function(lambda: 1, input_signature=[])
         call = lambda *_: (model, {})  # noqa: E731
     with pytest.raises(UserError, match="the directory was removed or replaced during the run"):
-        experiment_test.run(tmp_path / "run", with_export=True, **{**SETTINGS, "mode": "train_then_eval",
+        runs.run(tmp_path / "run", with_export=True, **{**SETTINGS, "mode": "train_then_eval",
                                                                    "learning_rate": 0.01, "train_steps": 3})
     assert before == {tmp_path / "other" / path.relative_to(tmp_path / "run"): path.read_bytes()
                       for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -540,7 +538,7 @@ def test_the_best_weights_are_kept_besides_the_latest(run, tmp_path, accuracies)
     for steps in (3, 6, 9):
         run(mode="train_then_eval", train_steps=steps, keep_best=True, keep_checkpoint_max=1)
     assert checkpoints(tmp_path / "run") == {"ckpt-9"} and checkpoints(tmp_path / "run" / "best") == {"ckpt-6"}
-    model = train.model_lib.build_model(Config(**experiment_test.TINY), 10)
+    model = train.model_lib.build_model(Config(**runs.TINY), 10)
     assert restoring.load_model(model, str(tmp_path / "run" / "best")).step == 6
 
 

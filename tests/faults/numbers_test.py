@@ -1,16 +1,15 @@
 """Losses and gradients that are not finite, and encoders that collapse."""
 
 import numpy as np
-import processes
 import pytest
 import tensorflow as tf
 
-import experiment_test
 import metrics
 import objective
 import train
 from runtime import console
 from runtime.errors import TrainingDiverged, UserError
+from support import processes, runs
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -48,7 +47,7 @@ def spoil_gradients(patch):
 def whole(tiny_resnet, tmp_path_factory):
     """A training in which all numbers are finite."""
     directory = tmp_path_factory.mktemp("whole")
-    experiment_test.run(directory, **SETTINGS)
+    runs.run(directory, **SETTINGS)
     return directory
 
 
@@ -57,10 +56,10 @@ def test_training_stops_at_the_checkpoint_before(spoil, whole, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch)
         with pytest.raises(UserError, match="at step 5, loss, gradients or weights are not finite .*=0.02") as error:
-            experiment_test.run(tmp_path / "run", **SETTINGS)
+            runs.run(tmp_path / "run", **SETTINGS)
     assert "ckpt-3 is the newest checkpoint: try a lower --learning_rate" in str(error.value)
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "ckpt-6.index").exists()
-    experiment_test.run(tmp_path / "run", **SETTINGS)
+    runs.run(tmp_path / "run", **SETTINGS)
     ours, theirs = (processes.tensors(path, 6) for path in (tmp_path / "run", whole))
     for key in theirs:
         np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
@@ -68,7 +67,7 @@ def test_training_stops_at_the_checkpoint_before(spoil, whole, tmp_path):
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     """The last step before a checkpoint spoils them; its own loss and gradients are sound."""
-    experiment_test.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
+    runs.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
     update = train.TrainStep.update
 
     def spoiled(self, *arguments):
@@ -78,13 +77,13 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingDiverged, match="at step 6, .*ckpt-3 is the"):
         patch.setattr(train.TrainStep, "update", spoiled)
-        experiment_test.run(tmp_path / "run", train_steps=6, checkpoint_steps=3)
+        runs.run(tmp_path / "run", train_steps=6, checkpoint_steps=3)
     assert not (tmp_path / "run" / "ckpt-6.index").exists()
 
 
 def test_a_rate_that_is_too_large_is_told(tmp_path):
     with pytest.raises(TrainingDiverged, match="training has diverged: at step [1-9]"):
-        experiment_test.run(tmp_path / "run", train_steps=9, learning_rate=1e30, warmup_epochs=0, optimizer="momentum")
+        runs.run(tmp_path / "run", train_steps=9, learning_rate=1e30, warmup_epochs=0, optimizer="momentum")
     assert not list((tmp_path / "run").glob("ckpt-*"))
 
 
@@ -102,12 +101,12 @@ def test_many_directions_have_spread_one():
 def test_a_collapsed_encoder_is_told(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(console, "log", said.append)
-    experiment_test.run(tmp_path / "healthy", train_steps=2)
+    runs.run(tmp_path / "healthy", train_steps=2)
     assert not any("has collapsed" in line for line in said)
     loss = objective.add_contrastive_loss
     monkeypatch.setattr(objective, "add_contrastive_loss", lambda hidden, *_: (
         tf.reduce_mean(hidden**2), *loss(hidden)[1:]))
     monkeypatch.setattr(metrics, "embedding_std", lambda *_: tf.constant(0.001))
-    experiment_test.run(tmp_path / "run", train_steps=2)
+    runs.run(tmp_path / "run", train_steps=2)
     assert any("at step 2 all images have nearly the same embedding (train/embedding_std 0.0010" in line
                for line in said)

@@ -18,14 +18,12 @@ import sys
 import tempfile
 import time
 
-sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1]),
-                str(pathlib.Path(__file__).parents[2])]
+sys.path[:0] = [str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(__file__).parents[2])]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import processes  # noqa: E402
-
-from hosts_test import free_addresses, tf_config  # noqa: E402
+from support import processes  # noqa: E402
+from support.addresses import free_addresses, tf_config  # noqa: E402
 
 _STEPS = dict(device=400, replicas=200, hosts=100)
 _TITLES = dict(device="one device", replicas="two replicas", hosts="two hosts")

@@ -5,12 +5,12 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import golden
 import model as model_lib
 import objective
 import train
 from checkpoints.training_state import TrainingState
 from config import Config
+from support import golden
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet", "unoptimized_graphs")
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=8, learning_rate=0.02,

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from conftest import ROOT
 from runtime import child_processes, signals
 from runtime.errors import JobFailed, Stopped, UserError
+from support import ROOT
 
 
 def job(directory, code, *arguments):

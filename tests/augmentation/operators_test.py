@@ -5,18 +5,12 @@ import pytest
 import scipy.ndimage
 import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
-from sklearn import datasets
 
 import data_util
 from augmentation import operators
+from support.images import photographs
 
 LEVEL = 1 / 255
-
-
-def photographs(height=None, width=None):
-    """Two real photographs, cut to the same size: uint8 [2, h, w, 3]."""
-    cuts = [datasets.load_sample_image(name)[100:400:5, 80:480:5] for name in ("china.jpg", "flower.jpg")]
-    return np.stack(cuts)[:, :height, :width]
 
 
 def apply(operator, images, *amounts, **parameters):

@@ -15,15 +15,14 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 import evaluate
-import golden
 import model as model_lib
 import train
 from checkpoints import inspection, restoring, summary, tf1_names, weight_files
 from config import Config
-from conftest import ROOT
 from export import saving
 from runtime.errors import UserError
 from sources import digits
+from support import ROOT, golden
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SMALL = dict(resnet_depth=10, image_size=32, num_proj_layers=2, proj_out_dim=16)

@@ -1,4 +1,4 @@
-"""`run.py` on a network that is traced in a second: `python tests/faults/worker.py FLAGS...`.
+"""`run.py` on a network that is traced in a second: `python tests/support/worker.py FLAGS...`.
 
 REPLICAS=2 in the environment: two logical devices of this process share each batch.
 """

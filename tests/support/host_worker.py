@@ -1,4 +1,7 @@
-"""One host of `hosts_test.py`, in double precision: `python tests/host_worker.py SETTINGS_JSON`, with TF_CONFIG set."""
+"""One host of `hosts_test.py`, in double precision.
+
+    TF_CONFIG=... python tests/support/host_worker.py SETTINGS_JSON
+"""
 
 import contextlib
 import json
@@ -7,7 +10,7 @@ import sys
 import unittest.mock
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402

@@ -15,13 +15,12 @@ import pytest
 import tensorflow as tf
 
 import config as config_lib
-import metrics_test
 import model as model_lib
 from config import Config
-from conftest import ROOT
 from paper import catalogue, cells, figures, tables
 from runtime.errors import JobFailed, TrainingDiverged, UserError
 from runtime.paths import slug
+from support import ROOT, hostile
 from transfer import cli, tasks
 
 
@@ -253,7 +252,7 @@ def test_a_run_that_failed_otherwise_has_not_diverged(status, calls, tmp_path, m
 
 
 @pytest.mark.parametrize("content", [
-    *metrics_test.HOSTILE.values(), b'{"eval/lbfgs_top_1_accuracy": NaN}', b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
+    *hostile.HOSTILE.values(), b'{"eval/lbfgs_top_1_accuracy": NaN}', b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
     b'{"eval/lbfgs_top_1_accuracy": null}', b'{"eval/lbfgs_top_1_accuracy": 1e999}'])
 def test_results_that_are_not_numbers_are_errors(content, calls, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cells, "_call", lambda command, directory: pathlib.Path(directory, "result.json").write_bytes(
@@ -265,7 +264,7 @@ def test_results_that_are_not_numbers_are_errors(content, calls, tmp_path, monke
     assert not list(tmp_path.rglob("done.json"))
 
 
-@pytest.mark.parametrize("content", [*metrics_test.HOSTILE.values(), b"{}", b'{"seconds": "x", "commits": 3}'])
+@pytest.mark.parametrize("content", [*hostile.HOSTILE.values(), b"{}", b'{"seconds": "x", "commits": 3}'])
 def test_a_corrupt_done_or_time_is_written_again(content, calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     place = tmp_path / "small" / "flip" / "without"

@@ -18,19 +18,16 @@ import pytest
 import tensorflow as tf
 
 import evaluate
-import host_worker
 from config import Config
 from runtime import devices, hosts, signals
 from runtime.errors import Stopped, UserError
 from sources import digits
+from support import host_worker
+from support.addresses import free_addresses, tf_config
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 
 # ------------------------------------------------------------------------------------------------------- TF_CONFIG
-
-
-def tf_config(cluster, job="worker", index=0):
-    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
 
 
 @pytest.mark.parametrize("text, words", [
@@ -240,14 +237,6 @@ SETTINGS = dict(
     linear_head_learning_rate=0.1, train_steps=3, eval_split="test[:101]", eval_batch_size=14)
 FINISH = dict(train_steps=5, mode="train_then_eval", eval_protocol="linear_head,lbfgs,knn,contrastive")
 TOLERANCE = 1e-9
-
-
-def free_addresses(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def run_hosts(directories, settings, seconds=300, status=0):

@@ -9,10 +9,7 @@ import tensorflow as tf
 from checkpoints import run_directory, weight_files
 from runtime import storage
 from runtime.errors import UserError
-
-HOSTILE = {"empty": b"", "list": b"[]", "null": b"null", "text": b'"x"', "number": b"7", "truncated": b'{"a": ',
-           "not UTF-8": b'{"a": "\xff"}', "half of a UTF-16 character": b"\xff\xfe{", "deep": b"[" * 200_000,
-           "huge integer": b"1" * 9999}
+from support.hostile import HOSTILE
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -1,15 +1,15 @@
 """The golden numbers, and weights that are a formula of their checkpoint keys."""
 
 import json
-import pathlib
 import zlib
 
 import numpy as np
 
 from checkpoints import restoring
 from config import Config
+from support import ROOT
 
-_DIRECTORY = pathlib.Path(__file__).parent / "golden"
+_DIRECTORY = ROOT / "tests" / "golden"
 
 
 def load(name):

@@ -15,7 +15,6 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import golden
 import model as model_lib
 from checkpoints import descriptions, inspection, run_directory
 from config import Config
@@ -23,6 +22,7 @@ from export import archives, cli, model_card, saving
 from inference import cli as inference_cli
 from inference import embedding, endpoints, prediction
 from runtime.errors import STOPPED_STATUS, UserError
+from support import golden
 
 TINY = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
 CLASSES = [f"kind {number}" for number in range(10)]

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 import evaluate
-import experiment_test
 import model as model_lib
 from checkpoints import restoring
 from config import Config
 from runtime import console
 from runtime.errors import UserError
 from sources import classes
+from support import runs
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 
@@ -60,7 +60,7 @@ def run(model_dir, dataset, **settings):
     messages = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", messages.append)
-        experiment_test.run(model_dir, dataset=dataset, train_split="train", eval_split="train", eval_split_given=True,
+        runs.run(model_dir, dataset=dataset, train_split="train", eval_split="train", eval_split_given=True,
                             **{**dict(train_batch_size=8, train_steps=1), **settings})
     return "\n".join(messages)
 
@@ -117,7 +117,7 @@ def test_a_run_whose_class_was_renamed_is_not_resumed(trained, tmp_path):
     (["green", "red"], [1, 2]), (["green", "red", "yellow"], None),
     (["blue", "green", "red", "yellow"], [0, 1, 2, None])])
 def test_a_warm_start_maps_the_head_by_name_or_leaves_it_out(names, sources, trained):
-    config = Config(**{**experiment_test.TINY, "lineareval_while_pretraining": True})
+    config = Config(**{**runs.TINY, "lineareval_while_pretraining": True})
     before, model = (model_lib.build_model(config, size) for size in (3, len(names)))
     restoring.load_model(before, str(trained[0] / "run"))
     start = [variable.numpy() for variable in model.supervised_head.variables]

@@ -15,10 +15,10 @@ import data_util
 from augmentation import autoaugment, operators, policies
 from augmentation.policies import view_policies
 from config import Config
-from image_ops_test import photographs
 from runtime import rng
 from runtime.errors import UserError
 from sources import digits
+from support.images import photographs
 
 COUNT = 400
 

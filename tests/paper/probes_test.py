@@ -12,8 +12,8 @@ from augmentation import operators
 from checkpoints import run_directory
 from config import Config
 from export import saving
-from image_ops_test import photographs
 from paper import common, probes, transformation_probes
+from support.images import photographs
 
 COUNT = 600
 

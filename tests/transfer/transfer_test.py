@@ -13,17 +13,17 @@ import tensorflow as tf
 from scipy import stats
 
 import config as config_lib
-import metrics_test
 import model as model_lib
 from checkpoints import weight_files
 from checkpoints.lock import Lock
 from config import Config
-from config_test import make_flags
-from data_test import write_images
 from probing import features, logistic_regression
 from runtime import child_processes
 from runtime.errors import UserError
 from sources import digits
+from support import hostile
+from support.flags import make_flags
+from support.images import write_images
 from transfer import cli, grid_search, linear_evaluation, measures, output, significance, tasks
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
@@ -283,7 +283,7 @@ def test_other_weights_make_another_transfer(network, few_iterations, tmp_path, 
 SETTINGS = dict(command="linear", weights="step 1, content abc", seed=0)
 
 
-@pytest.mark.parametrize("settings", [None, *metrics_test.HOSTILE.values(), b"{}", b'{"a": 1}'])
+@pytest.mark.parametrize("settings", [None, *hostile.HOSTILE.values(), b"{}", b'{"a": 1}'])
 @pytest.mark.parametrize("result", [
     "features_fit.npz", "sweep.json", "rate_0.1_decay_0.json", "best_rate_0.1_decay_0", "predictions.npz",
     "result.json"])

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import golden
 import model as model_lib
 from checkpoints import restoring
 from checkpoints.training_state import TrainingState
 from config import Config
 from runtime.errors import UserError
+from support import golden
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 import run
 from config import Config
-from conftest import ROOT
 from runtime import command_line, console, progress, tensorflow_startup
 from runtime.errors import Stopped, UserError
+from support import ROOT
 
 
 class Terminal(io.StringIO):

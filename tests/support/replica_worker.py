@@ -1,6 +1,6 @@
 """What `replicas_test.py` runs on one device and on two replicas of its own process, and on four in another.
 
-    python tests/replica_worker.py 4 OUT.npz '{"use_blur": true}'
+    python tests/support/replica_worker.py 4 OUT.npz '{"use_blur": true}'
 """
 
 import json
@@ -16,7 +16,7 @@ from runtime import replicas
 REPLICAS = int(sys.argv[1]) if __name__ == "__main__" else None
 if REPLICAS:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402

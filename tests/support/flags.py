@@ -1,0 +1,11 @@
+"""Flags that are not those of the process."""
+
+from absl import flags
+
+import config as config_lib
+
+
+def make_flags():
+    values = flags.FlagValues()
+    config_lib.define_flags(values)
+    return values

@@ -1,0 +1,24 @@
+"""Image files, and real photographs."""
+
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+from sklearn import datasets
+
+
+def write_images(root, *names, size=(12, 10)):
+    """Writes one PNG a name; each is of one grey level of its own. Returns the levels by name."""
+    levels = {}
+    for number, name in enumerate(names):
+        path = pathlib.Path(root, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        levels[name] = number + 1
+        path.write_bytes(tf.io.encode_png(tf.fill([*size, 3], np.uint8(number + 1))).numpy())
+    return levels
+
+
+def photographs(height=None, width=None):
+    """Two real photographs, cut to the same size: uint8 [2, h, w, 3]."""
+    cuts = [datasets.load_sample_image(name)[100:400:5, 80:480:5] for name in ("china.jpg", "flower.jpg")]
+    return np.stack(cuts)[:, :height, :width]
