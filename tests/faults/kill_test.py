@@ -102,7 +102,8 @@ def test_a_signal_interrupts_downloads():
 
 
 _BUSY = """
-import stopping, time
+import time
+from runtime import signals
 with signals.StopSignals():
     print("busy", flush=True)
     time.sleep(99)
