@@ -53,7 +53,7 @@ class StopSignals:
         self._name = ""
         self._interruptible = False
 
-    def __enter__(self):
+    def __enter__(self) -> StopSignals:
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._old_fd = signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
@@ -63,7 +63,7 @@ class StopSignals:
         threading.Thread(target=self._watch, args=(self._wake,), daemon=True).start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_fd)
