@@ -369,7 +369,7 @@ def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
     devices.check_precision("float32", use_tpu=False)
     if refused:
-        with pytest.raises(UserError, match="--precision=mixed_bfloat16: Card .* use mixed_float16"):
+        with pytest.raises(UserError, match="--precision=mixed_bfloat16: Card .* Use mixed_float16"):
             devices.check_precision("mixed_bfloat16", use_tpu=False)
     else:
         devices.check_precision("mixed_bfloat16", use_tpu=False)

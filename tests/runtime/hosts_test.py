@@ -125,14 +125,14 @@ def test_a_malformed_tf_config_is_refused_in_one_line(text, words, monkeypatch):
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize("text, hosts", [
+@pytest.mark.parametrize("text, count", [
     ("", 1), ("{}", 1), ('{"task": {"type": "worker", "index": 3}}', 1), (tf_config({"worker": ["a:1"]}), 1),
     (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1), (tf_config(CLUSTER, index=1), 2),
     (tf_config(CLUSTER, index="1"), 2), (tf_config({"worker": ["[::1]:2222", "my_host-1.example.com.:2222"]}), 2),
     (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3)])
-def test_hosts_are_counted(text, hosts, monkeypatch):
+def test_hosts_are_counted(text, count, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    assert hosts.count_hosts() == hosts
+    assert hosts.count_hosts() == count
 
 
 def test_one_host_is_as_none(monkeypatch):
