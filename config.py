@@ -373,7 +373,7 @@ class Config:
     )
     save_predictions: bool = setting(
         False, "Write labels and logits of the linear head for every example to predictions_<step>.npz, for "
-        "`transfer.py compare`."
+        "`python -m transfer compare`."
     )
     eval_batch_size: int = setting(256, "Examples an evaluation batch, over all replicas.", minimum=1, maximum=2**20)
     eval_protocol: str = setting(

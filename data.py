@@ -9,11 +9,16 @@ if __name__ == "__main__":  # Before the imports, which take seconds.
     from runtime import command_line
     command_line.refuse(__file__)
 
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
 import data_util
 from augmentation.policies import view_policies
+from config import Config
 from runtime import rng
+from sources.source import Source
 
 _ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # purposes of random draws, folded into the run's seed
 
@@ -126,7 +131,8 @@ def _with_seed(seed, handles):
     return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), handles))
 
 
-def build_train_dataset(config, source, seed, batch_size, start_step=0, input_context=None):
+def build_train_dataset(config: Config, source: Source, seed: int, batch_size: int, start_step: int = 0,
+                        input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
     """The endless training data of one input pipeline.
 
     Memory: encoded examples are shuffled, at most `config.shuffle_buffer_mb` of them (images in folders and `digits`: 8
@@ -170,7 +176,7 @@ def build_train_dataset(config, source, seed, batch_size, start_step=0, input_co
     return _read_ahead(dataset)
 
 
-def eval_batch_size(config, source, split: str, replicas: int) -> int:
+def eval_batch_size(config: Config, source: Source, split: str, replicas: int) -> int:
     """Returns the examples of an evaluation batch on each replica, for `build_eval_dataset`.
 
     That is `config.eval_batch_size` over the replicas, but not more than the split has for each of them: batches are
@@ -179,7 +185,8 @@ def eval_batch_size(config, source, split: str, replicas: int) -> int:
     return max(min(config.eval_batch_size // replicas, -(-source.num_examples(split) // replicas)), 1)
 
 
-def build_eval_dataset(config, source, split, batch_size, input_context=None, replicas=1):
+def build_eval_dataset(config: Config, source: Source, split: str, batch_size: int,
+                       input_context: tf.distribute.InputContext | None = None, replicas: int = 1) -> tf.data.Dataset:
     """Every example of a split once, in order, in full batches; the last ones are filled up with weight 0.
 
     Args:
@@ -211,7 +218,7 @@ def build_eval_dataset(config, source, split, batch_size, input_context=None, re
     return dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
-def build_view_pairs(config, source, split, seed, batch_size):
+def build_view_pairs(config: Config, source: Source, split: str, seed: int, batch_size: int) -> tf.data.Dataset:
     """Augmented views of a split's examples, each once, in order; a last incomplete batch is left out.
 
     Returns:
@@ -229,7 +236,8 @@ def _shards(input_context):
     return input_context.num_input_pipelines, input_context.input_pipeline_id
 
 
-def distribute(strategy, build):
+def distribute(strategy: tf.distribute.Strategy, build: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
+              ) -> Any:
     """The strategy's dataset of `build(input_context, replicas fed by this pipeline)`."""
     def function(context):
         return build(context, context.num_replicas_in_sync // context.num_input_pipelines)

@@ -18,6 +18,7 @@ if __name__ == "__main__":  # Before the imports, which take seconds.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,13 +32,15 @@ _TINY = 1e-12  # far below any difference between colours; in place of a divisio
 # ------------------------------------------------------------------------------------------------- crop and flip
 
 
-def resize_bicubic(image, height, width):
+def resize_bicubic(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
     """Bicubic resize of one image or a batch, without antialiasing; may overshoot [0, 1]."""
     resized = tf.image.resize(image, [height, width], tf.image.ResizeMethod.BICUBIC)
     return tf.cast(resized, image.dtype)
 
 
-def random_crop_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_range=(3 / 4, 4 / 3)):
+def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
+                       aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)
+                      ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """A random window (Inception crop; paper, Appendix A).
 
     As in the original, a window covers at least a tenth of the image, so that areas between 8 % and 10 % are drawn
@@ -56,7 +59,8 @@ def random_crop_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_r
     return begin[0], begin[1], size[0], size[1]
 
 
-def random_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_range=(3 / 4, 4 / 3)):
+def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
+                  aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)) -> tuple[tf.Tensor, tf.Tensor]:
     """The same as what `tf.slice` takes: begin [3] and size [3], all channels."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=0.1,
@@ -65,7 +69,7 @@ def random_window(image_shape, seed, area_range=(0.08, 1.0), aspect_ratio_range=
     return begin, size
 
 
-def resize_window(image, begin, size, height, width):
+def resize_window(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: int, width: int) -> tf.Tensor:
     """`tf.slice(image, begin, size)`, resized bicubically.
 
     Only the window is converted to float: a photograph is several times as large as its view.
@@ -86,18 +90,18 @@ def resize_window(image, begin, size, height, width):
     return resized * (1 / 255) if image.dtype == tf.uint8 else resized
 
 
-def random_crop_and_resize(image, seed, height, width, **window):
+def random_crop_and_resize(image: tf.Tensor, seed: tf.Tensor, height: int, width: int, **window: Any) -> tf.Tensor:
     """Random crop (`random_crop_window`, which takes `window`), resized as by `resize_window`."""
     return resize_window(image, *random_window(tf.shape(image), seed, **window), height, width)
 
 
-def flip_horizontally(channels, seeds=None):
+def flip_horizontally(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Exchanges left and right; `seeds` are not used."""
     del seeds
     return [tf.reverse(channel, [2]) for channel in channels]
 
 
-def center_crop(image, height, width, crop_proportion):
+def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: float) -> tf.Tensor:
     """The central window of aspect `width` / `height` that spans `crop_proportion` of the image, resized bicubically.
 
     Args:
@@ -124,12 +128,12 @@ def center_crop(image, height, width, crop_proportion):
 # ------------------------------------------------------------------------------------------------------- channels
 
 
-def to_channels(images):
+def to_channels(images: tf.Tensor) -> list[tf.Tensor]:
     """[n, h, w, c] -> c tensors [n, h, w]."""
     return tf.unstack(images, axis=-1)
 
 
-def from_channels(channels):
+def from_channels(channels: list[tf.Tensor]) -> tf.Tensor:
     """c tensors [n, h, w] -> [n, h, w, c]."""
     # In two steps: to stack along the last axis is to copy single numbers. As matrices, which are transposed fastest.
     height, width = channels[0].shape[1:]
@@ -137,12 +141,13 @@ def from_channels(channels):
     return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(channels)])
 
 
-def clip(channels):
+def clip(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     """Clips all channels to [0, 1]."""
     return [tf.clip_by_value(channel, 0.0, 1.0) for channel in channels]
 
 
-def switch_per_image(indices, functions, channels, arguments):
+def switch_per_image(indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
+                    ) -> list[tf.Tensor]:
     """Applies `functions[indices[i]]` to image i: a batched `tf.switch_case`.
 
     Args:
@@ -169,17 +174,17 @@ def switch_per_image(indices, functions, channels, arguments):
 # Every `adjust_*` takes channels and one amount an image, [n, 1, 1] or a scalar, and returns channels, not clipped.
 
 
-def adjust_brightness(channels, factor):
+def adjust_brightness(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
     """Brightness multiplied by `factor` (SimCLR v2)."""
     return [channel * factor for channel in channels]
 
 
-def shift_brightness(channels, shift):
+def shift_brightness(channels: list[tf.Tensor], shift: tf.Tensor) -> list[tf.Tensor]:
     """Brightness increased by `shift` (the paper, SimCLR v1)."""
     return [channel + shift for channel in channels]
 
 
-def adjust_contrast(channels, factor):
+def adjust_contrast(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
     """Distance from each channel's mean multiplied by `factor`."""
     return [channel * factor + tf.reduce_mean(channel, [1, 2], keepdims=True) * (1 - factor) for channel in channels]
 
@@ -189,14 +194,14 @@ def _extremes(red, green, blue):
     return tf.maximum(tf.maximum(red, green), blue), tf.minimum(tf.minimum(red, green), blue)
 
 
-def adjust_saturation(channels, factor):
+def adjust_saturation(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
     """HSV saturation s multiplied by `factor` >= 0, to s' <= 1: distances from the highest colour, times s' / s."""
     highest, lowest = _extremes(*channels)
     ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _TINY))
     return [highest - (highest - channel) * ratio for channel in channels]
 
 
-def adjust_hue(channels, turns):
+def adjust_hue(channels: list[tf.Tensor], turns: tf.Tensor) -> list[tf.Tensor]:
     """HSV hue turned by `turns` of the colour circle.
 
     The circle is a hexagon with sides of length 1. A pixel's distance from red along it is
@@ -214,14 +219,15 @@ def adjust_hue(channels, turns):
     return [lowest + chroma * share for share in clip(shares)]
 
 
-def to_grayscale(channels, seeds=None):
+def to_grayscale(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Returns the luminance (BT.601), three times; `seeds` are not used."""
     del seeds
     red, green, blue = channels
     return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
 
 
-def jitter_amounts(seeds, strength, brightness="multiplicative"):
+def jitter_amounts(seeds: tf.Tensor, strength: float, brightness: str = "multiplicative"
+                  ) -> tuple[tf.Tensor, tf.Tensor]:
     """Uniform draws for the steps of `color_jitter`, and the order of the steps.
 
     Brightness, contrast and saturation are drawn from 1 +- 0.8 * strength (not below 0; additive brightness from
@@ -237,7 +243,8 @@ def jitter_amounts(seeds, strength, brightness="multiplicative"):
     return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
 
 
-def color_jitter(channels, seeds, strength=1.0, brightness="multiplicative", random_order=True):
+def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 1.0, brightness: str = "multiplicative",
+                 random_order: bool = True) -> list[tf.Tensor]:
     """Brightness, contrast, saturation (each 0.8 * strength) and hue (0.2 * strength), clipped after each step.
 
     Args:
@@ -278,7 +285,7 @@ def _then_clip(step):
 # ----------------------------------------------------------------------------------------------------------- blur
 
 
-def gaussian_blur(image, kernel_size, sigma, padding="SAME"):
+def gaussian_blur(image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, padding: str = "SAME") -> tf.Tensor:
     """Gaussian blur by two one-dimensional convolutions.
 
     Args:
@@ -317,7 +324,8 @@ def _correlate(batch, taps, axis):
     return total
 
 
-def batch_random_blur(images, seed, height, probability=0.5, first_row=0, total_rows=None):
+def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probability: float = 0.5,
+                      first_row: int | tf.Tensor = 0, total_rows: int | None = None) -> tf.Tensor:
     """Blurs every image with `probability`, each with its own sigma from 0.1 to 2 (paper, Appendix A).
 
     Args:
@@ -375,29 +383,29 @@ class Policy:
         return dataclasses.replace(self, operators=self.operators + operators)
 
 
-def crop_and_flip_policy(min_area=0.08, flip=True):
+def crop_and_flip_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
     """Returns the policy of fine-tuning: random crop and flip (paper, B.5)."""
     return Policy((min_area, 1.0), (Operator("flip", flip_horizontally, 0.5),) * flip)
 
 
-def simclr_policy(strength, brightness, min_area=0.08, flip=True):
+def simclr_policy(strength: float, brightness: str, min_area: float = 0.08, flip: bool = True) -> Policy:
     """Returns the default policy: crop, flip, color distortion (paper, Appendix A). Blur is applied on the device."""
     policy = crop_and_flip_policy(min_area, flip)
     return policy.then(*color_distortion(strength, brightness)) if strength > 0 else policy
 
 
-def color_distortion(strength, brightness):
+def color_distortion(strength: float, brightness: str) -> tuple[Operator, Operator]:
     """Returns the operators of color distortion: jitter for 80 % of the images, grayscale for 20 % (paper, A)."""
     jitter = functools.partial(color_jitter, strength=strength, brightness=brightness)
     return Operator("color_jitter", jitter, 0.8), Operator("grayscale", to_grayscale, 0.2)
 
 
-def crop_by_policy(image, policy, seed, size):
+def crop_by_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the crop of `policy`: image [h, w, 3], uint8 or float, to [size, size, 3] float32."""
     return random_crop_and_resize(image, seed, size, size, area_range=policy.area_range)
 
 
-def apply_after_crop(channels, policy, seeds):
+def apply_after_crop(channels: list[tf.Tensor], policy: Policy, seeds: tf.Tensor) -> list[tf.Tensor]:
     """Applies the operators of `policy` to many crops.
 
     Args:
@@ -416,12 +424,12 @@ def apply_after_crop(channels, policy, seeds):
     return clip(channels)
 
 
-def identity(channels, _):
+def identity(channels: list[tf.Tensor], _: tf.Tensor) -> list[tf.Tensor]:
     """Returns the channels: the operator that changes nothing."""
     return channels
 
 
-def apply_policy(image, policy, seed, size):
+def apply_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> tf.Tensor:
     """Applies a policy to one image.
 
     Args:
@@ -437,7 +445,7 @@ def apply_policy(image, policy, seed, size):
     return tf.squeeze(from_channels(apply_after_crop(channels, policy, seed[tf.newaxis])), 0)
 
 
-def preprocess_for_eval(image, size, crop=True):
+def preprocess_for_eval(image: tf.Tensor, size: int, crop: bool = True) -> tf.Tensor:
     """Centre crop (87.5 % of the shorter side; all of it where `crop` is False), resized to [size, size, 3].
 
     `image` may be a batch of one size, [n, h, w, 3].
@@ -446,8 +454,9 @@ def preprocess_for_eval(image, size, crop=True):
     return tf.clip_by_value(tf.ensure_shape(image, [None] * (image.shape.rank - 3) + [size, size, 3]), 0.0, 1.0)
 
 
-def preprocess_image(image, height, width, is_training=False, color_jitter_strength=0.0, test_crop=True, *, seed=None,
-                     brightness="multiplicative"):
+def preprocess_image(image: tf.Tensor, height: int, width: int, is_training: bool = False,
+                     color_jitter_strength: float = 0.0, test_crop: bool = True, *, seed: tf.Tensor | None = None,
+                     brightness: str = "multiplicative") -> tf.Tensor:
     """One image, ready for the network.
 
     Args:

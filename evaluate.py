@@ -10,7 +10,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -48,7 +48,7 @@ _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untraine
              "/raw_pixels": ", raw pixels"}
 
 
-def protocols(config, source):
+def protocols(config: Config, source: Source) -> list[str]:
     """The protocols to run: without a linear head, `linear_head` gives way to what works without one."""
     substitute = ("contrastive",) + (("knn",) if source.num_classes and not source.multi_label else ())
     names = [name for asked in config.eval_protocols
@@ -56,7 +56,8 @@ def protocols(config, source):
     return list(dict.fromkeys(names))
 
 
-def eval_batches(config, source, split, strategy):
+def eval_batches(config: Config, source: Source, split: str, strategy: tf.distribute.Strategy
+                ) -> tf.distribute.DistributedDataset:
     """The distributed evaluation data of a split, cut after `eval_steps` batches if that is set.
 
     In addition to images, labels and weights it has positions [batch] int64, by which `features.extract` restores the
@@ -123,7 +124,7 @@ def _head_names(config, source, file):
     return file.class_names
 
 
-def linear_results(labels, logits):
+def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
     """Metrics of logits [n, classes], as floats by key.
 
     Args:
@@ -138,7 +139,7 @@ def linear_results(labels, logits):
             MEAN_PER_CLASS: metrics.mean_per_class_accuracy(top_1, labels)}
 
 
-def result_rows(results):
+def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
     """The results as (what, value) pairs of text, for people."""
     rows = []
     for key, label in _LABELS.items():
@@ -149,7 +150,7 @@ def result_rows(results):
     return rows
 
 
-def results_dir(config):
+def results_dir(config: Config) -> str:
     """Where results are written."""
     return os.path.join(config.model_dir, config.eval_name) if config.eval_name else config.model_dir
 
@@ -198,7 +199,7 @@ class Evaluator:
     def __exit__(self, *_):
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Closes the file of TensorBoard events."""
         if self._writer is not None:
             self._writer.close()
@@ -379,13 +380,15 @@ def _check_labels(train_set, test_set, config):
                         "labelled examples")
 
 
-def evaluate_and_write(config, source, model, strategy, step, is_chief=True, complete=True, check=lambda: None):
+def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
+                       step: int, is_chief: bool = True, complete: bool = True, check: Callable[[], None] = lambda: None
+                      ) -> dict[str, float]:
     """Evaluates a model once; see `Evaluator` and `Evaluator.evaluate_and_write`."""
     with Evaluator(config, source, model, strategy, is_chief, check=check) as evaluator:
         return evaluator.evaluate_and_write(step, complete)
 
 
-def new_checkpoints(model_dir, last_step, timeout):
+def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[str]:
     """Yields each checkpoint of `model_dir` once, oldest first, until `last_step`.
 
     Args:
@@ -428,7 +431,8 @@ def _build_evaluator(config, source, strategy, is_chief, path, flag):
     return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
 
 
-def evaluate_checkpoint(config, source, strategy, is_chief=True):
+def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
+                       ) -> dict[str, float]:
     """Evaluates the weights that `--checkpoint` names, once, and returns the results."""
     model, evaluator = _build_evaluator(config, source, strategy, is_chief, config.checkpoint, "--checkpoint")
     with evaluator:
@@ -438,7 +442,8 @@ def evaluate_checkpoint(config, source, strategy, is_chief=True):
         return evaluator.evaluate_and_write(loaded.file.step or 0, not loaded.left_out)
 
 
-def evaluate_continuously(config, source, strategy, is_chief=True):
+def evaluate_continuously(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
+                         ) -> dict[str, float] | None:
     """Evaluates every checkpoint once, as it appears; returns the last results, or None if none appeared."""
     needed = _needed_parts(config, source)
     last_step = model_lib.count_steps(config, source.num_examples(config.train_split)).train
@@ -474,7 +479,7 @@ def _is_usable(path):
     return not reason
 
 
-def write_results(directory, step, results):
+def write_results(directory: str, step: int, results: dict[str, float]) -> None:
     """Writes result.json (the latest) and result_<step>.json."""
     for name in ("result.json", f"result_{step}.json"):
         storage.write_json(os.path.join(directory, name), results)

@@ -7,6 +7,8 @@ if __name__ == "__main__":  # Before the imports, which take seconds.
     command_line.refuse(__file__)
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -20,7 +22,7 @@ def _l2_norm(tensor):
     return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
 
 
-def trust_ratio(param, update, eeta):
+def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
     """eeta * |param| / |update| in l2 norms, or 1 where either norm is 0; a scalar, float32 at least."""
     param_norm, update_norm = _l2_norm(param), _l2_norm(update)
     ratio = eeta * tf.math.divide_no_nan(param_norm, update_norm)
@@ -37,8 +39,9 @@ def _decayed(param, grad, weight_decay):
     return grad + weight_decay * param if weight_decay else grad
 
 
-def lars_update(param, grad, velocity, *, learning_rate, momentum, weight_decay=0.0, adapt=True, classic_momentum=True,
-                use_nesterov=False, eeta=EETA_DEFAULT):
+def lars_update(param: tf.Tensor, grad: tf.Tensor, velocity: tf.Tensor, *, learning_rate: float | tf.Tensor,
+                momentum: float, weight_decay: float = 0.0, adapt: bool = True, classic_momentum: bool = True,
+                use_nesterov: bool = False, eeta: float = EETA_DEFAULT) -> tuple[tf.Tensor, tf.Tensor]:
     """One LARS step for one variable.
 
     With g = grad + weight_decay * param, trust ratio r and momentum m:
@@ -74,9 +77,11 @@ def lars_update(param, grad, velocity, *, learning_rate, momentum, weight_decay=
 class LARSOptimizer(keras.optimizers.legacy.Optimizer):
     """`lars_update` for every variable; its slot is called `Momentum`, as in the original's checkpoints."""
 
-    def __init__(self, learning_rate, momentum=0.9, use_nesterov=False, weight_decay=0.0,
-                 exclude_from_weight_decay=None, exclude_from_layer_adaptation=None, classic_momentum=True,
-                 eeta=EETA_DEFAULT, name="LARSOptimizer", **kwargs):
+    def __init__(self, learning_rate: float | keras.optimizers.schedules.LearningRateSchedule, momentum: float = 0.9,
+                 use_nesterov: bool = False, weight_decay: float = 0.0,
+                 exclude_from_weight_decay: Callable | list[str] | None = None,
+                 exclude_from_layer_adaptation: Callable | list[str] | None = None, classic_momentum: bool = True,
+                 eeta: float = EETA_DEFAULT, name: str = "LARSOptimizer", **kwargs: Any):
         """Creates the optimizer.
 
         Args:
@@ -138,7 +143,7 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
         raise ValueError(f"LARS needs the gradient of the whole variable; {var.name} has a sparse one")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The arguments that make the same optimizer again."""
         names = ("momentum", "use_nesterov", "weight_decay", "exclude_from_weight_decay",
                  "exclude_from_layer_adaptation", "classic_momentum", "eeta")

@@ -14,7 +14,7 @@ import tensorflow as tf
 from runtime import replicas
 
 
-def contrastive_accuracy(logits_ab, labels):
+def contrastive_accuracy(logits_ab: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Share of first views whose own second view is the most similar of all second views.
 
     Args:
@@ -25,7 +25,7 @@ def contrastive_accuracy(logits_ab, labels):
     return tf.reduce_mean(tf.cast(hits, tf.float32))
 
 
-def contrastive_entropy(logits_ab):
+def contrastive_entropy(logits_ab: tf.Tensor) -> tf.Tensor:
     """Mean entropy, in nats, of the softmax over the columns of `logits_ab` [n, N]."""
     probabilities = tf.nn.softmax(tf.cast(logits_ab, tf.float32))
     return -tf.reduce_mean(tf.reduce_sum(probabilities * tf.math.log(probabilities + 1e-8), -1))
@@ -47,32 +47,32 @@ def embedding_std(hidden: tf.Tensor, strategy: tf.distribute.Strategy | None = N
     return tf.reduce_mean(tf.sqrt(variance)) * tf.sqrt(tf.cast(tf.shape(hidden)[1], tf.float32))
 
 
-def top_1_hits(labels, logits):
+def top_1_hits(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Whether the largest logit is the label's; [n] booleans from labels [n] and logits [n, classes]."""
     return tf.equal(tf.argmax(logits, 1, output_type=labels.dtype), labels)
 
 
-def top_k_hits(labels, logits, k):
+def top_k_hits(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:
     """Whether the label's logit is among the k largest; [n] booleans. A label of -1 never is."""
     k = min(k, logits.shape[-1])
     inside = tf.math.in_top_k(tf.maximum(labels, 0), tf.cast(logits, tf.float32), k)
     return inside & (labels >= 0)
 
 
-def multi_label_accuracy(labels, logits):
+def multi_label_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Share of the labels [n, classes], 1 or 0 (-1: left out), that the signs of the logits [n, classes] get right."""
     counts = tf.cast(labels >= 0, tf.float32)
     hits = tf.cast(tf.equal(labels, tf.cast(logits > 0, labels.dtype)), tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(counts))
 
 
-def mean_per_class_accuracy(hits, labels):
+def mean_per_class_accuracy(hits: np.ndarray, labels: np.ndarray) -> float:
     """Mean over classes of the share of their examples that were hit: `hits` [n] booleans, `labels` [n] integers."""
     counts = np.bincount(labels)
     return float(np.mean(np.bincount(labels, hits)[counts > 0] / counts[counts > 0]))
 
 
-def average_precision_11(relevant, scores):
+def average_precision_11(relevant: np.ndarray, scores: np.ndarray) -> float:
     """The 11-point average precision of PASCAL VOC 2007 (Everingham et al. 2010, 4.2).
 
     The mean, over recalls of 0, 0.1, ..., 1, of the best precision at that recall or a higher one.
@@ -87,7 +87,7 @@ def average_precision_11(relevant, scores):
     return float(np.mean([precision[10 * found >= tenth * found[-1]].max() for tenth in range(11)]))
 
 
-def mean_average_precision_11(labels, scores):
+def mean_average_precision_11(labels: np.ndarray, scores: np.ndarray) -> float:
     """Mean of the classes' `average_precision_11`, classes without an example left out.
 
     Args:
@@ -105,17 +105,17 @@ class MeanMetrics:
     def __init__(self):
         self.clear()
 
-    def clear(self):
+    def clear(self) -> None:
         """Forgets everything."""
         self._sums = collections.Counter()
         self._weights = collections.Counter()
 
-    def add(self, scalars, weight=1.0):
+    def add(self, scalars: dict[str, float], weight: float = 1.0) -> None:
         """Adds a dict of scalars that stand for `weight` steps or examples."""
         for name, value in scalars.items():
             self._sums[name] += float(value) * weight
             self._weights[name] += weight
 
-    def means(self):
+    def means(self) -> dict[str, float]:
         """The averages, as a dict of floats."""
         return {name: self._sums[name] / self._weights[name] for name in self._sums}

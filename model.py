@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -32,7 +34,8 @@ _BLUR = 3  # purpose of random draws; data.py has the others
 class LinearLayer(keras.layers.Layer):
     """A dense layer with bias, or one without bias and with batch norm."""
 
-    def __init__(self, units=None, use_bias=True, use_bn=False, norm=resnet.BatchNorm, **kwargs):
+    def __init__(self, units: int | None = None, use_bias: bool = True, use_bn: bool = False,
+                 norm: Callable = resnet.BatchNorm, **kwargs: Any):
         """Creates the layer.
 
         Args:
@@ -50,14 +53,14 @@ class LinearLayer(keras.layers.Layer):
         self.bn_relu = resnet.BatchNormRelu(relu=False, center=use_bias, norm=norm, dtype=self.dtype_policy) \
             if use_bn else None
 
-    def build(self, input_shape):
+    def build(self, input_shape: tf.TensorShape) -> None:
         """Makes the dense layer, once the number of inputs is known."""
         self.dense = keras.layers.Dense(
             self.units or input_shape[-1], use_bias=self.use_bias and self.bn_relu is None, dtype=self.dtype_policy,
             kernel_initializer=keras.initializers.RandomNormal(stddev=0.01))
         super().build(input_shape)
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """[n, inputs] to [n, units]."""
         outputs = self.dense(inputs)
         return outputs if self.bn_relu is None else self.bn_relu(outputs, training=training)
@@ -66,7 +69,8 @@ class LinearLayer(keras.layers.Layer):
 class ProjectionHead(keras.layers.Layer):
     """The head g: nothing, one linear layer, or hidden layers as wide as their input and a linear one (paper, 4.2)."""
 
-    def __init__(self, mode="nonlinear", out_dim=128, num_layers=3, norm=resnet.BatchNorm, **kwargs):
+    def __init__(self, mode: str = "nonlinear", out_dim: int = 128, num_layers: int = 3,
+                 norm: Callable = resnet.BatchNorm, **kwargs: Any):
         """`mode`: none, linear or nonlinear; `out_dim`: of the last layer; `num_layers`: of the non-linear head."""
         super().__init__(autocast=False, **kwargs)  # h stays what it is; the layers cast for themselves.
         hidden = {"none": -1, "linear": 0, "nonlinear": num_layers - 1}[mode]
@@ -75,7 +79,7 @@ class ProjectionHead(keras.layers.Layer):
         last = [] if mode == "none" else [make(out_dim, use_bias=False, dtype=self.variable_dtype)]
         self.linear_layers = [make() for _ in range(hidden)] + last
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> list[tf.Tensor]:
         """All stages, from the input [n, c] to the projection z [n, out_dim]; ReLU after all layers but the last."""
         stages = [inputs]
         for number, layer in enumerate(self.linear_layers, 1):
@@ -87,12 +91,12 @@ class ProjectionHead(keras.layers.Layer):
 class SupervisedHead(keras.layers.Layer):
     """The linear classifier."""
 
-    def __init__(self, num_classes, **kwargs):
+    def __init__(self, num_classes: int, **kwargs: Any):
         """`num_classes`: number of logits."""
         super().__init__(**kwargs)
         self.linear_layer = LinearLayer(num_classes, dtype=self.variable_dtype)
 
-    def call(self, inputs):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """[n, c] to logits [n, num_classes]."""
         return self.linear_layer(inputs)
 
@@ -103,7 +107,7 @@ class SupervisedHead(keras.layers.Layer):
 class Model(keras.Model):
     """Encoder, projection head and, if wanted, the linear head."""
 
-    def __init__(self, config, num_classes):
+    def __init__(self, config: Config, num_classes: int | None):
         """`num_classes` is that of the linear head; it is not read if `config` has none."""
         super().__init__(name="model")
         norm = functools.partial(resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn)
@@ -116,7 +120,7 @@ class Model(keras.Model):
         self._selector = config.ft_proj_selector
         self._detached = config.pretraining
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> dict[str, tf.Tensor]:
         """Runs encoder and heads.
 
         Args:
@@ -138,24 +142,24 @@ class Model(keras.Model):
         return endpoints
 
     @property
-    def num_proj_layers(self):
+    def num_proj_layers(self) -> int:
         """Layers of the projection head."""
         return len(self._projection_head.linear_layers)
 
     @property
-    def projection_dim(self):
+    def projection_dim(self) -> int:
         """Size of the projections z."""
         layers = self._projection_head.linear_layers
         return layers[-1].units if layers else self.resnet_model.num_features
 
     @property
-    def endpoint_names(self):
+    def endpoint_names(self) -> list[str]:
         """Endpoints of the parts that this model has."""
         names = ["initial_conv", "initial_max_pool", *(f"block_group{i}" for i in range(1, 5)), "final_avg_pool"]
         names += ["proj_head_input", "proj_head_output"] if self.num_proj_layers else []
         return names + (["logits_sup"] if self.supervised_head is not None else [])
 
-    def freeze(self, fine_tune_after_block):
+    def freeze(self, fine_tune_after_block: int) -> None:
         """Freezes what fine-tuning leaves alone.
 
         That is the blocks up to `fine_tune_after_block` (-1: none), and the layers of the projection head above the
@@ -180,7 +184,7 @@ def _precision(name):
 
 
 @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and looking for it in tf_keras takes long.
-def build_model(config, num_classes):
+def build_model(config: Config, num_classes: int | None) -> Model:
     """A `Model` with all its variables made, in the current strategy's scope."""
     with _precision(config.precision):
         model = Model(config, num_classes)
@@ -191,7 +195,8 @@ def build_model(config, num_classes):
 # ----------------------------------------------------------------------------------------------- views and losses
 
 
-def blurred_views(views, config, seed, step, first_row=0, total_rows=None):
+def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Tensor, first_row: int | tf.Tensor = 0,
+                  total_rows: int | None = None) -> tf.Tensor:
     """Splits the views of each image and blurs half of them (paper, Appendix A).
 
     The draws for an image depend on the seed, the step, the view, and its row in the batch of all replicas.
@@ -273,17 +278,17 @@ class Steps:
     checkpoint: int
 
 
-def get_train_steps(num_examples, train_steps, train_epochs, train_batch_size):
+def get_train_steps(num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int) -> int:
     """`train_steps` if above 0, else the steps of `train_epochs`, rounded as in the original."""
     return train_steps or num_examples * train_epochs // train_batch_size + 1
 
 
-def get_warmup_steps(num_examples, warmup_epochs, train_batch_size):
+def get_warmup_steps(num_examples: int, warmup_epochs: float, train_batch_size: int) -> int:
     """Steps of the warm-up, rounded as in the original."""
     return int(round(warmup_epochs * num_examples // train_batch_size))
 
 
-def count_steps(config, num_examples) -> Steps:
+def count_steps(config: Config, num_examples: int) -> Steps:
     """Turns the epochs of `config` into steps, for a training split of `num_examples`."""
     batch = config.train_batch_size
     epoch = max(int(round(num_examples / batch)), 1)
@@ -295,12 +300,12 @@ def count_steps(config, num_examples) -> Steps:
     )
 
 
-def scaled_learning_rate(learning_rate, scaling, batch_size):
+def scaled_learning_rate(learning_rate: float, scaling: str, batch_size: int) -> float:
     """The peak learning rate: linear, learning_rate * B / 256; sqrt, learning_rate * sqrt(B) (paper, B.1)."""
     return learning_rate * (batch_size / 256 if scaling == "linear" else math.sqrt(batch_size))
 
 
-def warmup_and_cosine(step, peak, warmup_steps, train_steps):
+def warmup_and_cosine(step: int | tf.Tensor, peak: float, warmup_steps: int, train_steps: int) -> tf.Tensor:
     """Linear warm-up from 0 to `peak`, then half a cosine down to 0 (paper, 2.3).
 
     Args:
@@ -321,8 +326,9 @@ def warmup_and_cosine(step, peak, warmup_steps, train_steps):
 class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
     """`warmup_and_cosine` with the lengths in epochs."""
 
-    def __init__(self, base_learning_rate, num_examples, name=None, *, train_batch_size, train_epochs=100,
-                 train_steps=0, warmup_epochs=10.0, learning_rate_scaling="linear"):
+    def __init__(self, base_learning_rate: float, num_examples: int, name: str | None = None, *, train_batch_size: int,
+                 train_epochs: int = 100, train_steps: int = 0, warmup_epochs: float = 10.0,
+                 learning_rate_scaling: str = "linear"):
         """`base_learning_rate` is scaled by the batch size; `num_examples`: of the training split."""
         super().__init__()
         self.settings = dict(
@@ -333,16 +339,16 @@ class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = get_warmup_steps(num_examples, warmup_epochs, train_batch_size)
         self.train_steps = get_train_steps(num_examples, train_steps, train_epochs, train_batch_size)
 
-    def __call__(self, step):
+    def __call__(self, step: int | tf.Tensor) -> tf.Tensor:
         """Learning rate at `step`."""
         return warmup_and_cosine(step, self.peak, self.warmup_steps, self.train_steps)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The arguments that make the same schedule again."""
         return dict(self.settings)
 
 
-def build_schedule(config, num_examples):
+def build_schedule(config: Config, num_examples: int) -> WarmUpAndCosineDecay:
     """The learning-rate schedule that `config` asks for."""
     return WarmUpAndCosineDecay(
         config.learning_rate, num_examples, train_batch_size=config.train_batch_size, train_epochs=config.train_epochs,
@@ -361,7 +367,8 @@ def _head_refs(model):
     return set() if model.supervised_head is None else {v.ref() for v in model.supervised_head.variables}
 
 
-def build_optimizer(config, learning_rate, model):
+def build_optimizer(config: Config, learning_rate: float | keras.optimizers.schedules.LearningRateSchedule, model: Model
+                   ) -> keras.optimizers.legacy.Optimizer:
     """Returns the optimizer of a training, with its slots.
 
     LARS applies neither weight decay nor trust ratio to vectors (biases, batch norm) and to the linear head. With
@@ -396,7 +403,7 @@ def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> 
     optimizer._create_all_weights(model.trainable_variables)  # Keras has no public method for this.
 
 
-def add_weight_decay(model, weight_decay, optimizer):
+def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Tensor:
     """weight_decay * sum of |v|^2 / 2 over the variables that the optimizer does not decay by itself.
 
     LARS decays the encoder and the projection head itself: there remain the linear head's weights without bias. For

@@ -12,6 +12,8 @@ if __name__ == "__main__":  # Before the imports, which take seconds.
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -32,7 +34,7 @@ DEPTHS = {
 
 
 @contextlib.contextmanager
-def moving_statistics_kept(model: tf.Module):
+def moving_statistics_kept(model: tf.Module) -> Iterator[None]:
     """A context in which batch norm uses the statistics of the batch, but does not update its moving statistics.
 
     It acts when a function is traced. Use it in cross-replica context, since replicas are traced in turns.
@@ -54,8 +56,8 @@ class BatchNorm(keras.layers.Layer):
     A layer that is not `trainable` uses, and keeps, its moving statistics.
     """
 
-    def __init__(self, momentum=0.9, epsilon=BATCH_NORM_EPSILON, center=True, gamma_initializer="ones",
-                 across_replicas=True, **kwargs):
+    def __init__(self, momentum: float = 0.9, epsilon: float = BATCH_NORM_EPSILON, center: bool = True,
+                 gamma_initializer: str = "ones", across_replicas: bool = True, **kwargs: Any):
         """Creates the layer.
 
         Args:
@@ -74,7 +76,7 @@ class BatchNorm(keras.layers.Layer):
         self.across_replicas = across_replicas
         self.updates_statistics = True
 
-    def build(self, input_shape):
+    def build(self, input_shape: tf.TensorShape) -> None:
         """Adds gamma, beta (if centred), moving_mean and moving_variance, each [channels]."""
         # Statistics and scale stay in float32 under half precision.
         add = functools.partial(self.add_weight, shape=input_shape[-1:], experimental_autocast=False)
@@ -86,7 +88,7 @@ class BatchNorm(keras.layers.Layer):
         self.moving_variance = moving("moving_variance", initializer="ones")
         super().build(input_shape)
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Normalises `inputs` [..., channels]; in training, by the batch's statistics, which it also averages."""
         beta = tf.zeros_like(self.gamma) if self.beta is None else self.beta
         if not (training and self.trainable):
@@ -134,25 +136,26 @@ class BatchNorm(keras.layers.Layer):
 class BatchNormRelu(keras.layers.Layer):
     """Batch norm, and ReLU if wanted."""
 
-    def __init__(self, relu=True, init_zero=False, center=True, norm=BatchNorm, **kwargs):
+    def __init__(self, relu: bool = True, init_zero: bool = False, center: bool = True, norm: Callable = BatchNorm,
+                 **kwargs: Any):
         """`init_zero`: gamma starts at 0, so that a residual block starts as its shortcut. `norm`: makes the layer."""
         super().__init__(**kwargs)
         self.relu = relu
         self.bn = norm(center=center, gamma_initializer="zeros" if init_zero else "ones")
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Same shape as `inputs`."""
         outputs = self.bn(inputs, training=training)
         return tf.nn.relu(outputs) if self.relu else outputs
 
 
-def conv2d(filters, kernel_size=1, strides=1, **kwargs):
+def conv2d(filters: int, kernel_size: int = 1, strides: int = 1, **kwargs: Any) -> keras.layers.Conv2D:
     """A convolution that starts from `VarianceScaling()`; every layer needs an initializer of its own."""
     return keras.layers.Conv2D(
         filters, kernel_size, strides, kernel_initializer=keras.initializers.VarianceScaling(), **kwargs)
 
 
-def fixed_padding(inputs, kernel_size):
+def fixed_padding(inputs: tf.Tensor, kernel_size: int) -> tf.Tensor:
     """Zero-pads height and width by kernel_size - 1, whatever the input's size."""
     before = (kernel_size - 1) // 2
     after = kernel_size - 1 - before
@@ -162,14 +165,14 @@ def fixed_padding(inputs, kernel_size):
 class Conv2dFixedPadding(keras.layers.Layer):
     """Convolution without bias; strided ones pad by kernel size alone, so that the grid does not depend on the size."""
 
-    def __init__(self, filters, kernel_size, strides=1, **kwargs):
+    def __init__(self, filters: int, kernel_size: int, strides: int = 1, **kwargs: Any):
         """`filters`: output channels; `kernel_size` and `strides` are those of both axes."""
         super().__init__(**kwargs)
         self.kernel_size = kernel_size
         self.strides = strides
         self.conv2d = conv2d(filters, kernel_size, strides, padding="same" if strides == 1 else "valid", use_bias=False)
 
-    def call(self, inputs):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """[n, h, w, c] to [n, ceil(h / strides), ceil(w / strides), filters]."""
         return self.conv2d(inputs if self.strides == 1 else fixed_padding(inputs, self.kernel_size))
 
@@ -177,12 +180,12 @@ class Conv2dFixedPadding(keras.layers.Layer):
 class PaddedAveragePooling(keras.layers.Layer):
     """The 2x2 average pooling of ResNet-D's shortcuts (He et al. 2018, arXiv:1812.01187)."""
 
-    def __init__(self, strides, **kwargs):
+    def __init__(self, strides: int, **kwargs: Any):
         """`strides`: 1 or 2."""
         super().__init__(**kwargs)
         self.strides = strides
 
-    def call(self, inputs):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """[n, h, w, c] to [n, ceil(h / strides), ceil(w / strides), c]."""
         if self.strides == 1:
             return tf.nn.avg_pool2d(inputs, 2, 1, "SAME")
@@ -192,7 +195,7 @@ class PaddedAveragePooling(keras.layers.Layer):
 class SelectiveKernelConv(keras.layers.Layer):
     """Two 3x3 convolutions mixed by attention over channels (Li et al. 2019, arXiv:1903.06586), as in SimCLR v2."""
 
-    def __init__(self, filters, strides, sk_ratio, norm, **kwargs):
+    def __init__(self, filters: int, strides: int, sk_ratio: float, norm: Callable, **kwargs: Any):
         """`sk_ratio`: channels of the attention's bottleneck over `filters`, at least 32 channels."""
         super().__init__(**kwargs)
         self.conv2d_fixed_padding = Conv2dFixedPadding(2 * filters, 3, strides)
@@ -201,7 +204,7 @@ class SelectiveKernelConv(keras.layers.Layer):
         self.batch_norm_relu_1 = BatchNormRelu(norm=norm)
         self.conv2d_1 = conv2d(2 * filters, use_bias=False)
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """[n, h, w, c] to [n, h / strides, w / strides, filters]."""
         outputs = self.batch_norm_relu(self.conv2d_fixed_padding(inputs), training=training)
         branches = tf.stack(tf.split(outputs, 2, axis=-1))
@@ -214,13 +217,13 @@ class SelectiveKernelConv(keras.layers.Layer):
 class SqueezeExcitation(keras.layers.Layer):
     """Channels weighted by a sigmoid of their means (Hu et al. 2018, arXiv:1709.01507)."""
 
-    def __init__(self, filters, channels, se_ratio, **kwargs):
+    def __init__(self, filters: int, channels: int, se_ratio: float, **kwargs: Any):
         """`se_ratio`: width of the bottleneck over `filters`; `channels`: of the input."""
         super().__init__(**kwargs)
         self.se_reduce = conv2d(max(1, int(filters * se_ratio)))
         self.se_expand = conv2d(channels)
 
-    def call(self, inputs):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Same shape as `inputs`, [n, h, w, channels]."""
         means = tf.reduce_mean(inputs, [1, 2], keepdims=True)
         return tf.sigmoid(self.se_expand(tf.nn.relu(self.se_reduce(means)))) * inputs
@@ -251,7 +254,8 @@ class ResidualBlock(keras.layers.Layer):
 
     expansion = 1
 
-    def __init__(self, filters, strides, use_projection, sk_ratio, se_ratio, norm, **kwargs):
+    def __init__(self, filters: int, strides: int, use_projection: bool, sk_ratio: float, se_ratio: float,
+                 norm: Callable, **kwargs: Any):
         """`use_projection`: whether the shortcut changes shape. `norm`: makes batch norm layers."""
         super().__init__(**kwargs)
         self.shortcut_layers = _shortcut(filters, strides, sk_ratio, norm) if use_projection else []
@@ -260,7 +264,7 @@ class ResidualBlock(keras.layers.Layer):
             Conv2dFixedPadding(filters, 3), BatchNormRelu(relu=False, init_zero=True, norm=norm)]
         self.se_layer = SqueezeExcitation(filters, filters, se_ratio) if se_ratio > 0 else None
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """[n, h, w, c] to [n, h / strides, w / strides, filters]."""
         outputs = _run(self.conv2d_bn_layers + [self.se_layer], inputs, training)
         return tf.nn.relu(outputs + _run(self.shortcut_layers, inputs, training))
@@ -271,7 +275,8 @@ class BottleneckBlock(keras.layers.Layer):
 
     expansion = 4
 
-    def __init__(self, filters, strides, use_projection, sk_ratio, se_ratio, norm, **kwargs):
+    def __init__(self, filters: int, strides: int, use_projection: bool, sk_ratio: float, se_ratio: float,
+                 norm: Callable, **kwargs: Any):
         """`filters`: inner width. `use_projection`: whether the shortcut changes shape. `norm`: makes batch norm."""
         super().__init__(**kwargs)
         outer = filters * self.expansion
@@ -285,7 +290,7 @@ class BottleneckBlock(keras.layers.Layer):
         if se_ratio > 0:
             self.conv_relu_dropblock_layers.append(SqueezeExcitation(filters, outer, se_ratio))
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """[n, h, w, c] to [n, h / strides, w / strides, 4 * filters]."""
         outputs = _run(self.conv_relu_dropblock_layers, inputs, training)
         return tf.nn.relu(outputs + _run(self.projection_layers, inputs, training))
@@ -294,12 +299,12 @@ class BottleneckBlock(keras.layers.Layer):
 class BlockGroup(keras.layers.Layer):
     """Blocks of one width; the first one projects and strides."""
 
-    def __init__(self, block, filters, blocks, strides, **kwargs):
+    def __init__(self, block: type, filters: int, blocks: int, strides: int, **kwargs: Any):
         """`block`: makes a block from filters, strides and use_projection; `blocks`: how many."""
         super().__init__(**kwargs)
         self.layers = [block(filters, strides, True)] + [block(filters, 1, False) for _ in range(blocks - 1)]
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """[n, h, w, c] to [n, h / strides, w / strides, filters * expansion]."""
         for layer in self.layers:
             inputs = layer(inputs, training=training)
@@ -321,8 +326,9 @@ def _stem(width, cifar_stem, sk_ratio, norm):
 class ResNet(keras.layers.Layer):
     """A ResNet without classifier. Returns its endpoints by name."""
 
-    def __init__(self, bottleneck, blocks, width_multiplier=1, cifar_stem=False, sk_ratio=0.0, se_ratio=0.0,
-                 batch_norm_decay=0.9, global_bn=True, **kwargs):
+    def __init__(self, bottleneck: bool, blocks: tuple[int, ...], width_multiplier: int = 1, cifar_stem: bool = False,
+                 sk_ratio: float = 0.0, se_ratio: float = 0.0, batch_norm_decay: float = 0.9, global_bn: bool = True,
+                 **kwargs: Any):
         """See `resnet`; `blocks`: of each of the four groups."""
         super().__init__(**kwargs)
         norm = functools.partial(BatchNorm, momentum=batch_norm_decay, across_replicas=global_bn)
@@ -336,14 +342,14 @@ class ResNet(keras.layers.Layer):
             BlockGroup(block, width * 2**group, count, strides=1 if group == 0 else 2)
             for group, count in enumerate(blocks)]
 
-    def freeze_up_to(self, block):
+    def freeze_up_to(self, block: int) -> None:
         """Freezes weights and statistics of the stem (0) and of the groups 1 to `block`."""
         frozen = self.initial_conv_relu_max_pool + self.block_groups[:block]
         for layer in frozen:
             if layer is not None:
                 layer.trainable = False
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> dict[str, tf.Tensor]:
         """Runs the network.
 
         Args:
@@ -369,8 +375,8 @@ class ResNet(keras.layers.Layer):
         return endpoints
 
 
-def resnet(resnet_depth, width_multiplier=1, cifar_stem=False, *, sk_ratio=0.0, se_ratio=0.0, batch_norm_decay=0.9,
-           global_bn=True):
+def resnet(resnet_depth: int, width_multiplier: int = 1, cifar_stem: bool = False, *, sk_ratio: float = 0.0,
+           se_ratio: float = 0.0, batch_norm_decay: float = 0.9, global_bn: bool = True) -> ResNet:
     """Makes a `ResNet`.
 
     Args:

@@ -101,7 +101,7 @@ def check(config, source, strategy):
         _check_unlabelled(config, source)
     if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
         raise UserError(f"--eval_protocol={config.eval_protocol} is for one label an example, and {source.name} has "
-                        "several: use linear_head, or `python transfer.py linear`")
+                        "several: use linear_head, or `python -m transfer linear`")
     if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
         raise UserError(f"--model_dir={config.model_dir} is the directory of the images, among which views.png would "
                         "count at the next start. Choose another directory.")

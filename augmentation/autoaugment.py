@@ -47,7 +47,7 @@ AMOUNTS = {
 _NAMES = tuple(AMOUNTS)
 
 
-def amount_of(name, level):
+def amount_of(name: str, level: float) -> float:
     """The amount of an operator at `level`, without its sign; 0 for those that have none."""
     if AMOUNTS[name] is None:
         return 0.0
@@ -63,7 +63,7 @@ def _operator(name):
     return function if AMOUNTS[name] else lambda channels, amounts: function(channels)
 
 
-def autoaugment(channels, seeds):
+def autoaugment(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
     """Applies a pair of operators, drawn for each image, one after the other, each with its probability.
 
     Args:

@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import math
 import warnings
+from types import ModuleType
 
 import tensorflow as tf
 
@@ -25,7 +26,7 @@ _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's, over 13
 
 
 @functools.cache
-def addons():
+def addons() -> ModuleType | None:
     """tensorflow_addons.image, or None where it is not installed. It takes a while to load, and warns of its end."""
     if importlib.util.find_spec("tensorflow_addons") is None:
         return None
@@ -54,14 +55,14 @@ def _quantized(channel):
 # ------------------------------------------------------------------------------------------------------ positions
 
 
-def rot90(channels, turns):
+def rot90(channels: list[tf.Tensor], turns: int) -> list[tf.Tensor]:
     """Rotation by `turns` (an int) times 90 degrees, counter-clockwise; for an odd number the sides change places."""
     for _ in range(turns % 4):
         channels = [tf.reverse(tf.transpose(channel, [0, 2, 1]), [1]) for channel in channels]
     return channels
 
 
-def affine(channels, matrices, fill=0.5):
+def affine(channels: list[tf.Tensor], matrices: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
     """Every output pixel (x, y) is the pixel of the input that is nearest to (a x + b y + c, d x + e y + f).
 
     Args:
@@ -82,12 +83,12 @@ def affine(channels, matrices, fill=0.5):
     return _each(of_addons if addons() else core, channels, transforms)
 
 
-def shear_x(channels, amounts, fill=0.5):
+def shear_x(channels: list[tf.Tensor], amounts: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
     """Shear along the rows by `amounts`, in pixels a row."""
     return affine(channels, _matrices(amounts, b=amounts), fill)
 
 
-def rotate(channels, degrees, fill=0.5):
+def rotate(channels: list[tf.Tensor], degrees: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
     """Rotation about the centre by `degrees`, counter-clockwise."""
     angle = degrees * (math.pi / 180)
     cosine, sine = tf.cos(angle), tf.sin(angle)
@@ -104,7 +105,8 @@ def _matrices(amounts, **entries):
 # -------------------------------------------------------------------------------------------- parts and neighbours
 
 
-def cutout(channels, rows, columns, side, fill=0.5):
+def cutout(channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side: int, fill: float = 0.5
+          ) -> list[tf.Tensor]:
     """A grey square of `side` pixels around (row, column), as far as it lies inside (DeVries and Taylor 2017)."""
     def near(centers, length):
         distance = tf.range(length, dtype=tf.float32)[tf.newaxis] - tf.floor(centers)[:, tf.newaxis]
@@ -122,7 +124,7 @@ def _neighbours(channel, mode="SYMMETRIC"):
     return lambda dy, dx: padded[:, 1 + dy:1 + dy + height, 1 + dx:1 + dx + width]
 
 
-def sobel(channels):
+def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     """Sobel filtering: the length of each colour's gradient, 1 for an upright edge between 0 and 1, clipped there."""
     def lengths(channel):
         at = _neighbours(channel)
@@ -132,7 +134,7 @@ def sobel(channels):
     return data_util.clip([lengths(channel) for channel in channels])
 
 
-def sharpness(channels, factors):
+def sharpness(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
     """PIL's: 0 smooths by a 3 x 3 filter, 1 leaves alone, more sharpens; pixels at the edge stay."""
     def blend(channel):
         at = _neighbours(channel)
@@ -144,7 +146,7 @@ def sharpness(channels, factors):
     return data_util.clip([blend(channel) for channel in channels])
 
 
-def motion_blur(channels, degrees, lengths, size):
+def motion_blur(channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tensor, size: int) -> list[tf.Tensor]:
     """The mean along a line through each pixel; beyond the edge the image is mirrored.
 
     Args:
@@ -178,29 +180,29 @@ def motion_blur(channels, degrees, lengths, size):
 # --------------------------------------------------------------------------------------------------------- values
 
 
-def invert(channels):
+def invert(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     """1 - value."""
     return [1 - channel for channel in channels]
 
 
-def solarize(channels, thresholds):
+def solarize(channels: list[tf.Tensor], thresholds: tf.Tensor) -> list[tf.Tensor]:
     """Values from `thresholds` on are inverted."""
     return [tf.where(channel < _column(thresholds), channel, 1 - channel) for channel in channels]
 
 
-def posterize(channels, bits):
+def posterize(channels: list[tf.Tensor], bits: tf.Tensor) -> list[tf.Tensor]:
     """Keeps the upper `bits` (0 to 8, int32 [n]) of the 8 of each value."""
     step = _column(tf.cast(tf.bitwise.left_shift(1, 8 - bits), tf.float32))
     return [tf.floor(_quantized(channel) / step) * step / (_LEVELS - 1) for channel in channels]
 
 
-def contrast(channels, factors):
+def contrast(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
     """PIL's: distance from the mean of the grey image, times `factors`."""
     mean = _column(tf.round(tf.reduce_mean(_grey(channels), [1, 2]) * (_LEVELS - 1)) / (_LEVELS - 1))
     return data_util.clip([mean + _column(factors) * (channel - mean) for channel in channels])
 
 
-def color(channels, factors):
+def color(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
     """PIL's: distance from the grey image, times `factors`."""
     grey = _grey(channels)
     return data_util.clip([grey + _column(factors) * (channel - grey) for channel in channels])
@@ -211,7 +213,7 @@ def _grey(channels):
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
-def autocontrast(channels):
+def autocontrast(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     """Each colour stretched so that its lowest value becomes 0 and its highest 1; one that is flat stays."""
     def stretch(channel):
         low, high = (reduce(channel, [1, 2], keepdims=True) for reduce in (tf.reduce_min, tf.reduce_max))
@@ -219,7 +221,7 @@ def autocontrast(channels):
     return [stretch(channel) for channel in channels]
 
 
-def equalize(channels):
+def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     """PIL's: each colour's 256 levels mapped so that all are about equally frequent."""
     def core(images):
         levels = tf.cast(_quantized(images), tf.int32)
@@ -242,21 +244,22 @@ def equalize(channels):
 # The paper names them (Figure 4; B.2) without their ranges, which are ours.
 
 
-def random_rot90(channels, seeds, turns=(1, 2, 3)):
+def random_rot90(channels: list[tf.Tensor], seeds: tf.Tensor, turns: tuple[int, ...] = (1, 2, 3)) -> list[tf.Tensor]:
     """Rotation of square images by 90 degrees times one of `turns`, counter-clockwise."""
     indices = tf.cast(rng.uniforms(seeds, 1)[:, 0] * len(turns), tf.int32)
     rotations = [lambda channels, _, count=count: rot90(channels, count) for count in turns]
     return data_util.switch_per_image(indices, rotations, channels, seeds)
 
 
-def random_cutout(channels, seeds, share=0.5):
+def random_cutout(channels: list[tf.Tensor], seeds: tf.Tensor, share: float = 0.5) -> list[tf.Tensor]:
     """A grey square anywhere, its centre in the image, its sides `share` of the image's height."""
     height, width = channels[0].shape[1:]
     draws = rng.uniforms(seeds, 2)
     return cutout(channels, draws[:, 0] * height, draws[:, 1] * width, round(share * height))
 
 
-def random_noise(channels, seeds, deviations=(0.05, 0.25)):
+def random_noise(channels: list[tf.Tensor], seeds: tf.Tensor, deviations: tuple[float, float] = (0.05, 0.25)
+                ) -> list[tf.Tensor]:
     """Gaussian noise on every value, of a standard deviation drawn for each image from the range `deviations`."""
     shape = channels[0].shape[1:]
     draws = rng.normals(seeds, 3 * shape.num_elements())
@@ -267,7 +270,8 @@ def random_noise(channels, seeds, deviations=(0.05, 0.25)):
     return data_util.clip([channel + part for channel, part in zip(channels, noise)])
 
 
-def random_blur(channels, seeds, sigmas=(0.1, 2.0)):
+def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float, float] = (0.1, 2.0)
+               ) -> list[tf.Tensor]:
     """Gaussian blur with a sigma drawn for each image; as `batch_random_blur`, which runs on the device.
 
     The kernel is a tenth of the image's height, and three pixels at least.
@@ -278,14 +282,15 @@ def random_blur(channels, seeds, sigmas=(0.1, 2.0)):
     return data_util.clip(tf.unstack(blurred, axis=-1))
 
 
-def random_motion_blur(channels, seeds, share=0.1):
+def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, share: float = 0.1) -> list[tf.Tensor]:
     """Blur along a line at any angle, of up to `share` of the image's height, and of three pixels at least."""
     longest = max(round(share * channels[0].shape[1]), 3)
     draws = rng.uniforms(seeds, 2)
     return motion_blur(channels, 180 * draws[:, 0], 1 + (longest - 1) * draws[:, 1], longest // 2 * 2 + 1)
 
 
-def random_resized_crop(channels, seeds, area_range=(0.08, 1.0), flip_probability=0.5):
+def random_resized_crop(channels: list[tf.Tensor], seeds: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
+                        flip_probability: float = 0.5) -> list[tf.Tensor]:
     """Random crop, resize and flip of images that are views already (Figure 5, "crop")."""
     height, width = channels[0].shape[1:]
 

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 import data_util
 from augmentation import autoaugment, operators
-from data_util import Operator
+from config import Config
+from data_util import Operator, Policy
 
 
-def view_policies(config):
+def view_policies(config: Config) -> tuple[Policy, ...]:
     """Returns the policy of each view: two views in pretraining, else one; crop and flip in fine-tuning."""
     geometry = dict(min_area=config.min_crop_area, flip=config.random_flip)
     colour = dict(strength=config.color_jitter_strength, brightness=config.brightness)
@@ -29,19 +30,19 @@ def view_policies(config):
     return (policy,) * (2 if config.pretraining else 1)
 
 
-def autoaugment_policy(min_area=0.08, flip=True):
+def autoaugment_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
     """Returns crop, flip and AutoAugment (paper, Table 1)."""
     return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT)
 
 
-def broader_policy(strength, brightness, min_area=0.08, flip=True):
+def broader_policy(strength: float, brightness: str, min_area: float = 0.08, flip: bool = True) -> Policy:
     """Returns SimCLR's policy with further color distortion, Sobel filtering and motion blur (paper, B.2)."""
     return data_util.simclr_policy(strength, brightness, min_area, flip).then(
         Operator("equalize", _equalize, 0.2), Operator("solarize", _solarize, 0.2), Operator("sobel", _sobel, 0.2),
         Operator("motion_blur", operators.random_motion_blur, 0.2))
 
 
-def extra_operators(names):
+def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
     """Returns the operators that Table 3 adds to both views: one of four rotations; noise or Sobel for half of them."""
     rotate = functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))
     by_name = {"rotate": Operator("rotate", rotate), "noise": Operator("noise", operators.random_noise, 0.5),
@@ -49,7 +50,8 @@ def extra_operators(names):
     return tuple(by_name[name] for name in names)
 
 
-def branch_policy(names, strength, brightness, min_area=0.08, flip=True):
+def branch_policy(names: tuple[str, ...], strength: float, brightness: str, min_area: float = 0.08, flip: bool = True
+                 ) -> Policy:
     """Returns a crop, which both branches share, and the operators in `names`, in order (paper, Figure 5)."""
     crop = functools.partial(operators.random_resized_crop, area_range=(min_area, 1.0),
                              flip_probability=0.5 if flip else 0.0)

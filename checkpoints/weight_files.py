@@ -23,7 +23,7 @@ _SLOT = "/.OPTIMIZER_SLOT/"
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _GRAPH_NODES, _GRAPH_DEPTH = 100_000, 10  # limits; a ResNet-200 with SK and SE has 3,261 paths
-# Where runs and SavedModels of this program record the names of their classes, see `model_dir` and `embeddings`.
+# Where runs and SavedModels of this program record the names of their classes, see `run_directory` and `descriptions`.
 CLASSES_FILE, DESCRIPTION_FILE = "classes.json", "assets.extra/simclr.json"
 _LEAVES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
 # What a key of ours is made of, below `model`. An object graph has many other ways to every variable.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 import tempfile
+from collections.abc import Iterable
 
 from export import model_card, saving
 from runtime.errors import UserError
@@ -15,7 +16,7 @@ from runtime.errors import UserError
 ARCHIVE_SUFFIX = ".tar.gz"
 
 
-def archive(saved_model, path):
+def archive(saved_model: str, path: str) -> str:
     """Writes `path` (.tar.gz), as TF Hub takes it, and the model card next to it (.md); returns the card's path.
 
     Both are written to a fresh directory next to them, and renamed. Raises `UserError` if one of them exists.
@@ -33,12 +34,12 @@ def archive(saved_model, path):
     return card
 
 
-def card_path(archive_path):
+def card_path(archive_path: str) -> str:
     """Returns the path of an archive's model card."""
     return f"{archive_path.removesuffix(ARCHIVE_SUFFIX)}.md"
 
 
-def check_absent(flag, paths):
+def check_absent(flag: str, paths: Iterable[str]) -> None:
     """Raises `UserError` if one of the paths exists."""
     for path in paths:
         if os.path.lexists(path):

@@ -21,7 +21,7 @@ def _escape_markdown(text):
     return re.sub(r"([\\`*\[\]|~#!])", r"\\\1", _escape_html(text))
 
 
-def model_card(saved_model):
+def model_card(saved_model: str) -> str:
     """Returns a Markdown page about a SavedModel of this program: inputs, outputs, training and results."""
     known = descriptions.read_description(saved_model)
     flags = known.get("flags") or {}

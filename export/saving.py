@@ -7,12 +7,15 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 import data_util
 import model as model_lib
 from checkpoints import checkpoint_files, descriptions, restoring
+from config import Config
 from runtime import console
 from runtime.errors import UserError
 
@@ -47,7 +50,7 @@ def _variable_tree(model):
     return root
 
 
-def build_module(model, config):
+def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str, Callable]]:
     """The object to save: a Reusable SavedModel (TF Hub).
 
     Args:
@@ -95,8 +98,9 @@ def build_module(model, config):
     return module, {"serving_default": serving_default, "serving_uint8": serving_uint8}
 
 
-def export(config, class_names, checkpoint_path, export_dir, results=None, training=True, step=None,
-           multi_label=False, replace=False, check=lambda: None):
+def export(config: Config, class_names: list[str] | None, checkpoint_path: str, export_dir: str,
+           results: dict[str, float] | None = None, training: bool = True, step: int | None = None,
+           multi_label: bool = False, replace: bool = False, check: Callable[[], None] = lambda: None) -> None:
     """Writes the model of a checkpoint as a SavedModel to `export_dir`.
 
     The model is built again, in float32, so that the SavedModel does not depend on the training's strategy, frozen
@@ -174,7 +178,9 @@ def _training_flags(config):
             "train_epochs": config.train_epochs, "train_steps": config.train_steps, **config.identity()}
 
 
-def export_to_model_dir(config, class_names, checkpoint_path, results=None, multi_label=False, check=lambda: None):
+def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoint_path: str,
+                        results: dict[str, float] | None = None, multi_label: bool = False,
+                        check: Callable[[], None] = lambda: None) -> str:
     """Writes model_dir/saved_model/<step>/ and returns its path.
 
     Older SavedModels are removed so that `keep_hub_module_max` of them are left, among them always the new one. Only

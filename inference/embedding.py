@@ -88,7 +88,8 @@ def _csv_writer(path):
 _WRITERS = {".npz": _npz_writer, ".csv": _csv_writer}
 
 
-def embed(saved_model, folder, out, output="final_avg_pool", image_size=None):
+def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool", image_size: int | None = None
+         ) -> tuple[int, list[str]]:
     """Writes a vector for every image below `folder`, holding their names and two batches in memory.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import numpy as np
@@ -15,12 +16,12 @@ from runtime.errors import UserError, first_line
 from sources import image_files
 
 
-def center_crops(description, size):
+def center_crops(description: dict, size: int) -> bool:
     """Whether images of a size are cropped as in the evaluations of a model with this description."""
     return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).crops_centre
 
 
-def load_endpoint(saved_model, name):
+def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     """A function from images [n, size, size, 3] in [0, 1] to an endpoint [n, d], and what `read_description` says.
 
     Args:
@@ -33,7 +34,7 @@ def load_endpoint(saved_model, name):
     """
     directory = os.path.dirname(os.path.dirname(weight_files.locate(saved_model, "MODEL")[0]))
     if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
-        raise UserError(f"MODEL={saved_model} is a checkpoint: make a SavedModel of it with python export.py "
+        raise UserError(f"MODEL={saved_model} is a checkpoint: make a SavedModel of it with python -m export "
                         f"--checkpoint={saved_model} --export_dir=DIR")
     description = descriptions.read_description(directory)
     size = description.get("image_size", 224)
@@ -42,7 +43,7 @@ def load_endpoint(saved_model, name):
         outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
     except Exception as error:  # What a SavedModel of any origin can raise; the remedy is the same.
         raise UserError(f"MODEL={saved_model} cannot be loaded and called as SimCLR's ({first_line(error)}): make one "
-                        f"of its weights by python export.py --checkpoint={saved_model} --export_dir=DIR") from error
+                        f"of its weights by python -m export --checkpoint={saved_model} --export_dir=DIR") from error
     if name not in outputs:
         raise UserError(f"MODEL={saved_model} has no {name}: it has {', '.join(sorted(outputs))}")
 
@@ -64,7 +65,8 @@ def _load_image(path, size, crop):
         return error
 
 
-def endpoint_of_files(function, size, crop, paths, batch_size=64):
+def endpoint_of_files(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
+                     ) -> Iterator[tuple[list[str], np.ndarray, list[str]]]:
     """Yields (paths, array [len(paths), d], unreadable paths) for one batch of image files after the other.
 
     While the network works on a batch, the next one is decoded.

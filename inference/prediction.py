@@ -11,7 +11,8 @@ from runtime.errors import UserError
 from runtime.paths import check_path, check_weights_path
 
 
-def predict(saved_model, paths, image_size=None, most=5):
+def predict(saved_model: str, paths: list[str], image_size: int | None = None, most: int = 5
+           ) -> dict[str, list[tuple[str, float]] | None]:
     """The likeliest classes of image files.
 
     Returns:

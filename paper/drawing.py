@@ -122,9 +122,10 @@ def operators(image, out, size=160):
             seeds = tf.constant([[draw, _SEED]], tf.int64)
             policy = policies.branch_policy(names, 1.0, "multiplicative", flip=title != "crop, resize")
             if len(names) == 1:  # Shown by itself, it is shown to do something.
-                policy = [(name, {**parameters, "probability": 1.0}) for name, parameters in policy]
-            planes = data_util.apply_after_crop(data_util.to_channels(image[tf.newaxis]), policy, seeds)
-            shown = data_util.from_channels(planes)[0].numpy()
+                policy = data_util.Policy(operators=tuple(
+                    dataclasses.replace(operator, probability=1.0) for operator in policy.operators))
+            channels = data_util.apply_after_crop(data_util.to_channels(image[tf.newaxis]), policy, seeds)
+            shown = data_util.from_channels(channels)[0].numpy()
             axis = axes[number // 2, 3 * (number % 2) + draw]
             axis.imshow(shown)
             axis.set_title(title if draw == 0 else "", fontsize=9, loc="left")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 from runtime import progress
 from runtime.errors import UserError
@@ -64,7 +65,7 @@ def extract(strategy: tf.distribute.Strategy, function: Callable, dataset: Itera
     return vectors, labels
 
 
-def check_finite(vectors: np.ndarray, name: str):
+def check_finite(vectors: np.ndarray, name: str) -> None:
     """Raises `UserError`, which begins with `name`, if vectors [n, d] or their squared norms contain NaN or Inf."""
     with np.errstate(over="ignore", invalid="ignore"):
         broken = np.count_nonzero(~np.isfinite(np.einsum("nd,nd->n", vectors, vectors)))
@@ -73,17 +74,17 @@ def check_finite(vectors: np.ndarray, name: str):
                         f"examples. {DIVERGED}")
 
 
-def encoder_function(model):
+def encoder_function(model: keras.Model) -> Callable:
     """images -> the representation h of `model`, frozen."""
     return lambda images: model.resnet_model(images, training=False)["final_avg_pool"]
 
 
-def projection_function(model):
+def projection_function(model: keras.Model) -> Callable:
     """images -> the projection z = g(h) of `model`, frozen."""
     return lambda images: model(images, training=False)["proj_head_output"]
 
 
-def pixels_function(size):
+def pixels_function(size: int) -> Callable:
     """images -> their pixels, at most `size` x `size` of them, as vectors."""
     def function(images):
         small = images if images.shape[1] <= size else tf.image.resize(images, [size, size], antialias=True)
@@ -91,7 +92,8 @@ def pixels_function(size):
     return function
 
 
-def check_feature_sets(train, test, protocol):
+def check_feature_sets(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], protocol: str
+                      ) -> None:
     """Raises `UserError` if features of one of the sets contain NaN or Inf, for which scikit-learn has a traceback."""
     for (vectors, _), name in ((train, "training"), (test, "test")):
         check_finite(vectors, f"--eval_protocol={protocol}: the {name} features")

@@ -11,7 +11,8 @@ KNN_NEIGHBORS = 10
 WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
 
 
-def knn_accuracy(train, test, neighbors=KNN_NEIGHBORS, temperature=None):
+def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray],
+                 neighbors: int = KNN_NEIGHBORS, temperature: float | None = None) -> dict[str, float]:
     """Test accuracy of a vote among the cosine-nearest training features; see `lbfgs_accuracy`.
 
     Args:

@@ -112,12 +112,12 @@ def test_folders_that_cannot_be_read_are_refused_in_one_line(tmp_path, names, wo
     assert "--dataset=folder:" in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("folders, splits", [
+@pytest.mark.parametrize("names, splits", [
     ("train valid test", "test train validation"), ("Train Test", "test train"), ("TRAINING Val", "train validation"),
     ("training testing", "test train"), ("train", "train"), ("training_set test_set", "test train"),
     ("train2017 val2017", "train validation"), ("train dev eval", "test train validation")])
-def test_split_folders_have_several_names(tmp_path, folders, splits):
-    write_images(tmp_path, *(f"{folder}/{name}/1.png" for folder in folders.split() for name in "xy"))
+def test_split_folders_have_several_names(tmp_path, names, splits):
+    write_images(tmp_path, *(f"{folder}/{name}/1.png" for folder in names.split() for name in "xy"))
     write_images(tmp_path, "__MACOSX/train/._1.png", "__MACOSX/x.png", "@eaDir/y.png", "lost+found/z.png", ".git/a.png")
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "boxes.xml").write_text("no image")

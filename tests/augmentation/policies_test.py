@@ -253,11 +253,13 @@ def test_policies_are_for_contrastive_and_supervised_training(augmentation, mode
 def test_extras_come_after_the_policy_as_often_as_not():
     config, _ = views_of(augment_extra="rotate, sobel")
     for policy in view_policies(config):
-        assert policy[-2:] == (("quarter_turn", {"turns": (0, 1, 2, 3)}), ("sobel", {"probability": 0.5}))
+        rotate, sobel = policy.operators[-2:]
+        assert (rotate.name, rotate.probability) == ("rotate", 1.0)
+        assert rotate.function.keywords["turns"] == (0, 1, 2, 3)
+        assert (sobel.name, sobel.probability) == ("sobel", 0.5)
     bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
     policy = data_util.Policy().then(*policies.extra_operators(["sobel"]))
-    done = data_util.apply_after_crop(data_util.to_channels(bright), policy,
-                                      seeds_of(COUNT))
+    done = data_util.apply_after_crop(data_util.to_channels(bright), policy, seeds_of(COUNT))
     assert 0.4 < np.mean(np.max(data_util.from_channels(done), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
 
 

@@ -248,14 +248,15 @@ def test_describe_tells_and_refuses_by_command_line(tmp_path):
     path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "", extra=("global_step",))
 
     def run(target):
-        return subprocess.run([sys.executable, "checkpoint.py", "describe", str(target)], cwd=ROOT, text=True,
+        return subprocess.run([sys.executable, "-m", "checkpoints", "describe", str(target)], cwd=ROOT, text=True,
                               capture_output=True)
 
     good, bad = run(path), run(tmp_path / "nothing")
     assert good.returncode == 0, good.stderr
     for words in ("TF1 checkpoint", "--resnet_depth=18 --width_multiplier=1", "10 classes", "every tensor", "step  "):
         assert words in good.stdout
-    assert bad.returncode == 2 and bad.stderr.startswith("checkpoint.py: error: PATH=") and bad.stderr.count("\n") == 1
+    assert bad.returncode == 2 and bad.stderr.startswith("python -m checkpoints: error: PATH=")
+    assert bad.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [

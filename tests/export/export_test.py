@@ -606,7 +606,7 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
     (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8")])
 def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
+        inference_cli.main(arguments)
     told = capsys.readouterr().err
     assert stop.value.code == 2 and words in told and told.count("\n") == 1 and "\x1b" not in told
 
@@ -614,7 +614,7 @@ def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
 def test_help_says_that_graphs_of_models_are_executed(capsys):
     for command in ("embed", "predict"):
         with pytest.raises(SystemExit):
-            cli.main([command, "--help"])
+            inference_cli.main([command, "--help"])
         assert "trusted sources only" in " ".join(capsys.readouterr().out.split())
 
 
@@ -642,7 +642,7 @@ def test_class_names_of_another_number_are_refused(photos, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["--checkpoint=x"], "give --checkpoint=PATH and --export_dir=DIR"),
+    (["--checkpoint=x"], "arguments are required: --export_dir"),
     (["--checkpoint=RUN", "--export_dir=MODEL"], "is not empty"),
     (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not empty"),
     (["--checkpoint=RUN", "--export_dir=RUN/no/where"], "/no does not exist: make it first"),
@@ -670,8 +670,9 @@ def test_bad_command_lines_are_told_in_one_line(arguments, words, saved_model, r
         (tmp_path / name / "saved_model.pb").write_bytes(content)
     for name, place in places.items():
         arguments = [argument.replace(name, str(place)) for argument in arguments]
+    module = inference_cli if arguments[0] in ("embed", "predict") else cli
     with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
+        module.main(arguments)
     error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.startswith("export.py: error: ") and error.count("\n") == 1
+    assert stop.value.code == 2 and error.startswith("python -m ") and error.count("\n") == 1
     assert words in error and not pathlib.Path("v.npz").exists()

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 import config as config_lib
 import run
-import run as run_lib
 from config import Config
+from export import saving
+from runtime import command_line
 from runtime.errors import Stopped, TrainingDiverged, UserError
 from support.runs import TINY
 
@@ -119,13 +120,9 @@ def test_any_command_line_is_read_or_refused_in_one_line(argv):
     hypothesis.assume(not any(word.lstrip("-").startswith(OF_ABSL) for word in argv))
 
     def read(values, argv):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run.progress, "loading_tensorflow", pytest.fail)  # From there on it would run.
-            run.parse_flags(argv)
-            try:
-                config_lib.from_flags(values)
-            except UserError as error:
-                run._fail(error)
+        run.parse_flags(argv)
+        with command_line.reporting_errors("run.py"):
+            config_lib.from_flags(values)
 
     assert_told(*call(read, argv))
 
@@ -136,7 +133,7 @@ def test_errors_have_their_exit_status(error, expected, monkeypatch):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(run_lib, "run", fail)
+    monkeypatch.setattr(run, "main", fail)
     assert call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), [])[0] == expected
 
 
@@ -144,7 +141,7 @@ def test_errors_have_their_exit_status(error, expected, monkeypatch):
 def test_any_combination_runs_two_steps_or_ends_with_status_2_and_one_line(tmp_path_factory, tiny_resnet,
                                                                            unoptimized_graphs, monkeypatch):
     statuses = []
-    monkeypatch.setattr("export.export_to_model_dir", lambda *_: "not made")
+    monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
 
     @hypothesis.settings(max_examples=hypothesis.settings().max_examples // 8, deadline=None,
                          suppress_health_check=list(hypothesis.HealthCheck))
@@ -179,7 +176,7 @@ MOST = 2**31 - 1
     (dict(label_fraction=0.99999999, train_mode="supervised", label_seed=MOST, profile_steps=MOST), {0})])
 def test_settings_at_their_bounds_run_two_steps_or_are_refused(settings, statuses, tmp_path, tiny_resnet,
                                                                unoptimized_graphs, monkeypatch):
-    monkeypatch.setattr("export.export_to_model_dir", lambda *_: "not made")
+    monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
     settings = {**TINY, **FIXED, "model_dir": tmp_path, **settings}
     status, told = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)),
                         [f"--{name}={value}" for name, value in settings.items()])

@@ -18,6 +18,7 @@ from checkpoints.lock import Lock
 from config import Config
 from runtime import console, storage
 from runtime.errors import Stopped, UserError
+from sources.indexed import IndexedSource
 from support import ROOT, processes, runs
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
@@ -347,7 +348,7 @@ def test_class_names_do_not_matter_without_a_linear_head(tmp_path):
 def test_a_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
     trained(3)
     with monkeypatch.context() as patch:
-        patch.setattr(run_lib.sources.IndexedSource, "describe_data", lambda self: {"splits": {"train": 5}})
+        patch.setattr(IndexedSource, "describe_data", lambda self: {"splits": {"train": 5}})
         with pytest.raises(UserError, match="train has 5 examples"):
             run(train_steps=6)
     assert "resumed at step 3" in run(train_steps=6)
