@@ -1,4 +1,4 @@
-# make quickstart: install, pretrain on real digits, evaluate, export. make test: install, run the tests.
+# make help lists the commands and the targets.
 # Needs make, git and one Python from 3.10 to 3.13 (name it with PYTHON=... if it is not found).
 PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 python3 python; do \
 	if $$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; then \
@@ -6,28 +6,45 @@ PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 pyth
 # Two processes: tests trace more than they compute, and tracing keeps one core busy. One file's tests share fixtures.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart test test-all soak test-current test-current-all lint clean
+.PHONY: quickstart help test test-all soak test-current test-current-all lint clean
 
-quickstart: .venv/installed
+define COMMANDS
+Commands, after `make quickstart`, with .venv/bin/python; each has --help:
+  python run.py             pretrains, fine-tunes, evaluates and exports
+  python -m export          writes the network of a checkpoint as a SavedModel
+  python -m inference       embeds images and predicts classes with a SavedModel
+  python -m checkpoints     describes a checkpoint or a SavedModel
+  python -m transfer        evaluates an encoder on other data sets
+  python -m paper.tables    shows, runs and reports the tables of the paper
+  python -m paper.figures   draws the figures of the paper
+  python -m paper.probes    predicts transformations from h and from g(h) (Table 3)
+Targets:
+endef
+
+quickstart: .venv/installed  ## installs everything; pretrains on digits, evaluates and exports
 	.venv/bin/python run.py --flagfile=paper/recipes/digits.cfg
 
-test: .venv/installed-dev
+help:  ## prints this list
+	$(info $(COMMANDS))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+test: .venv/installed-dev  ## runs the quick tests
 	.venv/bin/python $(PYTEST) -m "not slow"
 
-test-all: .venv/installed-dev
+test-all: .venv/installed-dev  ## runs all tests
 	.venv/bin/python $(PYTEST)
 
-soak: .venv/installed-dev
+soak: .venv/installed-dev  ## kills trainings at random moments for 20 minutes or more, and tries random flags
 	.venv/bin/python tests/faults/soak.py
 	.venv/bin/python -m pytest -q tests/faults/fuzz_test.py --hypothesis-profile=soak
 
-test-current: .venv-current/installed-dev
+test-current: .venv-current/installed-dev  ## runs the quick tests with TensorFlow 2.21
 	.venv-current/bin/python $(PYTEST) -m "not slow"
 
-test-current-all: .venv-current/installed-dev
+test-current-all: .venv-current/installed-dev  ## runs all tests with TensorFlow 2.21
 	.venv-current/bin/python $(PYTEST)
 
-lint: .venv/installed-dev
+lint: .venv/installed-dev  ## checks the code with ruff
 	.venv/bin/python -m ruff check .
 
 .venv/installed: requirements.txt requirements-common.txt
@@ -45,5 +62,5 @@ lint: .venv/installed-dev
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-clean:
+clean:  ## removes the virtual environments
 	rm -rf .venv .venv-current

@@ -7,6 +7,10 @@ original's 48 flags are kept, except that `use_tpu` is off by default.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # Before the imports, which take seconds.
+    from runtime import command_line
+    command_line.refuse(__file__)
+
 import dataclasses
 import functools
 import hashlib

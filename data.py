@@ -5,6 +5,10 @@ What is shuffled is encoded; decoding comes after.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # Before the imports, which take seconds.
+    from runtime import command_line
+    command_line.refuse(__file__)
+
 from collections.abc import Callable
 from typing import Any
 

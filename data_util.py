@@ -11,6 +11,10 @@ the paper's other studies are in `augmentation`.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # Before the imports, which take seconds.
+    from runtime import command_line
+    command_line.refuse(__file__)
+
 import dataclasses
 import functools
 from collections.abc import Callable

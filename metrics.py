@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # Before the imports, which take seconds.
+    from runtime import command_line
+    command_line.refuse(__file__)
+
 import collections
 
 import numpy as np

@@ -5,6 +5,10 @@ Symbols: n is the number of images on this replica, N that of all replicas, d th
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # Before the imports, which take seconds.
+    from runtime import command_line
+    command_line.refuse(__file__)
+
 import tensorflow as tf
 
 from runtime import replicas

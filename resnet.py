@@ -6,6 +6,10 @@ positions where the original has layers without weights.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # Before the imports, which take seconds.
+    from runtime import command_line
+    command_line.refuse(__file__)
+
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -105,7 +105,7 @@ def check(config, source, strategy):
     if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
         raise UserError(f"--model_dir={config.model_dir} is the directory of the images, among which views.png would "
                         "count at the next start. Choose another directory.")
-    devices.check_precision(config)
+    devices.check_precision(config.precision, config.use_tpu)
     if config.mode != "eval":
         _check_start(config)
         if devices.is_chief(strategy):
@@ -185,13 +185,13 @@ def main(config: config_lib.Config, eval_split_given: bool) -> None:
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     """Waits for the other hosts, if there are any, and returns the strategy."""
-    hosts.check_hosts(config)
+    hosts.check_hosts(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     # A context of its own: TensorFlow installs signal handlers when it connects to other hosts.
     with signals.StopSignals() as stop, stop.interruptible():
         hosts.wait_for_hosts()
-    return devices.make_strategy(config)
+    return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
 
 
 @contextlib.contextmanager
@@ -286,7 +286,7 @@ def run_from_flags(argv: list[str]) -> None:
     with command_line.reporting_errors("run.py"):
         config = config_lib.from_flags()
         with tensorflow_startup.loading_tensorflow():
-            devices.start_runtime(config)
+            devices.start_runtime(config.use_tpu)
         main(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
 
 

@@ -1,4 +1,9 @@
-"""The lock of a directory, so that two trainings never write to it."""
+"""The lock of a directory, so that two trainings never write to it.
+
+`fcntl.flock` is called directly, because the library filelock opens the file with O_TRUNC before it has the lock: a
+refused process would erase the owner's name, and a file of another program would lose its content. filelock also has no
+place for the checks between opening and locking, and removes the file on release.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +59,12 @@ class Lock:
         file.flush()
         return file
 
-    def __enter__(self):
+    def __enter__(self) -> Lock:
         if self._file is None:
             console.log(f"{self._flag}={self._directory} cannot be locked: start no second training there")
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 

@@ -11,7 +11,7 @@ import argparse
 from runtime import command_line, console, tensorflow_startup
 
 _TRUST = "MODEL's graph is executed: use models from trusted sources only."
-_LISTED = 10  # unreadable files that are named
+_LISTED = 10  # unreadable files that are named in the output
 
 
 def _embed(arguments):

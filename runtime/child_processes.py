@@ -1,4 +1,4 @@
-"""Runs of the programs in processes of their own: several at once, with a log each, stopped together."""
+"""Child processes: several at once, each with its log, stopped together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import queue
 import signal
 import subprocess
 import threading
+from collections.abc import Iterable, Iterator
 
 from runtime import signals
 from runtime.errors import STOPPED_STATUS, JobFailed, Stopped
@@ -23,11 +24,11 @@ _TAIL_BYTES = 4096  # of a log, searched for its last line
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A command, and the directory whose run.log gets what it prints."""
+    """A command, and the directory whose run.log gets its output."""
 
-    command: tuple
+    command: tuple[str, ...]
     directory: str
-    cwd: str | None = None  # where it runs; None: here
+    cwd: str | None = None  # working directory; None: that of this process
 
 
 class Launcher:
@@ -35,26 +36,27 @@ class Launcher:
 
     No job starts after a signal. A SIGHUP that is ignored, as under nohup, stays ignored.
 
-    It raises `errors.Stopped` if the signal came before it, or when nothing ran. From a terminal the processes get
-    Ctrl-C by themselves, too, at the same time, and take both for one. Use it in the main thread.
+    It raises `errors.Stopped` if a signal was received before it was entered, or while no job ran. Ctrl-C in a terminal
+    also reaches the processes directly; they take the two signals for one. Use it in the main thread.
     """
 
     def __init__(self):
-        self._lock, self._running, self._stopped, self._signalled = threading.Lock(), set(), False, False
+        self._lock, self._stopped, self._signalled = threading.Lock(), False, False
 
-    def __enter__(self):
+    def __enter__(self) -> Launcher:
+        outer = signals.active()
+        # Shared with `outer`, which still watches for a second signal, and then kills them.
+        self._running = set() if outer is None else outer.child_processes
         self._old = {number: signal.signal(number, self._pass_on) for number in _SIGNALS
                      if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
-        try:
-            signals.safe_point()  # Of signals that came before.
-        except Stopped:
+        if outer is not None and outer.requested:  # By a signal that was received before.
             self._restore()
-            raise
+            outer.stop()
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._restore()
-        if kind is None and self._signalled:  # When nothing ran any more.
+        if kind is None and self._signalled:  # After the last job had ended.
             raise Stopped(_STOPPED_BETWEEN)
 
     def _restore(self):
@@ -70,16 +72,16 @@ class Launcher:
         for process in tuple(self._running):  # Without the lock, which the interrupted thread may hold.
             process.send_signal(number)
 
-    def run(self, job, devices=None):
+    def run(self, job: Job, devices: str | None = None) -> None:
         """Runs a job to its end.
 
         Args:
-          job: `Job`.
-          devices: for CUDA_VISIBLE_DEVICES; None: as it is.
+          job: what to run.
+          devices: value of CUDA_VISIBLE_DEVICES; None: that of this process.
 
         Raises:
-          JobFailed: it failed; the text has the last line that it printed.
-          errors.Stopped: it was stopped, and the same command goes on from there.
+          JobFailed: it failed; the text has the last line of its output.
+          errors.Stopped: it was stopped; the same command continues it.
         """
         os.makedirs(job.directory, exist_ok=True)
         log = os.path.join(job.directory, "run.log")
@@ -88,7 +90,7 @@ class Launcher:
             begin = file.tell()  # Earlier starts wrote to the same log.
             with self._started(job, file, visible) as process:
                 status = process.wait()
-        if status in _STOPPED or self._stopped:  # A run that was about to end ends as ever.
+        if status in _STOPPED or self._stopped:  # A run may still exit with status 0 after the signal.
             raise Stopped(f"stopped in {job.directory}: the same command goes on from there")
         if status:
             how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
@@ -102,20 +104,18 @@ class Launcher:
             process = subprocess.Popen(job.command, cwd=job.cwd, stdout=file, stderr=subprocess.STDOUT,
                                        env={**os.environ, **variables})
             self._running.add(process)
-            signals.child_processes.add(process)
         try:
             if self._stopped:  # The signal came while the process was started.
                 process.terminate()
             yield process
         finally:
             self._running.discard(process)
-            signals.child_processes.discard(process)
 
-    def run_all(self, jobs, at_once):
-        """Runs jobs, `at_once` of them side by side; yields (job, None or its `JobFailed`) as each ends.
+    def run_all(self, jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, JobFailed | None]]:
+        """Runs jobs, `at_once` of them in parallel; yields (job, None or its `JobFailed`) as each ends.
 
-        Where CUDA_VISIBLE_DEVICES names several devices, they are dealt out to those that run side by side. If the
-        caller leaves early, what runs is stopped by SIGTERM and waited for.
+        If CUDA_VISIBLE_DEVICES names several devices, each of the parallel jobs gets a part of them. If the caller
+        closes the iterator early, running jobs are stopped by SIGTERM and waited for.
 
         Raises:
           errors.Stopped: as `run`.
@@ -140,14 +140,14 @@ class Launcher:
                 for done in concurrent.futures.as_completed(waiting):
                     yield done.result()
             finally:
-                if not (self._stopped or all(each.done() for each in waiting)):  # Twice would end them at once.
+                if not (self._stopped or all(each.done() for each in waiting)):  # A second signal would kill them.
                     self._stop(signal.SIGTERM)
                 for each in waiting:
                     each.cancel()
 
 
 def _last_line(log, begin):
-    """The last line of a log after its first `begin` bytes."""
+    """Returns the last line of a log after its first `begin` bytes."""
     with open(log, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(begin, end - _TAIL_BYTES))
@@ -155,19 +155,19 @@ def _last_line(log, begin):
     return text.splitlines()[-1] if text else "nothing was printed"
 
 
-def processor():
-    """The processor's name, and how many cores this process may use."""
+def processor() -> tuple[str, int]:
+    """Returns the processor's name, and the number of cores that this process may use."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:  # There is none on macOS.
+    except OSError:  # macOS does not have this file.
         names = []
     return names[0] if names else platform.processor() or platform.machine(), len(os.sched_getaffinity(0)) if hasattr(
         os, "sched_getaffinity") else os.cpu_count()
 
 
 def _share(devices, number, parts):
-    """The devices of one of several parts: "0,1,2,3" in two parts are "0,2" and "1,3". None: all that there are."""
+    """Returns the devices of one of several parts: "0,1,2,3" in two parts are "0,2" and "1,3". None: all devices."""
     names = devices.split(",") if devices else []
     if len(names) < 2 or parts < 2:
         return None

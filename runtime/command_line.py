@@ -5,28 +5,37 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import os
 import re
 import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TypeVar
 
 from runtime import console, signals
 from runtime.errors import STOPPED_STATUS, Stopped, UserError, first_line
 
+_T = TypeVar("_T")
 # Errors of TensorFlow about files, memory and connections. All others are faults of the program.
 _ENVIRONMENT_ERRORS = ("ResourceExhaustedError", "PermissionDeniedError", "NotFoundError", "AlreadyExistsError",
                        "FailedPreconditionError", "UnavailableError", "DataLossError")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def fail(program: str, message: object, status: int = UserError.status) -> None:
+def fail(program: str, message: object, status: int = UserError.status) -> NoReturn:
     """Prints an error in one line, and ends the program."""
     print(console.printable(f"{program}: error: {' '.join(str(message).split())}"), file=sys.stderr)
     sys.exit(status)
 
 
+def refuse(path: str, command: str = "python run.py") -> NoReturn:
+    """Ends a module, at `path`, that was started as a program, with status 2 and the command to use instead."""
+    fail(os.path.basename(path), f"this module is not a program. Use `{command}`; `make help` lists all commands.")
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         """Ends the program with status 2."""
         fail(self.prog, f"{message}; see --help")
 
@@ -39,8 +48,8 @@ def pixels(text: str) -> int:
 
 
 @contextlib.contextmanager
-def reporting_errors(program: str):
-    """A context in which errors and signals become one line and an exit status.
+def reporting_errors(program: str) -> Iterator[None]:
+    """Returns a context in which errors and signals become one line and an exit status.
 
     A `UserError` ends the program with its status, errors of files, memory and connections with 2, `errors.Stopped`
     with `errors.STOPPED_STATUS`. Any other exception is a fault of the program, and keeps its traceback.
@@ -62,19 +71,16 @@ def reporting_errors(program: str):
         fail(program, message)
 
 
-def run_command(program, function):
+def run_command(program: str, function: Callable[[], _T]) -> _T:
     """Calls `function` in `reporting_errors`, and returns its result."""
     with reporting_errors(program):
         return function()
 
 
-def run_stoppable(program, function):
-    """`run_command` in `signals.StopSignals`: a signal ends it at a safe point."""
-    def stoppable():
-        with signals.StopSignals():
-            return function()
-
-    return run_command(program, stoppable)
+def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
+    """Calls `function` in `reporting_errors` and `signals.StopSignals`: a signal ends it at a safe point."""
+    with reporting_errors(program), signals.StopSignals():
+        return function()
 
 
 def describe_environment_error(error: Exception) -> str | None:

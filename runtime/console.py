@@ -34,7 +34,7 @@ class _Console(io.FileIO):
     A program must not lose hours of work because a line about it cannot be printed.
     """
 
-    def write(self, data):
+    def write(self, data: bytes) -> int:
         """Writes bytes, or discards them and everything after them."""
         try:
             while (count := super().write(data)) is None:  # A terminal that does not block, and is busy.
@@ -70,19 +70,19 @@ def set_up() -> None:
         setattr(sys, f"__{name}__", console)
 
 
-def log(text):
+def log(text: str) -> None:
     """Prints a line on standard output, clear of any progress bar."""
     tqdm.tqdm.write(printable(text), file=sys.stdout)
     sys.stdout.flush()
 
 
-def format_duration(seconds):
-    """Seconds as h:mm:ss."""
+def format_duration(seconds: float) -> str:
+    """Returns seconds as h:mm:ss."""
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def table(title, rows):
-    """A two-column table as text; `rows` are (name, value) pairs, and None stands for a rule."""
+def table(title: str, rows: list[tuple[str, object] | None]) -> str:
+    """Returns a two-column table as text; `rows` are (name, value) pairs, and None stands for a rule."""
     width = max(len(row[0]) for row in rows if row)
     length = max(len(title), max(width + 2 + len(str(row[1])) for row in rows if row))
     rule = "-" * length

@@ -10,7 +10,7 @@ class UserError(Exception):
 
     status = 2  # exit status of the program
 
-    def __init__(self, text):
+    def __init__(self, text: object):
         super().__init__(" ".join(str(text).splitlines()))
 
 
@@ -51,7 +51,7 @@ STOPPED_STATUS = 75  # exit status of a run that was stopped and can be continue
 
 
 class Stopped(BaseException):
-    """The program was asked to stop. Its text tells what was saved.
+    """A request to stop the program. Its text reports what was saved.
 
-    Like KeyboardInterrupt it is no `Exception`: it may come anywhere, and Keras and autograph wrap exceptions.
+    Like KeyboardInterrupt it is not an `Exception`: it may be raised anywhere, and Keras and autograph wrap exceptions.
     """

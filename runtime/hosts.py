@@ -27,13 +27,13 @@ _LONGEST_HOST = 253  # characters
 # ---------------------------------------------------------------------------------------------------------- hosts
 
 
-def count_hosts():
-    """Number of training hosts, 1 without TF_CONFIG. Raises `UserError` if TF_CONFIG cannot work."""
+def count_hosts() -> int:
+    """Returns the number of training hosts, 1 without TF_CONFIG. Raises `UserError` if TF_CONFIG cannot work."""
     return sum(len(addresses) for addresses in _read_tf_config()[0].values()) or 1
 
 
-def is_lost_host(error):
-    """Whether an error tells that another host has ended: of a step, or of anything else that they do together."""
+def is_lost_host(error: Exception) -> bool:
+    """Returns whether an error of a step, or of another collective operation, means that another host has ended."""
     return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and count_hosts() > 1
 
 
@@ -62,8 +62,8 @@ def _read_tf_config():
 
 
 def _malformed(text, reason):
-    return UserError(f"TF_CONFIG={text[:80]} is not the JSON that TensorFlow asks for ({reason}): see README, 'Several "
-                     "devices'")
+    return UserError(f"TF_CONFIG={text[:80]} is not the JSON that TensorFlow expects ({reason}). See README, 'Several "
+                     "devices'.")
 
 
 def _unique_keys(pairs):
@@ -132,22 +132,35 @@ def _check_task(cluster, task):
                         f"{job}: indices begin at 0, and all hosts need the whole list")
 
 
-def check_hosts(config):
-    """Settings that several hosts do not bear, before they wait for each other. Raises `UserError`."""
+def check_hosts(use_tpu: bool, mode: str, seed: int | None) -> None:
+    """Rejects settings that training on several hosts does not support, before the hosts wait for each other.
+
+    Args:
+      use_tpu: `--use_tpu`.
+      mode: `--mode`.
+      seed: `--seed`, or None if it is not set.
+
+    Raises:
+      UserError: TF_CONFIG names several hosts, and one of the settings does not work with them.
+    """
     if count_hosts() == 1:
         return
-    if config.use_tpu:
-        raise UserError("--use_tpu: one process drives a TPU of any size: leave TF_CONFIG out")
-    if config.mode == "eval":
-        raise UserError("--mode=eval runs on one host: leave TF_CONFIG out (--mode=train_then_eval evaluates on all)")
-    if config.seed is None:
-        raise UserError("--seed must be given with several hosts, the same for all: add --seed=1")
+    if use_tpu:
+        raise UserError("--use_tpu: one process drives a TPU of any size. Remove TF_CONFIG.")
+    if mode == "eval":
+        raise UserError("--mode=eval runs on one host. Remove TF_CONFIG, or use --mode=train_then_eval, which "
+                        "evaluates on all hosts.")
+    if seed is None:
+        raise UserError("--seed must be given with several hosts, the same for all. Add --seed=1.")
 
 
-def wait_for_hosts():
-    """Returns once all hosts of TF_CONFIG answer, and tells who does not. Raises `UserError` if the port is taken.
+def wait_for_hosts() -> None:
+    """Blocks until all hosts of TF_CONFIG are reachable, logging the missing ones.
 
-    TensorFlow waits, too, but in native code: without a word who is missing, and past SIGTERM and Ctrl-C.
+    TensorFlow waits, too, but in native code: without naming them, and ignoring SIGTERM and Ctrl-C.
+
+    Raises:
+      UserError: the port of this host cannot be used, for example because another program uses it.
     """
     cluster, task = _read_tf_config()
     if count_hosts() == 1:
@@ -156,28 +169,28 @@ def wait_for_hosts():
     others = [address for addresses in cluster.values() for address in addresses if address != own]
     console.log("warning: several hosts (TF_CONFIG): TensorFlow listens on all network interfaces without "
                  "authentication: trusted networks only")
-    told = None
+    logged = None
     with _listen(own) as server, concurrent.futures.ThreadPoolExecutor() as pool:
         while missing := [address for address, answers in zip(others, pool.map(_answers, others)) if not answers]:
-            if missing != told:
+            if missing != logged:
                 console.log(f"{task['type']} {task['index']}: waiting for {', '.join(missing)} (TF_CONFIG)")
-                told = missing
+                logged = missing
             with contextlib.suppress(BlockingIOError):
-                while True:  # Whoever asked is answered, and has gone.
+                while True:  # Drain the accept queue; peers only probe whether the port is open.
                     server.accept()[0].close()
             time.sleep(_ASK_SECONDS)
     console.log(f"all {count_hosts()} hosts are there")
 
 
 def _listen(address):
-    """A socket at the port that TensorFlow is to take over."""
+    """Returns a socket that listens at the port of `address`, until TensorFlow takes it over."""
     port, both = _split_address(address)[1], socket.has_dualstack_ipv6()
     try:
         server = socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET,
                                       dualstack_ipv6=both, backlog=socket.SOMAXCONN)
     except OSError as error:
-        raise UserError(f"TF_CONFIG: port {port}, this host's, cannot be used ({error.strerror}): end what uses it, or "
-                        "give another") from error
+        raise UserError(f"TF_CONFIG: port {port} of this host cannot be used ({error.strerror}). Stop the program that "
+                        "uses it, or name another port.") from error
     server.setblocking(False)
     return server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -9,8 +10,8 @@ import re
 from runtime.errors import UserError
 
 
-def slug(text):
-    """A text as the name of a file: letters, digits, - and . stay."""
+def slug(text: str) -> str:
+    """Returns a text as the name of a file: letters, digits, - and . stay, other characters become _."""
     return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
 
 
@@ -53,7 +54,7 @@ def check_weights_path(flag: str, path: str) -> str:
     return path if path.startswith(("http://", "https://")) else check_path(flag, path)
 
 
-def check_paths(arguments, *flags: str) -> None:
+def check_paths(arguments: argparse.Namespace, *flags: str) -> None:
     """Replaces the paths in the attributes `flags` of parsed arguments by those that `check_path` returns.
 
     Handles of TF Hub, which `--checkpoint` takes, stay as they are. Raises `UserError`.
@@ -64,14 +65,14 @@ def check_paths(arguments, *flags: str) -> None:
             setattr(arguments, flag, (check_weights_path if flag == "checkpoint" else check_path)(flag, path))
 
 
-def check_writable_parent(flag, path):
+def check_writable_parent(flag: str, path: str | None) -> None:
     """Raises `UserError` if nothing can be created at `path` (None: no check)."""
     if not path or "://" in path:
         return
     directory = os.path.dirname(path.rstrip("/"))
     if not os.access(directory or ".", os.W_OK | os.X_OK):
-        reason = "is no directory that can be written to" if os.path.exists(directory) else "does not exist"
-        raise UserError(f"{flag}={path}: {directory or '.'} {reason}: make it first, or choose another")
+        reason = "is not a writable directory" if os.path.exists(directory) else "does not exist"
+        raise UserError(f"{flag}={path}: {directory or '.'} {reason}. Create it, or choose another one.")
     try:
         with contextlib.suppress(FileNotFoundError):
             os.lstat(path)

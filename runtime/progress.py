@@ -5,26 +5,33 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import tqdm
 
 from runtime import console, signals
 
+_T = TypeVar("_T")
+
 
 def _bar(*args, **kwargs):
-    """A bar on standard output. On a terminal that claims to have no size, as some do, tqdm alone would show none."""
+    """Returns a bar on standard output, of the terminal's size; tqdm shows none on terminals that report the size 0."""
     size = shutil.get_terminal_size()
     return tqdm.tqdm(*args, **kwargs, ncols=size.columns, nrows=size.lines, file=sys.stdout)
 
 
 class Progress:
-    """Progress of a training: step, time left, images/s and a few metrics."""
+    """Progress of a training: step, time left, images/s and a few metrics.
+
+    On a terminal it is a bar, elsewhere a line every `log_seconds`.
+    """
 
     SHOWN = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc", "train/supervised_loss": "head_loss",
              "train/supervised_acc": "head_acc"}
 
-    def __init__(self, start, total, batch_size, log_seconds, enabled=True):
-        """Begins at step `start` of `total`; without a terminal, a line every `log_seconds`."""
+    def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, enabled: bool = True):
+        """Starts at step `start` of `total` steps; nothing is printed unless `enabled`."""
         self._total = total
         self._batch_size = batch_size
         self._log_seconds = log_seconds
@@ -36,12 +43,12 @@ class Progress:
             self._bar = _bar(total=total, initial=start, unit="step")
 
     @property
-    def images_per_second(self):
-        """Mean rate over the timed steps."""
+    def images_per_second(self) -> float:
+        """The mean rate over the timed steps."""
         return self._timed_steps * self._batch_size / self._seconds if self._seconds else 0.0
 
-    def update(self, step, seconds, metrics, timed=True):
-        """Reports `step`, reached `seconds` after the one before; `timed` is False for a call that compiled."""
+    def update(self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True) -> None:
+        """Reports `step`, reached `seconds` after the previous update; `timed` is False for a call that compiled."""
         if timed:
             self._timed_steps += step - self._step
             self._seconds += seconds
@@ -61,26 +68,26 @@ class Progress:
         share = self._step / self._total
         return f"step {self._step}/{self._total}  {share:.0%}  left {left}  {rate:.0f} images/s  {shown}"
 
-    def close(self):
-        """Ends the bar."""
+    def close(self) -> None:
+        """Closes the bar."""
         if self._bar is not None:
             self._bar.close()
 
 
-def track(iterable, total, description):
-    """Iterates with a bar on a terminal, silently elsewhere; the program may be stopped at every turn."""
+def track(iterable: Iterable[_T], total: int | None, description: str) -> Iterator[_T]:
+    """Yields the items with a bar on a terminal, silently elsewhere; every item is a `signals.safe_point`."""
     for item in counter(iterable, total, description):
         signals.safe_point()
         yield item
 
 
-def counter(iterable, total, description):
-    """A tqdm bar on a terminal; silent elsewhere."""
+def counter(iterable: Iterable[_T] | None, total: int | None, description: str) -> tqdm.tqdm[_T]:
+    """Returns a tqdm bar over `iterable`, which is shown on a terminal only."""
     return _bar(iterable, total=total, desc=console.printable_name(description or "") or None, leave=False,
                 disable=not sys.stdout.isatty())
 
 
-def stopwatch():
-    """A function that tells the seconds since now."""
+def stopwatch() -> Callable[[], float]:
+    """Returns a function that returns the seconds since this call."""
     begin = time.monotonic()
     return lambda: time.monotonic() - begin

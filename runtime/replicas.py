@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import tensorflow as tf
+
+_T = TypeVar("_T")  # a tensor, or a nest of tensors
 
 
 def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Tensor:
@@ -23,7 +27,7 @@ def row_offset(local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | N
     return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32) * local_rows
 
 
-def mean(values, strategy: tf.distribute.Strategy | None):
+def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
     """Returns the means of a tensor, or of a nest of tensors, over all replicas, by a single reduction."""
     if not _communicates(strategy):
         return values

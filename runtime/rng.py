@@ -15,18 +15,18 @@ _STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD
 VIEW, PART = 1, 2  # levels of `nth_seed`: for views, and for further draws within an operator; operators have 0
 
 
-def fold_in(seed, data):
-    """A new seed [2] from `seed` [2] and the integer `data`."""
+def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
+    """Returns a new seed [2] of the same integer type from `seed` [2] and the integer `data`."""
     return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, seed.dtype))
 
 
-def scalar_seed(seed):
-    """A single int64 drawn from `seed` [2]; its parts alone would not do, `fold_in` leaves one as it is."""
+def scalar_seed(seed: tf.Tensor) -> tf.Tensor:
+    """Returns an int64 drawn from `seed` [2]; an element of it would not do, as `fold_in` leaves one as it is."""
     return tf.random.stateless_uniform([], seed, minval=None, maxval=None, dtype=tf.int64)
 
 
-def nth_seed(seed, number, level=0):
-    """The seed [2] or [n, 2] numbered `number` (an int) that follows from each `seed`; 0 is `seed` itself.
+def nth_seed(seed: tf.Tensor, number: int, level: int = 0) -> tf.Tensor:
+    """Returns the seed numbered `number` that follows from each `seed` [2] or [n, 2]; number 0 is `seed` itself.
 
     Cheaper than `fold_in`, for generators that scramble their seed, as `uniforms` and `tf.image.stateless_*` do. Seeds
     of different `level` (0, `VIEW` or `PART`) can be combined.
@@ -35,18 +35,18 @@ def nth_seed(seed, number, level=0):
     return seed + tf.cast(offset, seed.dtype) if number else seed
 
 
-def uniforms(seeds, count):
-    """Uniform draws in [0, 1) for every image: SplitMix64 (Steele, Lea, Flood 2014), all of them at once.
+def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns uniform draws in [0, 1) for every image, by SplitMix64 (Steele, Lea, Flood 2014).
 
-    `tf.random` has no draws for many seeds in one operation, and a call of it for each would be half of a small image's
-    cost.
+    `tf.random` cannot draw for many seeds in one operation; one operation per image would cost half as much as a small
+    image's whole augmentation.
 
     Args:
-      seeds: int tensor [n, 2].
-      count: draws an image.
+      seeds: [n, 2], integers.
+      count: draws per image.
 
     Returns:
-      [n, count] float32.
+      [n, count], float32.
     """
     seeds = tf.bitcast(tf.cast(seeds, tf.int64), tf.uint64) * _SEED_FACTORS
     bits = seeds[:, :1] + seeds[:, 1:] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64)
@@ -56,8 +56,8 @@ def uniforms(seeds, count):
     return tf.cast(tf.bitcast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.int64), tf.float32) * 2.0**-24
 
 
-def normals(seeds, count):
-    """Draws from N(0, 1) for every image, [n, count] float32 from `seeds` [n, 2], by Box and Muller's formula."""
+def normals(seeds: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns draws from N(0, 1), [n, count] float32 from integer `seeds` [n, 2], by Box and Muller's formula."""
     half = -(-count // 2)
     draws = uniforms(seeds, 2 * half)
     radius, angle = tf.sqrt(-2 * tf.math.log(1 - draws[:, :half])), 2 * math.pi * draws[:, half:]

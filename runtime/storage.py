@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,12 +18,12 @@ _JSON_BYTES = 2**28  # files above are not read; no file of this program is near
 _TEMPORARY_BYTES = 200  # of a file's name, kept in that of its temporary file: names have at most 255 bytes
 
 
-def write_json(path, content):
-    """Writes `content` to `path`, like `write_bytes`."""
+def write_json(path: str, content: dict | list) -> None:
+    """Writes `content` as JSON to `path`, like `write_bytes`."""
     write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
-def write_arrays(path, **arrays):
+def write_arrays(path: str, **arrays: np.ndarray) -> None:
     """Writes arrays to a .npz file, like `write_bytes`."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
@@ -55,7 +57,7 @@ def is_file(path: str) -> bool:
     return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path) if "://" in path else os.path.isfile(path)
 
 
-def read_json(path: str, kind: type | tuple[type, ...] = dict, default=None):
+def read_json(path: str, kind: type | tuple[type, ...] = dict, default: Any = None) -> Any:
     """Returns the content of a JSON file.
 
     Args:
@@ -80,8 +82,8 @@ def read_json(path: str, kind: type | tuple[type, ...] = dict, default=None):
     return content if isinstance(content, kind) else default
 
 
-def write_scalars(writer, step, scalars):
-    """Writes scalars to TensorBoard and flushes them."""
+def write_scalars(writer: tf.summary.SummaryWriter, step: int, scalars: Mapping[str, float]) -> None:
+    """Writes the scalars of a step to TensorBoard and flushes them."""
     with writer.as_default(step=step):
         for name, value in scalars.items():
             tf.summary.scalar(name, value)

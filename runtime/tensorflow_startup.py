@@ -7,7 +7,9 @@ import importlib
 import os
 import sys
 import tempfile
+import types
 import warnings
+from collections.abc import Iterator
 
 import absl.logging
 
@@ -15,8 +17,8 @@ from runtime import console
 
 
 @contextlib.contextmanager
-def loading_tensorflow():
-    """A context to import TensorFlow in: what native code writes to standard error is shown only if the body fails.
+def loading_tensorflow() -> Iterator[None]:
+    """Returns a context to import TensorFlow in: standard error of native code is shown only if the body fails.
 
     Without a temporary directory, as in a read-only container, it is shown at once.
     """
@@ -64,7 +66,7 @@ def _silence_libraries():
     warnings.filterwarnings("ignore", module="tensorflow|tf_keras|tensorflow_datasets")
 
 
-def load(module: str):
+def load(module: str) -> types.ModuleType:
     """Imports a module by name in `loading_tensorflow`, and returns it."""
     with loading_tensorflow():
         return importlib.import_module(module)

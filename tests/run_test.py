@@ -367,12 +367,12 @@ def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
     details = {"device_name": "Card", **({"compute_capability": capability} if capability else {})}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
-    devices.check_precision(Config(**TINY))
+    devices.check_precision("float32", use_tpu=False)
     if refused:
-        with pytest.raises(UserError, match="--precision=mixed_bfloat16: Card .* use mixed_float16"):
-            devices.check_precision(Config(**TINY, precision="mixed_bfloat16"))
+        with pytest.raises(UserError, match="--precision=mixed_bfloat16: Card .* Use mixed_float16"):
+            devices.check_precision("mixed_bfloat16", use_tpu=False)
     else:
-        devices.check_precision(Config(**TINY, precision="mixed_bfloat16"))
+        devices.check_precision("mixed_bfloat16", use_tpu=False)
 
 
 def test_micro_batches_must_divide_among_replicas(two_replicas):

@@ -49,7 +49,8 @@ class FakeTpu:
 
 
 def make_strategy(**settings):
-    return devices.make_strategy(Config(use_tpu=True, **settings))
+    config = Config(use_tpu=True, **settings)
+    return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
 
 
 def test_a_tpu_is_connected_in_the_order_of_the_guide(monkeypatch):
@@ -79,12 +80,12 @@ def test_a_tpu_that_cannot_be_had_is_told_in_one_line(step, monkeypatch):
 
 
 @pytest.mark.parametrize("settings, environment, started", [
-    ({}, "", True), (dict(use_tpu=True), "", False), ({}, '{"cluster": {}}', False)])
+    (dict(use_tpu=False), "", True), (dict(use_tpu=True), "", False), (dict(use_tpu=False), '{"cluster": {}}', False)])
 def test_nothing_is_started_before_a_tpu_or_hosts_are_connected(settings, environment, started, monkeypatch):
     calls = []
     monkeypatch.setenv("TF_CONFIG", environment)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))
-    devices.start_runtime(Config(**settings))
+    devices.start_runtime(**settings)
     assert bool(calls) == started
 
 

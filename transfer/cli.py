@@ -1,4 +1,4 @@
-"""Transfer of an encoder to other data sets: the protocol of the paper's twelve, and of one's own (4.3 and B.8).
+"""Transfer of an encoder to other data sets: the protocol of the paper's twelve, and your own (4.3 and B.8).
 
     python -m transfer list
     python -m transfer linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR] [--out=DIR]
@@ -6,9 +6,9 @@
     python -m transfer scratch --checkpoint=PATH --task=NAME [--jobs=N]
     python -m transfer compare PREDICTIONS.npz PREDICTIONS.npz
 
-`linear` is l2-regularised logistic regression on frozen features; `finetune` trains the whole network from these
-weights, `scratch` the same network from random ones, both by a grid of learning rates and weight decays. Of what they
-did, --out keeps results and predictions; the same command goes on from there.
+`linear` is l2-regularized logistic regression on frozen features; `finetune` trains the whole network from these
+weights, `scratch` the same network from random ones, both by a grid of learning rates and weight decays. Results and
+predictions are kept in --out; the same command resumes from there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def _list():
 
 
 def _numbers(text):
-    """Numbers with commas between. Raises `argparse.ArgumentTypeError`."""
+    """Parses comma-separated numbers; for argparse's `type`."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
         found = (math.nan,)
     if not all(map(math.isfinite, found)):
-        raise argparse.ArgumentTypeError(f"{text!r} are no numbers: write them with commas between, such as 0.01,0.1")
+        raise argparse.ArgumentTypeError(f"expected comma-separated numbers such as 0.01,0.1; got {text!r}")
     return found
 
 
@@ -52,24 +52,24 @@ def _parser():
         command = commands.add_parser(kind, help=text)
         _add_common(command, "grid_search.run_grid")
         command.set_defaults(kind=kind)
-        command.add_argument("--jobs", type=int, default=1, help="trainings side by side; devices that "
-                             "CUDA_VISIBLE_DEVICES names are dealt out to them")
+        command.add_argument("--jobs", type=int, default=1, help="parallel trainings, which share the "
+                             "devices of CUDA_VISIBLE_DEVICES (default: 1)")
         command.add_argument("--steps", type=int, help=f"of a training (default: {tasks.GRIDS[kind].steps})")
         for name in ("learning_rates", "weight_decays"):
-            command.add_argument(f"--{name}", type=_numbers, help="to choose from, with commas between (default: "
+            command.add_argument(f"--{name}", type=_numbers, help="of the grid, comma-separated (default: "
                                  f"{','.join(f'{value:.2g}' for value in getattr(tasks.GRIDS[kind], name))})")
         command.add_argument("--seed", type=int, default=0, help="of all trainings (default: 0)")
         command.add_argument("--flags", default="", help="further flags of run.py, such as '--precision=...'")
     command = commands.add_parser("compare", help="permutation test of two files of predictions")
     command.set_defaults(run="significance.run_compare")
     command.add_argument("first"), command.add_argument("second")
-    command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="default: top_1; of several labels an "
-                         "example, accuracy")
+    command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="default: top_1; with several labels "
+                         "per example, accuracy")
     return parser
 
 
 def _add_common(command, run):
-    """What all kinds of transfer are asked for."""
+    """Adds the arguments that all protocols share."""
     command.set_defaults(run=run)
     command.add_argument("--checkpoint", required=True, help="any SimCLR network, as for run.py")
     command.add_argument("--task", choices=tasks.TASKS, help="one of the paper's data sets")
@@ -77,18 +77,18 @@ def _add_common(command, run):
     command.add_argument("--data_dir", help="as for run.py")
     command.add_argument("--follow_links", action="store_true", help="as for run.py")
     command.add_argument("--metric", choices=tasks.METRICS, help="default: the task's, or top_1")
-    for name, text in (("train", "to learn from"), ("validation", "to choose by; unset: the last fifth of train"),
-                       ("test", "to test on")):
+    for name, text in (("train", "training split"), ("validation", "split for model selection; unset: the last "
+                       "fifth of train"), ("test", "test split")):
         command.add_argument(f"--{name}", metavar="SPLIT", help=f"{text} (default: the task's)")
     command.add_argument("--bad_images", choices=("error", "skip"), default="error", help="as for run.py")
     command.add_argument("--image_size", type=int, help="default: that of the network's training, or 224")
-    command.add_argument("--batch_size", type=int, default=256, help="images at once")
+    command.add_argument("--batch_size", type=int, default=256, help="images per batch (default: 256)")
     command.add_argument("--out", help="directory of the results (default: runs/transfer/KIND_TASK)")
 
 
 @contextlib.contextmanager
-def _errors_told():
-    """Turns errors of data and files in the middle of the work into a `UserError`."""
+def _translate_errors():
+    """Translates errors of data and files in the middle of the work into a `UserError`."""
     import tensorflow as tf  # Here: the command line is parsed before TensorFlow is loaded.
 
     file_errors = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError,
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
         module, function = arguments.run.split(".")
         run = getattr(tensorflow_startup.load(f"transfer.{module}"), function)
-        with _errors_told():
+        with _translate_errors():
             run(arguments)
 
     command_line.run_stoppable(parser.prog, work)

@@ -416,8 +416,9 @@ def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
 
 
 _HOLD = """
-import model_dir, sys, time
-with model_dir.Lock(sys.argv[1]):
+import sys, time
+from checkpoints.lock import Lock
+with Lock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(99)
 """

@@ -129,7 +129,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path):
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-import launch, stopping
+from runtime import child_processes, signals
 slow = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); " \
     "time.sleep(60)"
 with signals.StopSignals(), child_processes.Launcher() as launcher:

@@ -179,8 +179,8 @@ def test_plain_eval_names_are_accepted(name):
 
 PROGRAM = """
 import os, sys
-import progress
-progress.set_up_console()
+from runtime import console
+console.set_up()
 first = os.open({path!r}, os.O_WRONLY | os.O_CREAT)
 os.system("echo from a child; echo from a child >&2")
 for _ in range(2000):

@@ -18,7 +18,6 @@ import pytest
 import tensorflow as tf
 
 import evaluate
-from config import Config
 from runtime import devices, hosts, signals
 from runtime.errors import Stopped, UserError
 from sources import digits
@@ -126,20 +125,20 @@ def test_a_malformed_tf_config_is_refused_in_one_line(text, words, monkeypatch):
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize("text, hosts", [
+@pytest.mark.parametrize("text, count", [
     ("", 1), ("{}", 1), ('{"task": {"type": "worker", "index": 3}}', 1), (tf_config({"worker": ["a:1"]}), 1),
     (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1), (tf_config(CLUSTER, index=1), 2),
     (tf_config(CLUSTER, index="1"), 2), (tf_config({"worker": ["[::1]:2222", "my_host-1.example.com.:2222"]}), 2),
     (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3)])
-def test_hosts_are_counted(text, hosts, monkeypatch):
+def test_hosts_are_counted(text, count, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    assert hosts.count_hosts() == hosts
+    assert hosts.count_hosts() == count
 
 
 def test_one_host_is_as_none(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1"]}))
-    hosts.check_hosts(Config(mode="eval"))
-    strategy = devices.make_strategy(Config())
+    hosts.check_hosts(use_tpu=False, mode="eval", seed=None)
+    strategy = devices.make_strategy()
     assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
 
@@ -149,7 +148,7 @@ def test_one_host_is_as_none(monkeypatch):
 def test_what_several_hosts_do_not_bear_is_told_before_they_wait(settings, words, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
     with pytest.raises(UserError, match=words):
-        hosts.check_hosts(Config(**settings))
+        hosts.check_hosts(**{"use_tpu": False, "mode": "train", **settings})
 
 
 @pytest.mark.parametrize("cluster, job, index, chief", [

@@ -1,0 +1,51 @@
+"""Command lines: help without TensorFlow, modules that are not programs, and `make help`."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support import ROOT
+
+COMMANDS = ["run", "export", "inference", "checkpoints", "transfer", "paper.tables", "paper.figures", "paper.probes"]
+MODULES = sorted(path.name for path in ROOT.glob("*.py") if path.name != "run.py")
+
+HELP = """
+import runpy, sys
+command, *sys.argv[1:] = sys.argv[1:]
+try:
+    runpy.run_module(command, run_name="__main__", alter_sys=True)
+finally:
+    loaded = {"tensorflow", "tf_keras"} & set(sys.modules)
+    print(f"loaded: {loaded or None}")
+"""
+
+
+@pytest.mark.parametrize("arguments", [
+    *([name] for name in COMMANDS), ["inference", "embed"], ["checkpoints", "describe"], ["transfer", "finetune"],
+    ["paper.tables", "run"]], ids=" ".join)
+def test_help_is_printed_without_loading_tensorflow(arguments):
+    done = subprocess.run([sys.executable, "-c", HELP, *arguments, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == (arguments == ["run"]) and not done.stderr  # absl's --help has status 1.
+    assert len(done.stdout.splitlines()) > 5 and done.stdout.endswith("loaded: None\n")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_that_is_not_a_program_names_the_command(name):
+    done = subprocess.run([sys.executable, name], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert re.fullmatch(rf"{name}: error: .* Use `python run\.py( --mode=\w+)?`; .*\n", done.stderr)
+
+
+def test_make_help_lists_all_commands_and_targets():
+    lines = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    programs = {f"-m {path.parent.name}" for path in ROOT.glob("*/__main__.py")}
+    programs |= {f"-m paper.{path.stem}" for path in ROOT.glob("paper/*.py") if '__name__ == "__main__"' in
+                 path.read_text()}
+    listed = [line.split("  ") for line in lines if line.startswith("  ")]
+    assert {words[1] for words in listed if words[1].startswith("python")} == {
+        f"python {program}" for program in {"run.py", *programs}}
+    targets = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert {words[1].strip() for words in listed if words[1].startswith("make")} == {f"make {name}" for name in targets}
+    assert all(words[-1].strip() for words in listed)
