@@ -1,4 +1,4 @@
-"""What the runs of `paper.catalogue`'s cells gave, beside the paper: Markdown, CSV, and one page of HTML."""
+"""Report on the runs of `paper.studies`, next to the paper's numbers: Markdown, CSV, and one page of HTML."""
 
 from __future__ import annotations
 
@@ -11,165 +11,191 @@ import os
 import re
 import shlex
 
+import jinja2
 import numpy as np
 
-from paper import catalogue, cells
+from paper import runner, studies
 from runtime import console, progress, storage
 from runtime.errors import UserError
 from transfer import output, significance
 
-_COLUMNS = {  # title -> where it stands in the results of a finished cell
-    "logistic regression": cells.LBFGS, "of g(h)": f"{cells.LBFGS}/projections", "linear head": cells.TOP_1,
-    "top-5": "eval/label_top_5_accuracy", "transfer": "test", "contrastive accuracy": "eval/contrast_acc",
-    "entropy": "eval/contrast_entropy",
+_COLUMNS = {  # title -> key in the results of a finished run
+    "logistic regression": runner.LBFGS, "logistic regression on g(h)": f"{runner.LBFGS}/projections",
+    "linear head": runner.TOP_1, "top-5": "eval/label_top_5_accuracy", "transfer": "test",
+    "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
-_FEWER = {"top-5", "million parameters"}  # columns that are shown only where the paper has them
-_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of ours; without, they are shares, told in %
-_JUDGED = ("top-1", "mean per class", "mAP")  # the paper's measures that `cells.accuracy` stands beside
-_SAME = ("top-5", "contrastive accuracy", "entropy")  # those that are called the same here
+_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # columns that are shown only for tables of the paper with them
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of our numbers; the others are shares, shown in %
+_MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's measures that correspond to `runner.accuracy`
+_SAME_NAME = ("top-5", "contrastive accuracy", "entropy")  # measures with the same name in the paper and here
 ALPHA = 0.05  # of the permutation test, as in the paper's tables
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # line breaks and escape sequences, too
-_FORMULA_STARTS = ("=", "+", "-", "@")  # of cells that spreadsheets evaluate
+_FORMULA_STARTS = ("=", "+", "-", "@")  # of texts that spreadsheets evaluate
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
 
 
-def rows_of(name, base, scale):
-    """A study's finished cells, as dicts from titles to values; accuracies of ours are shares, of the paper's in %."""
+def rows_of(name: str, base: str, scale: str) -> list[dict]:
+    """Returns a study's finished runs as dicts from titles to values.
+
+    Our accuracies are in [0, 1], those of the paper in %. Keys that start with "_" are not for display.
+
+    Args:
+      name: of the study.
+      base, scale: directory of all results; paper or small.
+
+    Raises:
+      UserError: predictions that the permutation test needs are missing, or not those of the same examples.
+    """
     rows = []
-    for cell in catalogue.STUDIES[name].cells_of(scale):
-        done = _finished(name, cell, base, scale)
+    for run in studies.STUDIES[name].runs_at(scale):
+        done = _finished(name, run, base, scale)
         if done is not None:
-            directory = cells.directory_of(base, scale, name, cell)
-            at = directory if done["same_as"] is None else os.path.join(base, done["same_as"])
-            rows.append(_row(cell, done, scale, at))
+            directory = runner.directory_of(base, scale, name, run)
+            source = directory if done["same_as"] is None else os.path.join(base, done["same_as"])
+            rows.append(_row(run, done, scale, source))
     _mark_best(rows)
     return rows
 
 
-def _finished(name, cell, base, scale):
-    """What was noted of a cell's run; None if it was not run, or as an older catalogue or recipe had it."""
-    done = cells.read_done(cells.directory_of(base, scale, name, cell))
-    return done if done is not None and cells.is_of(cell, scale, done) else None
+def _finished(name, run, base, scale):
+    """Returns the content of a run's done.json; None without one, or if the study or the recipe has changed since."""
+    done = runner.read_done(runner.directory_of(base, scale, name, run))
+    return done if done is not None and runner.is_current(run, scale, done) else None
 
 
-def _row(cell, done, scale, directory):
-    found = {title: _number(done["results"].get(key)) for title, key in _COLUMNS.items()}
+def _row(run, done, scale, directory):
+    """Returns the row of a finished run, whose files are in `directory`."""
+    results = {title: _number(done["results"].get(key)) for title, key in _COLUMNS.items()}
     probes = {probe: {key: _number(values.get(key)) for key in ("guess", "h", "z")}
               for probe, values in done["probes"].items() if isinstance(values, dict)}
     for probe, values in probes.items():
-        found |= {"guess": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
-    paper = {f"paper, {measure}": number for measure, number in cell.paper.items()}
-    smaller = cell.small.items() if scale == "small" else ()
-    here = ", ".join(f"{setting} {value}" for setting, value in smaller if setting != "eval_protocol")
-    ours = cells.accuracy(done)
-    beside = {**dict.fromkeys(_JUDGED, ours), **{measure: found[measure] for measure in _SAME},
-              **{measure: values[key] for values in probes.values() for measure, key in (
-                  ("h", "h"), ("g(h)", "z"))}}
+        results |= {"chance": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
+    paper = {f"paper, {measure}": number for measure, number in run.paper.items()}
+    changed = run.small_flags.items() if scale == "small" else ()
+    changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed if flag != "eval_protocol")
+    accuracy = runner.accuracy(done)
+    ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SAME_NAME},
+            **{measure: values[key] for values in probes.values() for measure, key in (("h", "h"), ("g(h)", "z"))}}
     parameters = _number(done.get("million_parameters"))  # None for transfers.
-    plotted = next((measure for measure in (*_JUDGED, "h") if measure in cell.paper), None)
-    return {"cell": cell.name, "here": here or None, **paper, **found, **_differences(cell.paper, beside),
-            "remark": "diverged" if done["diverged"] else None,
-            "minutes": f"{done['seconds'] / 60:.1f}", **cell.data, "accuracy": ours,
+    plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
+    return {"run": run.name, "changed flags": changed_flags or None, **paper, **results,
+            **_differences(run.paper, ours), "status": "diverged" if done["diverged"] else None,
+            "minutes": f"{done['seconds'] / 60:.1f}", **run.plot_columns, "accuracy": accuracy,
             "million parameters": None if parameters is None else round(parameters, 3),
-            "_plotted": beside.get(plotted, ours), "_paper": cell.paper.get(plotted), "_done": done,
+            "_plotted": ours.get(plotted, accuracy), "_paper": run.paper.get(plotted), "_done": done,
             "_directory": directory}
 
 
 def _number(value):
-    """The value if it is a finite number, else None."""
+    """Returns the value if it is a finite number, else None."""
     return value if isinstance(value, (int, float)) and abs(value) < math.inf else None
 
 
 def _differences(paper, ours):
-    """Ours less the paper's, as texts, for every measure that both have."""
+    """Returns our numbers minus those of the paper, as texts, for every measure that both have."""
     both = [(measure, number, ours[measure]) for measure, number in paper.items() if ours.get(measure) is not None]
-    return {"difference" if measure in _JUDGED else f"difference, {measure}":
+    return {"difference" if measure in _MAIN_MEASURES else f"difference, {measure}":
             f"{value - number:+.2f}" if measure == "entropy" else f"{100 * value - number:+.1f}"
             for measure, number, value in both}
 
 
 def _mark_best(rows):
-    """In transfer, sets `best`: whether the permutation test finds no difference from the best of a data set.
+    """Sets `best` in the rows of transfers: whether the permutation test finds no difference from the best run.
 
-    Protocols are compared as in the paper: linear evaluation by itself, the trainings of whole networks together.
+    As in the paper, runs of the same data set are compared: linear evaluation, and the trainings of whole networks.
     """
     groups = {}
     for row in rows:
         if "protocol" in row and row["accuracy"] is not None:
             groups.setdefault((row["task"], row["protocol"] == "linear"), []).append(row)
     for group in groups.values():
-        loaded = {row["cell"]: _scores_of(row) for row in group}
-        best = loaded[max(group, key=lambda row: row["accuracy"])["cell"]]
+        predictions = {row["run"]: _predictions_of(row) for row in group}
+        best = predictions[max(group, key=lambda row: row["accuracy"])["run"]]
         for row in group:
-            labels, scores, metric = loaded[row["cell"]]
+            labels, scores, metric = predictions[row["run"]]
             if labels.shape != best[0].shape or (labels != best[0]).any():
                 raise UserError(f"{row['_directory']}/predictions.npz: its labels differ from those of other runs of "
                                 f"{row['task']}. Remove the run, and run the table again.")
             row["best"] = significance.compare(labels, best[1], scores, metric)["p"] > ALPHA
 
 
-def _scores_of(row):
-    """Labels, scores and metric of a transfer. Raises `UserError`."""
+def _predictions_of(row):
+    """Returns labels, scores and metric of a transfer. Raises `UserError`."""
     path = os.path.join(row["_directory"], "predictions.npz")
     return *output.read_predictions(path), row["_done"]["results"].get("metric")
 
 
 def _titles(rows, part):
-    """The columns with this part in their titles, in order."""
+    """Returns the columns with this part in their titles, in order."""
     return dict.fromkeys(title for row in rows for title in row if part in title)
 
 
-def shown_table(rows):
-    """Titles, and for each row the texts to be shown; columns that no row has are left out."""
-    shown = ("cell", "here", *_titles(rows, "paper, "), "million parameters", *_COLUMNS, "guess",
-             *_titles(rows, " from "), *_titles(rows, "difference"), "remark", "minutes")
+class _Bold(str):
+    """Text that is shown in bold."""
+
+
+class _Code(str):
+    """Text that is shown as code."""
+
+
+def shown_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Returns the titles, and for each row the texts to be shown; columns that no row has are left out.
+
+    Args:
+      rows: of `rows_of`.
+    """
+    shown = ("run", "changed flags", *_titles(rows, "paper, "), "million parameters", *_COLUMNS, "chance",
+             *_titles(rows, " from "), *_titles(rows, "difference"), "status", "minutes")
     in_paper = {title.removeprefix("paper, ") for title in _titles(rows, "paper, ")}
     titles = [title for title in dict.fromkeys(shown) if any(row.get(title) is not None for row in rows)
-              and (title not in _FEWER or title in in_paper)]
+              and (title not in _SHOWN_WITH_PAPER or title in in_paper)]
     return titles, [[_shown(title, row) for title in titles] for row in rows]
 
 
 def _shown(title, row):
-    """A value as text: our accuracies in %, as the paper's are."""
+    """Returns a value as text: our accuracies in %, as the paper's are."""
     value = row.get(title)
     if isinstance(value, float) and "paper" not in title:
         text = _FORMATS.get(title, "{:.1%}").format(value).rstrip("%")
-        return f"**{text}**" if title == "transfer" and row.get("best") else text
+        return _Bold(text) if title == "transfer" and row.get("best") else text
     return "" if value is None else str(value)
 
 
 # ------------------------------------------------------------------------------------------------- Markdown and CSV
 
 
-def markdown(name, rows, base, scale):
-    """A study as lines of Markdown."""
-    study = catalogue.STUDIES[name]
-    lines = [f"### {study.title} ({study.source})", f"{_said(study, rows, scale)} Accuracies in %.", ""]
+def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
+    """Returns the report of a study as lines of Markdown; see `rows_of`."""
+    study = studies.STUDIES[name]
+    lines = [f"### {study.title} ({study.source})", f"{_finding(study, rows, scale)} Accuracies in %.", ""]
     if rows:
-        titles, texts = shown_table(rows)
-        lines += _markdown_table(titles, texts)
-    elif study.cells_of(scale):
+        lines += _markdown_table(*shown_table(rows))
+    elif study.runs_at(scale):
         lines += ["Not run."]
-    told = [line for text in _correlation_texts(name, base, scale) for line in ("", text)]
-    return [*lines, *told, "", *_markdown_flags(rows), *_markdown_cited(study)]
+    sentences = [line for text in _correlation_texts(name, base, scale) for line in ("", text)]
+    return [*lines, *sentences, "", *_markdown_flags(rows), *_markdown_cited(study)]
 
 
-def _said(study, rows, scale):
-    """What the paper found, and by what setting it was tried here."""
-    finding = f"The paper: {study.finding}" if study.cells else f"{study.finding[:1].upper()}{study.finding[1:]}"
-    recipes = dict.fromkeys(cell.small_recipe for cell in study.cells_of(scale) if not cell.transfer)
+def _finding(study, rows, scale):
+    """Returns sentences with the finding of the paper, and the setting of the runs here."""
+    finding = f"The paper: {study.finding}" if study.runs else f"{study.finding[:1].upper()}{study.finding[1:]}"
+    recipes = dict.fromkeys(run.small_recipe for run in study.runs_at(scale) if not run.transfer)
     if scale != "small" or not rows or not recipes:
         return f"{finding}."
-    return f"{finding}. Here: {'; '.join(map(cells.setting_of, recipes))}; unless the table says otherwise."
+    return f"{finding}. Here: {'; '.join(map(runner.describe_recipe, recipes))}; unless the table says otherwise."
+
+
+def _flags_table(rows):
+    """Returns titles and rows of a table with the flags of the runs."""
+    return ["run", "flags"], [[row["run"], _Code(shlex.join(row["_done"]["arguments"]))] for row in rows]
 
 
 def _markdown_flags(rows):
-    """What was run, to be unfolded."""
-    table = _markdown_table(["cell", "flags"], [
-        [row["cell"], _Code(shlex.join(row["_done"]["arguments"]))] for row in rows])
-    return ["<details><summary>flags</summary>", "", *table, "", "</details>", ""] if rows else []
+    """Returns a table of the flags, which can be unfolded."""
+    return (["<details><summary>flags</summary>", "", *_markdown_table(*_flags_table(rows)), "", "</details>", ""]
+            if rows else [])
 
 
 def _markdown_cited(study):
@@ -177,32 +203,34 @@ def _markdown_cited(study):
 
 
 def _cited_table(study):
-    """Titles and rows of what the paper cites."""
+    """Returns titles and rows of what the paper cites."""
     titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
     return ["", *titles], [[name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited]
-
-
-class _Code(str):
-    """Text that Markdown shows as code."""
 
 
 def _markdown_table(titles, texts):
     return [f"| {' | '.join(map(_markdown_text, row))} |" for row in (titles, ["---"] * len(titles), *texts)]
 
 
+def _without_control(text):
+    """Returns a text with spaces instead of control characters."""
+    return _CONTROL.sub(" ", text)
+
+
 def _markdown_text(text):
-    """A text in one line, without HTML and without the separator of cells."""
-    line = _CONTROL.sub(" ", text).replace("|", "/")
+    """Returns a text in one line, without HTML and without the character that separates columns."""
+    line = _without_control(text).replace("|", "/")
     if not isinstance(text, _Code):
-        return html.escape(line, quote=False)
+        escaped = html.escape(line, quote=False)
+        return f"**{escaped}**" if isinstance(text, _Bold) else escaped
     if "`" not in line:
         return f"`{line}`"
     ticks = "`" * (1 + max(map(len, re.findall("`+", line))))  # Within these, shorter sequences are plain text.
     return f"{ticks} {line} {ticks}"
 
 
-def write_csv(path, rows):
-    """Writes the rows with all their values, for `paper.figures`. Texts that look like formulas begin with '."""
+def write_csv(path: str, rows: list[dict]) -> None:
+    """Writes the rows with all their values, for `paper.figures`. Texts that look like formulas start with '."""
     public = [{_csv_value(title): _csv_value(value) for title, value in row.items() if not title.startswith("_")}
               for row in rows]
     file = io.StringIO(newline="")
@@ -213,10 +241,10 @@ def write_csv(path, rows):
 
 
 def _csv_value(value):
-    """A value that spreadsheets do not evaluate: in one line, and only numbers begin with a sign."""
+    """Returns a value that spreadsheets do not evaluate: in one line, and only numbers start with a sign."""
     if not isinstance(value, str):
         return value
-    text = _CONTROL.sub(" ", value)
+    text = _without_control(value)
     if not text.lstrip().startswith(_FORMULA_STARTS):
         return text
     try:
@@ -232,8 +260,8 @@ def _csv_value(value):
 _CORRELATED = ("few_labels_lengths", "few_labels_networks")
 
 
-def correlations(name, base, scale):
-    """Linear evaluation against fine-tuning (paper, B.7) in a study of `_CORRELATED`, for each share of labels.
+def correlations(name: str, base: str, scale: str) -> list[dict]:
+    """Correlates linear evaluation with fine-tuning (paper, B.7) in a study of `_CORRELATED`, for each share of labels.
 
     Returns:
       list of dicts: `labels`; `points`: (name, accuracy of linear evaluation, accuracy when fine-tuned); and the
@@ -242,20 +270,20 @@ def correlations(name, base, scale):
     from scipy import stats
 
     points = {}
-    for cell in catalogue.STUDIES[name].cells_of(scale):
-        places = (name, cell), (cell.start[0], catalogue.cell_at(cell.start))
+    for run in studies.STUDIES[name].runs_at(scale):
+        places = (name, run), (run.starts_from[0], studies.find_run(run.starts_from))
         done = [_finished(*place, base, scale) for place in places]
-        if all(each is not None and cells.accuracy(each) is not None for each in done):
-            tuned, linear = map(cells.accuracy, done)
-            points.setdefault(cell.data["labels"], []).append((cell.data["start"], linear, tuned))
-    return [dict(labels=labels, points=found, **{
-        title: float(function(*list(zip(*found))[1:]).statistic) if len(found) > 2 else None
+        if all(content is not None and runner.accuracy(content) is not None for content in done):
+            tuned, linear = map(runner.accuracy, done)
+            points.setdefault(run.plot_columns["labels"], []).append((run.plot_columns["start"], linear, tuned))
+    return [dict(labels=labels, points=group, **{
+        title: float(function(*list(zip(*group))[1:]).statistic) if len(group) > 2 else None
         for title, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr))})
-        for labels, found in points.items()]
+        for labels, group in points.items()]
 
 
 def _correlation_texts(name, base, scale):
-    """What `correlations` found, a sentence for each share of labels."""
+    """Returns the result of `correlations`, as a sentence for each share of labels."""
     return [f"Linear evaluation and fine-tuning on {each['labels']} of the labels (Appendix B.7): r = "
             f"{each['pearson']:.2f}, rank correlation {each['spearman']:.2f}, {len(each['points'])} points."
             for each in correlations(name, base, scale) if each["pearson"] is not None] if name in _CORRELATED else []
@@ -264,98 +292,62 @@ def _correlation_texts(name, base, scale):
 # -------------------------------------------------------------------------------------------------------------- HTML
 
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em; color: #222; }
-table { border-collapse: collapse; margin: 0.8em 0; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.2em 0.7em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; white-space: nowrap; }
-thead th { border-bottom: 2px solid #888; }
-h2 { margin-top: 2em; }
-nav a { margin-right: 0.9em; }
-code { font-size: 12px; }
-.scroll { overflow-x: auto; }
-.cited { color: #666; }
-img { max-width: 100%; }
-"""
-
-
-def _html(text):
-    """A text as HTML, without control characters."""
-    return html.escape(_CONTROL.sub(" ", text))
-
-
-def summary(found):
-    """How many runs there are, their time, on what machines, by which versions of the program: a sentence or three.
+def summary(rows_by_study: dict[str, list[dict]]) -> str:
+    """Returns sentences with the number of runs, their time, the machines, and the versions of the program.
 
     Args:
-      found: dict: name -> `rows_of` it.
+      rows_by_study: name -> `rows_of` it.
     """
-    done = {row["_directory"]: row["_done"] for rows in found.values() for row in rows}
-    machines = sorted({_CONTROL.sub(" ", each["hardware"]) for each in done.values()})
-    versions = sorted({_CONTROL.sub(" ", version) for each in done.values() for version in each["commits"] if version})
-    parts = [f"{len(done)} runs, {console.format_duration(sum(each['seconds'] for each in done.values()))} in all"]
+    done = {row["_directory"]: row["_done"] for rows in rows_by_study.values() for row in rows}
+    machines = sorted({_without_control(content["hardware"]) for content in done.values()})
+    versions = sorted({_without_control(version) for content in done.values() for version in content["commits"]
+                       if version})
+    duration = console.format_duration(sum(content["seconds"] for content in done.values()))
+    parts = [f"{len(done)} runs, {duration} in all"]
     parts += ["; ".join(machines)] * bool(machines) + [f"Version {', '.join(versions)}"] * bool(versions)
     return ". ".join(parts) + "."
 
 
-def write_html(path, found, base, scale):
-    """All studies on one page without other files: ours, the paper's, plots, flags, time, machine and version.
+def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale: str) -> None:
+    """Writes all studies to one page that needs no other files: our numbers, the paper's, plots, flags, versions.
 
     Args:
       path: of the page.
-      found: dict: name -> `rows_of` it.
-      base, scale: as there.
+      rows_by_study: name -> `rows_of` it.
+      base, scale: see `rows_of`.
     """
     sections = [_section(name, rows, base, scale)
-                for name, rows in progress.track(found.items(), len(found), "report")]
-    links = "".join(f'<a href="#{name}">{_html(catalogue.STUDIES[name].source)} ({name.replace("_", " ")})</a>'
-                    for name in found)
-    page = f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>SimCLR: the paper's tables</title>
-<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>
-<h1>The paper's tables, {_html(scale)} scale</h1>
-<p>{_html(summary(found))} Accuracies in %.</p>
-<nav>{links}</nav>
-{"".join(sections)}</body></html>
-"""
+                for name, rows in progress.track(rows_by_study.items(), len(rows_by_study), "report")]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
+        finalize=_finalize)
+    environment.tests["bold"] = lambda text: isinstance(text, _Bold)
+    page = environment.get_template("report.html.jinja").render(
+        scale=scale, summary=summary(rows_by_study), sections=sections)
     storage.write_bytes(path, page.encode())
 
 
+def _finalize(value):
+    """Returns a value of the template without control characters; the output of a macro, which is HTML, as it is."""
+    return _without_control(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
 def _section(name, rows, base, scale):
-    study = catalogue.STUDIES[name]
-    parts = [f'<h2 id="{name}">{_html(study.title)} <small>({_html(study.source)})</small></h2>',
-             f"<p>{_html(_said(study, rows, scale))}</p>"]
-    if rows:
-        titles, texts = shown_table(rows)
-        parts += [_html_table(titles, texts), _plot(rows), *(f"<p>{_html(text)}</p>" for text in
-                                                             _correlation_texts(name, base, scale)), _flags(rows)]
-    elif study.cells_of(scale):
-        parts.append("<p>Not run.</p>")
-    if study.cited:
-        parts += ['<p class="cited">Cited by the paper:</p>', _html_table(*_cited_table(study), "cited")]
-    return "\n".join(parts) + "\n"
-
-
-def _html_table(titles, texts, kind=""):
-    def cell(text):
-        bold = text.startswith("**")
-        return f"<td><b>{_html(text.strip('*'))}</b></td>" if bold else f"<td>{_html(text)}</td>"
-
-    head = "".join(f"<th>{_html(title)}</th>" for title in titles)
-    body = "\n".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in texts)
-    return (f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
-            "</div>")
-
-
-def _flags(rows):
-    """What was run, to be unfolded."""
-    lines = "\n".join(f"<tr><td>{_html(row['cell'])}</td><td><code>"
-                      f"{_html(shlex.join(row['_done']['arguments']))}</code></td></tr>" for row in rows)
-    return f"<details><summary>flags</summary><table>{lines}</table></details>"
+    """Returns the texts, tables and plot of a study, for the template."""
+    study = studies.STUDIES[name]
+    return dict(
+        name=name, title=study.title, source=study.source, finding=_finding(study, rows, scale),
+        table=shown_table(rows) if rows else None, not_run=not rows and bool(study.runs_at(scale)), plot=_plot(rows),
+        sentences=_correlation_texts(name, base, scale) if rows else [], flags=_flags_table(rows) if rows else None,
+        cited=_cited_table(study) if study.cited else None)
 
 
 def _plot(rows):
-    """Our accuracies as points, the paper's as diamonds, as an image within the page; of Table 3, those of h."""
+    """Returns a plot as SVG in base64, "" without accuracies: ours as points, the paper's as diamonds.
+
+    For Table 3 they are those of h.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -371,12 +363,11 @@ def _plot(rows):
     if papers:
         axis.scatter([number for _, number in papers], [place for place, _ in papers], marker="D", color="black",
                      facecolors="white", label="paper", zorder=3)
-    axis.set_yticks(places, [row["cell"] for row in rows], fontsize=8)
+    axis.set_yticks(places, [row["run"] for row in rows], fontsize=8)
     axis.set_xlabel("accuracy, %")
     axis.grid(axis="y", color="0.85")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
-    content = base64.b64encode(buffer.getvalue()).decode()
-    return f'<p><img alt="accuracies" src="data:image/svg+xml;base64,{content}"></p>'
+    return base64.b64encode(buffer.getvalue()).decode()

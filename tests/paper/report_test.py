@@ -10,28 +10,28 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from paper import catalogue, cells, report, tables
+from paper import report, runner, studies, tables
 
 COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
 
 
-def finish(base, study, cell, results, **more):
-    """Notes a cell of the small scale as finished; returns its directory."""
-    directory = cells.directory_of(str(base), "small", study, cell)
-    done = dict(arguments=cells.arguments(cell, "small"), settings=cells.settings_of(cell, "small"), results=results,
+def finish(base, study, run, results, **more):
+    """Notes a run of the small scale as finished; returns its directory."""
+    directory = runner.directory_of(str(base), "small", study, run)
+    done = dict(arguments=runner.arguments(run, "small"), settings=runner.settings_of(run, "small"), results=results,
                 seconds=90, commits=[COMMIT], hardware=HARDWARE, million_parameters=4.9,
                 **{"same_as": None, "probes": {}, "diverged": False, **more})
     os.makedirs(directory)
-    cells.write_done(directory, done)
+    runner.write_done(directory, done)
     return directory
 
 
 def transfer_digits(base, shares):
     """Linear evaluation, fine-tuning and random initialisation on the digits, each right for a share of them."""
     random, labels = np.random.default_rng(0), np.arange(400) % 10
-    for cell, share in zip(catalogue.STUDIES["transfer"].cells_of("small"), shares, strict=True):
+    for run, share in zip(studies.STUDIES["transfer"].runs_at("small"), shares, strict=True):
         guesses = np.where(random.random(400) < share, labels, (labels + 1) % 10)
-        directory = finish(base, "transfer", cell, dict(
+        directory = finish(base, "transfer", run, dict(
             test=float((guesses == labels).mean()), metric="top_1", task="digits"))
         np.savez(f"{directory}/predictions.npz", labels=labels, logits=np.eye(10)[guesses])
 
@@ -50,12 +50,12 @@ def test_correlations_are_those_of_numpy(tmp_path):
     points = {"1 %": [], "10 %": []}
     for number, epochs in enumerate((50, 100, 200)):
         linear = 0.42 + 0.03 * number
-        finish(tmp_path, "lengths", catalogue.cell_at(("lengths", f"{epochs} epochs")), {cells.LBFGS: linear})
+        finish(tmp_path, "lengths", studies.find_run(("lengths", f"{epochs} epochs")), {runner.LBFGS: linear})
         for labels, tuned in (("1 %", 0.2 + 0.07 * number**2), ("10 %", 0.5 - 0.1 * (number == 1))):
-            cell = catalogue.cell_at(("few_labels_lengths", f"{epochs} epochs, {labels}"))
-            finish(tmp_path, "few_labels_lengths", cell, {cells.TOP_1: tuned})
+            run = studies.find_run(("few_labels_lengths", f"{epochs} epochs, {labels}"))
+            finish(tmp_path, "few_labels_lengths", run, {runner.TOP_1: tuned})
             points[labels].append((linear, tuned))
-    finish(tmp_path, "lengths", catalogue.cell_at(("lengths", "400 epochs")), {cells.LBFGS: 0.6})  # not yet tuned
+    finish(tmp_path, "lengths", studies.find_run(("lengths", "400 epochs")), {runner.LBFGS: 0.6})  # not yet tuned
     found = {each["labels"]: each for each in report.correlations("few_labels_lengths", str(tmp_path), "small")}
     for labels, pairs in points.items():
         assert found[labels]["pearson"] == pytest.approx(np.corrcoef(np.transpose(pairs))[0, 1])
@@ -68,25 +68,25 @@ def test_correlations_are_those_of_numpy(tmp_path):
 
 
 def test_runs_of_other_flags_are_left_out(tmp_path):
-    """Of an older catalogue, or an older recipe; further flags are no reason."""
-    first, *others = catalogue.STUDIES["colour"].cells_of("small")[:4]
-    directories = [finish(tmp_path, "colour", cell, {cells.LBFGS: 0.4}) for cell in (first, *others)]
-    done = [cells.read_done(directory) for directory in directories]
-    cells.write_done(directories[1], {**done[1], "arguments": ["--flagfile=old.cfg"]})
-    cells.write_done(directories[2], {**done[2], "settings": {**done[2]["settings"], "train_epochs": 3}})
-    cells.write_done(directories[3], {
+    """Of an older study, or an older recipe; further flags are no reason."""
+    first, *others = studies.STUDIES["colour"].runs_at("small")[:4]
+    directories = [finish(tmp_path, "colour", run, {runner.LBFGS: 0.4}) for run in (first, *others)]
+    done = [runner.read_done(directory) for directory in directories]
+    runner.write_done(directories[1], {**done[1], "arguments": ["--flagfile=old.cfg"]})
+    runner.write_done(directories[2], {**done[2], "settings": {**done[2]["settings"], "train_epochs": 3}})
+    runner.write_done(directories[3], {
         **done[3], "arguments": [*done[3]["arguments"], "--data_dir=a b", "--seed=7"],
-        "settings": cells.settings_of(others[2], "small", dict(seed=7, data_dir="c"))})
-    assert [row["cell"] for row in report.rows_of("colour", str(tmp_path), "small")] == ["1/8", "1"]
+        "settings": runner.settings_of(others[2], "small", dict(seed=7, data_dir="c"))})
+    assert [row["run"] for row in report.rows_of("colour", str(tmp_path), "small")] == ["1/8", "1"]
 
 
 def test_every_measure_of_the_paper_has_its_difference(tmp_path):
-    finish(tmp_path, "temperature", catalogue.cell_at(("temperature", "l2 norm, 0.1")), {
-        cells.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0})
-    finish(tmp_path, "probes", catalogue.cell_at(("probes", "rotation")), {cells.LBFGS: 0.5},
+    finish(tmp_path, "temperature", studies.find_run(("temperature", "l2 norm, 0.1")), {
+        runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0})
+    finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
            probes=dict(rotation=dict(guess=0.25, h=0.7, z=0.3)))
-    finish(tmp_path, "linear", catalogue.cell_at(("linear", "ResNet-50 (1x)")), {
-        cells.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9})
+    finish(tmp_path, "linear", studies.find_run(("linear", "ResNet-50 (1x)")), {
+        runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9})
     found = {name: dict(zip(*(part if number == 0 else part[0] for number, part in enumerate(report.shown_table(
         report.rows_of(name, str(tmp_path), "small")))))) for name in ("temperature", "probes", "linear")}
     assert {title: text for title, text in found["temperature"].items() if "difference" in title} == {
@@ -98,7 +98,7 @@ def test_every_measure_of_the_paper_has_its_difference(tmp_path):
 
 
 def test_what_has_diverged_is_told(tmp_path):
-    finish(tmp_path, "flip", catalogue.cell_at(("flip", "with")), {}, diverged=True)
+    finish(tmp_path, "flip", studies.find_run(("flip", "with")), {}, diverged=True)
     lines = report.markdown("flip", report.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
     assert "| with | 64.5 | diverged | 1.5 |" in lines
     assert "Here: study_small.cfg, resnet10 on train[:20%] of cifar10, 32 pixels, batch 128, 4 epochs" in lines[1]
@@ -109,12 +109,12 @@ HOSTILE = "=1+1|<script>alert(1)</script>\n\x1b[31m`x``"
 
 def test_hostile_texts_are_escaped(tmp_path, capsys):
     """In hardware, versions, arguments and names of probes, which come from files."""
-    cell = catalogue.cell_at(("flip", "with"))
-    directory = finish(tmp_path, "flip", cell, {cells.LBFGS: 0.5, "eval/label_top_5_accuracy": HOSTILE},
+    run = studies.find_run(("flip", "with"))
+    directory = finish(tmp_path, "flip", run, {runner.LBFGS: 0.5, "eval/label_top_5_accuracy": HOSTILE},
                        probes={HOSTILE: dict(guess=0.25, h=0.7, z=HOSTILE), "x": [1]})
-    done = {**cells.read_done(directory), "hardware": HOSTILE, "commits": [HOSTILE, None],
+    done = {**runner.read_done(directory), "hardware": HOSTILE, "commits": [HOSTILE, None],
             "million_parameters": HOSTILE}
-    cells.write_done(directory, {**done, "arguments": [*done["arguments"], f"--data_dir={HOSTILE}"]})
+    runner.write_done(directory, {**done, "arguments": [*done["arguments"], f"--data_dir={HOSTILE}"]})
     tables.main(["report", "flip", f"--dir={tmp_path}"])
     place = tmp_path / "small"
     markdown, page = (place / "report.md").read_text(), Page()
@@ -125,7 +125,7 @@ def test_hostile_texts_are_escaped(tmp_path, capsys):
     assert len(table) == 2 and all(line.endswith(" |") for line in table)
     page.feed((place / "report.html").read_text())
     assert not page.open and "script" not in page.tags and "alert(1)" in " ".join(page.texts)
-    assert "\x1b" not in (place / "report.html").read_text()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", (place / "report.html").read_text())
     with open(place / "flip.csv", newline="") as file:
         rows = list(csv.reader(file))
     assert len(rows) == 2
@@ -172,10 +172,10 @@ class Page(html.parser.HTMLParser):
 
 def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
     transfer_digits(tmp_path, (0.6, 0.9, 0.89))
-    for cell in catalogue.STUDIES["colour"].cells_of("small"):
-        finish(tmp_path, "colour", cell, {cells.LBFGS: 0.5, cells.TOP_1: 0.4, "eval/label_top_5_accuracy": 0.9})
-    cell = catalogue.cell_at(("flip", "with"))
-    finish(tmp_path, "flip", cell, {cells.LBFGS: 0.5}, same_as="small/colour/1_2")
+    for run in studies.STUDIES["colour"].runs_at("small"):
+        finish(tmp_path, "colour", run, {runner.LBFGS: 0.5, runner.TOP_1: 0.4, "eval/label_top_5_accuracy": 0.9})
+    run = studies.find_run(("flip", "with"))
+    finish(tmp_path, "flip", run, {runner.LBFGS: 0.5}, same_as="small/colour/1_2")
     tables.main(["report", "1", "flip", "transfer", "designs", f"--dir={tmp_path}"])
     page = Page()
     page.feed((tmp_path / "small" / "report.html").read_text())
@@ -184,7 +184,7 @@ def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
     assert page.ids == ["colour", "colour_supervised", "flip", "transfer", "designs"]
     assert COMMIT in text and HARDWARE in text and "9 runs, 0:13:30 in all" in text
     assert "--color_jitter_strength=0.125" in text and "-9.6" in text and "Not run." in text
-    assert "Fast AutoAugment" in text and "top-5" not in text  # The paper's Table 1 has none.
+    assert "Fast AutoAug." in text and "top-5" not in text  # The paper's Table 1 has none.
     for image in page.images:
         kind, content = image.split(",")
         assert kind == "data:image/svg+xml;base64"

@@ -1,4 +1,4 @@
-"""The paper's tables: their commands are valid, their numbers are the paper's, and runs are resumed and reported."""
+"""The program of the paper's tables: commands are valid, and runs are resumed, shared and reported."""
 
 import csv
 import json
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 
 import pytest
 import tensorflow as tf
@@ -17,7 +16,7 @@ import tensorflow as tf
 import config as config_lib
 import model as model_lib
 from config import Config
-from paper import catalogue, cells, figures, tables
+from paper import figures, runner, studies, tables
 from runtime.errors import JobFailed, TrainingDiverged, UserError
 from runtime.paths import slug
 from support import ROOT, hostile
@@ -25,87 +24,25 @@ from transfer import cli, tasks
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
-@pytest.mark.parametrize("name", catalogue.STUDIES)
+@pytest.mark.parametrize("name", studies.STUDIES)
 def test_commands_are_valid(name, scale, tmp_path):
-    study = catalogue.STUDIES[name]
-    assert study.small_names is None or set(study.small_names) <= {cell.name for cell in study.cells}
+    study = studies.STUDIES[name]
+    assert study.small_names is None or set(study.small_names) <= {run.name for run in study.runs}
     seen = set()
-    for cell in study.cells_of(scale):
-        program, *arguments = cells.command(cell, scale, "out", "start" if cell.start else None, dict(data_dir="x"))
-        if program == "run.py":
-            seen.add((cell.start, cells.config_of(arguments).replace(model_dir=None)))
+    for run in study.runs_at(scale):
+        weights = "start" if run.starts_from else None
+        command = runner.command(run, scale, "out", weights, dict(data_dir="x"))
+        if command[0] == "run.py":
+            seen.add((run.starts_from, runner.config_of(command[1:]).replace(model_dir=None)))
         else:
+            _, _, *arguments = command  # -m transfer
             asked = cli._parser().parse_args(arguments)
             assert tasks.task_of(asked) and asked.data_dir == "x"
-            seen.add((cell.start, *arguments))
-        if cell.start is not None:
-            assert catalogue.cell_at(cell.start).transfer is None
-    assert len(seen) == len(study.cells_of(scale))  # Every cell is another run.
-    assert len({slug(cell.name) for cell in study.cells_of(scale)}) == len(seen)
-
-
-CHECKED = {  # study -> checksum of all names and numbers, and the sums of the columns of the paper's tables
-    "colour": (4137376146, {"top-1": 372.0}),
-    "colour_supervised": (3650645113, {"top-1": 458.4}),
-    "flip": (3405402469, {"top-1": 127.9}),
-    "broader": (3453527458, {"top-1": 441.2}),
-    "losses": (1678207462, {"top-1": 281.8}),
-    "temperature": (902130001, {"entropy": 23.0, "contrastive accuracy": 489.4, "top-1": 357.0}),
-    "probes": (1823540408, {"guess": 205, "h": 363.0, "g(h)": 238.9}),
-    "batches": (1159649609, {"top-1": 3171.2}),
-    "linear": (3111589063, {"million parameters": 493, "top-1": 220.0, "top-5": 274.2,
-        "cited, million parameters": 1762, "cited, top-1": 641.5, "cited, top-5": 345.5}),
-    "few_labels": (2154990604, {"top-1": 381.5, "top-5": 515.9, "cited, top-5, 1 %": 376.5,
-        "cited, top-5, 10 %": 846.2, "cited, top-1, 1 %": 78.1, "cited, top-1, 10 %": 343.0}),
-    "few_labels_broader": (3143194067, {"top-1": 621.1, "top-5": 802.3, "cited, top-1": 236.3,
-        "cited, top-5": 283.3}),
-    "supervised_long": (513522919, {"top-1": 1389.8}),
-    "transfer": (2528236339, {"top-1": 2762.7, "mean per class": 1760.4, "mAP": 410.5}),
-    "transfer_1x": (595618866, {"top-1": 2656.6, "mean per class": 1724.5, "mAP": 399.7}),
-    "cifar10": (1352101710, {"top-1": 189.1, "cited, top-1": 91.2}),
-    "formulas": (3592164044, {}),
-    "designs": (1792581122, {}),
-}
-
-
-def test_the_numbers_are_those_of_the_paper():
-    """They were read twice, once by a program that took them from the paper's source, and agreed."""
-    found = {}
-    for name, study in catalogue.STUDIES.items():
-        sums = {}
-        for where, rows in (("", [cell.paper for cell in study.cells]), ("cited, ", [row for _, row in study.cited])):
-            for measure, number in [item for row in rows for item in row.items() if not isinstance(item[1], str)]:
-                sums[where + measure] = round(sums.get(where + measure, 0) + number, 1)
-        if sums or study.cited:
-            content = json.dumps([[cell.name, cell.paper] for cell in study.cells] + [list(row) for row in study.cited])
-            found[name] = zlib.crc32(content.encode()), sums
-    assert found == CHECKED
-
-
-def test_every_table_of_the_paper_is_there():
-    for number in ("1", "2", "3", "4", "5", "6", "7", "8", "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
-        assert catalogue.find(number)
-    assert catalogue.find("1") == ["colour", "colour_supervised"] and catalogue.find("B.1") == ["batches"]
-    assert catalogue.find("9") == ["batches"] and catalogue.find("B.9") == ["cifar_temperature", "cifar10"]
-    with pytest.raises(UserError, match="99 is no table: name one of pairs, "):
-        catalogue.find("99")
-
-
-def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
-    configs = [cells.config_of(cells.arguments(cell, "paper")) for cell in catalogue.STUDIES["pairs"].cells]
-    assert len(configs) == 49
-    assert all(config.branches[1] == () and not config.blurs_views for config in configs)
-    assert {config.branches[0] for config in configs if len(config.branches[0]) == 1} == {
-        (name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
-    assert sum(len(config.branches[0]) == 2 for config in configs) == 42
-
-
-def test_all_losses_of_table_4_take_negatives_of_one_view():
-    configs = [cells.config_of(cells.arguments(cell, "paper")) for cell in catalogue.STUDIES["losses"].cells]
-    assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
-        ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
-        ("nt_xent", False)]
-    assert all(config.negatives == "one_view" for config in configs)
+            seen.add((run.starts_from, *arguments))
+        if run.starts_from is not None:
+            assert studies.find_run(run.starts_from).transfer is None
+    assert len(seen) == len(study.runs_at(scale))  # No two runs are the same.
+    assert len({slug(run.name) for run in study.runs_at(scale)}) == len(seen)
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -122,10 +59,10 @@ def calls(monkeypatch):
         if "paper.probes" in command:
             (directory / "probes.json").write_text(json.dumps({"rotation": dict(guess=0.25, h=0.7, z=0.3)}))
             return
-        (directory / "result.json").write_text(json.dumps({cells.LBFGS: 0.5 + 0.01 * len(found), "global_step": 3}))
+        (directory / "result.json").write_text(json.dumps({runner.LBFGS: 0.5 + 0.01 * len(found), "global_step": 3}))
 
-    monkeypatch.setattr(cells, "_call", call)
-    monkeypatch.setattr(cells, "count_parameters", lambda directory: 11_200_000)
+    monkeypatch.setattr(runner, "_call", call)
+    monkeypatch.setattr(runner, "count_parameters", lambda directory: 11_200_000)
     return found
 
 
@@ -147,8 +84,8 @@ def test_the_same_run_of_another_study_is_taken(calls, tmp_path, capsys):
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
     assert "colour: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
-    taken = cells.read_done(tmp_path / "small" / "flip" / "with")
-    assert taken["arguments"] == cells.arguments(catalogue.cell_at(("flip", "with")), "small")
+    taken = runner.read_done(tmp_path / "small" / "flip" / "with")
+    assert taken["arguments"] == runner.arguments(studies.find_run(("flip", "with")), "small")
     assert taken["same_as"] == "small/colour/1_2"
     tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Another seed is another run.
     assert len(calls) == 13
@@ -160,13 +97,14 @@ def test_other_flags_are_refused(calls, tmp_path, capsys):
         tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
     assert error.value.code == 2 and len(calls) == 2
     told = capsys.readouterr().err
-    assert "was run with seed 1 (now 2): remove it, or give another --dir" in told and told.count("\n") == 1
+    assert "it was run with seed=1, not 2. Remove it, or use another --dir." in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize("name, flags, words", [
     ("flip", "--temprature=1", "--flags: Unknown command line flag 'temprature'"),
     ("flip", "x", "--flags: x is not a flag"), ("flip", "--seed='1", "--flags=--seed='1: No closing quotation"),
-    ("flip", "--mode=train", "--flags: --mode is the tables' own"), ("flip", "--temperature=-1", "--temperature=-1"),
+    ("flip", "--mode=train", "--flags: --mode is set by paper.tables. Remove it."),
+    ("flip", "--temperature=-1", "--temperature=-1"),
     ("transfer", "--learning_rate 1", "--flags: --learning_rate is the grid's own: leave it out"),
     ("transfer", "--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is the grid's own"),
     ("transfer", "--micro_batch_size=7", "--micro_batch_size=7")])
@@ -181,24 +119,25 @@ def test_wrong_flags_are_told_before_anything_is_run(name, flags, words, calls, 
 
 def test_flags_of_trainings_are_not_those_of_transfers():
     """Which takes what it knows itself, and passes on the rest."""
-    cell = catalogue.cell_at(("transfer", "finetune, SimCLR, digits"))
+    run = studies.find_run(("transfer", "finetune, SimCLR, digits"))
     more = config_lib.settings_within(
         "--data_dir 'a b' --nofollow_links --bad_images=skip --seed=3 --precision=float32")
-    program, *arguments = cells.command(cell, "small", "out", "start", more)
-    assert program == "transfer.py" and not any("follow_links" in argument for argument in arguments)
+    arguments = runner.command(run, "small", "out", "start", more)
+    assert arguments[:3] == ["-m", "transfer", "finetune"]
+    assert not any("follow_links" in argument for argument in arguments)
     assert {"--data_dir=a b", "--bad_images=skip", "--seed=3", "--flags=--precision=float32"} < set(arguments)
-    linear = catalogue.cell_at(("transfer", "linear, SimCLR, digits"))
-    _, *arguments = cells.command(linear, "small", "out", "start", more)
+    linear = studies.find_run(("transfer", "linear, SimCLR, digits"))
+    _, *arguments = runner.command(linear, "small", "out", "start", more)
     assert not [argument for argument in arguments if argument.startswith(("--seed", "--flags"))]
 
 
 def test_a_recipe_that_has_changed_makes_another_run(calls, tmp_path, capsys, monkeypatch):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
-    parse = cells.config_of
-    monkeypatch.setattr(cells, "config_of", lambda wanted: parse([*wanted, "--train_epochs=5"]))
+    parse = runner.config_of
+    monkeypatch.setattr(runner, "config_of", lambda wanted: parse([*wanted, "--train_epochs=5"]))
     with pytest.raises(SystemExit):
         tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert "was run with train_epochs 4 (now 5)" in capsys.readouterr().err
+    assert "it was run with train_epochs=4, not 5. Remove it" in capsys.readouterr().err
 
 
 def test_data_may_move(calls, tmp_path):
@@ -210,9 +149,9 @@ def test_data_may_move(calls, tmp_path):
 
 def test_what_a_table_compares_is_not_overridden(calls, tmp_path, capsys):
     for table, flags, words in (
-            ("5", "--temperature=0.3", "--temperature is what temperature decides (l2 norm, 0.05: 0.05)"),
-            ("seeds", "--seed=2", "--seed is what seeds decides (seed 1: 1)"),
-            ("7", "--norandom_flip --train_epochs=1", "--train_epochs is what ")):
+            ("5", "--temperature=0.3", "--temperature is set by the study temperature (l2 norm, 0.05: 0.05)"),
+            ("seeds", "--seed=2", "--seed is set by the study seeds (seed 1: 1)"),
+            ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set by the study ")):
         with pytest.raises(SystemExit) as error:
             tables.main(["run", table, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
         told = capsys.readouterr().err
@@ -222,14 +161,14 @@ def test_what_a_table_compares_is_not_overridden(calls, tmp_path, capsys):
 
 def test_what_diverges_is_a_result(calls, tmp_path, capsys, monkeypatch):
     """It would do so again; the rest goes on, but for what starts from it."""
-    call = cells._call
+    call = runner._call
 
     def diverging(command, directory):
         call(command, directory)
         if "--width_multiplier=2" in command:
             raise JobFailed(f"{directory}: the run ended with status 3", TrainingDiverged.status)
 
-    monkeypatch.setattr(cells, "_call", diverging)
+    monkeypatch.setattr(runner, "_call", diverging)
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
     assert len(calls) == 4  # Both networks, and fine-tuning of the first by few and by more labels.
     printed = capsys.readouterr().out
@@ -244,7 +183,7 @@ def test_a_run_that_failed_otherwise_has_not_diverged(status, calls, tmp_path, m
     def failing(command, directory):
         raise JobFailed(f"{directory}: the run ended (training has diverged: at step 3)", status)
 
-    monkeypatch.setattr(cells, "_call", failing)
+    monkeypatch.setattr(runner, "_call", failing)
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "flip", f"--dir={tmp_path}"])
     assert error.value.code == 2 and not list(tmp_path.rglob("done.json"))
@@ -255,7 +194,7 @@ def test_a_run_that_failed_otherwise_has_not_diverged(status, calls, tmp_path, m
     *hostile.HOSTILE.values(), b'{"eval/lbfgs_top_1_accuracy": NaN}', b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
     b'{"eval/lbfgs_top_1_accuracy": null}', b'{"eval/lbfgs_top_1_accuracy": 1e999}'])
 def test_results_that_are_not_numbers_are_errors(content, calls, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cells, "_call", lambda command, directory: pathlib.Path(directory, "result.json").write_bytes(
+    monkeypatch.setattr(runner, "_call", lambda command, directory: pathlib.Path(directory, "result.json").write_bytes(
         content))
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "flip", f"--dir={tmp_path}"])
@@ -303,12 +242,12 @@ def test_any_name_of_a_directory_works(name, calls, tmp_path, monkeypatch):
 
 def test_parameters_are_those_of_the_newest_checkpoint(tmp_path):
     with pytest.raises(UserError, match="it has no checkpoint"):
-        cells.count_parameters(str(tmp_path))
+        runner.count_parameters(str(tmp_path))
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=1, proj_out_dim=16), None)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), str(tmp_path), max_to_keep=1)
     manager.save(checkpoint_number=3)
     expected = sum(math.prod(variable.shape) for variable in model.resnet_model.trainable_variables)
-    assert cells.count_parameters(str(tmp_path)) == expected
+    assert runner.count_parameters(str(tmp_path)) == expected
 
 
 def test_places_that_cannot_be_used_are_told(calls, capsys):
@@ -316,15 +255,15 @@ def test_places_that_cannot_be_used_are_told(calls, capsys):
         with pytest.raises(SystemExit) as error:
             tables.main([command, "flip", "--dir=/proc/none"])
         told = capsys.readouterr().err
-        assert error.value.code == 2 and "--dir=/proc/none cannot be used" in told and told.count("\n") == 1
+        assert error.value.code == 2 and "--dir=/proc/none: cannot be used" in told and told.count("\n") == 1
 
 
 def test_the_version_is_unknown_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "/none")
-    assert cells.commit() is None
+    assert runner.commit() is None
 
 
-def test_a_cell_starts_from_what_another_has_made(calls, tmp_path, capsys):
+def test_a_run_starts_from_the_weights_of_another(calls, tmp_path, capsys):
     """Which is run before it, once, and may be a run that another table has made."""
     tables.main(["run", "colour", f"--dir={tmp_path}"])
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
@@ -345,22 +284,22 @@ def test_the_scales_do_not_mix(calls, tmp_path, capsys):
 
 def test_time_is_that_of_all_starts(tmp_path, monkeypatch):
     clock = iter([10.0, 30.0])
-    monkeypatch.setattr(cells.progress, "stopwatch", lambda: lambda: next(clock))
-    monkeypatch.setattr(cells, "commit", iter(["one", "two"]).__next__)
-    with pytest.raises(UserError), cells._noting_time(str(tmp_path)):
+    monkeypatch.setattr(runner.progress, "stopwatch", lambda: lambda: next(clock))
+    monkeypatch.setattr(runner, "commit", iter(["one", "two"]).__next__)
+    with pytest.raises(UserError), runner._recording_time(str(tmp_path)):
         raise UserError("no room")
-    with cells._noting_time(str(tmp_path)) as noted:
+    with runner._recording_time(str(tmp_path)) as noted:
         pass
     assert noted == dict(seconds=40.0, commits=["one", "two"])
 
 
 def test_probes_are_asked_of_what_was_run(calls, tmp_path):
-    cells.Runner(str(tmp_path), "small", dict(data_dir="x")).run("probes", catalogue.cell_at(("probes", "rotation")))
+    runner.Runner(str(tmp_path), "small", dict(data_dir="x")).run("probes", studies.find_run(("probes", "rotation")))
     run, probes = calls
     assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
     assert {"--probes=rotation", "--dataset=cifar10", "--train_split=train[:20%]", "--test_split=test",
             "--flags=--data_dir=x"} <= set(probes)
-    assert cells.read_done(tmp_path / "small" / "probes" / "rotation")["probes"]["rotation"]["h"] == 0.7
+    assert runner.read_done(tmp_path / "small" / "probes" / "rotation")["probes"]["rotation"]["h"] == 0.7
 
 
 def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
@@ -369,12 +308,12 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
     tables.main(["report", "colour", "flip", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     assert "### Strength of colour distortion, contrastive (Table 1)" in printed
-    assert ("| cell | paper, top-1 | logistic regression | difference | minutes |\n| --- | --- | --- | --- | --- |\n"
+    assert ("| run | paper, top-1 | logistic regression | difference | minutes |\n| --- | --- | --- | --- | --- |\n"
             "| 1/8 | 59.6 | 51.0 | -8.6 | 0.0 |") in printed
     assert "### Random flips (Appendix A)\nThe paper: helpful, not essential. Accuracies in %.\n\nNot run." in printed
     with open(tmp_path / "small" / "colour.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 6 and rows[0]["cell"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
+    assert len(rows) == 6 and rows[0]["run"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
     assert not (tmp_path / "small" / "flip.csv").exists()
 
 
@@ -399,14 +338,14 @@ time.sleep(60)
 
 def test_a_run_that_fails_ends_the_runs(tmp_path):
     with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\): see .*run.log"):
-        cells._call(["-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
+        runner._call(["-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
                       str(tmp_path))
 
 
 def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
     """The program waits for it, ends with its status, and leaves no process behind."""
-    code = ("import sys\nfrom paper import cells\n"
-            f"cells._call(['-c', {_STOPS!r}], {str(tmp_path)!r})")
+    code = ("import sys\nfrom paper import runner\n"
+            f"runner._call(['-c', {_STOPS!r}], {str(tmp_path)!r})")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         while "training" not in ((tmp_path / "run.log").read_text() if (tmp_path / "run.log").exists() else ""):
             assert process.poll() is None
@@ -417,10 +356,10 @@ def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
 
 
 def test_a_run_that_ends_as_ever_after_a_signal_was_stopped_nevertheless(tmp_path):
-    code = ("import os, signal, sys\nfrom paper import cells\n"
+    code = ("import os, signal, sys\nfrom paper import runner\n"
             "child = 'import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True); "
             "time.sleep(1)'\n"
-            f"cells._call(['-c', child], {str(tmp_path)!r})")
+            f"runner._call(['-c', child], {str(tmp_path)!r})")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True) as process:
         while not (tmp_path / "run.log").exists() or not (tmp_path / "run.log").read_text():
@@ -434,19 +373,19 @@ def test_a_run_that_ends_as_ever_after_a_signal_was_stopped_nevertheless(tmp_pat
 def test_what_cannot_be_run_or_judged_is_told(calls, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         tables.main(["run", "flip", "flop", f"--dir={tmp_path}"])
-    assert not calls and "flop is no table" in capsys.readouterr().err
+    assert not calls and "table=flop: unknown table" in capsys.readouterr().err
     tables.main(["run", "flip", f"--dir={tmp_path}"])
-    monkeypatch.setattr(cells, "LBFGS", "eval/other")  # As if it had been run with --eval_protocol=knn.
+    monkeypatch.setattr(runner, "LBFGS", "eval/other")  # As if it had been run with --eval_protocol=knn.
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     assert "flip: with  no accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_cell_is_run_and_probed(tmp_path, monkeypatch):
-    cell = catalogue.Cell("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
+def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
+    run = studies.Run("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
                                     train_batch_size=16, proj_out_dim=16, eval_split="test[:64]"), probes=("rotation",))
-    done = cells.Runner(str(tmp_path), "small").run("flip", cell)
-    assert 0 <= cells.accuracy(done) <= 1 and done["seconds"] > 0 and done["commits"]
+    done = runner.Runner(str(tmp_path), "small").run("flip", run)
+    assert 0 <= runner.accuracy(done) <= 1 and done["seconds"] > 0 and done["commits"]
     assert done["probes"]["rotation"]["guess"] == 0.25
     assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)  # ResNet-10 without its classifier
 
@@ -454,7 +393,7 @@ def test_a_cell_is_run_and_probed(tmp_path, monkeypatch):
 def test_the_program_lists_shows_and_tells_commands():
     program = [sys.executable, "-m", "paper.tables"]
     listed = subprocess.run([*program, "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert all(name in listed for name in catalogue.STUDIES)
+    assert all(name in listed for name in studies.STUDIES)
     shown = subprocess.run([*program, "show", "losses"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "NT-Xent                 top-1 63.9" in shown
     told = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -464,8 +403,8 @@ def test_the_program_lists_shows_and_tells_commands():
     told = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert told.count("python run.py") == told.count("python -m paper.probes") == 4 and "--dataset=imagenet2012" in told
     alone = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert alone.returncode == 2 and "use --scale=small" in alone.stderr
+    assert alone.returncode == 2 and "Use --scale=small." in alone.stderr
     alone = subprocess.run([*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert alone.returncode == 2 and "transfer_1x: no runs at the small scale: use --scale=paper" in alone.stderr
+    assert alone.returncode == 2 and "table=transfer_1x: no runs at the small scale. Use --scale=paper." in alone.stderr
     wrong = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "flop is no table" in wrong.stderr
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "table=flop: unknown table" in wrong.stderr

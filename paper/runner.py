@@ -1,0 +1,350 @@
+"""Execution of the runs of `paper.studies`: commands, one resumable process for each run, and stored results."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+
+import config as config_lib
+from paper import studies
+from runtime import child_processes, progress
+from runtime.errors import JobFailed, TrainingDiverged, UserError
+from runtime.paths import slug
+
+_RECIPES = "paper/recipes"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+def arguments(run: studies.Run, scale: str) -> list[str]:
+    """Returns the arguments of a run's program, except the paths of its own files."""
+    flags = config_lib.as_flags({**run.flags, **(run.small_flags if scale == "small" else {})})
+    if run.transfer:
+        return flags
+    return [f"--flagfile={_RECIPES}/{run.recipe if scale == 'paper' else run.small_recipe}", *flags]
+
+
+def command(run: studies.Run, scale: str, directory: str, weights: str | None = None,
+            more: dict | None = None) -> list[str]:
+    """Returns the command of a run, as arguments of Python.
+
+    Args:
+      run, scale: the run; paper or small.
+      directory: of its results.
+      weights: path for --checkpoint, if the run starts from another.
+      more: further settings of run.py.
+    """
+    more, start = more or {}, [f"--checkpoint={weights}"] if run.starts_from else []
+    if not run.transfer:
+        return ["run.py", *arguments(run, scale), *config_lib.as_flags(more), *start, f"--model_dir={directory}"]
+    shared, others = _divided(run, more)
+    return ["-m", "transfer", run.transfer, *arguments(run, scale), *config_lib.as_flags(shared), *start,
+            *([f"--flags={shlex.join(config_lib.as_flags(others))}"] if others else []), f"--out={directory}"]
+
+
+def _divided(run, more):
+    """Divides further settings of run.py into those that transfer has itself, and those that it passes to trainings."""
+    trains = run.transfer != "linear"
+    own = (*config_lib.settings_with("data_access"), *(["seed"] if trains else []))
+    shared = {name: value for name, value in more.items() if name in own and value is not False}  # False: unset.
+    return shared, {name: value for name, value in more.items() if trains and name not in own}
+
+
+def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) -> list[str]:
+    """Returns the command that runs a run's probes on its checkpoint, as arguments of Python."""
+    data_flags = [f"--data_dir={config.data_dir}"] if config.data_dir else []
+    data_flags += ["--follow_links"] if config.follow_links else []
+    return ["-m", "paper.probes", f"--checkpoint={checkpoint}", f"--dataset={config.dataset}",
+            f"--probes={','.join(run.probes)}", f"--train_split={config.train_split}",
+            f"--test_split={config.eval_split}", *([f"--flags={shlex.join(data_flags)}"] if data_flags else [])]
+
+
+def config_of(run_arguments: list[str]) -> config_lib.Config:
+    """Returns the `Config` of arguments of run.py."""
+    return config_lib.from_arguments(
+        [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in run_arguments])
+
+
+def describe_recipe(recipe: str) -> str:
+    """Returns the network, data and length of a recipe's training, as text."""
+    config = config_of([f"--flagfile={_RECIPES}/{recipe}"])
+    return (f"{recipe}, {config.network_name} on {config.train_split} of {config.dataset}, {config.image_size} pixels, "
+            f"batch {config.train_batch_size}, {config.train_epochs} epochs")
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+def directory_of(base: str, scale: str, study: str, run: studies.Run) -> str:
+    """Returns the directory of a run's results."""
+    return os.path.join(base, scale, study, slug(run.name))
+
+
+_DONE = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(int, float), commits=list, hardware=str,
+             diverged=bool, same_as=(str, type(None)))  # types of the values in done.json
+
+
+def read_done(directory: str) -> dict | None:
+    """Returns the content of a finished run's done.json; None if the file is missing or corrupt."""
+    from runtime import storage  # Imported here and below: other commands do without TensorFlow, which loads slowly.
+
+    done = storage.read_json(os.path.join(directory, "done.json"))
+    if done is None or not all(isinstance(done.get(name, ...), kind) for name, kind in _DONE.items()):
+        return None
+    texts = [*done["arguments"], *(version for version in done["commits"] if version is not None)]
+    numbers = [value for key, value in done["results"].items() if key in (LBFGS, TOP_1, "test")]
+    return done if all(isinstance(text, str) for text in texts) and all(map(_is_share, numbers)) else None
+
+
+def _is_share(value):
+    """Returns whether a value is an accuracy: a number in [0, 1]."""
+    return isinstance(value, (int, float)) and 0 <= value <= 1
+
+
+def write_done(directory: str, done: dict) -> None:
+    """Writes done.json, which marks a run as finished."""
+    from runtime import storage
+
+    storage.write_json(os.path.join(directory, "done.json"), done)
+
+
+def _all_arguments(run, scale, more):
+    """Returns the run's arguments plus any further flags that affect results."""
+    return [*arguments(run, scale), *config_lib.as_flags(_with_effect(more or {}))]
+
+
+def _with_effect(settings):
+    """Returns those of the settings, a dict, that have an effect on results."""
+    others = config_lib.settings_with("output", "no_effect")
+    return {name: value for name, value in settings.items() if name not in others}
+
+
+def settings_of(run: studies.Run, scale: str, more: dict | None = None) -> dict:
+    """Returns all settings that affect a run's results, and those of the run that it starts from, as types of JSON.
+
+    Raises:
+      UserError: the flags are wrong.
+    """
+    wanted = _all_arguments(run, scale, more)
+    if run.transfer:
+        settings = dict(program=["transfer.py", run.transfer], arguments=wanted)  # The program's old name, as stored.
+    else:
+        settings = dict(program=["run.py"], **_with_effect(dataclasses.asdict(config_of(wanted))))
+    start = settings_of(studies.find_run(run.starts_from), scale, more) if run.starts_from else None
+    return json.loads(json.dumps(dict(settings, start=start, probes=run.probes)))
+
+
+def _key(settings):
+    return json.dumps(settings, sort_keys=True)
+
+
+def is_current(run: studies.Run, scale: str, done: dict) -> bool:
+    """Returns whether a finished run has the settings that the run has now, apart from further flags."""
+    expected = arguments(run, scale)
+    if done["arguments"][:len(expected)] != expected:
+        return False
+    try:
+        more = config_lib.settings_within(shlex.join(done["arguments"][len(expected):]))
+    except UserError:  # A flag of another version.
+        return False
+    return done["settings"] == settings_of(run, scale, more)
+
+
+class Runner:
+    """Executes runs below one directory, at one scale. Skips finished runs and shares identical ones."""
+
+    def __init__(self, base: str, scale: str, more: dict | None = None):
+        """Reads which runs are finished.
+
+        Args:
+          base: directory of all results.
+          scale: paper or small.
+          more: further settings of run.py.
+
+        Raises:
+          UserError: `more` has a setting that decides where results are.
+        """
+        for name in config_lib.settings_with("output"):
+            if name in (more or {}):
+                raise UserError(f"--flags: --{name} is set by paper.tables. Remove it.")
+        self._base, self._scale, self._more, self._finished = base, scale, more or {}, {}
+        for name, study in studies.STUDIES.items():
+            for run in study.runs_at(scale):
+                done = read_done(directory_of(base, scale, name, run))
+                if done is not None and done["same_as"] is None:
+                    self._finished[_key(done["settings"])] = directory_of(base, scale, name, run)
+
+    def check(self, study: str, run: studies.Run) -> None:
+        """Raises `UserError` if the arguments of a run are wrong, or change what its study compares."""
+        compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
+        for name in self._more:
+            if name in compared:
+                raise UserError(f"--flags: --{name} is set by the study {study} ({run.name}: {compared[name]}). "
+                                "Remove it.")
+        settings_of(run, self._scale, self._more)
+        if run.starts_from:
+            self.check(run.starts_from[0], studies.find_run(run.starts_from))
+        if run.transfer in ("finetune", "scratch"):
+            from transfer import grid_search
+
+            grid_search.check_settings(run.transfer, _divided(run, self._more)[1])
+
+    def run(self, study: str, run: studies.Run) -> dict:
+        """Executes a run, after the one that it starts from; its output goes to run.log.
+
+        Returns:
+          The content of done.json: `arguments`, `settings`, `seconds` of all its starts, `results`, `probes`,
+          `million_parameters`, `hardware`, `commits`; `diverged`, true without results if training diverged, here or
+          in the run that it starts from; and `same_as`: None, or the directory (below `base`) of an identical run.
+
+        Raises:
+          UserError: the run has failed otherwise, or was done with other settings.
+          errors.Stopped: the run was stopped; the same call resumes it.
+        """
+        directory, settings = directory_of(self._base, self._scale, study, run), settings_of(
+            run, self._scale, self._more)
+        done = read_done(directory)
+        if done is not None:
+            if done["settings"] != settings:
+                name = next(name for name in {**settings, **done["settings"]}
+                            if settings.get(name) != done["settings"].get(name))
+                raise UserError(f"{directory}: it was run with {name}={done['settings'].get(name)}, not "
+                                f"{settings.get(name)}. Remove it, or use another --dir.")
+            return done
+        os.makedirs(directory, exist_ok=True)
+        identical = self._finished.get(_key(settings))
+        if identical is None:
+            done = dict(self._run_new(run, directory), settings=settings, same_as=None)
+            self._finished[_key(settings)] = directory
+        else:
+            done = {**read_done(identical), "same_as": os.path.relpath(identical, self._base)}
+        done = dict(done, arguments=_all_arguments(run, self._scale, self._more))
+        write_done(directory, done)
+        return done
+
+    def _run_new(self, run, directory):
+        start = run.starts_from and self.run(run.starts_from[0], studies.find_run(run.starts_from))
+        if start and start["diverged"]:
+            return dict(results={}, probes={}, diverged=True, hardware=hardware(), seconds=0.0, commits=[commit()])
+        directory = os.path.abspath(directory)
+        weights = start and self._directory_of_weights(run.starts_from, start["same_as"])
+        with _recording_time(directory) as record:
+            try:
+                done = self._execute(run, directory, weights)
+            except JobFailed as error:
+                if error.job_status != TrainingDiverged.status:
+                    raise
+                done = dict(results={}, probes={}, diverged=True)  # It is a result: it would diverge again.
+        return {"hardware": hardware(), **done, **record}
+
+    def _execute(self, run, directory, weights):
+        """Executes the programs of a run, and returns the results that they wrote."""
+        _call(command(run, self._scale, directory, weights, self._more), directory)
+        done = dict(results=_read(directory, "result.json"), probes={}, diverged=False)
+        if not run.transfer:
+            done["million_parameters"] = count_parameters(directory) / 1e6
+        if run.probes:
+            config = config_of([*arguments(run, self._scale), *config_lib.as_flags(self._more)])
+            _call([*probe_command(run, config, directory), f"--out={directory}/probes.json"], directory)
+            done["probes"] = _read(directory, "probes.json")
+        return done
+
+    def _directory_of_weights(self, place, same_as):
+        """Returns the directory that has the weights of a finished run."""
+        directory = directory_of(self._base, self._scale, place[0], studies.find_run(place))
+        return os.path.abspath(directory if same_as is None else os.path.join(self._base, same_as))
+
+
+@contextlib.contextmanager
+def _recording_time(directory):
+    """Yields a dict that has, at exit, the `seconds` of all starts of a run, and their `commits`; also if it fails."""
+    from runtime import storage
+
+    path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()
+    before = storage.read_json(path) or {}
+    if not isinstance(before.get("seconds"), (int, float)) or not isinstance(before.get("commits"), list):
+        before = dict(seconds=0.0, commits=[])
+    record = dict(before, commits=list(dict.fromkeys([*before["commits"], commit()])))
+    try:
+        yield record
+    finally:
+        record["seconds"] = round(before["seconds"] + elapsed(), 1)
+        storage.write_json(path, record)
+
+
+def _read(directory, name):
+    """Returns the results that a program has written. Raises `UserError` if they are corrupt, or an accuracy is NaN."""
+    from runtime import storage
+
+    path = os.path.join(directory, name)
+    results = storage.read_json(path)
+    if results is None:
+        raise UserError(f"{path}: it is missing or corrupt. Remove it, and run the same command again.")
+    for key in (LBFGS, TOP_1, "test"):
+        if key in results and not _is_share(results[key]):
+            raise UserError(f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log next to it.")
+    return results
+
+
+def _call(arguments, directory):
+    """Runs Python with these arguments in the project's folder; the output goes to run.log in `directory`."""
+    with child_processes.Launcher() as launcher:
+        launcher.run(child_processes.Job((sys.executable, *arguments), directory, _ROOT))
+
+
+def count_parameters(directory: str) -> int:
+    """Returns the number of weights of the encoder in a run's newest checkpoint, without batch norm's moving averages.
+
+    Raises:
+      UserError: there is no checkpoint.
+    """
+    import tensorflow as tf
+
+    from checkpoints import checkpoint_files
+
+    prefix = checkpoint_files.latest(directory)
+    if prefix is None:
+        raise UserError(f"{directory}: it has no checkpoint. Remove it, and run the same command again.")
+    variables = tf.train.list_variables(prefix)
+    return sum(math.prod(shape) for name, shape in variables if name.startswith("model/resnet_model/")
+               and "/.OPTIMIZER_SLOT/" not in name and "/moving_" not in name)
+
+
+def hardware() -> str:
+    """Returns the processor, its cores, and the accelerators, in one line."""
+    import tensorflow as tf
+
+    accelerators = [device.device_type for device in tf.config.list_physical_devices() if device.device_type != "CPU"]
+    name, cores = child_processes.processor()
+    return ", ".join([name, "1 core" if cores == 1 else f"{cores} cores", *(f"{accelerators.count(kind)} x {kind}"
+                                                for kind in sorted(set(accelerators)))])
+
+
+def commit() -> str | None:
+    """Returns the version of the program by git, with + if files were changed; None outside of a repository."""
+    try:
+        git = subprocess.run(["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=_ROOT,
+                             capture_output=True, text=True, check=False)
+    except OSError:  # Git is not installed.
+        return None
+    return git.stdout.strip() or None
+
+
+# ---------------------------------------------------------------------------------------------------------- measures
+
+
+LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
+
+
+def accuracy(done: dict) -> float | None:
+    """Returns the metric of a finished run: logistic regression on h, linear head, or transfer's; None without one."""
+    results = done["results"]
+    return results.get(LBFGS, results.get(TOP_1, results.get("test")))

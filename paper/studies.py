@@ -1,0 +1,490 @@
+"""Studies of the paper: the runs of its tables and figures, with their flags and the numbers of the paper.
+
+The numbers are read from the CSV files in paper/numbers/. Figures, and numbers given only in the text, are covered too.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import itertools
+import math
+import pathlib
+
+from runtime.errors import UserError
+
+_NUMBERS = pathlib.Path(__file__).with_name("numbers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a study: of run.py, or of `python -m transfer` with the weights of another run."""
+
+    name: str
+    flags: dict  # what differs from the recipe; for transfer, its arguments
+    paper: dict = dataclasses.field(default_factory=dict)  # measure -> number as printed, accuracies in %
+    small_flags: dict = dataclasses.field(default_factory=dict)  # what also differs at the small scale
+    recipe: str = "imagenet_paper.cfg"
+    small_recipe: str = "study_small.cfg"
+    starts_from: tuple | None = None  # (study, run) whose weights --checkpoint names
+    transfer: str | None = None  # command of transfer: linear, finetune or scratch; None: the run is one of run.py
+    probes: tuple = ()  # of `paper.probes`, run on the result
+    plot_columns: dict = dataclasses.field(default_factory=dict)  # columns of the report's CSV for `paper.figures`
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Runs that are compared: a table of the paper, a row of one, or a figure or a sentence with numbers."""
+
+    title: str
+    source: str  # tables, figures and appendices of the paper, separated by commas
+    finding: str  # of the paper; or the purpose of the runs
+    runs: tuple
+    small_names: tuple | None = None  # names of the runs that the small scale has too; None: all
+    small_only: tuple = ()  # runs of the small scale alone
+    cited: tuple = ()  # (name, measure -> number or text): the paper's rows of other methods, which are not run
+
+    def runs_at(self, scale: str) -> list[Run]:
+        """Returns the runs of a scale: paper or small."""
+        if scale == "paper":
+            return list(self.runs)
+        return [*self.small_only, *(run for run in self.runs if self.small_names is None or run.name in
+                                    self.small_names)]
+
+
+def read_numbers(name: str) -> list[dict]:
+    """Returns the rows of paper/numbers/<name>.csv, as dicts from column headers to numbers or texts.
+
+    Cells that are "-" in the paper are left out.
+    """
+    with open(_NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return [{header: _parse(text) for header, text in row.items() if text != "-"}
+                for row in csv.DictReader(file, strict=True)]
+
+
+def _parse(text):
+    """Returns a number if the text is one, else the text."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
+
+
+def _top_1(number):
+    """Returns the paper's number for linear evaluation, in %."""
+    return {"top-1": number}
+
+
+_STRENGTHS = {"1/8": 0.125, "1/4": 0.25, "1/2": 0.5, "1": 1.0}
+_SUPERVISED = dict(recipe="imagenet_supervised.cfg", small_recipe="study_small_supervised.cfg")
+
+
+def _color_strengths(method, **recipes):
+    """Returns the runs of a row of Table 1: color distortion, blur, AutoAugment."""
+    row, = (row for row in read_numbers("table_1") if row["Methods"] == method)
+    columns = [(name, f"Color distortion strength: {name}", dict(color_jitter_strength=strength, use_blur=False))
+               for name, strength in _STRENGTHS.items()]
+    columns += [("1 + blur", "Color distortion strength: 1 (+Blur)", dict(color_jitter_strength=1.0, use_blur=True)),
+                ("AutoAugment", "AutoAug", dict(augmentation="autoaugment", use_blur=False))]
+    return tuple(Run(name, flags, _top_1(row[header]), **recipes) for name, header, flags in columns)
+
+
+_OPERATORS = ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")
+_SMALL_OPERATORS = ("crop", "color", "sobel")
+
+
+def _pairs():
+    """Returns the runs of Figure 5: on one branch only, two transformations in turn, or one alone."""
+    return tuple(Run(f"{first} {second}", dict(
+        augment_left=first if first == second else f"{first},{second}"), plot_columns=dict(first=first, second=second))
+        for first, second in itertools.product(_OPERATORS, _OPERATORS))
+
+
+def _flips():
+    """Returns the runs of Appendix A without and with random flips."""
+    flags = {"with": {}, "without": dict(random_flip=False)}
+    return tuple(Run(row["Random flip"], flags[row["Random flip"]], _top_1(row["Top 1"]))
+                 for row in read_numbers("appendix_a"))
+
+
+_WIDTHS = (1, 2, 4)
+
+
+def _network(width, depth=50):
+    return f"ResNet-{depth} ({width}x)"
+
+
+def _by_width(rows, header="Architecture"):
+    """Returns a dict: width -> row, of rows for the paper's three networks; it prints ResNet-50 (1x) as ResNet-50."""
+    found = {row[header]: row for row in rows}
+    return {width: found["ResNet-50" if width == 1 else _network(width)] for width in _WIDTHS}
+
+
+def _simclr_rows(name):
+    """Returns a dict: width -> row, of the paper's own rows in a table that compares methods."""
+    return _by_width([row for row in read_numbers(name) if row["Method"] == "SimCLR (ours)"])
+
+
+def _cited_rows(name):
+    """Returns the other rows of that table, as (name of the method, row)."""
+    return [(f"{row['Method'].split(' (')[0]}, {row['Architecture'].removesuffix(' (*)')}", row)
+            for row in read_numbers(name) if row["Method"] != "SimCLR (ours)"]
+
+
+def _broader():
+    """Returns the runs of Appendix B.2, and the same runs without broader augmentation from Table 6."""
+    tables = {"simclr": _simclr_rows("table_6"), "broader": _by_width(read_numbers("appendix_b2_linear"))}
+    return tuple(
+        Run(f"{augmentation} ({width}x)", dict(train_epochs=1000, width_multiplier=width, augmentation=augmentation),
+            _top_1(rows[width]["Top 1"]), dict(train_epochs=4))
+        for width in _WIDTHS for augmentation, rows in tables.items())
+
+
+def _losses():
+    """Returns the runs of Table 4."""
+    row, = read_numbers("table_4")
+    columns = {
+        "margin": ("Margin", dict(contrastive_loss="margin_triplet", negatives="one_view")),
+        "NT-Logistic": ("NT-Logi.", dict(contrastive_loss="nt_logistic", negatives="one_view", temperature=0.2)),
+        "margin, semi-hard": ("Margin (sh)", dict(
+            contrastive_loss="margin_triplet", negatives="one_view", semi_hard=True)),
+        "NT-Logistic, semi-hard": ("NT-Logi. (sh)", dict(
+            contrastive_loss="nt_logistic", negatives="one_view", semi_hard=True, temperature=0.2)),
+        "NT-Xent": ("NT-Xent", dict(negatives="one_view"))}
+    return tuple(Run(name, flags, _top_1(row[header])) for name, (header, flags) in columns.items())
+
+
+def _tuning():
+    """Returns the runs of Appendix B.10: learning rates, with margins or temperatures."""
+    rates, margins, temperatures = (0.01, 0.1, 0.3, 0.5, 1.0), (0.0, 0.4, 0.8, 1.6), (0.1, 0.2, 0.5, 1.0)
+    margin = [Run(f"margin {m}, rate {rate}", dict(contrastive_loss="margin_triplet", negatives="one_view", margin=m,
+                                                   learning_rate=rate)) for m in margins for rate in rates]
+    logistic = [Run(f"NT-Logistic, temperature {t}, rate {rate}", dict(
+        contrastive_loss="nt_logistic", negatives="one_view", temperature=t, learning_rate=rate))
+        for t in temperatures for rate in rates]
+    return (*margin, *logistic)
+
+
+def _temperatures():
+    """Returns the runs of Table 5."""
+    evaluation = dict(eval_protocol="linear_head,contrastive", eval_batch_size=4096)
+    small = dict(eval_protocol="linear_head,lbfgs,contrastive", eval_batch_size=256)
+    names = {"Yes": "l2 norm", "No": "no norm"}
+    return tuple(Run(f"{names[row['l2 norm?']]}, {row['tau']:g}", dict(
+        hidden_norm=row["l2 norm?"] == "Yes", temperature=float(row["tau"]), **evaluation),
+        {"entropy": row["Entropy"], "contrastive accuracy": row["Contrastive acc."], "top-1": row["Top 1"]}, small)
+        for row in read_numbers("table_5"))
+
+
+def _heads():
+    """Returns the runs of Figure 8: the type of the projection head and the size of its output."""
+    sizes, both, small = (32, 64, 128, 256, 512, 1024, 2048), "linear_head,lbfgs", dict(eval_protocol="lbfgs")
+    runs = [Run("none", dict(proj_head_mode="none", eval_protocol=both), small_flags=small)]
+    runs += [Run(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol=both,
+                                        eval_projections=True), small_flags=small)
+             for mode in ("linear", "nonlinear") for size in sizes]
+    return tuple(runs)
+
+
+def _batches():
+    """Returns the runs of Figure 9 and Table B.1.
+
+    At the small scale batches are an eighth, and the two scalings give the same rate at 512 instead of 4096.
+    """
+    runs = []
+    for row, epochs, (scaling, rate) in itertools.product(
+            read_numbers("table_b1"), (100, 200, 400, 800), (("linear", 0.3), ("sqrt", 0.075))):
+        batch = row["Batch size"]
+        small = dict(train_batch_size=batch // 8, train_epochs=epochs // 50)
+        small |= dict(learning_rate=round(0.0375 * math.sqrt(512), 4)) if scaling == "linear" else {}
+        runs.append(Run(
+            f"{scaling} {batch}, {epochs} epochs",
+            dict(train_batch_size=batch, train_epochs=epochs, learning_rate=rate, learning_rate_scaling=scaling),
+            _top_1(row[f"{epochs}: {scaling}"]), small,
+            plot_columns=dict(scaling=scaling, batch_size=batch // 8, epochs=epochs // 50)))
+    return tuple(runs)
+
+
+def _networks(depths, widths):
+    """Returns the runs of Figure 7."""
+    return tuple(Run(_network(width, depth), dict(resnet_depth=depth, width_multiplier=width),
+                     plot_columns=dict(network=_network(width, depth), group="small scale"))
+                 for depth in depths for width in widths)
+
+
+def _cifar_temperatures():
+    """Returns the runs of Appendix B.9 on temperatures and batch sizes on CIFAR-10."""
+    return tuple(Run(f"temperature {temperature}, batch {batch}", dict(temperature=temperature,
+                                                                       train_batch_size=batch),
+                     small_flags=dict(train_batch_size=batch // 8), recipe="cifar10_paper.cfg")
+                 for temperature in (0.1, 0.5, 1.0) for batch in (256, 512, 1024, 2048, 4096))
+
+
+def _cifar():
+    """Returns the runs of Appendix B.9 that compare SimCLR with supervised training on CIFAR-10."""
+    simclr, supervised = (_top_1(row["Top 1"]) for row in read_numbers("appendix_b9")[:2])
+    return (Run("SimCLR", {}, simclr, recipe="cifar10_paper.cfg"),
+            Run("supervised", dict(train_mode="supervised", optimizer="momentum", learning_rate=0.1), supervised,
+                dict(train_epochs=12), "cifar10_paper.cfg", "study_small_supervised.cfg"))
+
+
+def _probes():
+    """Returns the runs of Table 3: the pretraining that each row needs, with g(h) of the size of h."""
+    head = dict(num_proj_layers=2, proj_out_dim=2048)
+    rows = {"Color vs grayscale": ("colour", {}), "Rotation": ("rotation", dict(augment_extra="rotate")),
+            "Orig. vs corrupted": ("noise", dict(augment_extra="noise")),
+            "Orig. vs Sobel filtered": ("sobel", dict(augment_extra="sobel"))}
+    runs = []
+    for row in read_numbers("table_3"):
+        name, flags = rows[row["What to predict?"]]
+        paper = {"chance": row["Random guess"], "h": row["Representation: h"], "g(h)": row["Representation: g(h)"]}
+        runs.append(Run(name, {**head, **flags}, paper, dict(proj_out_dim=512), probes=(name,)))
+    return tuple(runs)
+
+
+def _linear():
+    """Returns the runs of Table 6: linear evaluation after 1000 epochs."""
+    return tuple(Run(_network(width), dict(train_epochs=1000, width_multiplier=width), _linear_numbers(row),
+                     dict(train_epochs=4)) for width, row in _simclr_rows("table_6").items())
+
+
+def _linear_numbers(row):
+    headers = {"million parameters": "Param (M)", "top-1": "Top 1", "top-5": "Top 5"}
+    return {measure: row[header] for measure, header in headers.items() if header in row}
+
+
+def _few_labels(starts, columns):
+    """Returns runs of fine-tuning on a part of the labels.
+
+    Args:
+      starts: (name, (study, run) whose weights are taken, flags of the network).
+      columns: (share of the labels, recipe, settings of the small scale, measure -> a number for each start).
+    """
+    return tuple(
+        Run(f"{name}, {labels}", flags, {measure: numbers[row] for measure, numbers in paper.items()}, small, recipe,
+            "study_small_labels.cfg", starts_from=start, plot_columns=dict(start=name, labels=labels))
+        for labels, recipe, small, paper in columns for row, (name, start, flags) in enumerate(starts))
+
+
+def _widths_after(study, name=lambda width: _network(width)):
+    """Returns ResNet-50 in three widths, pretrained in a study, for `_few_labels`."""
+    return [(_network(width), (study, name(width)), dict(width_multiplier=width)) for width in _WIDTHS]
+
+
+_LENGTHS = (50, 100, 200, 400, 800, 1600, 3200)
+
+
+def _lengths():
+    """Returns the runs of Figure B.2: the default batch, for longer and longer."""
+    return tuple(Run(f"{epochs} epochs", dict(train_epochs=epochs, learning_rate=0.075, learning_rate_scaling="sqrt"),
+                     small_flags=dict(train_epochs=max(epochs // 50, 1), learning_rate=0.1)) for epochs in _LENGTHS)
+
+
+def _depths_and_widths(depths, widths):
+    """Returns networks pretrained in the study `networks`, for `_few_labels`."""
+    return [(_network(width, depth), ("networks", _network(width, depth)),
+             dict(resnet_depth=depth, width_multiplier=width)) for depth in depths for width in widths]
+
+
+_SHARES = {  # share of the labels -> recipe, and settings of the small scale
+    "1 %": ("imagenet_1pct.cfg", dict(label_fraction=0.01)),
+    "10 %": ("imagenet_10pct.cfg", dict(label_fraction=0.1, train_batch_size=128, train_epochs=30)),
+    "100 %": ("imagenet_100pct.cfg", dict(label_fraction=1.0, train_batch_size=128, train_epochs=6))}
+_FEW = ("1 %", "10 %")
+
+
+def _share_columns(shares, tables=None):
+    """Returns the columns of `_few_labels`.
+
+    Args:
+      shares: of the labels.
+      tables: dict: top-1 and top-5 -> (width -> row) of the paper; None for figures, which give no numbers.
+    """
+    return [(share, *_SHARES[share], {
+        measure: [_share_number(row, share, measure) for row in rows.values()]
+        for measure, rows in (tables or {}).items()}) for share in shares]
+
+
+def _share_number(row, share, measure):
+    """Returns the number of a table for a share of the labels and top-1 or top-5; None if the paper has none."""
+    return row.get(f"Label fraction: {share.replace(' ', '')}: {measure.replace('-', ' ').capitalize()}")
+
+
+def _few_labels_cited():
+    """Returns the rows of other methods in Table 7 (top-5) and Table B.4 (top-1)."""
+    cited = {}
+    for table, measure in (("table_7", "top-5"), ("table_b4", "top-1")):
+        for name, row in _cited_rows(table):
+            numbers = {f"{measure}, {share}": _share_number(row, share, measure) for share in _FEW}
+            cited.setdefault(name, {}).update(
+                {title: number for title, number in numbers.items() if number is not None})
+    return tuple(cited.items())
+
+
+def _supervised_long():
+    """Returns the runs of Table B.3: supervised networks, trained longer, with the augmentations of SimCLR."""
+    columns = {"crop": ("Crop", {}), "crop, colour": ("+Color", dict(color_jitter_strength=1.0)),
+               "crop, colour, blur": ("+Color+Blur", dict(color_jitter_strength=1.0, use_blur=True))}
+    widths, runs = {"ResNet-50": 1, "ResNet-50 (4x)": 4}, []
+    for row, (name, (header, flags)) in itertools.product(read_numbers("table_b3"), columns.items()):
+        width, epochs = widths[row["Model"]], row["Training epochs"]
+        runs.append(Run(
+            f"{_network(width)}, {epochs} epochs, {name}", dict(width_multiplier=width, train_epochs=epochs, **flags),
+            _top_1(row[f"Top 1: {header}"]), dict(train_epochs={90: 6, 500: 12, 1000: 24}[epochs]), **_SUPERVISED))
+    return tuple(runs)
+
+
+_SUPERVISED_ENCODER = "{}, 1000 epochs, crop, colour, blur"
+_TASKS = {  # task of transfer -> column of Tables 8 and B.5
+    "food101": "Food", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "birdsnap": "Birdsnap", "sun397": "SUN397",
+    "cars": "Cars", "aircraft": "Aircraft", "voc2007": "VOC2007", "dtd": "DTD", "pets": "Pets",
+    "caltech101": "Caltech-101", "flowers": "Flowers"}
+_TRANSFER_METRICS = {"voc2007": "mAP", **dict.fromkeys(("aircraft", "pets", "caltech101", "flowers"), "mean per class")}
+
+
+def _transfers(width, table):
+    """Returns the runs of Table 8 or B.5."""
+    encoders = {"SimCLR (ours)": ("SimCLR", ("linear", _network(width))),
+                "Supervised": ("supervised", ("supervised_long", _SUPERVISED_ENCODER.format(_network(width)))),
+                "Random init": ("random", ("linear", _network(width)))}  # Scratch takes only its architecture.
+    folders = {task: dict(dataset=f"folder:data/{task}") for task in ("birdsnap", "aircraft")}  # not in TFDS
+    runs = []
+    for row, (task, header) in itertools.product(read_numbers(table), _TASKS.items()):
+        encoder, start = encoders[row["Method"]]
+        command = ("linear" if row["Group"] == "Linear evaluation" else "scratch" if encoder == "random"
+                   else "finetune")
+        runs.append(Run(
+            f"{command}, {encoder}, {task}", {"task": task, **folders.get(task, {})},
+            {_TRANSFER_METRICS.get(task, "top-1"): row[header]}, starts_from=start, transfer=command,
+            plot_columns=dict(task=task, encoder=encoder, protocol=command)))
+    return tuple(runs)
+
+
+_SMALL_SEARCH = dict(steps=150, learning_rates="0.01,0.1", weight_decays="0,0.0001", batch_size=64)
+
+
+def _small_transfers():
+    """Returns runs of transfer from CIFAR-10 to handwritten digits, with the usual protocol for the splits."""
+    encoder = ("colour", "1/2")
+    return tuple(Run(f"{command}, {name}, digits", {}, small_flags={"dataset": "digits", **more}, starts_from=encoder,
+                     transfer=command, plot_columns=dict(task="digits", encoder=name, protocol=command))
+                 for command, name, more in (("linear", "SimCLR", {}), ("finetune", "SimCLR", _SMALL_SEARCH),
+                                             ("scratch", "random", _SMALL_SEARCH)))
+
+
+def _named_rows(table, header):
+    """Returns the rows of a table without runs, as (name, the other columns); the column `header` has the names."""
+    return tuple((row[header], {title: value for title, value in row.items() if title != header})
+                 for row in read_numbers(table))
+
+
+STUDIES = {
+    "pairs": Study(
+        "Pairs of transformations", "Figure 5", "no single transformation suffices; crop with colour stands out",
+        _pairs(), tuple(f"{first} {second}" for first in _SMALL_OPERATORS for second in _SMALL_OPERATORS)),
+    "colour": Study(
+        "Strength of colour distortion, contrastive", "Table 1", "stronger colour distortion helps, up to the default; "
+        "AutoAugment does less", _color_strengths("SimCLR")),
+    "colour_supervised": Study(
+        "Strength of colour distortion, supervised", "Table 1", "stronger colour distortion does not help supervised "
+        "training", _color_strengths("Supervised", **_SUPERVISED),
+        ("1/8", "1/2", "1 + blur", "AutoAugment")),
+    "flip": Study("Random flips", "Appendix A", "helpful, not essential", _flips()),
+    "broader": Study("Broader augmentation", "Appendix B.2", "Sobel, equalize, solarize and motion blur add a little",
+                     _broader(), ("simclr (1x)", "broader (1x)")),
+    "losses": Study("Losses", "Table 4", "semi-hard negatives help, and NT-Xent is far better", _losses()),
+    "tuning": Study("Tuning of the other losses", "Appendix B.10", "the grids from which Table 4 reports the best",
+                    _tuning(), (
+        "margin 0.0, rate 0.1", "margin 1.6, rate 0.1", "NT-Logistic, temperature 0.2, rate 0.1",
+        "NT-Logistic, temperature 1.0, rate 0.1")),
+    "temperature": Study(
+        "Temperature and l2 norm", "Table 5", "both matter; without the norm the task is solved better, and the "
+        "representation is worse (entropy and contrastive accuracy are among 4096 images; at the small scale 256)",
+        _temperatures()),
+    "heads": Study(
+        "Projection heads", "Figure 8", "nonlinear is better than linear (3 %), and much better than none (10 %); h is "
+        "better than g(h) (10 %); the size does not matter", _heads(),
+        ("none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128")),
+    "probes": Study(
+        "What h and g(h) know", "Table 3", "h retains information about the transformation that g(h) discards",
+        _probes(), ("colour", "rotation", "sobel")),
+    "batches": Study(
+        "Batch size, epochs and learning-rate scaling", "Figure 9, Table B.1", "large batches help short training; "
+        "square root scaling helps small batches", _batches(),
+        tuple(f"{scaling} {batch}, {epochs} epochs" for scaling, batch, epochs in (
+            ("sqrt", 512, 100), ("sqrt", 2048, 100), ("sqrt", 512, 400), ("sqrt", 2048, 400), ("linear", 512, 100),
+            ("linear", 2048, 100)))),
+    "networks": Study("Depth and width", "Figure 7", "larger networks are better",
+                      _networks((18, 34, 50, 101, 152), (1, 2, 4)), ("ResNet-18 (1x)",), _networks((10,), (1, 2))),
+    "cifar_temperature": Study(
+        "Temperature and batch size on CIFAR-10", "Appendix B.9", "0.5 is best at every batch size; 0.1 gains with "
+        "larger ones",
+        _cifar_temperatures(), tuple(f"temperature {t}, batch {batch}" for t in (0.1, 0.5) for batch in (1024, 2048))),
+    "linear": Study("Linear evaluation", "Table 6, Figure 1", "SimCLR is better than all before it, and wider networks "
+                    "more so", _linear(), (_network(1), _network(2)), cited=tuple(
+                        (name, _linear_numbers(row)) for name, row in _cited_rows("table_6"))),
+    "few_labels": Study("Few labels", "Table 7, Table B.4", "fine-tuning on few labels is far better than training on "
+                        "them from scratch", _few_labels(_widths_after("linear"), _share_columns(
+                            _FEW, {"top-1": _simclr_rows("table_b4"), "top-5": _simclr_rows("table_7")})),
+                        tuple(f"{_network(width)}, {text}" for width in (1, 2) for text in ("1 %", "10 %")),
+                        cited=_few_labels_cited()),
+    "few_labels_broader": Study(
+        "Few labels after broader augmentation", "Table B.2", "a little better than without it; with all labels, wide "
+        "networks gain from pretraining", _few_labels(
+            _widths_after("broader", "broader ({}x)".format), _share_columns(
+                _SHARES, dict.fromkeys(("top-1", "top-5"), _by_width(read_numbers("table_b2"))))),
+        tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %")),
+        cited=tuple((f"{row['Training']}, {row['Architecture']}, 100 %", {"top-1": row["Top 1"], "top-5": row["Top 5"]})
+                    for row in read_numbers("appendix_b2_all_labels"))),
+    "lengths": Study("Training for longer", "Figure B.2", "longer training is better, up to 3200 epochs", _lengths(),
+                     tuple(f"{epochs} epochs" for epochs in (50, 100, 200, 400))),
+    "few_labels_lengths": Study(
+        "Few labels after training for longer", "Figure B.5", "almost linear in linear evaluation; few labels gain "
+        "more from longer training", _few_labels([(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {})
+                                             for epochs in _LENGTHS], _share_columns(_FEW)),
+        tuple(f"{epochs} epochs, {labels}" for labels in ("1 %", "10 %") for epochs in (50, 100, 200, 400))),
+    "few_labels_networks": Study(
+        "Few labels in other networks", "Figure B.6", "larger networks gain more from fine-tuning on few labels",
+        _few_labels(_depths_and_widths((18, 34, 50, 101, 152), _WIDTHS), _share_columns(_FEW)), (),
+        _few_labels([*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))], _share_columns(_FEW))),
+    "supervised_long": Study(
+        "Supervised training for longer", "Table B.3", "neither longer training nor stronger augmentation helps "
+        "supervised training much", _supervised_long(),
+        tuple(f"{_network(1)}, {epochs} epochs, {name}" for epochs in (90, 500) for name in (
+            "crop", "crop, colour", "crop, colour, blur"))),
+    "transfer": Study("Transfer, ResNet-50 (4x)", "Table 8", "fine-tuned, SimCLR is better than supervised pretraining "
+                      "on 5 data sets, equal on 5, worse on 2", _transfers(4, "table_8"), (), _small_transfers()),
+    "transfer_1x": Study("Transfer, ResNet-50", "Table B.5", "supervised pretraining is better in this smaller network",
+                         _transfers(1, "table_b5"), ()),
+    "cifar10": Study("CIFAR-10", "Appendix B.9", "SimCLR comes near supervised training", _cifar(),
+                     cited=tuple((row["Method"], _top_1(row["Top 1"])) for row in read_numbers("appendix_b9")[2:])),
+    "formulas": Study("Losses and their gradients", "Table 2", "formulas, with u' for u transposed; `objective.py` "
+                      "computes these losses, Table 4 compares them", (), cited=_named_rows("table_2", "Name")),
+    "designs": Study("Design choices of other methods", "Table C.1", "descriptions, without numbers to compare", (),
+                     cited=_named_rows("table_c1", "Model")),
+    "seeds": Study("The same run again", "not in the paper", "other seeds of the small scale's default; smaller "
+                   "differences than theirs show nothing", (), (), tuple(
+                       Run(f"seed {seed}", dict(seed=seed)) for seed in (1, 2, 3))),
+}
+
+
+def find_studies(name: str) -> list[str]:
+    """Returns the names of the studies for a name, or for the number of a table, a figure or an appendix.
+
+    Raises:
+      UserError: there is none.
+    """
+    if name in STUDIES:
+        return [name]
+    for kind in ("", "Table ", "Figure ", "Appendix "):  # In this order: 1 is Table 1, not Figure 1.
+        found = [key for key, study in STUDIES.items() if f"{kind}{name}" in study.source.split(", ")]
+        if found:
+            return found
+    raise UserError(f"table={name}: unknown table. Use one of {', '.join(STUDIES)}, or its number in the paper, such "
+                    "as 1 or B.1.")
+
+
+def find_run(place: tuple[str, str]) -> Run:
+    """Returns the run with this (name of the study, name of the run)."""
+    study = STUDIES[place[0]]
+    return next(run for run in (*study.runs, *study.small_only) if run.name == place[1])

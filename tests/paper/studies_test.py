@@ -1,0 +1,190 @@
+"""The studies of the paper: their numbers are those of the paper's LaTeX source, and belong to the right runs."""
+
+import csv
+import re
+
+import pytest
+
+from paper import runner, studies
+from runtime.errors import UserError
+from support import ROOT
+
+PAPER = ROOT.parent / "shared" / "reference" / "paper.tex"
+NUMBERS = ROOT / "paper" / "numbers"
+TABLES = [f"table_{number}" for number in (*range(1, 9), "b1", "b2", "b3", "b4", "b5", "c1")]  # in the paper's order
+SENTENCES = {
+    "appendix_a": [r"evaluation drops from ([\d.]+)\\% to ([\d.]+)\\%"],
+    "appendix_b2_linear": [r"broader data augmentations achieve " + r", ".join([r"([\d.]+) \(\+([\d.]+)\)"] * 3)],
+    "appendix_b2_all_labels": [
+        r"It is ([\d.]+)\\% top-1 / ([\d.]+)\\% top-5 without broader",
+        r"than that \(([\d.]+)\\% top-1 / ([\d.]+)\\% top-5\) of training from scratch",
+        r"\(2\$\\times\$\) is also better than training from scratch \(([\d.]+)\\% top-1 / ([\d.]+)\\% top-5\)"],
+    "appendix_b9": [r"linear evaluation accuracy of ([\d.]+)\\%, compared to ([\d.]+)\\% from the supervised",
+                    r"is AMDIM~\\cite\{\w+\}, which achieves ([\d.]+)\\% with a model \$25\\times\$ larger"],
+}
+
+
+@pytest.fixture(scope="module")
+def paper():
+    """The LaTeX source of the paper, without comments."""
+    if not PAPER.exists():
+        pytest.skip(f"{PAPER} is missing")
+    return re.sub(r"(?<!\\)%.*", "", PAPER.read_text(encoding="utf-8"))
+
+
+def read_csv(name):
+    """Returns all rows of a file of numbers, the headers first."""
+    with open(NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return list(csv.reader(file, strict=True))
+
+
+def squeezed(rows):
+    """Returns rows of texts without spaces and braces."""
+    return [[re.sub(r"[\s{}]", "", text) for text in row] for row in rows]
+
+
+def plain(latex):
+    """Returns LaTeX as plain text, without spaces and braces."""
+    text = latex.replace(r"$^\#$", "(of patches)").replace("$^*$", "(memory bank)")  # footnotes of Table C.1
+    text = re.sub(r"\\(toprule|midrule|bottomrule|bm|text(bf|it)?|rotatebox\[origin=c\]\{0\})(?![a-z])", "", text)
+    text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", text).replace("^T", "'").replace("~", " ")
+    for symbol, name in ((r"\textbackslash", "\\"), (r"\times", "x"), (r"\sim", "~"), (r"\ell_2", "l2")):
+        text = text.replace(symbol, name)
+    text = re.sub(r"\\(tau|sigma|log|exp|max|sum|in)(?![a-z])", r"\1", text)
+    return re.sub(r"[\s{}$^]|\\(?=[%{}])", "", text)
+
+
+def argument(text):
+    """Returns the content of the braces that a text starts with, and the rest."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[1:place], text[place + 1:]
+    raise AssertionError(text)
+
+
+def read_rows(latex):
+    """Returns the rows of a part of a tabular as lists of plain texts; cells that span several are repeated."""
+    rows, spanning = [], {}  # spanning: column -> (rows that are left, text)
+    for line in re.split(r"\\\\(?:\s*\[\d+pt\])?", latex):
+        row = []
+        for cell in line.split("&"):
+            columns = 1
+            if r"\multicolumn" in cell:
+                columns, rest = argument(cell[cell.index("{"):])
+                cell, _ = argument(argument(rest)[1])
+            if r"\multirow" in cell:
+                count, rest = argument(cell[cell.index("{"):])
+                cell, _ = argument(argument(rest)[1])
+                spanning[len(row)] = int(count), plain(cell)
+            left, text = spanning.get(len(row), (0, ""))
+            if left:
+                spanning[len(row)] = left - 1, text
+            row += [text if left else plain(cell)] * int(columns)
+        rows += [row] if any(row) else []
+    return rows
+
+
+def read_tabular(latex):
+    """Returns a tabular like the CSV file of its table: one row of headers, then the others."""
+    header, body = (read_rows(part) for part in latex.split(r"\midrule", 1))
+    titles = [": ".join(dict.fromkeys(filter(None, column))) or "Method" for column in zip(*header, strict=True)]
+    rows, group = [], "-"
+    for row in body:
+        if len(set(row)) == 1:  # A heading between rows.
+            group = row[0].removesuffix(":")
+        else:
+            rows.append([group, *row])
+    if group == "-":
+        return [titles, *(row[1:] for row in rows)]
+    return [["Group", *titles], *rows]
+
+
+def split_slashes(table):
+    """Returns Table B.1 with two columns for a cell: linear and, after the slash, square root scaling."""
+    (first, *epochs), *rows = table
+    header = [first.split("\\")[0], *(f"{number}:{scaling}" for number in epochs for scaling in ("linear", "sqrt"))]
+    return [header, *([row[0], *(number for cell in row[1:] for number in cell.split("/"))] for row in rows)]
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(TABLES)), ids=TABLES)
+def test_a_table_is_that_of_the_paper(number, name, paper):
+    tabulars = re.findall(r"\\begin\{tabular\}.*?\\toprule(.*?)\\end\{tabular\}", paper, re.DOTALL)
+    assert len(tabulars) == len(TABLES)
+    table = read_tabular(tabulars[number])
+    expected = split_slashes(table) if name == "table_b1" else table
+    assert squeezed(read_csv(name)) == squeezed(expected)
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_numbers_in_the_text_are_those_of_the_paper(name, paper):
+    expected = [number for pattern in SENTENCES[name] for number in re.search(pattern, paper).groups()]
+    assert [cell for row in read_csv(name) for cell in row if re.fullmatch(r"\d+\.\d+", cell)] == expected
+
+
+def test_every_file_is_compared_with_the_paper():
+    assert {path.stem for path in NUMBERS.glob("*.csv")} == {*TABLES, *SENTENCES}
+
+
+def test_numbers_are_read_as_numbers():
+    rows = studies.read_numbers("table_6")
+    assert rows[0] == {"Group": "Methods using ResNet-50", "Method": "Local Agg.", "Architecture": "ResNet-50",
+                       "Param (M)": 24, "Top 1": 60.2}  # Its top-5 is a dash.
+    assert isinstance(rows[0]["Param (M)"], int)
+
+
+@pytest.mark.parametrize("study, run, numbers", [
+    ("colour", "AutoAugment", {"top-1": 61.1}), ("colour_supervised", "1/4", {"top-1": 76.7}),
+    ("flip", "without", {"top-1": 63.4}),
+    ("broader", "broader (2x)", {"top-1": 74.4}), ("broader", "simclr (4x)", {"top-1": 76.5}),
+    ("losses", "margin, semi-hard", {"top-1": 57.5}), ("losses", "NT-Logistic", {"top-1": 51.6}),
+    ("temperature", "l2 norm, 0.5", {"entropy": 8.2, "contrastive accuracy": 68.2, "top-1": 60.7}),
+    ("temperature", "no norm, 100", {"entropy": 0.5, "contrastive accuracy": 92.1, "top-1": 57.0}),
+    ("probes", "rotation", {"chance": 25, "h": 67.6, "g(h)": 25.6}),
+    ("batches", "linear 256, 100 epochs", {"top-1": 57.5}), ("batches", "sqrt 8192, 400 epochs", {"top-1": 68.3}),
+    ("linear", "ResNet-50 (2x)", {"million parameters": 94, "top-1": 74.2, "top-5": 92.0}),
+    ("few_labels", "ResNet-50 (4x), 1 %", {"top-1": 63.0, "top-5": 85.8}),
+    ("few_labels", "ResNet-50 (1x), 10 %", {"top-1": 65.6, "top-5": 87.8}),
+    ("few_labels_broader", "ResNet-50 (2x), 100 %", {"top-1": 79.1, "top-5": 94.8}),
+    ("supervised_long", "ResNet-50 (4x), 500 epochs, crop, colour", {"top-1": 78.4}),
+    ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
+    ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
+    ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}), ("cifar10", "supervised", {"top-1": 95.1})])
+def test_a_run_has_the_numbers_of_its_flags(study, run, numbers):
+    """Copied by hand from the paper."""
+    assert studies.find_run((study, run)).paper == numbers
+
+
+def test_rows_of_other_methods_are_cited():
+    linear, few_labels = (dict(studies.STUDIES[name].cited) for name in ("linear", "few_labels"))
+    assert len(linear) == 10 and linear["CPC v2, ResNet-161"] == {
+        "million parameters": 305, "top-1": 71.5, "top-5": 90.1}
+    assert len(few_labels) == 10 and few_labels["UDA, ResNet-50"] == {"top-5, 10 %": 88.5, "top-1, 10 %": 68.8}
+    assert dict(studies.STUDIES["cifar10"].cited) == {"AMDIM, 25 times as large": {"top-1": 91.2}}
+
+
+def test_every_table_of_the_paper_is_there():
+    for number in ("1", "2", "3", "4", "5", "6", "7", "8", "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
+        assert studies.find_studies(number)
+    assert studies.find_studies("1") == ["colour", "colour_supervised"] and studies.find_studies("B.1") == ["batches"]
+    assert studies.find_studies("9") == ["batches"] and studies.find_studies("B.9") == ["cifar_temperature", "cifar10"]
+    with pytest.raises(UserError, match="table=99: unknown table. Use one of pairs, "):
+        studies.find_studies("99")
+
+
+def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
+    configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["pairs"].runs]
+    assert len(configs) == 49
+    assert all(config.branches[1] == () and not config.blurs_views for config in configs)
+    assert {config.branches[0] for config in configs if len(config.branches[0]) == 1} == {
+        (name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
+    assert sum(len(config.branches[0]) == 2 for config in configs) == 42
+
+
+def test_all_losses_of_table_4_take_negatives_of_one_view():
+    configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["losses"].runs]
+    assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
+        ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
+        ("nt_xent", False)]
+    assert all(config.negatives == "one_view" for config in configs)
