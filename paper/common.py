@@ -1,4 +1,4 @@
-"""What the programs of this folder share."""
+"""Helpers that the programs of the paper's figures and probes share."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from checkpoints import inspection, restoring
 from runtime.errors import UserError
 
 
-def parse_flags(text, **defaults):
-    """The `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
+def parse_flags(text: str, **defaults) -> config_lib.Config:
+    """Returns the `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
     return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.settings_within(text)}))
 
 
-def check_has_head(model):
+def check_has_head(model: model_lib.Model) -> None:
     """Raises `UserError` if a model has no projection head."""
     if not model.num_proj_layers:
-        raise UserError("--checkpoint has no projection head: name one that has")
+        raise UserError("--checkpoint: the network has no projection head. Use a checkpoint of one that has.")
 
 
-def load(path):
-    """The whole network of a file, in float32, and the size of its images: that of its training, if known, or 224.
+def load(path: str) -> tuple[model_lib.Model, int]:
+    """Loads the network of a checkpoint or SavedModel, in float32.
+
+    Returns:
+      The model, and the image size in pixels of its training; 224 if it is unknown.
 
     Raises:
       UserError: see `weight_files.open_weights`.

@@ -144,7 +144,7 @@ def test_a_network_without_a_head_has_no_z(tmp_path, capsys):
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     with pytest.raises(SystemExit):
         figures.main(["tsne", f"--checkpoint={path}", "--dataset=digits", "--flags=--image_size=8"])
-    assert "--checkpoint has no projection head" in capsys.readouterr().err
+    assert "--checkpoint: the network has no projection head" in capsys.readouterr().err
 
 
 def test_few_images_are_enough_for_views(tmp_path):
