@@ -7,6 +7,8 @@ original's 48 flags are kept, except that `use_tpu` is off by default.
 
 from __future__ import annotations
 
+from typing import Any
+
 if __name__ == "__main__":  # Before the imports, which take seconds.
     from runtime import command_line
     command_line.refuse(__file__)
@@ -47,14 +49,14 @@ _INT32 = 2**31 - 1  # No setting needs more, and TensorFlow's sizes are int32 in
 _SMALLEST, _LARGEST = 1e-30, 1e30  # Within float32, also after a product with a batch size or a square root.
 
 
-def as_flag(name, value):
+def as_flag(name: str, value: object) -> str:
     """A setting as one types it."""
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
     return f"--{name}={value}"
 
 
-def as_flags(settings):
+def as_flags(settings: dict) -> list[str]:
     """Settings, as a dict, as arguments of run.py."""
     return [as_flag(*setting) for setting in settings.items()]
 
@@ -64,9 +66,10 @@ _LONGEST_NAME = 255  # bytes in the name of a file
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(json|png|npz|lock|log)")
 
 
-def setting(default, help_text: str, *, choices: tuple | None = None, minimum=None, above=None, maximum=None,
-            identity: bool = False, network: bool = False, length: bool = False, order: bool = False,
-            output: bool = False, data_access: bool = False, per_host: bool = False, no_effect: bool = False):
+def setting(default: object, help_text: str, *, choices: tuple | None = None, minimum: float | None = None,
+            above: float | None = None, maximum: float | None = None, identity: bool = False, network: bool = False,
+            length: bool = False, order: bool = False, output: bool = False, data_access: bool = False,
+            per_host: bool = False, no_effect: bool = False) -> Any:
     """Returns a field of `Config`: its default, help text, limits and roles. `settings_with` lists settings by role.
 
     Args:
@@ -545,7 +548,7 @@ class Config:
         name = slug(self.dataset.strip("/").rsplit(":", 1)[-1])
         return f"runs/{name.strip('_')[-40:]}_{self.network_name}_{digest}"
 
-    def replace(self, **changes) -> Config:
+    def replace(self, **changes: Any) -> Config:
         """A copy with some settings changed, checked again."""
         return dataclasses.replace(self, **changes)
 
@@ -734,7 +737,7 @@ def known_settings(content: dict) -> dict | None:
 _DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, bool: flags.DEFINE_bool, str: flags.DEFINE_string}
 
 
-def define_flags(flag_values=flags.FLAGS):
+def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines one absl flag for each field of `Config`."""
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
@@ -746,12 +749,12 @@ def define_flags(flag_values=flags.FLAGS):
             _DEFINE[kinds[0]](field.name, field.default, field.metadata["help"], flag_values=flag_values)
 
 
-def from_arguments(arguments, flag="--flags") -> Config:
+def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
     """The `Config` of arguments as on the command line of run.py. Raises `UserError`, which names `flag`."""
     return from_flags(_parse(arguments, flag))
 
 
-def settings_within(text, flag="--flags"):
+def settings_within(text: str, flag: str = "--flags") -> dict:
     """The settings that a text gives, as on the command line of run.py, quoted as in a shell: dict: name -> value.
 
     Raises `UserError`, which names `flag`.
@@ -776,6 +779,6 @@ def _parse(arguments, flag):
     return values
 
 
-def from_flags(flag_values=flags.FLAGS) -> Config:
+def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
     """The `Config` that the parsed flags say. Raises `UserError`."""
     return Config(**{field.name: flag_values[field.name].value for field in dataclasses.fields(Config)})

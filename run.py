@@ -10,6 +10,7 @@ import random
 import sys
 
 from runtime import console
+from sources.source import Source
 
 if __name__ == "__main__":
     console.set_up()  # Before other modules keep sys.stderr, which may be closed.
@@ -24,7 +25,7 @@ config_lib.define_flags()
 flags.adopt_module_key_flags(config_lib)
 
 
-def parse_flags(argv):
+def parse_flags(argv: list[str]) -> list[str]:
     """Parses the command line with absl; errors are one line, and end the program with status 2."""
     warnings = io.StringIO()
     try:
@@ -71,7 +72,7 @@ _FEWER_EXAMPLES = "Input dataset was expected to contain"  # by `tf.data.experim
 # ----------------------------------------------------------------------------------------------------- the settings
 
 
-def fill_defaults(config, source, eval_split_given):
+def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: bool) -> config_lib.Config:
     """Returns the settings with directory, evaluation split, linear head and seed filled in, and logs them."""
     if config.model_dir is None:
         config = config.replace(model_dir=config.default_model_dir())
@@ -94,7 +95,7 @@ def fill_defaults(config, source, eval_split_given):
     return config
 
 
-def check(config, source, strategy):
+def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Strategy) -> None:
     """Raises `UserError` if data, replicas or paths do not fit the settings, before anything is built or written."""
     _check_data(config, source, strategy)
     if source.num_classes is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 if __name__ == "__main__":  # Before the imports, which take seconds.
     from runtime import command_line
     command_line.refuse(__file__, "python run.py --mode=train")
@@ -174,12 +176,12 @@ def sum_of(losses: dict[str, tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.cast(loss, dtype) for loss in losses.values()])
 
 
-def all_finite(tensors) -> tf.Tensor:
+def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     """Returns whether all elements of all tensors are finite, a bool scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
-def make_run_steps(train_step: TrainStep):
+def make_run_steps(train_step: TrainStep) -> Callable:
     """Makes a function that takes several steps on the device.
 
     Args:
@@ -267,7 +269,7 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
                         f"{', '.join(steps)}; -1: none): it must be on storage that all of them see")
 
 
-def check_batch(config, source, strategy):
+def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
     """Batch sizes against data set and replicas. Raises `UserError`."""
     replicas = strategy.num_replicas_in_sync
     for flag in ("train_batch_size", "eval_batch_size"):
@@ -284,7 +286,8 @@ def check_batch(config, source, strategy):
                         f"--train_split={config.train_split}: use at most {examples // replicas * replicas}")
 
 
-def build_training_state(config, source, strategy, directory):
+def build_training_state(config: Config, source: Source, strategy: tf.distribute.Strategy, directory: str
+                        ) -> TrainingState:
     """A fresh or resumed `TrainingState`; says what was loaded."""
     with strategy.scope():
         keras.utils.set_random_seed(config.seed + 1)  # tf.data cannot take 0 beside a seed that is a tensor.
@@ -327,7 +330,7 @@ def train_dataset(config: Config, source: Source, strategy: tf.distribute.Strate
         config, source, config.seed, batch_size, start_step, context))
 
 
-def write_preview(config, source, directory, writer):
+def write_preview(config: Config, source: Source, directory: str, writer: tf.summary.SummaryWriter) -> None:
     """Writes a grid of augmented views, an image a column, to views.png and to TensorBoard."""
     pairs = min(_PREVIEW_PAIRS, source.num_examples(config.train_split))
     views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, pairs)))

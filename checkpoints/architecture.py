@@ -6,11 +6,12 @@ import re
 
 import resnet
 from checkpoints import tf1_names, weight_files
+from checkpoints.weight_files import WeightFile
 
 # ------------------------------------------------------------------------------------------- which network it is
 
 
-def fitting_flags(weights):
+def fitting_flags(weights: WeightFile) -> dict | None:
     """The settings of the network that a file holds, worked out from the number and the shapes of its tensors.
 
     Returns:

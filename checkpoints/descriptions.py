@@ -33,7 +33,7 @@ def _description_path(saved_model):
     return os.path.join(saved_model, weight_files.DESCRIPTION_FILE)
 
 
-def write_description(saved_model, description):
+def write_description(saved_model: str, description: dict) -> None:
     """Writes a dict that describes the weights of a SavedModel into it."""
     tf.io.gfile.makedirs(os.path.dirname(_description_path(saved_model)))
     storage.write_json(_description_path(saved_model), description)

@@ -6,12 +6,13 @@ import dataclasses
 import os
 
 from checkpoints import architecture, descriptions, run_directory, weight_files
+from checkpoints.weight_files import WeightFile
 from config import Config, known_settings, settings_with
 from runtime import storage
 from runtime.errors import UserError, first_line
 
 
-def config_of_file(file, image_size=224):
+def config_of_file(file: WeightFile, image_size: int = 224) -> tuple[Config, int | None]:
     """The `Config` of the network that a `weight_files.WeightFile` holds, and its number of classes (or None)."""
     flags = architecture.fitting_flags(file)
     if flags is None:
@@ -33,7 +34,7 @@ class CheckpointInfo:
     multi_label: bool
 
 
-def inspect_checkpoint(path, image_size=None):
+def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointInfo:
     """The network by its tensors; the rest from the run or the SavedModel that the weights are part of, if any."""
     file = weight_files.open_weights(path)
     directory = os.path.dirname(file.path)

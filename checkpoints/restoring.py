@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 from checkpoints import architecture, weight_files
+from checkpoints.weight_files import WeightFile
 from runtime.errors import UserError
 from sources import classes
 
@@ -19,7 +23,7 @@ PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
          "linear head": ("model/supervised_head/", "head_supervised/")}
 
 
-def variables_by_key(**trackables):
+def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
     """Checkpoint key (without suffix) -> variable, for all variables below the given objects."""
     root = tf.train.Checkpoint(**trackables)  # Held here: the view holds it weakly.
     view = tf.train.TrackableView(root)
@@ -38,7 +42,7 @@ def variables_by_key(**trackables):
     return found
 
 
-def mismatches(here, there):
+def mismatches(here: dict[str, tuple], there: dict[str, tuple]) -> list[str]:
     """How a file differs from a model: lines of text, none if they agree. Both are dicts from names to shapes."""
     lines = [f"{name} is missing there" for name in here if name not in there]
     lines += [f"{name} is only there" for name in there if name not in here]
@@ -46,17 +50,17 @@ def mismatches(here, there):
                     for name, shape in here.items() if name in there and tuple(there[name]) != tuple(shape)]
 
 
-def shapes_by_name(variables, names):
+def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
     """The shapes of `variables` (key -> variable) under other names (key -> name)."""
     return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
 
 
-def below(prefixes, entries):
+def below(prefixes: str | tuple[str, ...], entries: dict) -> dict:
     """Returns the entries of a dict whose keys start with one of the prefixes."""
     return {key: value for key, value in entries.items() if key.startswith(prefixes)}
 
 
-def refuse_mismatches(flag, file, lines):
+def refuse_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
     """Ends with an error if there are mismatches."""
     if lines:
         more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
@@ -70,7 +74,7 @@ def _remedy(flags):
     return f"it was written with {as_flags(flags)}: give these flags, or name another"
 
 
-def as_flags(flags):
+def as_flags(flags: dict) -> str:
     """Settings as one would type them; `num_classes`, which the data set decides, is left out."""
     return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
 
@@ -100,7 +104,8 @@ class Loaded:
     lines: list  # text that tells all of it
 
 
-def load_parts(model, path, required, flag="--checkpoint", class_names=None):
+def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str = "--checkpoint",
+               class_names: list[str] | None = None) -> Loaded:
     """Loads those parts of `model` that what `path` names (see `weight_files.locate`) has.
 
     Args:
@@ -150,12 +155,13 @@ def load_parts(model, path, required, flag="--checkpoint", class_names=None):
     return Loaded(file, left_out, lines)
 
 
-def load_model(model, path, flag="--model_dir"):
+def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> WeightFile:
     """Loads all of `model`, strictly; see `load_parts`. Returns the `weight_files.WeightFile`."""
     return load_parts(model, path, PARTS, flag).file
 
 
-def warm_start(model, path, required=("encoder",), class_names=None):
+def warm_start(model: keras.Model, path: str, required: Iterable[str] = ("encoder",),
+               class_names: list[str] | None = None) -> Loaded:
     """Loads what is `required` strictly, and the rest where it fits; see `load_parts`. Returns `Loaded`."""
     loaded = load_parts(model, path, required, class_names=class_names)
     if "projection head" in loaded.left_out and model.num_proj_layers:

@@ -70,7 +70,7 @@ def _remove_parts(directory):
 # ------------------------------------------------------------------------------------------------------- settings
 
 
-def read_flags(directory):
+def read_flags(directory: str) -> dict | None:
     """Returns the settings in flags.json, or None if there is no such file or it is corrupt."""
     content = storage.read_json(os.path.join(directory, _FLAGS))
     return None if content is None else known_settings(content)
@@ -86,14 +86,14 @@ def check_unused(directory: str) -> None:
                             "another directory, or move it.")
 
 
-def write_flags(directory, config, class_names, multi_label=False):
+def write_flags(directory: str, config: Config, class_names: list[str] | None, multi_label: bool = False) -> None:
     """Writes flags.json and classes.json."""
     storage.write_json(os.path.join(directory, _FLAGS), dataclasses.asdict(config))
     storage.write_json(os.path.join(directory, weight_files.CLASSES_FILE),
                        dict(names=class_names, multi_label=True) if multi_label else class_names)
 
 
-def copy_flags(config, class_names, multi_label, directory):
+def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool, directory: str) -> None:
     """Writes both to `directory`: the training's, where `config.model_dir` has them, rather than an evaluation's."""
     write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, weight_files.CLASSES_FILE):

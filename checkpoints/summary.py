@@ -11,7 +11,7 @@ from runtime import console
 _FLAGS_WIDTH = 80  # characters of flags in a line
 
 
-def describe(path):
+def describe(path: str) -> str:
     """What a file holds, as a table of text. Raises `UserError`."""
     file = weight_files.open_weights(path, "PATH")
     config, classes = inspection.config_of_file(file)

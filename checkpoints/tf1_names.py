@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import re
+from collections.abc import Iterable
 
 # ---------------------------------------------------------------------------------------------------- TF1's names
 
 
-def tf1_names(keys):
+def tf1_names(keys: Iterable[str]) -> dict[str, str]:
     """What the original's TF1 code calls the variables with the given checkpoint keys.
 
     It numbers convolutions and batch norms in the order in which they are called: shortcuts before the rest of a
@@ -39,7 +40,7 @@ def tf1_names(keys):
     return {key: f"{names[layer]}/{leaf}" for key in keys for layer, _, leaf in [key.rpartition("/")]}
 
 
-def call_order(layer):
+def call_order(layer: str) -> list[int]:
     """Sorts an encoder's layers, given by key, as they are called."""
     part_order = {"initial_conv_relu_max_pool": 0, "block_groups": 1, "layers": 0, "projection_layers": 0,
                   "shortcut_layers": 0, "conv_relu_dropblock_layers": 1, "conv2d_bn_layers": 1, "se_layer": 2,

@@ -14,7 +14,7 @@ SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SLOT = "/.OPTIMIZER_SLOT/"
 
 
-def slot_keys_in_file(path):
+def slot_keys_in_file(path: str) -> set[str]:
     """Checkpoint keys (without suffix) of the optimizer's slots in the checkpoint `path`."""
     keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     return {key[:-len(SUFFIX)] for key in keys if SLOT in key}
@@ -38,7 +38,7 @@ class TrainingState:
             model=self.model, optimizer=self.optimizer, global_step=self.optimizer.iterations)
 
     @property
-    def step(self):
+    def step(self) -> int:
         """Steps taken so far."""
         return int(self.optimizer.iterations.numpy())
 
@@ -46,7 +46,7 @@ class TrainingState:
         """Writes ckpt-<step>, deletes all but the newest `keep` checkpoints, and returns the prefix."""
         return checkpoint_files.save(self._checkpoint, self.directory, self.step, self.keep)
 
-    def resume(self, path):
+    def resume(self, path: str) -> None:
         """Restores everything from `path`, or raises `UserError`. The state of loss scaling (float16) may be absent."""
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         file, variables = weight_files.open_weights(path, flag), restoring.variables_by_key(model=self.model)

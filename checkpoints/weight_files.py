@@ -10,7 +10,9 @@ import collections
 import dataclasses
 import os
 import re
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import tensorflow as tf
 
 from checkpoints import checkpoint_files, tf1_names
@@ -57,11 +59,11 @@ class WeightFile:
     step: int | None  # steps taken, if it says so
     class_names: list[str] | None = None  # of the linear head, in the order of its columns, if they are recorded
 
-    def names(self, keys):
+    def names(self, keys: Iterable[str]) -> dict[str, str]:
         """How the variables with the given checkpoint keys (all of a model's encoder) are called here: key -> name."""
         return tf1_names.tf1_names(keys) if self.tf1 else {key: key for key in keys}
 
-    def reader(self):
+    def reader(self) -> Callable[[str], np.ndarray]:
         """A function from a name to its array. It raises `UserError` where the file is damaged."""
         reader = tf.train.load_checkpoint(self.path)
 
@@ -78,7 +80,7 @@ class WeightFile:
 # ------------------------------------------------------------------------------------------------------- finding
 
 
-def locate(path, flag="--checkpoint"):
+def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
     """The prefix of the tensors that `path` means, and whether they are a SavedModel's.
 
     Args:
@@ -150,7 +152,7 @@ def _download(handle, flag):
                         "local copy") from error
 
 
-def open_weights(path, flag="--checkpoint") -> WeightFile:
+def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
     """Finds out what `path` (see `locate`) holds. Raises `UserError`."""
     prefix, saved_model = locate(path, flag)
     directory, base = os.path.split(prefix)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import config as config_lib
 import model as model_lib
 from checkpoints import inspection, restoring
 from runtime.errors import UserError
 
 
-def parse_flags(text: str, **defaults) -> config_lib.Config:
+def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
     """Returns the `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
     return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.settings_within(text)}))
 

@@ -16,6 +16,7 @@ import data_util
 import evaluate
 import model as model_lib
 from augmentation import policies
+from config import Config
 from paper import common
 from probing import features
 from runtime.errors import UserError, first_line
@@ -31,7 +32,7 @@ _MARKERS = "osv^D<>phX"
 _HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "--", "++")
 
 
-def save(figure, columns, rows, out, name):
+def save(figure: plt.Figure, columns: tuple[str, ...], rows: list[tuple], out: str, name: str) -> str:
     """Writes a figure and its data; returns the path of the PNG file."""
     os.makedirs(out, exist_ok=True)
     path = os.path.join(out, name)
@@ -45,7 +46,7 @@ def save(figure, columns, rows, out, name):
     return f"{path}.png"
 
 
-def read_csv(path, columns, numbers=()):
+def read_csv(path: str, columns: tuple[str, ...], numbers: tuple[str, ...] = ()) -> list[dict]:
     """The rows of a CSV file that have an accuracy, as dicts, `numbers` as floats.
 
     Raises:
@@ -80,7 +81,7 @@ def _number(path, column, text):
     return number
 
 
-def read_images(paths):
+def read_images(paths: list[str] | None) -> list[np.ndarray]:
     """Images uint8 [h, w, 3] of files; without any, two photographs that scikit-learn brings along."""
     if not paths:
         from sklearn import datasets
@@ -110,7 +111,7 @@ _OPERATORS = {  # title -> names for `policies.branch_policy`, applied to the ce
 }
 
 
-def operators(image, out, size=160):
+def operators(image: np.ndarray, out: str, size: int = 160) -> str:
     """All operators on an image (Figure 4, and more), three draws of each that draws."""
     image = data_util.preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), size, crop=False)
     figure, axes = _panels(-(-len(_OPERATORS) // 2), 6)
@@ -133,7 +134,7 @@ def operators(image, out, size=160):
     return save(figure, ("operator", "draw", "mean_red", "mean_green", "mean_blue", "std"), rows, out, "operators")
 
 
-def views(config, out, count=8):
+def views(config: Config, out: str, count: int = 8) -> str:
     """Pairs of views of a data set, as the network is shown them, the blur included."""
     source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
     count = min(count, datasets.check_split(source, "train_split", config.train_split))
@@ -150,7 +151,7 @@ def views(config, out, count=8):
     return save(figure, ("image", "view", "mean", "std"), rows, out, "views")
 
 
-def histograms(images, out, size=160):
+def histograms(images: list[np.ndarray], out: str, size: int = 160) -> str:
     """Pixel intensities, over all channels, of crops without and with colour distortion (Figure 6)."""
     crop = data_util.crop_and_flip_policy()
     jitter, grayscale = data_util.color_distortion(1.0, "multiplicative")
@@ -178,7 +179,7 @@ def histograms(images, out, size=160):
 # ------------------------------------------------------------------------------------------------------ of a network
 
 
-def eigenvalues(path, out):
+def eigenvalues(path: str, out: str) -> str:
     """Squared real parts of the eigenvalues of a square linear projection head, in order (paper, B.4)."""
     model, _ = common.load(path)
     layers = model._projection_head.linear_layers
@@ -198,7 +199,7 @@ def eigenvalues(path, out):
                                                           enumerate(values)], out, "eigenvalues")
 
 
-def tsne(model, config, split, out, most=1000):
+def tsne(model: model_lib.Model, config: Config, split: str, out: str, most: int = 1000) -> str:
     """t-SNE of h and of z = g(h) for the first ten classes of a data set (paper, B.4: ten that were drawn)."""
     from sklearn import manifold
 
@@ -242,7 +243,7 @@ def tsne(model, config, split, out, most=1000):
 # ---------------------------------------------------------------------------------------------------- of many runs
 
 
-def pairs(path, out):
+def pairs(path: str, out: str) -> str:
     """Accuracies of pairs of augmentations, with the rows' averages (Figure 5); columns first, second, accuracy."""
     rows = read_csv(path, ("first", "second", "accuracy"), numbers=("accuracy",))
     names = list(dict.fromkeys([row["first"] for row in rows] + [row["second"] for row in rows]))
@@ -269,7 +270,7 @@ def pairs(path, out):
                                                           for row in rows], out, "pairs")
 
 
-def batches(path, out):
+def batches(path: str, out: str) -> str:
     """Accuracies by epochs, a bar for each batch size (Figure 9); columns epochs, batch_size, accuracy, and scaling.
 
     The last, of the learning rate, may be missing.
@@ -298,7 +299,7 @@ def batches(path, out):
         (*key, epoch, value) for key, series in bars.items() for epoch, value in series.items()], out, "batches")
 
 
-def parameters(path, out):
+def parameters(path: str, out: str) -> str:
     """Accuracies against millions of parameters (Figure 7); columns network, million parameters, accuracy, group."""
     columns = ("network", "million parameters", "accuracy", "group")
     rows = read_csv(path, columns, numbers=("million parameters", "accuracy"))

@@ -55,7 +55,7 @@ def _parser():
     return parser
 
 
-def make(arguments):
+def make(arguments: argparse.Namespace) -> str:
     """Makes the figure that parsed arguments ask for; returns the path of the PNG file. Raises `UserError`."""
     drawing, common = tensorflow_startup.load("paper.drawing"), tensorflow_startup.load("paper.common")
     check_paths(arguments, *(flag for flag in ("checkpoint", "csv", "out") if hasattr(arguments, flag)))
@@ -75,7 +75,7 @@ def make(arguments):
                 arguments.split, out)
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     """The command line."""
     arguments = _parser().parse_args(argv)
     console.log(command_line.run_command("paper.figures", lambda: make(arguments)))

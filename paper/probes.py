@@ -33,7 +33,7 @@ def _parser():
     return parser
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> None:
     """The command line."""
     arguments = _parser().parse_args(argv)
 

@@ -6,13 +6,16 @@ import warnings
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 import data_util
 from augmentation import operators
+from config import Config
 from paper import common
 from runtime import progress, rng
 from runtime.errors import UserError
 from sources import datasets
+from sources.source import Source
 
 _SEED = 1
 _BATCH = 256
@@ -35,7 +38,7 @@ PROBES = {
 }
 
 
-def transform(images, probe, seeds):
+def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Transforms each image by the class that is drawn for it.
 
     Args:
@@ -53,7 +56,8 @@ def transform(images, probe, seeds):
     return data_util.from_channels(planes), classes
 
 
-def probe_features(model, source, split, probe, size, crops_centre):
+def probe_features(model: keras.Model, source: Source, split: str, probe: str, size: int, crops_centre: bool
+                  ) -> list[np.ndarray]:
     """h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images, as NumPy arrays.
 
     The images are those of evaluations: `Config.image_size` and `Config.crops_centre`.
@@ -74,7 +78,7 @@ def probe_features(model, source, split, probe, size, crops_centre):
     return [np.concatenate(column) for column in zip(*parts)]
 
 
-def probe_accuracy(train, test):
+def probe_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> float:
     """Test accuracy of an MLP with one hidden layer; both are (vectors [n, d], classes [n])."""
     from sklearn import neural_network, pipeline, preprocessing
 
@@ -87,7 +91,8 @@ def probe_accuracy(train, test):
     return float(classifier.score(*test))
 
 
-def run_probes(model, config, probes, train_split, test_split):
+def run_probes(model: keras.Model, config: Config, probes: list[str], train_split: str, test_split: str
+              ) -> dict[str, dict[str, float]]:
     """Accuracies from h and from g(h) for each probe, and that of the best guess: a dict of dicts."""
     unknown = [name for name in probes if name not in PROBES]
     if unknown or not probes:

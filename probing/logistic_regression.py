@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class LogisticPath:
     an ellipsoid is nearly a ball. The minimum is the same, and is reached in a fraction of the iterations.
     """
 
-    def __init__(self, inputs, labels):
+    def __init__(self, inputs: np.ndarray, labels: np.ndarray):
         """Takes inputs [n, d] and labels [n] or [n, classes]."""
         self._loss, self._curvatures, self._classes, self._num_classes = _loss_of(labels)
         self._mean = inputs.mean(0, dtype=np.float64)
@@ -125,11 +126,11 @@ class LogisticPath:
         return np.linalg.cholesky(hessian + np.diag(decay[:, 0] + ridge)).T
 
     @property
-    def kernel(self):
+    def kernel(self) -> np.ndarray:
         """Weights [classes, d], without biases, of the classes that were seen."""
         return (self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]).T
 
-    def scores(self, inputs):
+    def scores(self, inputs: np.ndarray) -> np.ndarray:
         """Logits [n, classes] of inputs [n, d]; -inf for classes that could not be learnt."""
         scores = np.full([len(inputs), self._num_classes], -np.inf)
         scores[:, self._classes] = (inputs - self._mean) @ self.kernel.T + self._weights[-1]
@@ -137,7 +138,7 @@ class LogisticPath:
 
 
 @functools.cache
-def scipy_blas_threads():
+def scipy_blas_threads() -> Any:
     """The threads of scipy's own copy of BLAS, if it has one: they and NumPy's hold each other up, threefold."""
     import scipy.optimize  # noqa: F401 (for it to be loaded)
     import threadpoolctl
@@ -146,7 +147,7 @@ def scipy_blas_threads():
     return pools.select(filepath=[pool["filepath"] for pool in pools.info() if "scipy.libs" in pool["filepath"]])
 
 
-def has_two_classes(labels):
+def has_two_classes(labels: np.ndarray) -> bool:
     """Whether labels [n] are of two classes, or labels [n, classes] have both a 1 and a 0 of any class."""
     return len(_classes_to_learn(labels)) >= (1 if labels.ndim == 2 else 2)
 

@@ -8,7 +8,7 @@ from sources.source import Source
 from sources.tfds_source import TfdsSource
 
 
-def open_source(dataset, data_dir=None, follow_links=False) -> Source:
+def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = False) -> Source:
     """The source that `--dataset` names. Raises `UserError`."""
     if dataset == "digits":
         return digits.digits_source()
@@ -20,7 +20,7 @@ def open_source(dataset, data_dir=None, follow_links=False) -> Source:
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_split(source, flag, split):
+def check_split(source: Source, flag: str, split: str) -> int:
     """Returns the number of examples of a split. Raises `UserError` if it is unknown or empty, or lacks files."""
     try:
         count = source.num_examples(split)
@@ -34,7 +34,7 @@ def check_split(source, flag, split):
     return count
 
 
-def choose_eval_split(source, eval_split, given):
+def choose_eval_split(source: Source, eval_split: str, given: bool) -> str:
     """The evaluation split: `eval_split`, or `test` if it was not `given` and does not exist."""
     if not given and eval_split not in source.split_names and "test" in source.split_names:
         return "test"

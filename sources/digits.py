@@ -18,7 +18,7 @@ def _load_digits():
     return datasets.load_digits()
 
 
-def digits_source():
+def digits_source() -> IndexedSource:
     """scikit-learn's 1,797 handwritten digits, 8x8 pixels; four fifths train, one fifth test, stratified."""
     from sklearn import model_selection
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import pathlib
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +34,8 @@ class FolderSource(IndexedSource):
     boundary. Absolute slices (`train[:100]`) count in the order of keys. `train+validation` and `all` are sums.
     """
 
-    def __init__(self, name, root, splits, class_names):
+    def __init__(self, name: str, root: str | os.PathLike, splits: dict[str, tuple[np.ndarray, np.ndarray]],
+                 class_names: list[str] | None):
         """`name`: as in `--dataset`; `root`: the folder; `splits`: name -> (paths that begin with it, labels)."""
         self.root = str(root)
         self._prefix = os.path.join(self.root, "")
@@ -46,11 +48,11 @@ class FolderSource(IndexedSource):
         super().__init__(name, ordered, class_names, tf.io.read_file)
         self._unusable = np.array([], str)
 
-    def paths(self):
+    def paths(self) -> list[str]:
         """Returns the paths of all image files of all splits, sorted."""
         return sorted(str(path) for paths, _ in self._splits.values() for path in paths)
 
-    def leave_out(self, paths):
+    def leave_out(self, paths: Iterable[str]) -> None:
         """Removes files from all splits; keys and slices of the others stay."""
         self._unusable = np.array(sorted(paths), str)
         self._selected.clear()
@@ -90,7 +92,7 @@ class FolderSource(IndexedSource):
             raise ValueError(f"{split} has {count} images")
         return boundary if boundary >= 0 else count + boundary
 
-    def missing_classes(self):
+    def missing_classes(self) -> list[str]:
         """Returns one line for each split that has no images of some classes."""
         lines = []
         for split in self.split_names if self.class_names else ():

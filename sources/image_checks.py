@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 
+from config import Config
 from runtime import console, storage
 from runtime.errors import UserError
 from sources import image_files
 from sources.folders import FolderSource
+from sources.source import Source
 
 _IMAGES = "images.json"
 _NAMED = 10  # images that a message names
 
 
-def check_images(config, source, is_chief):
+def check_images(config: Config, source: Source, is_chief: bool) -> None:
     """Checks all images of a folder, and applies `--bad_images` to those that cannot be used.
 
     All files are read; the result is kept in images.json and used again as long as no file changes.
@@ -48,7 +51,7 @@ def check_images(config, source, is_chief):
                 console.log(line)
 
 
-def files_digest(paths):
+def files_digest(paths: Iterable[str]) -> str:
     """Changes with the names, sizes and times of files."""
     digest = hashlib.sha256()
     for path in paths:

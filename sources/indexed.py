@@ -14,7 +14,8 @@ from sources.source import Source
 class IndexedSource(Source):
     """Examples with random access: every epoch is a full permutation."""
 
-    def __init__(self, name, splits, class_names, load):
+    def __init__(self, name: str, splits: dict[str, tuple[np.ndarray, np.ndarray]], class_names: list[str] | None,
+                 load: Callable):
         """`splits`: name -> (items, labels), two arrays of one length; `load`: from an item's tensor to a record's."""
         self.name = name
         self.class_names = class_names

@@ -7,7 +7,7 @@ import numpy as np
 from runtime.errors import UserError
 
 
-def choose_balanced(labels, fraction, seed):
+def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """A share of labelled examples with as many of every class, as far as there are.
 
     Args:
@@ -31,7 +31,7 @@ def choose_balanced(labels, fraction, seed):
     return np.sort(np.array(chosen, np.int64))
 
 
-def choose_labelled(labels, split, fraction, seed):
+def choose_labelled(labels: np.ndarray, split: str, fraction: float, seed: int) -> np.ndarray:
     """`choose_balanced`, its error told to the user."""
     try:
         return choose_balanced(labels, fraction, seed)

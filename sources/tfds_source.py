@@ -22,7 +22,7 @@ _MB = 2**20
 class TfdsSource(Source):
     """A prepared TFDS data set, read from its TFRecord files in an order that a seed decides."""
 
-    def __init__(self, name, data_dir):
+    def __init__(self, name: str, data_dir: str | None):
         """Prepares the data set if need be. Raises `UserError` if it is unknown or cannot be had."""
         import tensorflow_datasets as tfds  # Here: it takes a while, and the other sources do without.
 
@@ -43,7 +43,7 @@ class TfdsSource(Source):
         self.class_names = list((classes.feature if several else classes).names) if classes else None
 
     @staticmethod
-    def _find_labels(tfds, info):
+    def _find_labels(tfds, info) -> dict[str, str]:
         """Names of the features that list several classes, as in PASCAL VOC: `all`; `sure`, without difficult ones."""
         names = {"all": "labels", "sure": "labels_no_difficult"}
         features = dict(info.features.items())
@@ -140,7 +140,7 @@ class TfdsSource(Source):
         """See `Source`; record files have no random access."""
         return split in self._kept
 
-    def shuffle_buffer_size(self, split, buffer_mb, shards=1, shard=0):
+    def shuffle_buffer_size(self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0) -> int:
         """Examples that fit into `buffer_mb` at their mean encoded size, at most all of the shard."""
         whole = [self._builder.info.splits[name] for name in self.split_names]
         mean_bytes = max(sum(info.num_bytes for info in whole) / max(sum(info.num_examples for info in whole), 1), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -11,6 +12,7 @@ import shlex
 import shutil
 import sys
 
+import numpy as np
 import tensorflow as tf
 
 import config as config_lib
@@ -18,7 +20,9 @@ from checkpoints import weight_files
 from runtime import child_processes, console, progress, storage
 from runtime.errors import TrainingDiverged, UserError
 from sources import datasets
+from sources.source import Source
 from transfer import measures, output, tasks
+from transfer.tasks import Task
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TRIAL = "trial.json"  # marks the directory of a training
@@ -27,7 +31,8 @@ _TRIAL = "trial.json"  # marks the directory of a training
 # --------------------------------------------------------------------------- fine-tuning and random initialisation
 
 
-def training_flags(kind, task, examples, learning_rate, weight_decay, steps, batch_size=256):
+def training_flags(kind: str, task: Task, examples: int, learning_rate: float, weight_decay: float, steps: int,
+                   batch_size: int = 256) -> dict:
     """Settings of a training of the paper's protocol (B.8.1), as a dict: all but splits, weights and directory.
 
     Args:
@@ -48,7 +53,7 @@ def training_flags(kind, task, examples, learning_rate, weight_decay, steps, bat
         checkpoint_steps=max(1, steps // 10), keep_checkpoint_max=1, eval_protocol="linear_head", save_predictions=True)
 
 
-def check_settings(kind, more):
+def check_settings(kind: str, more: dict) -> None:
     """Raises `UserError` if further settings of a grid's trainings are wrong, or set by the grid itself."""
     ours = training_flags(kind, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
     others = ("train_split", "eval_split", "checkpoint", "seed",
@@ -66,7 +71,8 @@ class GridSearch:
     with the digest of its settings. A directory without the mark is neither used nor deleted.
     """
 
-    def __init__(self, kind, task, source, fixed, out, settings, batch_size=256, more=None):
+    def __init__(self, kind: str, task: Task, source: Source, fixed: dict, out: str, settings: dict,
+                 batch_size: int = 256, more: dict | None = None):
         """Checks the settings.
 
         Args:
@@ -92,7 +98,7 @@ class GridSearch:
             raise UserError(f"--batch_size={batch_size} is more than the {self._examples[task.fit]} examples of "
                             f"--train={task.fit}: lower it")
 
-    def choose(self, grid, at_once):
+    def choose(self, grid: tasks.Grid, at_once: int) -> tuple[tuple[float, float], dict]:
         """The (learning rate, weight decay) that is best on the validation split, and all: pair -> metric.
 
         The metric of a training that diverged is None.
@@ -116,7 +122,7 @@ class GridSearch:
                                    "learning rates.")
         return max(found, key=lambda pair: -math.inf if found[pair] is None else found[pair]), found
 
-    def test(self, pair, steps, at_once):
+    def test(self, pair: tuple[float, float], steps: int, at_once: int) -> tuple[np.ndarray, np.ndarray]:
         """Trains on all training and validation images; returns the labels and logits of the test images.
 
         It gets the devices of one of `at_once`, as those before it had. Raises `UserError` if it fails, and
@@ -200,12 +206,12 @@ def _claim(directory, digest):
     storage.write_json(path, dict(settings=digest))
 
 
-def name_of_trial(learning_rate, weight_decay):
+def name_of_trial(learning_rate: float, weight_decay: float) -> str:
     """A cell of the grid as the name of files."""
     return f"rate_{learning_rate:.3g}_decay_{weight_decay:.3g}"
 
 
-def run_grid(arguments):
+def run_grid(arguments: argparse.Namespace) -> None:
     """Runs the grid search of parsed arguments: finetune or scratch."""
     kind, grid = arguments.kind, _grid_of(arguments)
     if tf.config.list_physical_devices("GPU"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -51,7 +53,7 @@ def sweep(fit: _Examples, choose: _Examples, metric: str, l2_of_sum_choices: Seq
 
 
 def linear(fit: _Examples, choose: _Examples, test: _Examples, metric: str,
-           l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES, **resumed) -> tuple[dict, np.ndarray]:
+           l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES, **resumed: Any) -> tuple[dict, np.ndarray]:
     """Logistic regression on frozen features (paper, B.8.1): chosen on `choose`, fitted to both, tested once.
 
     Args:
@@ -110,7 +112,7 @@ def _read_features(path, digest):
     return vectors, labels
 
 
-def run_linear(arguments):
+def run_linear(arguments: argparse.Namespace) -> None:
     """Runs the linear evaluation of parsed arguments."""
     task, config, source, settings = output.resolve_inputs("linear", arguments)
     with output.open_output_dir(config, source, settings) as out:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import fnmatch
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from checkpoints import inspection, weight_files
 from checkpoints.lock import Lock
+from checkpoints.weight_files import WeightFile
 from config import Config, settings_with
 from runtime import console, signals, storage
 from runtime.errors import UserError, first_line
 from runtime.paths import slug
 from sources import datasets, image_checks
 from sources.folders import FolderSource
+from sources.source import Source
 from transfer import measures, tasks
+from transfer.tasks import Task
 
 _SETTINGS = "settings.json"
 _RESULTS = ("features_*.npz", "sweep.json", "rate_*", "best_*", "predictions.npz", "result.json")  # names in --out
 _NAME_BYTES = 150  # most bytes of a data set's name in the default of --out
 
 
-def resolve_inputs(kind, arguments):
+def resolve_inputs(kind: str, arguments: argparse.Namespace) -> tuple[tasks.Task, Config, Source, dict]:
     """Returns the `Task`, the `Config` of frozen features, the `Source`, and all settings that results depend on.
 
     The settings are a dict of JSON's types.
@@ -79,19 +85,19 @@ def _with_validation(task, source, arguments):
     return dataclasses.replace(task, validation="validation")
 
 
-def digest_of_weights(file):
+def digest_of_weights(file: WeightFile) -> str:
     """Changes with the weights of a `weight_files.WeightFile`: its index has checksums of all tensors."""
     with tf.io.gfile.GFile(f"{file.path}.index", "rb") as index:
         return hashlib.sha256(index.read()).hexdigest()[:16]
 
 
-def digest_of_json(content):
+def digest_of_json(content: Any) -> str:
     """A digest of a value of JSON's types, such as settings."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
-def open_output_dir(config, source, settings):
+def open_output_dir(config: Config, source: Source, settings: dict) -> Iterator[str]:
     """Creates and locks the directory of the results, writes the settings to it, and yields its path.
 
     Raises `UserError` if it belongs to other settings, or is in use, or for images that cannot be used.
@@ -127,7 +133,7 @@ def _check_begun(out, settings):
                         "directory, or remove this one")
 
 
-def check_digest(path, found, digest):
+def check_digest(path: str, found: str, digest: str) -> None:
     """Raises `UserError` if a file was written with other settings."""
     if found != digest:
         raise UserError(f"{path}: it was written with other settings, data or weights. Remove it, or name another "
@@ -164,7 +170,7 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
     return labels.astype(np.int64), logits
 
 
-def problem_of_labels(labels):
+def problem_of_labels(labels: np.ndarray) -> str | None:
     """Why an array is not one of labels, as text; None if it is."""
     if labels.dtype.kind not in "iu" or labels.ndim not in (1, 2):
         return f"labels are {labels.dtype} {labels.shape}, not integers [n] or [n, classes]"
@@ -178,7 +184,7 @@ def problem_of_labels(labels):
     return None
 
 
-def read_arrays(path, *names):
+def read_arrays(path: str, *names: str) -> list[np.ndarray]:
     """Arrays of a .npz file. Raises `UserError`."""
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
@@ -192,12 +198,12 @@ def read_arrays(path, *names):
                         "remove it, or name another") from error
 
 
-def is_share(value):
+def is_share(value: object) -> bool:
     """True for a metric: a number in [0, 1]."""
     return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
-def write_results(title, task, out, labels, scores, results):
+def write_results(title: str, task: Task, out: str, labels: np.ndarray, scores: np.ndarray, results: dict) -> None:
     """Writes predictions and results, and prints the results."""
     value = measures.measure(task.metric, labels, scores)
     storage.write_arrays(os.path.join(out, "predictions.npz"), labels=labels, logits=scores)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 
 from runtime import console
@@ -14,7 +16,8 @@ DRAWS = 100_000
 # ------------------------------------------------------------------------------------------------------ significance
 
 
-def permutation_test(right, other_right, labels=None, draws=DRAWS, seed=0):
+def permutation_test(right: np.ndarray, other_right: np.ndarray, labels: np.ndarray | None = None, draws: int = DRAWS,
+                     seed: int = 0) -> dict[str, float]:
     """How likely two equally good models would differ as much as these two do (paper, B.8.1).
 
     Under the null hypothesis, the two predictions of an example may be exchanged, so that the sign of its difference
@@ -41,7 +44,8 @@ def permutation_test(right, other_right, labels=None, draws=DRAWS, seed=0):
     return dict(difference=float(parts.sum()), p=float(as_far.mean()))
 
 
-def compare(labels, scores, other_scores, metric, draws=DRAWS):
+def compare(labels: np.ndarray, scores: np.ndarray, other_scores: np.ndarray, metric: str, draws: int = DRAWS
+           ) -> dict[str, float]:
     """`permutation_test` of two models' scores [n, classes] for the same examples.
 
     Average precisions cannot be exchanged example by example: labels [n, classes] are compared by accuracy.
@@ -54,7 +58,7 @@ def compare(labels, scores, other_scores, metric, draws=DRAWS):
     return permutation_test(*rights, labels if metric == "mean_per_class" else None, draws)
 
 
-def run_compare(arguments):
+def run_compare(arguments: argparse.Namespace) -> None:
     """Compares the two files of predictions of parsed arguments."""
     (labels, scores), (other_labels, other_scores) = (
         output.read_predictions(path) for path in (arguments.first, arguments.second))

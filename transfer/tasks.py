@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 import numpy as np
@@ -26,17 +27,17 @@ class Task:
     test: str = "test"
 
     @property
-    def fit(self):
+    def fit(self) -> str:
         """The split that is learnt from while settings are chosen."""
         return self.train if self.validation else f"{self.train}[:{HELD_OUT}]"
 
     @property
-    def choose(self):
+    def choose(self) -> str:
         """The split that settings are chosen on."""
         return self.validation or f"{self.train}[{HELD_OUT}:]"
 
     @property
-    def both(self):
+    def both(self) -> str:
         """What is learnt from once the settings are chosen."""
         return f"{self.train}+{self.validation}" if self.validation else self.train
 
@@ -59,7 +60,7 @@ TASKS = {
 }
 
 
-def task_of(arguments):
+def task_of(arguments: argparse.Namespace) -> Task:
     """The `Task` that parsed arguments ask for. Raises `UserError`."""
     if arguments.task is None and arguments.dataset is None:
         raise UserError(f"give --task, one of {', '.join(TASKS)}, or --dataset, as for run.py")
