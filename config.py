@@ -7,8 +7,6 @@ original's 48 flags are kept, except that `use_tpu` is off by default.
 
 from __future__ import annotations
 
-from typing import Any
-
 if __name__ == "__main__":  # Before the imports, which take seconds.
     from runtime import command_line
     command_line.refuse(__file__)
@@ -22,6 +20,7 @@ import os
 import re
 import shlex
 import typing
+from typing import Any
 
 from absl import flags
 

@@ -10,7 +10,6 @@ import random
 import sys
 
 from runtime import console
-from sources.source import Source
 
 if __name__ == "__main__":
     console.set_up()  # Before other modules keep sys.stderr, which may be closed.
@@ -65,6 +64,7 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     from runtime import devices, hosts, progress, signals
     from sources import datasets, image_checks
     from sources.folders import FolderSource
+    from sources.source import Source
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _FEWER_EXAMPLES = "Input dataset was expected to contain"  # by `tf.data.experimental.assert_cardinality`

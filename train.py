@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 if __name__ == "__main__":  # Before the imports, which take seconds.
     from runtime import command_line
     command_line.refuse(__file__, "python run.py --mode=train")
@@ -15,6 +13,7 @@ import os
 import tempfile
 import time
 import zlib
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 import tf_keras as keras

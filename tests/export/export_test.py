@@ -602,7 +602,7 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
     (["predict", "m", "s3://x.png"], "IMAGE=s3://x.png: s3:// is not supported"),
     (["predict", "m", "\x1b[31m.png"], "control characters"), (["predict", "m", "."], "there is no such file"),
     (["predict", "m", "n" * 300], "there is no such file"), (["predict", "m", "\udcff"], "not valid UTF-8"),
-    (["--nope=\x1b"], "unrecognized arguments: --nope=\\x1b"), (["embed"], "arguments are required"),
+    (["embed", "m", "photos", "--out=v.npz", "--nope=\x1b"], "unrecognized arguments: --nope=\\x1b"), (["embed"], "arguments are required"),
     (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8")])
 def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -645,8 +645,8 @@ def test_class_names_of_another_number_are_refused(photos, monkeypatch):
     (["--checkpoint=x"], "arguments are required: --export_dir"),
     (["--checkpoint=RUN", "--export_dir=MODEL"], "is not empty"),
     (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not empty"),
-    (["--checkpoint=RUN", "--export_dir=RUN/no/where"], "/no does not exist: make it first"),
-    (["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"], "is no directory"),
+    (["--checkpoint=RUN", "--export_dir=RUN/no/where"], "/no does not exist. Create it"),
+    (["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"], "is not a writable directory"),
     (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
     (["embed", "RUN", "PHOTOS", "--out=v.npz"], "is a checkpoint: make a SavedModel"),
     (["embed", "MODEL", "RUN", "--out=v.npz"], "has no images"),
