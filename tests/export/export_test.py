@@ -602,7 +602,8 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
     (["predict", "m", "s3://x.png"], "IMAGE=s3://x.png: s3:// is not supported"),
     (["predict", "m", "\x1b[31m.png"], "control characters"), (["predict", "m", "."], "there is no such file"),
     (["predict", "m", "n" * 300], "there is no such file"), (["predict", "m", "\udcff"], "not valid UTF-8"),
-    (["embed", "m", "photos", "--out=v.npz", "--nope=\x1b"], "unrecognized arguments: --nope=\\x1b"), (["embed"], "arguments are required"),
+    (["embed", "m", "photos", "--out=v.npz", "--nope=\x1b"], "unrecognized arguments: --nope=\\x1b"),
+    (["embed"], "arguments are required"),
     (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8")])
 def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
     with pytest.raises(SystemExit) as stop:
