@@ -398,7 +398,7 @@ def test_a_host_that_is_lost_while_saving_is_no_full_disk(run, monkeypatch):
     monkeypatch.setattr(checkpoint_files, "save", fail)
     with pytest.raises(UserError, match="ckpt-3 could not be written"):
         run(train_steps=3)
-    monkeypatch.setattr(run_lib.devices, "is_lost_host", lambda error: isinstance(error, tf.errors.UnavailableError))
+    monkeypatch.setattr(run_lib.hosts, "is_lost_host", lambda error: isinstance(error, tf.errors.UnavailableError))
     with pytest.raises(Stopped, match="another host has stopped"):
         run(train_steps=3)
 
@@ -407,7 +407,7 @@ def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
     def read_only(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(run_lib.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", read_only)
     with pytest.raises(UserError, match="cannot be written to .Permission denied.: make room, or choose another"):
         runs.run(tmp_path / "run")
 
