@@ -9,6 +9,7 @@ import tf_keras as keras
 
 import model as model_lib
 import resnet
+from checkpoints import restoring
 from config import Config
 from support import golden
 from train import TrainStep
@@ -146,7 +147,7 @@ def test_other_architectures_run_and_train(settings):
     assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_variables))
     channels = (512 if settings["resnet_depth"] == 18 else 2048) * settings.get("width_multiplier", 1)
     assert outputs["final_avg_pool"].shape == [4, channels]
-    keys = golden.checkpoint.variables_by_key(model=model)
+    keys = restoring.variables_by_key(model=model)
     if settings["resnet_depth"] == 50 and "se_ratio" in settings:
         place = 8 if "sk_ratio" in settings else 9
         assert f"model/resnet_model/block_groups/0/layers/0/conv_relu_dropblock_layers/{place}/se_reduce/kernel" in keys

@@ -11,8 +11,6 @@ import unittest.mock
 
 import numpy as np
 
-from runtime import replicas
-
 REPLICAS = int(sys.argv[1]) if __name__ == "__main__" else None
 if REPLICAS:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -29,6 +27,7 @@ import train  # noqa: E402
 from checkpoints import restoring  # noqa: E402
 from checkpoints.training_state import TrainingState  # noqa: E402
 from config import Config  # noqa: E402
+from runtime import replicas  # noqa: E402
 from train import TrainStep  # noqa: E402
 
 BATCH, CLASSES, SEED = 8, 4, 5

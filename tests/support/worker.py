@@ -7,9 +7,11 @@ import os
 import pathlib
 import sys
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `tensorflow_startup.loading_tensorflow` does
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from runtime import tensorflow_startup  # noqa: E402
+
+tensorflow_startup.set_environment()
 
 import tensorflow as tf  # noqa: E402
 
