@@ -17,8 +17,8 @@ import tensorflow as tf  # noqa: E402
 
 import resnet  # noqa: E402
 import run  # noqa: E402
-from export import saving
-from runtime import devices
+from export import saving  # noqa: E402
+from runtime import devices  # noqa: E402
 
 if __name__ == "__main__":
     resnet.DEPTHS[10] = (False, (1, 1))
