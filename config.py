@@ -142,7 +142,7 @@ class Config:
     )
 
     allow_flag_changes: bool = setting(
-        False, "Resume a run although settings differ that make it another run than the one that was begun.",
+        False, "Resume a run although settings differ from those that it was started with.",
         no_effect=True,
     )
     deterministic: bool = setting(
@@ -205,7 +205,8 @@ class Config:
 
     # Augmentation (paper, Appendix A).
     min_crop_area: float = setting(
-        0.08, "Smallest share of an image that a random crop takes, by area; larger where small parts tell nothing.",
+        0.08, "Smallest share of an image that a random crop takes, by area; raise it if small crops carry no "
+        "information.",
         minimum=1e-4, maximum=1, identity=True,
     )
     random_flip: bool = setting(
@@ -284,12 +285,12 @@ class Config:
                                   identity=True, network=True)
     ft_proj_selector: int = setting(
         0,
-        "Layer of the projection head that the linear head stands on: 0 is the encoder's output, 1 the head's first "
-        "layer, -1 its last.",
+        "Layer of the projection head that is the input of the linear head: 0 is the output of the encoder, 1 the "
+        "first layer of the projection head, -1 its last.",
         identity=True,
     )
     lineareval_while_pretraining: bool = setting(
-        True, "Train a linear head on the labels beside the pretraining, without effect on the encoder.", identity=True,
+        True, "Train a linear head on the labels during pretraining, without effect on the encoder.", identity=True,
         network=True,
     )
     fine_tune_after_block: int = setting(
@@ -355,7 +356,7 @@ class Config:
         None,
         "Peak learning rate, per 256 examples and scaled linearly, of a linear head that is trained as if its input "
         "were standardised over the batch: sane at any scale of features; try 0.1. Unset: the encoder's learning rate "
-        "on raw features, as in the original, which small data sets do not bear. The encoder is not affected.",
+        "on raw features, as in the original, which is unstable on small data sets. The encoder is not affected.",
         above=0,
         identity=True,
     )
@@ -498,7 +499,7 @@ class Config:
 
     @property
     def head_on_projections(self) -> bool:
-        """Whether the linear head stands on a layer of the projection head, not on the encoder."""
+        """Whether the input of the linear head is a layer of the projection head, not the encoder."""
         return self.has_linear_head and self.ft_proj_selector % (self.num_proj_layers_used + 1) > 0
 
     @property
@@ -698,7 +699,7 @@ def _largest_divisor(config):
 
 
 def _check_linear_head(config):
-    """Where a learning rate of its own has a meaning."""
+    """Checks where --linear_head_learning_rate is supported."""
     flag = "--linear_head_learning_rate"
     if not (config.pretraining and config.has_linear_head):
         raise UserError(f"{flag} is for the linear head beside the pretraining: leave it out")

@@ -252,7 +252,7 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
       seeds: int tensor [n, 2].
       strength: 0 leaves the image alone (paper, Appendix A).
       brightness: multiplicative or additive.
-      random_order: draw the order of the four anew for every image; else as listed.
+      random_order: draw the order of the four for each image; otherwise it is the order listed here.
 
     Returns:
       channels in [0, 1], up to rounding.

@@ -118,14 +118,14 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         for var in var_list:
             slot = self.add_slot(var, "Momentum")
             decayed = not _matches(self.exclude_from_weight_decay, var)
-            self._rules[id(slot)] = dict(
+            self._rules[slot.ref()] = dict(
                 weight_decay=self.weight_decay if decayed else 0.0, adapt=not _matches(adaptation, var))
 
     def _resource_apply_dense(self, grad, var, apply_state=None):
         slot = self.get_slot(var, "Momentum")
         settings = (apply_state or {}).get((var.device, var.dtype.base_dtype)) or self._fallback_apply_state(
             var.device, var.dtype.base_dtype)
-        learning_rate, rule = settings["lr_t"], self._rules[id(slot)]
+        learning_rate, rule = settings["lr_t"], self._rules[slot.ref()]
         if self.classic_momentum:
             return self._apply_in_place(var, grad, slot, learning_rate, **rule)
         param, velocity = lars_update(

@@ -130,7 +130,7 @@ class Model(keras.Model):
         Returns:
           The encoder's endpoints (`resnet.ResNet.call`), `proj_head_input` [n, c], `proj_head_output` [n, out_dim],
           and, with a linear head, `sup_head_input` [n, c'] and `logits_sup` [n, num_classes]. While pretraining, no
-          gradient flows from the linear head into what it stands on.
+          gradient flows from the linear head into its input.
         """
         endpoints = self.resnet_model(inputs, training=training)
         stages = self._projection_head(endpoints["final_avg_pool"], training=training)
@@ -163,7 +163,7 @@ class Model(keras.Model):
         """Freezes what fine-tuning leaves alone.
 
         That is the blocks up to `fine_tune_after_block` (-1: none), and the layers of the projection head above the
-        one that the linear head stands on.
+        one whose output is the input of the linear head.
         """
         if fine_tune_after_block >= 0:
             self.resnet_model.freeze_up_to(fine_tune_after_block)

@@ -141,7 +141,7 @@ class BatchNormRelu(keras.layers.Layer):
 
 
 def conv2d(filters: int, kernel_size: int = 1, strides: int = 1, **kwargs: Any) -> keras.layers.Conv2D:
-    """A convolution that starts from `VarianceScaling()`; every layer needs an initializer of its own."""
+    """A convolution that starts from `VarianceScaling()`; each layer needs its own initializer."""
     return keras.layers.Conv2D(
         filters, kernel_size, strides, kernel_initializer=keras.initializers.VarianceScaling(), **kwargs)
 
@@ -235,7 +235,7 @@ def _shortcut(filters, strides, sk_ratio, norm):
     norm_layer = BatchNormRelu(relu=False, norm=norm)
     if sk_ratio == 0:
         return [Conv2dFixedPadding(filters, 1, strides), norm_layer]
-    # The original has a padding layer of its own in strided shortcuts.
+    # The original has a separate padding layer in strided shortcuts.
     padding = [None] if strides > 1 else []
     return padding + [PaddedAveragePooling(strides), Conv2dFixedPadding(filters, 1), norm_layer]
 

@@ -189,7 +189,7 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     hosts.check_hosts(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    # A context of its own: TensorFlow installs signal handlers when it connects to other hosts.
+    # A separate context: TensorFlow installs signal handlers when it connects to other hosts.
     with signals.StopSignals() as stop, stop.interruptible():
         hosts.wait_for_hosts()
     return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)

@@ -289,7 +289,7 @@ def build_training_state(config: Config, source: Source, strategy: tf.distribute
                         ) -> TrainingState:
     """A fresh or resumed `TrainingState`; says what was loaded."""
     with strategy.scope():
-        keras.utils.set_random_seed(config.seed + 1)  # tf.data cannot take 0 beside a seed that is a tensor.
+        keras.utils.set_random_seed(config.seed + 1)  # tf.data does not accept 0 together with a seed that is a tensor.
         model = model_lib.build_model(config, source.num_classes)
         if not config.pretraining:
             model.freeze(config.fine_tune_after_block)
@@ -441,7 +441,7 @@ def _divergence(config, step, means, prefix):
 
 
 def _log(writer, step, bag, is_chief):
-    """Writes the mean metrics since the last time to TensorBoard, and tells if the encoder has collapsed."""
+    """Writes the mean metrics since the last call to TensorBoard, and warns if the encoder has collapsed."""
     means = bag.means()
     bag.clear()
     try:

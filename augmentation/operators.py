@@ -168,7 +168,7 @@ def motion_blur(channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tenso
         # With an empty one more: oneDNN's kernel fails if there are none.
         images, weights = (tf.pad(values, [[0, 1], [0, 0], [0, 0]]) for values in (images[..., 0], weights))
         padded = tf.pad(images, [[0, 0], [radius, radius], [radius, radius]], "SYMMETRIC")
-        # Every image is a channel with a filter of its own.
+        # Each image is a channel with its own filter.
         result = tf.nn.depthwise_conv2d(
             tf.transpose(padded, [1, 2, 0])[tf.newaxis], tf.transpose(weights, [1, 2, 0])[..., tf.newaxis],
             [1, 1, 1, 1], "VALID")

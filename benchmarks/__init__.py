@@ -1,4 +1,4 @@
-"""Measurements of the project beside a yardstick: each prints JSON lines; see README.md."""
+"""Benchmarks of the project against a baseline. Each prints JSON lines; see README.md."""
 
 from runtime import tensorflow_startup
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.determinism [--rounds=3]
 
-ResNet-18 with the ImageNet stem on digits at 32 pixels, batch 128. Each training is a process of its own.
+ResNet-18 with the ImageNet stem on digits at 32 pixels, batch 128. Each training runs in its own process.
 """
 
 from __future__ import annotations

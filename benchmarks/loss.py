@@ -2,8 +2,8 @@
 
     python -m benchmarks.loss
 
-Yardstick: the original's formula, written anew below, which holds all similarities at once. Every case prints one JSON
-line. Both forms are timed in turn in one process; the memory of each is that of a process of its own, less what it held
+Yardstick: the original's formula, written out below, which holds all similarities at once. Every case prints one JSON
+line. Both forms are timed in turn in one process; the memory of each is that of its own process, less what it held
 before. Beyond `_LARGEST_PLAIN` the plain form is left out: at 2N = 32,768 it needs some 15 GB.
 """
 
@@ -83,7 +83,7 @@ def measure_one(quantity, case, size, form=None):
 
 
 def main():
-    """Prints all cases, each from a process of its own."""
+    """Prints all cases, each measured in its own process."""
     measure.report_machine()
     for size in _SIZES:
         for case in _WITH:

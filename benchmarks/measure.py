@@ -40,7 +40,7 @@ def peak_megabytes():
 
 
 def in_child(module, *arguments):
-    """Runs `python -m module arguments...` in a process of its own and returns the JSON of its last line."""
+    """Runs `python -m module arguments...` in a new process and returns the JSON of its last line."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.decode().splitlines()[-1])
@@ -59,7 +59,7 @@ def _short(number):
 
 
 def report_machine():
-    """Prints a JSON line of its own: processor, cores and versions."""
+    """Prints one JSON line with processor, cores and versions."""
     import tensorflow as tf
 
     name, cores = child_processes.processor()

@@ -2,8 +2,8 @@
 
     python -m benchmarks.optimizer
 
-Yardstick: the original's formulas, written anew below, variable by variable, without any optimizer's bookkeeping. Both
-are timed in turn in one process, each on variables of its own. Every case prints one JSON line.
+Yardstick: the original's formulas, written out below, variable by variable, without any optimizer's bookkeeping. Both
+are timed in turn in one process, each on its own variables. Every case prints one JSON line.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Loaded:
 
     file: weight_files.WeightFile
     left_out: dict  # part of the model that did not fit -> why
-    lines: list  # text that tells all of it
+    lines: list  # messages for the user
 
 
 def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str = "--checkpoint",

@@ -8,10 +8,8 @@ import os
 import tensorflow as tf
 
 from checkpoints import checkpoint_files, restoring, weight_files
+from checkpoints.weight_files import SLOT, SUFFIX
 from runtime.errors import UserError
-
-SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-SLOT = "/.OPTIMIZER_SLOT/"
 
 
 def slot_keys_in_file(path: str) -> set[str]:

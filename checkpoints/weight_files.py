@@ -1,4 +1,4 @@
-"""The weights in any file that SimCLR was ever written to, under one kind of keys.
+"""Reading of SimCLR weights from files of any origin, under one set of keys.
 
 What is read: TF2 checkpoints (ours and the original's), SavedModels (ours, the original's, and those converted from
 TF1), and the original's TF1 checkpoints. Files are read as data: nothing of a SavedModel is run.
@@ -20,8 +20,8 @@ from runtime import storage
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path
 
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_SLOT = "/.OPTIMIZER_SLOT/"
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+SLOT = "/.OPTIMIZER_SLOT/"
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _GRAPH_NODES, _GRAPH_DEPTH = 100_000, 10  # limits; a ResNet-200 with SK and SE has 3,261 paths
@@ -232,7 +232,7 @@ def _find_tensors(reader, shapes):
 
 
 def _step(reader, shapes, dtypes):
-    for key in ("global_step", f"global_step{_SUFFIX}", f"optimizer/iter{_SUFFIX}"):
+    for key in ("global_step", f"global_step{SUFFIX}", f"optimizer/iter{SUFFIX}"):
         if shapes.get(key) == () and dtypes[key].is_integer:
             return int(reader.get_tensor(key))
     return None
@@ -240,7 +240,7 @@ def _step(reader, shapes, dtypes):
 
 def _flat_keys(tensors):
     """Keys that say `model/...` themselves, without suffix."""
-    names = {key[:-len(_SUFFIX)]: key for key in tensors if key.endswith(_SUFFIX) and _SLOT not in key}
+    names = {key[:-len(SUFFIX)]: key for key in tensors if key.endswith(SUFFIX) and SLOT not in key}
     return {name: key for name, key in names.items() if _KEY.fullmatch(name.removeprefix("model/"))
             and name.startswith("model/")}
 

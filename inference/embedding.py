@@ -97,7 +97,7 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
       folder: searched at any depth; names are written relative to it, in sorted order.
       out: .npz (`files`, `vectors`) or .csv.
       output: endpoint to write.
-      image_size: pixels, where the model does not tell.
+      image_size: in pixels; used if the model does not specify it.
 
     Returns:
       number of vectors written, and the files that cannot be read.

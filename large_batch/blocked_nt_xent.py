@@ -146,8 +146,8 @@ def _unrolled(block: Callable, n: int, count: int, sums: tf.Tensor, grad_all: tf
     """Computes the same as `_looped`, without a loop in the graph."""
     size, grad_rows = -(-n // count), []
     for begin in range(0, n, size):
-        # Many blocks side by side would take the memory of all. A single one of each view may run beside that of the
-        # other view, which is how small products occupy several cores.
+        # Blocks that run in parallel would take the memory of all of them. The single blocks of the two views may run
+        # in parallel, so that small products use several cores.
         with tf.control_dependencies([sums, grad_all] if count > 1 else []):
             block_sums, grad_block, grad_others = block(begin, min(begin + size, n))
         sums, grad_all = sums + block_sums, grad_all + grad_others

@@ -1,4 +1,4 @@
-"""The paper's figures, and pictures of what augmentations do: PNG and SVG, with the data beside them as CSV.
+"""The paper's figures, and examples of the augmentations, as PNG and SVG, with their data as CSV.
 
     python -m paper.figures operators [--image=FILE]
     python -m paper.figures views --dataset=NAME [--flags='--augmentation=broader']

@@ -1,4 +1,4 @@
-"""Table 3: which transformations can be told from h and from g(h), by small MLPs on frozen features.
+"""Table 3: which transformations small MLPs can predict from h and from g(h), on frozen features.
 
     python -m paper.probes --checkpoint=PATH --dataset=NAME [--probes=colour,rotation,noise,sobel]
         [--train_split=train] [--test_split=test] [--flags='--data_dir=DIR'] [--out=FILE.json]

@@ -80,7 +80,8 @@ class LogisticPath:
         """Takes inputs [n, d] and labels [n] or [n, classes]."""
         self._loss, self._curvatures, self._classes, self._num_classes = _loss_of(labels)
         self._mean = inputs.mean(0, dtype=np.float64)
-        # The weights are combinations of the inputs: of few examples, few numbers tell where they lie.
+        # The optimal weights are combinations of the inputs. With fewer examples than features, solve for their
+        # coordinates in the span of the inputs.
         centred, self._basis = inputs - self._mean, None
         if len(inputs) < inputs.shape[1]:
             self._basis, triangle = np.linalg.qr(centred.T)

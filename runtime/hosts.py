@@ -217,7 +217,7 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
     gather_integers([0], strategy)
 
 
-@functools.cache  # Traced once: every trace has collectives of its own.
+@functools.cache  # Traced once: each trace has its own collectives.
 def _gather_function(strategy):
     @tf.function(autograph=False, reduce_retracing=True)
     def gather(numbers):

@@ -37,7 +37,7 @@ class IndexedSource(Source):
         return len(self._select(split)[0][shard::shards])
 
     def _select(self, split):
-        """Keys, items and labels of a split, in an order of its own: slices of sorted files would miss classes."""
+        """Returns keys, items and labels of a split, permuted: slices of sorted files would miss classes."""
         if split not in self._selected:
             self._selected[split] = self._permute(split)
         return self._selected[split]

@@ -25,14 +25,14 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
         raise ValueError("no example at all, as none has a label")
     if wanted < len(members):
         raise ValueError(f"{wanted} examples for {len(members)} classes")
-    # One more of every class, in an order drawn anew for each round, until there are enough.
+    # Rounds of one example per class, each in a new random order, until there are enough.
     turns = [(turn, random.random(), label) for label, rows in members.items() for turn in range(len(rows))]
     chosen = [members[label][turn] for turn, _, label in sorted(turns)[:wanted]]
     return np.sort(np.array(chosen, np.int64))
 
 
 def choose_labelled(labels: np.ndarray, split: str, fraction: float, seed: int) -> np.ndarray:
-    """`choose_balanced`, its error told to the user."""
+    """Returns `choose_balanced`. Raises `UserError` with the smallest possible fraction if there are too few."""
     try:
         return choose_balanced(labels, fraction, seed)
     except ValueError as error:

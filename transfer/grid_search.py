@@ -234,7 +234,7 @@ def run_grid(arguments: argparse.Namespace) -> None:
 
 
 def _start_of(path):
-    """What --checkpoint=PATH means now: all trainings begin with the same weights, also if there come to be newer."""
+    """Resolves --checkpoint once, so that all trials start from the same weights even if newer checkpoints appear."""
     prefix, is_saved_model = weight_files.locate(path)
     return os.path.dirname(os.path.dirname(prefix)) if is_saved_model else prefix
 

@@ -43,7 +43,7 @@ class Task:
 
 
 # The paper's twelve. Food-101 calls its test images validation; of DTD and SUN397 it is the first division; TFDS has
-# drawn 30 training images a class of Caltech-101, with a seed of its own.
+# drawn 30 training images a class of Caltech-101, with its own seed.
 TASKS = {
     "food101": Task("Food-101", "food101", test="validation"),
     "cifar10": Task("CIFAR-10", "cifar10"),
