@@ -167,7 +167,7 @@ class Config:
     eval_split: str = setting(
         "validation", "Split for evaluation. Unset and absent from the data set: test."
     )
-    bad_images: str = setting(
+    corrupt_images: str = setting(
         "error",
         "What to do about images in a folder that cannot be read: error names the first of them; skip trains and "
         "evaluates without them. All images are read once before a run begins, and again if some have changed when "
@@ -178,8 +178,9 @@ class Config:
     max_image_pixels: int = setting(
         MAX_IMAGE_PIXELS,
         "Largest image in a folder, width times height in pixels, summed over all frames of a GIF. Larger ones are "
-        "treated as --bad_images says, without decoding them: decoding takes up to 12 bytes per pixel.",
+        "treated as --corrupt_images says, without decoding them: decoding takes up to 12 bytes per pixel.",
         minimum=1,
+        data_access=True,
     )
     follow_links: bool = setting(False, "Read images that a folder holds as links to places outside of it.",
                                  data_access=True)
@@ -313,9 +314,9 @@ class Config:
     )
     negatives: str = setting(
         "both",
-        "Negatives of a view: both views of all other images, or only their other view (one_view: all of the paper's "
+        "Negatives of a view: both views of all other images, or only their other view (cross_view: all of the paper's "
         "Table 4).",
-        choices=("both", "one_view"),
+        choices=("both", "cross_view"),
         identity=True,
     )
     semi_hard: bool = setting(

@@ -238,7 +238,7 @@ def contrastive_loss(hidden: tf.Tensor, config: Config, strategy: tf.distribute.
     if config.contrastive_loss != "nt_xent" or config.negatives != "both":
         loss, logits_ab, labels = objective.add_alternative_contrastive_loss(
             hidden, config.contrastive_loss, config.hidden_norm, config.temperature, config.margin_used,
-            config.semi_hard, config.negatives == "one_view", strategy)
+            config.semi_hard, config.negatives == "cross_view", strategy)
     elif blocked_nt_xent.is_used(hidden, strategy, config.loss_block_rows):
         loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
             hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)

@@ -34,6 +34,8 @@ _SECONDS_PER_CALL = 1.0  # aim of one call to the device: long enough to hide th
 _COLLAPSED = 0.01  # of train/embedding_std
 _PREVIEW_PAIRS = 8
 _PREVIEW_PIXELS = 96  # least side length of one view in the preview
+_PROGRESS_METRICS = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc",
+                     "train/supervised_loss": "head_loss", "train/supervised_acc": "head_acc"}  # tag -> label
 _LEAST_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer halves no further.
 
 
@@ -373,7 +375,8 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
             run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
             iterator = iter(train_dataset(config, source, strategy, step))
         steps_per_call, means_to_log, logged = _StepsPerCall(), metrics.MeanMetrics(), time.monotonic()
-        bar = progress.Progress(step, steps.train, config.train_batch_size, config.log_seconds, is_chief)
+        bar = progress.Progress(step, steps.train, config.train_batch_size, config.log_seconds, _PROGRESS_METRICS,
+                                is_chief)
         to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
         while step < steps.train:
             due = min(steps.train, step + steps.checkpoint - step % steps.checkpoint)  # the next checkpoint

@@ -2,7 +2,7 @@
 
     python -m benchmarks.l2_path [--features=FILE.npz] [--examples=N] [--without_library]
 
-FILE is a features_fit.npz of `python -m transfer linear --out=DIR`; without one, the digits behind a random layer of
+FILE is a features_train.npz of `python -m transfer linear --out=DIR`; without one, the digits behind a random layer of
 512 ReLUs. Yardsticks: the path's own L-BFGS, each fit from zero, and scikit-learn's, from zero, too, on centred inputs,
 with the same tolerance and iterations (which takes hours for tens of thousands of examples), as it comes, and with one
 thread of scipy's own BLAS, as ours. Losses are those that all minimise, for each example.

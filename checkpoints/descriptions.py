@@ -10,17 +10,12 @@ from checkpoints import weight_files
 from runtime import storage
 from runtime.errors import UserError
 
-
-def _is_list_of_names(value):
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
 _DESCRIPTION_TYPES = {  # name of a field -> check of a value that is not None
     "network": lambda value: isinstance(value, str),
     "weights": lambda value: isinstance(value, str),
     "image_size": lambda value: type(value) is int and 8 <= value < 10**5,
     "step": lambda value: type(value) is int,
-    "class_names": _is_list_of_names,
+    "class_names": storage.is_list_of_strings,
     "multi_label": lambda value: isinstance(value, bool),
     "eval_center_crop": lambda value: isinstance(value, bool),
     "results": lambda value: isinstance(value, dict),

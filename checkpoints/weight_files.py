@@ -196,7 +196,7 @@ def _read_class_names(file):
         names = description.get("class_names")
     else:
         names, _ = read_classes(directory)
-    return names if _is_names(names) and len(names) == head_size(file) else None
+    return names if storage.is_list_of_strings(names) and len(names) == head_size(file) else None
 
 
 def read_classes(directory: str) -> tuple[list[str] | None, bool]:
@@ -212,13 +212,9 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
         return None, False
     content = storage.read_json(path, (dict, list, type(None)), default="corrupt")
     names = content.get("names") if isinstance(content, dict) else content
-    if names is not None and not _is_names(names):
+    if names is not None and not storage.is_list_of_strings(names):
         raise UserError(f"{path}: the file is corrupt. Restore it, or remove it if the classes did not change.")
     return names, isinstance(content, dict)
-
-
-def _is_names(value):
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _find_tensors(reader, shapes):

@@ -8,11 +8,20 @@ import config as config_lib
 import model as model_lib
 from checkpoints import inspection, restoring
 from runtime.errors import UserError
+from sources import datasets, image_checks
+from sources.source import Source
 
 
 def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
     """Returns the `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
     return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.settings_within(text)}))
+
+
+def open_source(config: config_lib.Config) -> Source:
+    """Opens the data set of a `Config`, and checks the images of a folder. Raises `UserError`."""
+    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+    image_checks.check_images(config, source, is_chief=True)
+    return source
 
 
 def check_has_head(model: model_lib.Model) -> None:

@@ -136,7 +136,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
 
 def views(config: Config, out: str, count: int = 8) -> str:
     """Pairs of views of a data set, as the network is shown them, the blur included."""
-    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+    source = common.open_source(config)
     count = min(count, datasets.check_split(source, "train_split", config.train_split))
     pairs, _ = next(iter(data.build_view_pairs(config, source, config.train_split, _SEED, count)))
     shown = model_lib.blurred_views(pairs, config, _SEED, 0).numpy()
@@ -204,7 +204,7 @@ def tsne(model: model_lib.Model, config: Config, split: str, out: str, most: int
     from sklearn import manifold
 
     common.check_has_head(model)
-    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+    source = common.open_source(config)
     datasets.check_split(source, "split", split)
     if not source.class_names:
         raise UserError(f"--dataset={config.dataset} has no labels: name one that has")

@@ -60,8 +60,9 @@ def _divided(run, more):
 
 def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) -> list[str]:
     """Returns the command that runs a run's probes on its checkpoint, as arguments of Python."""
-    data_flags = [f"--data_dir={config.data_dir}"] if config.data_dir else []
-    data_flags += ["--follow_links"] if config.follow_links else []
+    data_flags = config_lib.as_flags({
+        name: getattr(config, name) for name in config_lib.settings_with("data_access")
+        if getattr(config, name) != getattr(config_lib.Config, name)})
     return ["-m", "paper.probes", f"--checkpoint={checkpoint}", f"--dataset={config.dataset}",
             f"--probes={','.join(run.probes)}", f"--train_split={config.train_split}",
             f"--test_split={config.eval_split}", *([f"--flags={shlex.join(data_flags)}"] if data_flags else [])]
@@ -101,12 +102,7 @@ def read_done(directory: str) -> dict | None:
         return None
     texts = [*done["arguments"], *(version for version in done["commits"] if version is not None)]
     numbers = [value for key, value in done["results"].items() if key in (LBFGS, TOP_1, "test")]
-    return done if all(isinstance(text, str) for text in texts) and all(map(_is_share, numbers)) else None
-
-
-def _is_share(value):
-    """Returns whether a value is an accuracy: a number in [0, 1]."""
-    return isinstance(value, (int, float)) and 0 <= value <= 1
+    return done if all(isinstance(text, str) for text in texts) and all(map(storage.is_fraction, numbers)) else None
 
 
 def write_done(directory: str, done: dict) -> None:
@@ -289,7 +285,7 @@ def _read(directory, name):
     if results is None:
         raise UserError(f"{path}: it is missing or corrupt. Remove it, and run the same command again.")
     for key in (LBFGS, TOP_1, "test"):
-        if key in results and not _is_share(results[key]):
+        if key in results and not storage.is_fraction(results[key]):
             raise UserError(f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log next to it.")
     return results
 

@@ -144,23 +144,23 @@ def _losses():
     """Returns the runs of Table 4."""
     row, = read_numbers("table_4")
     columns = {
-        "margin": ("Margin", dict(contrastive_loss="margin_triplet", negatives="one_view")),
-        "NT-Logistic": ("NT-Logi.", dict(contrastive_loss="nt_logistic", negatives="one_view", temperature=0.2)),
+        "margin": ("Margin", dict(contrastive_loss="margin_triplet", negatives="cross_view")),
+        "NT-Logistic": ("NT-Logi.", dict(contrastive_loss="nt_logistic", negatives="cross_view", temperature=0.2)),
         "margin, semi-hard": ("Margin (sh)", dict(
-            contrastive_loss="margin_triplet", negatives="one_view", semi_hard=True)),
+            contrastive_loss="margin_triplet", negatives="cross_view", semi_hard=True)),
         "NT-Logistic, semi-hard": ("NT-Logi. (sh)", dict(
-            contrastive_loss="nt_logistic", negatives="one_view", semi_hard=True, temperature=0.2)),
-        "NT-Xent": ("NT-Xent", dict(negatives="one_view"))}
+            contrastive_loss="nt_logistic", negatives="cross_view", semi_hard=True, temperature=0.2)),
+        "NT-Xent": ("NT-Xent", dict(negatives="cross_view"))}
     return tuple(Run(name, flags, _top_1(row[header])) for name, (header, flags) in columns.items())
 
 
 def _tuning():
     """Returns the runs of Appendix B.10: learning rates, with margins or temperatures."""
     rates, margins, temperatures = (0.01, 0.1, 0.3, 0.5, 1.0), (0.0, 0.4, 0.8, 1.6), (0.1, 0.2, 0.5, 1.0)
-    margin = [Run(f"margin {m}, rate {rate}", dict(contrastive_loss="margin_triplet", negatives="one_view", margin=m,
+    margin = [Run(f"margin {m}, rate {rate}", dict(contrastive_loss="margin_triplet", negatives="cross_view", margin=m,
                                                    learning_rate=rate)) for m in margins for rate in rates]
     logistic = [Run(f"NT-Logistic, temperature {t}, rate {rate}", dict(
-        contrastive_loss="nt_logistic", negatives="one_view", temperature=t, learning_rate=rate))
+        contrastive_loss="nt_logistic", negatives="cross_view", temperature=t, learning_rate=rate))
         for t in temperatures for rate in rates]
     return (*margin, *logistic)
 

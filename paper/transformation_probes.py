@@ -98,7 +98,7 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     if unknown or not probes:
         raise UserError(f"--probes={','.join(probes)}: use {', '.join(PROBES)}")
     common.check_has_head(model)
-    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+    source = common.open_source(config)
     for flag, split in (("train_split", train_split), ("test_split", test_split)):
         datasets.check_split(source, flag, split)
     results = {}

@@ -27,11 +27,18 @@ class Progress:
     On a terminal it is a bar, elsewhere a line every `log_seconds`.
     """
 
-    SHOWN = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc", "train/supervised_loss": "head_loss",
-             "train/supervised_acc": "head_acc"}
+    def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, labels: Mapping[str, str],
+                 enabled: bool = True):
+        """Starts at step `start` of `total` steps.
 
-    def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, enabled: bool = True):
-        """Starts at step `start` of `total` steps; nothing is printed unless `enabled`."""
+        Args:
+          start, total: steps.
+          batch_size: images per step.
+          log_seconds: least seconds between two lines.
+          labels: dict: name of a metric -> its label in the output. Other metrics are not printed.
+          enabled: print anything at all.
+        """
+        self._labels = labels
         self._total = total
         self._batch_size = batch_size
         self._log_seconds = log_seconds
@@ -54,7 +61,7 @@ class Progress:
             self._seconds += seconds
         advanced, self._step = step - self._step, step
         if self._bar is not None:
-            shown = {label: f"{metrics[name]:.3f}" for name, label in self.SHOWN.items() if name in metrics}
+            shown = {label: f"{metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics}
             self._bar.set_postfix({"img/s": f"{self.images_per_second:.0f}", **shown}, refresh=False)
             self._bar.update(advanced)
         elif self._enabled and (time.monotonic() - self._last_line >= self._log_seconds or step == self._total):
@@ -64,7 +71,7 @@ class Progress:
     def _line(self, metrics):
         rate = self.images_per_second
         left = console.format_duration((self._total - self._step) * self._batch_size / rate) if rate else "?"
-        shown = "  ".join(f"{label} {metrics[name]:.3f}" for name, label in self.SHOWN.items() if name in metrics)
+        shown = "  ".join(f"{label} {metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics)
         share = self._step / self._total
         return f"step {self._step}/{self._total}  {share:.0%}  left {left}  {rate:.0f} images/s  {shown}"
 

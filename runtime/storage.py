@@ -82,6 +82,16 @@ def read_json(path: str, kind: type | tuple[type, ...] = dict, default: Any = No
     return content if isinstance(content, kind) else default
 
 
+def is_fraction(value: Any) -> bool:
+    """Returns whether a value from a JSON file is a number in [0, 1]."""
+    return isinstance(value, (int, float)) and 0 <= value <= 1
+
+
+def is_list_of_strings(value: Any) -> bool:
+    """Returns whether a value from a JSON file is a list of strings."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 def write_scalars(writer: tf.summary.SummaryWriter, step: int, scalars: Mapping[str, float]) -> None:
     """Writes the scalars of a step to TensorBoard and flushes them."""
     with writer.as_default(step=step):

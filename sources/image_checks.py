@@ -18,21 +18,21 @@ _NAMED = 10  # images that a message names
 
 
 def check_images(config: Config, source: Source, is_chief: bool) -> None:
-    """Checks all images of a folder, and applies `--bad_images` to those that cannot be used.
+    """Checks all images of a folder, and applies `--corrupt_images` to those that cannot be used.
 
-    All files are read; the result is kept in images.json and used again as long as no file changes.
+    All files are read. With a `model_dir`, the result is stored in its images.json and reused until a file changes.
 
     Raises:
-      UserError: images cannot be used, and `--bad_images=error` or no image is left.
+      UserError: images cannot be used, and `--corrupt_images=error` or no image is left.
     """
     if not isinstance(source, FolderSource):
         return
-    paths, path = source.paths(), os.path.join(config.model_dir, _IMAGES)
+    paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _IMAGES)
     checked = dict(digest=files_digest(paths), max_image_pixels=config.max_image_pixels)
-    known = storage.read_json(path)
+    known = path and storage.read_json(path)
     if not isinstance(known, dict) or not isinstance(known.get("unusable"), dict) or known != {**known, **checked}:
         known = dict(checked, unusable=image_files.find_unusable(paths, config.max_image_pixels))
-        if is_chief and config.mode != "eval":
+        if path and is_chief and config.mode != "eval":
             storage.write_json(path, known)
     unusable = known["unusable"]
     if not unusable:
@@ -40,9 +40,9 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     named = [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()][:_NAMED]
     named += [f"and {len(unusable) - _NAMED} more"] if len(unusable) > _NAMED else []
     text = f"{len(unusable)} of {len(paths)} images cannot be used: {', '.join(named)}"
-    if config.bad_images == "error" or len(unusable) == len(paths):
+    if config.corrupt_images == "error" or len(unusable) == len(paths):
         raise UserError(f"--dataset={config.dataset}: {text}. Repair or remove them, or leave them out with "
-                        "--bad_images=skip.")
+                        "--corrupt_images=skip.")
     known_to_miss = source.missing_classes()
     source.leave_out(unusable)
     if is_chief:

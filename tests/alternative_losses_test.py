@@ -28,7 +28,7 @@ def sigma(x):
     return 1 / (1 + math.exp(-x))
 
 
-def loop_loss(name, mine, both_views, first, second):
+def loop_loss(name, semi_hard, both_views, first, second):
     """One pair of a view and its positive after the other, one negative after the other."""
     total, images = 0.0, len(first)
     for own, other in ((first, second), (second, first)):
@@ -36,7 +36,7 @@ def loop_loss(name, mine, both_views, first, second):
             positive = float(own[i] @ other[i])
             negatives = [float(own[i] @ other[j]) for j in range(images) if j != i]
             negatives += [float(own[i] @ own[j]) for j in range(images) if j != i and both_views]
-            if mine:
+            if semi_hard:
                 suitable = [s for s in negatives if positive - MARGIN < s < positive]
                 negatives = [max(suitable)] if suitable else []
             if name == "nt_xent":
@@ -51,30 +51,31 @@ def loop_loss(name, mine, both_views, first, second):
     return total / images
 
 
-def loss_of(name, mine, both_views, hidden, strategy=None):
-    return objective.add_alternative_contrastive_loss(hidden, name, True, TEMPERATURE, MARGIN, mine, not both_views,
-                                                      strategy)
+def loss_of(name, semi_hard, both_views, hidden, strategy=None):
+    return objective.add_alternative_contrastive_loss(
+        hidden, name, True, TEMPERATURE, MARGIN, semi_hard, not both_views, strategy)
 
 
 @pytest.mark.parametrize("both_views", [False, True])
-@pytest.mark.parametrize("name, mine", LOSSES)
-def test_losses_are_those_of_loops(name, mine, both_views):
+@pytest.mark.parametrize("name, semi_hard", LOSSES)
+def test_losses_are_those_of_loops(name, semi_hard, both_views):
     for images in (2, 9):
         first, second = unit_views(images)
-        loss, logits_ab, labels = loss_of(name, mine, both_views, tf.constant(3 * np.concatenate([first, second])))
-        np.testing.assert_allclose(loss, loop_loss(name, mine, both_views, first, second), rtol=1e-12)
+        loss, logits_ab, labels = loss_of(name, semi_hard, both_views, tf.constant(3 * np.concatenate([first, second])))
+        np.testing.assert_allclose(loss, loop_loss(name, semi_hard, both_views, first, second), rtol=1e-12)
         np.testing.assert_allclose(logits_ab, first @ second.T / TEMPERATURE, rtol=1e-12)
         np.testing.assert_array_equal(labels, np.eye(images))
 
 
-@pytest.mark.parametrize("negatives", ["one_view", "both"])
-@pytest.mark.parametrize("name, mine", LOSSES)
-def test_flags_lead_to_their_losses(name, mine, negatives):
-    margin = MARGIN if mine or name == "margin_triplet" else None
-    config = Config(contrastive_loss=name, semi_hard=mine, negatives=negatives, margin=margin, temperature=TEMPERATURE)
+@pytest.mark.parametrize("negatives", ["cross_view", "both"])
+@pytest.mark.parametrize("name, semi_hard", LOSSES)
+def test_flags_lead_to_their_losses(name, semi_hard, negatives):
+    margin = MARGIN if semi_hard or name == "margin_triplet" else None
+    config = Config(contrastive_loss=name, semi_hard=semi_hard, negatives=negatives, margin=margin,
+                    temperature=TEMPERATURE)
     first, second = unit_views(9)
     loss, reported = model_lib.contrastive_loss(tf.constant(np.concatenate([first, 2 * second])), config, None)
-    np.testing.assert_allclose(loss, loop_loss(name, mine, negatives == "both", first, second), rtol=1e-12)
+    np.testing.assert_allclose(loss, loop_loss(name, semi_hard, negatives == "both", first, second), rtol=1e-12)
     similarities = first @ second.T
     assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
 
@@ -142,21 +143,21 @@ def test_two_replicas_compute_what_one_does(both_views, two_replicas):
 
     def step(part):
         found = []
-        for name, mine in LOSSES:
+        for name, semi_hard in LOSSES:
             with tf.GradientTape() as tape:
                 tape.watch(part)
-                loss, _, labels = loss_of(name, mine, both_views, part, two_replicas)
+                loss, _, labels = loss_of(name, semi_hard, both_views, part, two_replicas)
                 scaled = loss / 2
             found.append((loss, tape.gradient(scaled, part), labels))
         return found
 
     results = tf.function(lambda parts: two_replicas.run(step, args=(parts,)))(parts)
     whole = tf.constant(np.concatenate(unit_views(6)))
-    for (name, mine), result in zip(LOSSES, results):
+    for (name, semi_hard), result in zip(LOSSES, results):
         losses, gradients, labels = (two_replicas.experimental_local_results(value) for value in result)
         with tf.GradientTape() as tape:
             tape.watch(whole)
-            loss, _, _ = loss_of(name, mine, both_views, whole)
+            loss, _, _ = loss_of(name, semi_hard, both_views, whole)
         np.testing.assert_allclose(np.mean(losses), loss, rtol=1e-12)
         joined = np.concatenate([np.stack(gradients)[:, :3].reshape(6, -1), np.stack(gradients)[:, 3:].reshape(6, -1)])
         np.testing.assert_allclose(joined, tape.gradient(loss, whole), rtol=1e-9, atol=1e-12)
@@ -168,7 +169,7 @@ def test_two_replicas_compute_what_one_does(both_views, two_replicas):
     (dict(margin=0.4), "--margin=0.4 is for --contrastive_loss=margin_triplet"),
     (dict(contrastive_loss="nt_logistic", semi_hard=True, margin=0.0), "--margin=0 leaves --semi_hard no negatives"),
     (dict(contrastive_loss="nt_logistic", loss_block_rows=4), "--loss_block_rows is for"),
-    (dict(negatives="one_view", loss_block_rows=4), "--loss_block_rows is for"),
+    (dict(negatives="cross_view", loss_block_rows=4), "--loss_block_rows is for"),
     (dict(contrastive_loss="margin_triplet", margin=-0.1), "--margin=-0.1 must be at least 0")])
 def test_what_does_not_belong_together_is_told(settings, words):
     with pytest.raises(UserError, match=words):

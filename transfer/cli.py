@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import math
 
+from config import MAX_IMAGE_PIXELS
 from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
@@ -25,7 +26,8 @@ from transfer import tasks
 
 def _list():
     console.log(console.table("the paper's twelve data sets", [
-        (name, f"{task.dataset or 'folder:DIR':28} {task.metric:24} {task.fit} | {task.choose} | {task.test}")
+        (name, f"{task.dataset or 'folder:DIR':28} {task.metric:24} "
+               f"{task.train_split} | {task.validation_split} | {task.test}")
         for name, task in tasks.TASKS.items()]))
 
 
@@ -80,7 +82,9 @@ def _add_common(command, run):
     for name, text in (("train", "training split"), ("validation", "split for model selection; unset: the last "
                        "fifth of train"), ("test", "test split")):
         command.add_argument(f"--{name}", metavar="SPLIT", help=f"{text} (default: the task's)")
-    command.add_argument("--bad_images", choices=("error", "skip"), default="error", help="as for run.py")
+    command.add_argument("--corrupt_images", choices=("error", "skip"), default="error", help="as for run.py")
+    command.add_argument("--max_image_pixels", type=int, default=MAX_IMAGE_PIXELS, help="as for run.py (default: "
+                         "%(default)d)")
     command.add_argument("--image_size", type=int, help="default: that of the network's training, or 224")
     command.add_argument("--batch_size", type=int, default=256, help="images per batch (default: 256)")
     command.add_argument("--out", help="directory of the results (default: runs/transfer/KIND_TASK)")

@@ -59,7 +59,7 @@ def check_settings(kind: str, more: dict) -> None:
     others = ("train_split", "eval_split", "checkpoint", "seed",
               *config_lib.settings_with("network", "length", "output", "data_access"))
     for name in sorted({*ours, *others} & set(more)):
-        raise UserError(f"--flags: --{name} is the grid's own: leave it out")
+        raise UserError(f"--flags: --{name} is set by the grid search. Remove it.")
     start = dict(checkpoint="-") if kind == "finetune" else {}
     config_lib.from_arguments(config_lib.as_flags({**ours, **start, **more}))
 
@@ -93,12 +93,14 @@ class GridSearch:
         self._kind, self._task, self._fixed, self._out = kind, task, {**fixed, **more}, out
         self._batch_size, self._settings = batch_size, settings
         self._examples = {split: datasets.check_split(source, flag, split) for flag, split in (
-            ("train", task.fit), ("validation", task.choose), ("train", task.both), ("test", task.test))}
-        if batch_size > self._examples[task.fit]:
-            raise UserError(f"--batch_size={batch_size} is more than the {self._examples[task.fit]} examples of "
-                            f"--train={task.fit}: lower it")
+            ("train", task.train_split), ("validation", task.validation_split), ("train", task.trainval_split),
+            ("test", task.test))}
+        examples = self._examples[task.train_split]
+        if batch_size > examples:
+            raise UserError(f"--batch_size={batch_size}: the split {task.train_split} has only {examples} examples. "
+                            f"Use at most {examples}.")
 
-    def choose(self, grid: tasks.Grid, at_once: int) -> tuple[tuple[float, float], dict]:
+    def select(self, grid: tasks.Grid, at_once: int) -> tuple[tuple[float, float], dict]:
         """The (learning rate, weight decay) that is best on the validation split, and all: pair -> metric.
 
         The metric of a training that diverged is None.
@@ -109,7 +111,7 @@ class GridSearch:
         """
         pairs = {name_of_trial(*pair): pair for pair in itertools.product(grid.learning_rates, grid.weight_decays)}
         noted = {pair: self._noted(name, pair) for name, pair in pairs.items()}
-        jobs = {self._job(name, self._task.fit, self._task.choose, *pair, grid.steps): pair
+        jobs = {self._job(name, self._task.train_split, self._task.validation_split, *pair, grid.steps): pair
                 for name, pair in pairs.items() if noted[pair] is None}
         for job, pair in jobs.items():
             _claim(job.directory, self._digest(pair))
@@ -128,7 +130,7 @@ class GridSearch:
         It gets the devices of one of `at_once`, as those before it had. Raises `UserError` if it fails, and
         `TrainingDiverged` if it diverges.
         """
-        job = self._job(f"best_{name_of_trial(*pair)}", self._task.both, self._task.test, *pair, steps)
+        job = self._job(f"best_{name_of_trial(*pair)}", self._task.trainval_split, self._task.test, *pair, steps)
         path = os.path.join(job.directory, f"predictions_{steps}.npz")
         _claim(job.directory, self._digest(pair))
         if not tf.io.gfile.exists(path):
@@ -160,7 +162,7 @@ class GridSearch:
         if noted is None:
             return None
         output.check_digest(path, noted.get("settings"), self._digest(pair))
-        if not output.is_share(noted.get("metric")) and noted.get("metric", math.nan) is not None:
+        if not storage.is_fraction(noted.get("metric")) and noted.get("metric", math.nan) is not None:
             raise UserError(f"{path}: metric={noted.get('metric')} is not a number from 0 to 1. Remove it.")
         return noted
 
@@ -179,7 +181,7 @@ class GridSearch:
         if error is None:
             key = measures.RESULT_KEYS[self._task.metric]
             metric = (storage.read_json(path) or {}).get(key)
-            if not output.is_share(metric):
+            if not storage.is_fraction(metric):
                 raise UserError(f"{path}: {key} is {metric}, not a number from 0 to 1. See run.log next to it.")
         noted = dict(metric=metric, settings=self._digest(pair), command=shlex.join(job.command))
         name = os.path.basename(job.directory)
@@ -224,7 +226,7 @@ def run_grid(arguments: argparse.Namespace) -> None:
     search = GridSearch(kind, task, source, fixed, config.model_dir, settings, arguments.batch_size,
                         config_lib.settings_within(arguments.flags))
     with output.open_output_dir(config, source, settings) as out:
-        best, found = search.choose(grid, arguments.jobs)
+        best, found = search.select(grid, arguments.jobs)
         labels, scores = search.test(best, grid.steps, arguments.jobs)
         title = "fine-tuned" if kind == "finetune" else "trained from random weights"
         output.write_results(title, task, out, labels, scores, dict(

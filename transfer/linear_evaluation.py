@@ -25,14 +25,14 @@ _Examples = tuple[np.ndarray, np.ndarray]  # features, labels
 # ------------------------------------------------------------------------------------------------- linear evaluation
 
 
-def sweep(fit: _Examples, choose: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
+def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
           found: dict[float, float] | None = None, note: Callable[[dict[float, float]], None] = lambda found: None
           ) -> tuple[float, dict[float, float]]:
     """Chooses the strength of l2 regularisation; its unit is that of `logistic_regression`'s `l2_of_sum`.
 
     Args:
-      fit: (features [n, d], labels [n] or [n, classes]) to learn from.
-      choose: the same, to choose by.
+      train: (features [n, d], labels [n] or [n, classes]) of the training examples.
+      validation: the same for the validation examples.
       metric: name in `METRICS`.
       l2_of_sum_choices: strengths, the strongest first.
       found: what is known already: dict: strength -> metric.
@@ -44,20 +44,23 @@ def sweep(fit: _Examples, choose: _Examples, metric: str, l2_of_sum_choices: Seq
     Raises:
       UserError: see `measure`.
     """
-    path, found = logistic_regression.LogisticPath(*fit), dict(found or {})
+    path, found = logistic_regression.LogisticPath(*train), dict(found or {})
     for l2_of_sum in progress.track(l2_of_sum_choices, len(l2_of_sum_choices), "logistic regressions"):
         if l2_of_sum not in found:
-            found[l2_of_sum] = measures.measure(metric, choose[1], path.fit(l2_of_sum).scores(choose[0]))
+            found[l2_of_sum] = measures.measure(metric, validation[1], path.fit(l2_of_sum).scores(validation[0]))
             note(found)
     return max(l2_of_sum_choices, key=found.get), found
 
 
-def linear(fit: _Examples, choose: _Examples, test: _Examples, metric: str,
+def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str,
            l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES, **resumed: Any) -> tuple[dict, np.ndarray]:
-    """Logistic regression on frozen features (paper, B.8.1): chosen on `choose`, fitted to both, tested once.
+    """Evaluates logistic regression on frozen features (paper, B.8.1).
+
+    The strength of l2 is selected on `validation`. The final model is fitted on `train` and `validation`, and tested
+    once.
 
     Args:
-      fit, choose, test: (features [n, d], labels [n] or [n, classes]).
+      train, validation, test: (features [n, d], labels [n] or [n, classes]).
       metric: name in `METRICS`.
       l2_of_sum_choices: strengths to choose from, the strongest first.
       resumed: `found` and `note` of `sweep`.
@@ -66,20 +69,20 @@ def linear(fit: _Examples, choose: _Examples, test: _Examples, metric: str,
       dict with keys of result.json: `l2`, the strength in the same unit, and `validation`, a list of dicts of `l2` and
       `metric`; and the scores [n, classes] of `test`.
     """
-    best, found = sweep(fit, choose, metric, l2_of_sum_choices, **resumed)
-    both = (np.concatenate(pair) for pair in zip(fit, choose))
-    scores = logistic_regression.LogisticPath(*both).fit(best).scores(test[0])
+    best, found = sweep(train, validation, metric, l2_of_sum_choices, **resumed)
+    trainval = (np.concatenate(pair) for pair in zip(train, validation))
+    scores = logistic_regression.LogisticPath(*trainval).fit(best).scores(test[0])
     return dict(l2=best, validation=[
         dict(l2=l2_of_sum, metric=found[l2_of_sum]) for l2_of_sum in l2_of_sum_choices]), scores
 
 
 def _read_or_extract_features(config, source, task, arguments, digest):
-    """(features, labels) of the splits to fit, choose and test; features that are in the directory are read from it.
+    """Returns (features, labels) of the training, validation and test splits.
 
-    `digest` is that of the settings.
+    Features that the directory already has are read from it; `digest` is that of the settings.
     """
     parts, encoder = [], None
-    for name, split in dict(fit=task.fit, choose=task.choose, test=task.test).items():
+    for name, split in dict(train=task.train_split, validation=task.validation_split, test=task.test).items():
         path = os.path.join(config.model_dir, f"features_{name}.npz")
         if not tf.io.gfile.exists(path):
             if encoder is None:
@@ -91,10 +94,12 @@ def _read_or_extract_features(config, source, task, arguments, digest):
             vectors, labels = features.extract(strategy, encoder, batches, f"features of {split}")
             storage.write_arrays(path, vectors=vectors, labels=labels, settings=digest)
         parts.append(_read_features(path, digest))
-    fit, choose, test = parts
-    if not logistic_regression.has_two_classes(fit[1]) or not len(choose[1]) or not len(test[1]):
-        raise UserError(f"--train={task.fit} needs labelled examples of two classes (or with and without one of "
-                        f"several labels), --validation={task.choose} and --test={task.test} one at least")
+    train, validation, test = parts
+    if not logistic_regression.has_two_classes(train[1]) or not len(validation[1]) or not len(test[1]):
+        raise UserError(
+            f"--train={task.train_split}, --validation={task.validation_split}, --test={task.test}: too few labelled "
+            "examples. Training needs two classes (or, with several labels per example, one label that some examples "
+            "have and some do not); validation and test need at least one example.")
     return parts
 
 
@@ -134,6 +139,6 @@ def _read_sweep(path, digest):
         found = {float(key): value for key, value in sweep["metrics"].items()}
     except (KeyError, AttributeError, ValueError):
         found = {0.0: None}
-    if not all(map(output.is_share, found.values())):
+    if not all(map(storage.is_fraction, found.values())):
         raise UserError(f"{path}: its metrics are not numbers from 0 to 1. Remove it.")
     return found

@@ -56,14 +56,15 @@ def resolve_inputs(kind: str, arguments: argparse.Namespace) -> tuple[tasks.Task
         raise UserError(f"--metric={task.metric} does not fit {source.name}: use mean_average_precision where examples "
                         "have several labels, else another")
     examples = {flag: datasets.check_split(source, flag, split) for flag, split in (
-        ("train", task.fit), ("validation", task.choose), ("test", task.test))}
+        ("train", task.train_split), ("validation", task.validation_split), ("test", task.test))}
     batch_size = None if kind == "linear" else arguments.batch_size  # Features do not depend on it.
     settings = dict(
         command=kind, weights=f"step {file.step}, content {digest_of_weights(file)}", examples=examples,
         batch_size=batch_size,
         data=source.describe_data(),
         files=image_checks.files_digest(source.paths()) if isinstance(source, FolderSource) else None,
-        **{name: getattr(arguments, name, None) for name in ("image_size", "steps", "flags", "seed", "bad_images")},
+        **{name: getattr(arguments, name, None) for name in ("image_size", "steps", "flags", "seed", "corrupt_images",
+                                                      "max_image_pixels")},
         **dataclasses.asdict(task))
     return task, config, source, json.loads(json.dumps(settings))
 
@@ -196,11 +197,6 @@ def read_arrays(path: str, *names: str) -> list[np.ndarray]:
     except Exception as error:  # A corrupt archive raises errors of many types: zlib's, zipfile's, NumPy's.
         raise UserError(f"{path} cannot be read as a file of {', '.join(names)} ({first_line(error)}): "
                         "remove it, or name another") from error
-
-
-def is_share(value: object) -> bool:
-    """True for a metric: a number in [0, 1]."""
-    return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 def write_results(title: str, task: Task, out: str, labels: np.ndarray, scores: np.ndarray, results: dict) -> None:

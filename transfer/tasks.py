@@ -27,18 +27,18 @@ class Task:
     test: str = "test"
 
     @property
-    def fit(self) -> str:
-        """The split that is learnt from while settings are chosen."""
+    def train_split(self) -> str:
+        """The split that models are trained on during model selection."""
         return self.train if self.validation else f"{self.train}[:{HELD_OUT}]"
 
     @property
-    def choose(self) -> str:
-        """The split that settings are chosen on."""
+    def validation_split(self) -> str:
+        """The split that hyper-parameters are selected on."""
         return self.validation or f"{self.train}[{HELD_OUT}:]"
 
     @property
-    def both(self) -> str:
-        """What is learnt from once the settings are chosen."""
+    def trainval_split(self) -> str:
+        """The split that the final model is trained on, with the selected hyper-parameters."""
         return f"{self.train}+{self.validation}" if self.validation else self.train
 
 

@@ -85,7 +85,7 @@ def test_images_of_every_kind_are_what_they_show(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_images_are_known_with_the_reason(name, tmp_path):
+def test_corrupt_images_are_known_with_the_reason(name, tmp_path):
     (tmp_path / name).write_bytes(BAD[name][0])
     assert image_files.why_unusable(str(tmp_path / name)) == BAD[name][1]
 
@@ -112,27 +112,27 @@ def run(tmp_path, folder, **settings):
     return "\n".join(said)
 
 
-def test_bad_images_are_an_error_at_the_start_that_names_ten(folder, tmp_path):
+def test_corrupt_images_are_an_error_at_the_start_that_names_ten(folder, tmp_path):
     with pytest.raises(UserError, match="12 of 36 images cannot be used: dog/black_and_white.bmp .BMP with a") as error:
         run(tmp_path, folder)
-    assert "and 2 more. Repair or remove them, or leave them out with --bad_images=skip" in str(error.value)
+    assert "and 2 more. Repair or remove them, or leave them out with --corrupt_images=skip" in str(error.value)
     assert "\n" not in str(error.value) and str(error.value).count("dog/") == 10
     assert not list((tmp_path / "run").glob("ckpt*"))
 
 
-def test_bad_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, monkeypatch):
-    assert "left out: 12 of 36 images cannot be used: dog/black" in run(tmp_path, folder, bad_images="skip")
+def test_corrupt_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, monkeypatch):
+    assert "left out: 12 of 36 images cannot be used: dog/black" in run(tmp_path, folder, corrupt_images="skip")
     looked = []
     monkeypatch.setattr(image_files, "find_unusable", lambda paths, _: looked.append(paths) or {})
-    assert "left out: 12 of 36" in run(tmp_path, folder, bad_images="skip") and not looked
+    assert "left out: 12 of 36" in run(tmp_path, folder, corrupt_images="skip") and not looked
     (folder / "cat" / "0.png").touch()
-    assert "left out" not in run(tmp_path, folder, bad_images="skip") and len(looked) == 1
+    assert "left out" not in run(tmp_path, folder, corrupt_images="skip") and len(looked) == 1
 
 
 def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
     os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
     runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
-                        train_steps=1, bad_images="skip", eval_split="train[:8]", eval_split_given=True)
+                        train_steps=1, corrupt_images="skip", eval_split="train[:8]", eval_split_given=True)
     printed = capsys.readouterr().out
     assert "left out: 13 of 36 images cannot be used: cat/\\udcff.png (its name is not UTF-8), dog/black" in printed
     assert (tmp_path / "run" / "ckpt-1.index").exists()
@@ -149,11 +149,11 @@ def test_keys_of_the_others_stay(folder):
         assert keys[path] == key and path not in bad
 
 
-def test_nothing_but_bad_images_is_an_error(folder, tmp_path):
+def test_a_folder_of_only_corrupt_images_is_an_error(folder, tmp_path):
     for path in folder.rglob("*.*"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="36 of 36 images cannot be used"):
-        run(tmp_path, folder, bad_images="skip")
+        run(tmp_path, folder, corrupt_images="skip")
 
 
 # ---------------------------------------------------------------------------------------------------------- links
@@ -192,7 +192,7 @@ def test_a_folder_that_vanishes_is_told(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(image_checks, "check_images", check_and_remove)
     with pytest.raises(UserError, match="--dataset=folder:.* cannot be read any more .*same command") as error:
-        run(tmp_path, folder, bad_images="skip")
+        run(tmp_path, folder, corrupt_images="skip")
     assert "\n" not in str(error.value)
 
 
@@ -365,7 +365,7 @@ def test_the_limit_is_a_setting_and_another_limit_checks_again(folder, tmp_path)
 def test_a_class_whose_images_are_all_corrupt_is_named(folder, tmp_path):
     for path in folder.glob("cat/*.png"):
         path.write_bytes(PNG[:40])
-    said = run(tmp_path, folder, bad_images="skip")
+    said = run(tmp_path, folder, corrupt_images="skip")
     assert f"folder:{folder}: train has no images of 1 of 2 classes (cat)" in said
 
 

@@ -13,6 +13,7 @@ from checkpoints import run_directory
 from config import Config
 from export import saving
 from paper import common, probes, transformation_probes
+from runtime.errors import UserError
 from support.images import photographs
 
 COUNT = 600
@@ -100,6 +101,17 @@ def test_networks_are_of_the_size_of_their_training(tmp_path):
         loaded, size = common.load(place)
         assert size == 8
         np.testing.assert_array_equal(loaded.variables[0], model.variables[0])
+
+
+def test_corrupt_images_of_a_folder_are_an_error_or_skipped(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(tf.io.encode_png(np.zeros([8, 8, 3], np.uint8)).numpy())
+    (tmp_path / "b" / "2.png").write_bytes(b"corrupt")
+    flags = f"--dataset=folder:{tmp_path}"
+    with pytest.raises(UserError, match="1 of 3 images cannot be used: b/2.png"):
+        common.open_source(common.parse_flags(flags))
+    assert common.open_source(common.parse_flags(f"{flags} --corrupt_images=skip")).num_examples("train") == 2
 
 
 def test_gray_is_the_policys():

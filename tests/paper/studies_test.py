@@ -182,9 +182,9 @@ def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
     assert sum(len(config.branches[0]) == 2 for config in configs) == 42
 
 
-def test_all_losses_of_table_4_take_negatives_of_one_view():
+def test_losses_of_table_4_use_cross_view_negatives():
     configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["losses"].runs]
     assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
         ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
         ("nt_xent", False)]
-    assert all(config.negatives == "one_view" for config in configs)
+    assert all(config.negatives == "cross_view" for config in configs)

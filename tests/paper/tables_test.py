@@ -105,8 +105,8 @@ def test_other_flags_are_refused(calls, tmp_path, capsys):
     ("flip", "x", "--flags: x is not a flag"), ("flip", "--seed='1", "--flags=--seed='1: No closing quotation"),
     ("flip", "--mode=train", "--flags: --mode is set by paper.tables. Remove it."),
     ("flip", "--temperature=-1", "--temperature=-1"),
-    ("transfer", "--learning_rate 1", "--flags: --learning_rate is the grid's own: leave it out"),
-    ("transfer", "--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is the grid's own"),
+    ("transfer", "--learning_rate 1", "--flags: --learning_rate is set by the grid search. Remove it."),
+    ("transfer", "--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is set by the grid search"),
     ("transfer", "--micro_batch_size=7", "--micro_batch_size=7")])
 def test_wrong_flags_are_told_before_anything_is_run(name, flags, words, calls, tmp_path, capsys):
     """Of transfers, before the network is trained."""
@@ -121,14 +121,21 @@ def test_flags_of_trainings_are_not_those_of_transfers():
     """Which takes what it knows itself, and passes on the rest."""
     run = studies.find_run(("transfer", "finetune, SimCLR, digits"))
     more = config_lib.settings_within(
-        "--data_dir 'a b' --nofollow_links --bad_images=skip --seed=3 --precision=float32")
+        "--data_dir 'a b' --nofollow_links --corrupt_images=skip --max_image_pixels=99 --seed=3 --precision=float32")
     arguments = runner.command(run, "small", "out", "start", more)
     assert arguments[:3] == ["-m", "transfer", "finetune"]
     assert not any("follow_links" in argument for argument in arguments)
-    assert {"--data_dir=a b", "--bad_images=skip", "--seed=3", "--flags=--precision=float32"} < set(arguments)
+    assert {"--data_dir=a b", "--corrupt_images=skip", "--seed=3", "--flags=--precision=float32"} < set(arguments)
     linear = studies.find_run(("transfer", "linear, SimCLR, digits"))
     _, *arguments = runner.command(linear, "small", "out", "start", more)
+    assert {"--data_dir=a b", "--corrupt_images=skip", "--max_image_pixels=99"} < set(arguments)
     assert not [argument for argument in arguments if argument.startswith(("--seed", "--flags"))]
+
+
+def test_probes_read_the_data_like_the_training():
+    run = next(run for study in studies.STUDIES.values() for run in study.runs if run.probes)
+    config = runner.config_of(["--data_dir=a b", "--corrupt_images=skip"])
+    assert "--flags='--data_dir=a b' --corrupt_images=skip" in runner.probe_command(run, config, "out")
 
 
 def test_a_recipe_that_has_changed_makes_another_run(calls, tmp_path, capsys, monkeypatch):

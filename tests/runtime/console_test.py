@@ -25,13 +25,14 @@ class Terminal(io.StringIO):
         return True
 
 
+LABELS = {"train/contrast_loss": "loss"}
 METRICS = {"train/contrast_loss": 5.25, "train/contrast_acc": 0.5, "learning_rate": 0.1}
 
 
 def test_a_terminal_gets_a_bar_even_without_columns(monkeypatch):
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "0")
-    bar = progress.Progress(start=0, total=4, batch_size=32, log_seconds=1.0)
+    bar = progress.Progress(start=0, total=4, batch_size=32, log_seconds=1.0, labels=LABELS)
     bar.update(2, 2.0, METRICS)
     bar.update(4, 2.0, METRICS)
     bar.close()
@@ -40,7 +41,7 @@ def test_a_terminal_gets_a_bar_even_without_columns(monkeypatch):
 
 
 def test_elsewhere_there_are_lines_at_intervals_and_at_the_end(capsys):
-    bar = progress.Progress(start=2, total=10, batch_size=32, log_seconds=1000.0)
+    bar = progress.Progress(start=2, total=10, batch_size=32, log_seconds=1000.0, labels=LABELS)
     bar.update(4, 5.0, METRICS, timed=False)
     bar.update(6, 2.0, METRICS)
     assert capsys.readouterr().out == ""
@@ -51,7 +52,7 @@ def test_elsewhere_there_are_lines_at_intervals_and_at_the_end(capsys):
 
 
 def test_time_left_is_that_of_the_remaining_steps(capsys):
-    bar = progress.Progress(start=0, total=100, batch_size=8, log_seconds=1e-9)
+    bar = progress.Progress(start=0, total=100, batch_size=8, log_seconds=1e-9, labels=LABELS)
     bar.update(10, 20.0, METRICS)
     assert "left 0:03:00" in capsys.readouterr().out
 

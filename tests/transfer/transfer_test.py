@@ -193,7 +193,7 @@ def test_linear_transfer_to_digits(network, few_iterations, tmp_path, capsys, mo
     run(*command)
     results = json.loads((out / "result.json").read_text())
     source, found = digits.digits_source(), {}
-    for name, split in (("fit", "train[:320]"), ("choose", "train[320:400]"), ("test", "test[:150]")):
+    for name, split in (("train", "train[:320]"), ("validation", "train[320:400]"), ("test", "test[:150]")):
         saved = np.load(out / f"features_{name}.npz")
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         found[name] = saved["vectors"], saved["labels"]
@@ -217,7 +217,8 @@ def test_linear_transfer_to_a_folder(network, few_iterations, tmp_path, capsys):
         "--validation=train[:7]", "--train=train[7:]", f"--out={tmp_path / 'out'}")
     printed = capsys.readouterr().out
     assert "mean per class" in printed and "FGVC Aircraft" in printed
-    counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"]) for name in ("fit", "choose", "test")]
+    counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"])
+              for name in ("train", "validation", "test")]
     assert counts == [17, 7, 12]
 
 
@@ -286,7 +287,7 @@ SETTINGS = dict(command="linear", weights="step 1, content abc", seed=0)
 
 @pytest.mark.parametrize("settings", [None, *hostile.HOSTILE.values(), b"{}", b'{"a": 1}'])
 @pytest.mark.parametrize("result", [
-    "features_fit.npz", "sweep.json", "rate_0.1_decay_0.json", "best_rate_0.1_decay_0", "predictions.npz",
+    "features_train.npz", "sweep.json", "rate_0.1_decay_0.json", "best_rate_0.1_decay_0", "predictions.npz",
     "result.json"])
 def test_results_of_unknown_settings_are_refused(result, settings, tmp_path):
     (tmp_path / result).touch()
@@ -314,16 +315,17 @@ def test_features_and_sweeps_belong_to_their_settings(network, few_iterations, t
                "--test=test[:20]", f"--out={out}")
     run(*command)
     (out / "result.json").unlink()
-    features_of = dict(np.load(out / "features_choose.npz"))
+    features_of = dict(np.load(out / "features_validation.npz"))
     sweep = json.loads((out / "sweep.json").read_text())
     for path, contents, words in (
-            ("features_choose.npz", [{"settings": "0123"}], "was written with other settings"),
-            ("features_choose.npz", [{"vectors": features_of["vectors"] * np.nan},
+            ("features_validation.npz", [{"settings": "0123"}], "was written with other settings"),
+            ("features_validation.npz", [{"vectors": features_of["vectors"] * np.nan},
                                      {"vectors": np.full([20, 512], np.inf)}], "contain NaN or infinite values"),
-            ("features_choose.npz", [{"vectors": np.full([20, 2], "x")}, {"labels": np.float32(features_of["labels"])},
-                                     {"labels": features_of["labels"][1:]}, {"labels": np.int64(3)}],
+            ("features_validation.npz", [{"vectors": np.full([20, 2], "x")},
+                                         {"labels": np.float32(features_of["labels"])},
+                                         {"labels": features_of["labels"][1:]}, {"labels": np.int64(3)}],
              "are not features and labels"),
-            ("features_choose.npz", [{"vectors": np.array([None])}], "cannot be read as a file of vectors"),
+            ("features_validation.npz", [{"vectors": np.array([None])}], "cannot be read as a file of vectors"),
             ("sweep.json", [{"settings": "0123"}, {"settings": None}], "was written with other settings"),
             ("sweep.json", [{"metrics": {"1.0": float("nan")}}, {"metrics": {"x": 0.5}}, {"metrics": []},
                             {"metrics": {"1.0": "0.5"}}, {"metrics": {"1.0": 10**400}}], "are not numbers from 0")):
@@ -368,7 +370,8 @@ def test_a_validation_folder_is_used(network, few_iterations, tmp_path, capsys):
             write_images(tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count)))
     run(f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}", f"--out={tmp_path / 'out'}")
     assert "has a validation split, which chooses settings" in capsys.readouterr().out
-    counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"]) for name in ("fit", "choose", "test")]
+    counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"])
+              for name in ("train", "validation", "test")]
     assert counts == [24, 8, 6]
 
 
@@ -387,7 +390,8 @@ def test_tasks_are_the_papers():
     assert by_metric["mean_per_class"] == {"aircraft", "pets", "caltech101", "flowers"}
     divided = {name for name, task in tasks.TASKS.items() if task.validation}
     assert divided == {"aircraft", "voc2007", "dtd", "flowers"}
-    assert tasks.TASKS["dtd"].both == "train+validation" and tasks.TASKS["cars"].choose == "train[80%:]"
+    assert tasks.TASKS["dtd"].trainval_split == "train+validation"
+    assert tasks.TASKS["cars"].validation_split == "train[80%:]"
 
 
 # ------------------------------------------------------------------------------------------------------------- grids
@@ -507,19 +511,19 @@ def test_failed_trainings_end_with_one_line(more, words, network, tmp_path, prog
 
 
 @pytest.mark.parametrize("more, words", [
-    (("--flags=--learning_rate=1",), "--flags: --learning_rate is the grid's own: leave it out"),
-    (("--flags=--model_dir=x",), "--flags: --model_dir is the grid's own"),
-    (("--flags=--nouse_blur",), "--flags: --use_blur is the grid's own"),
+    (("--flags=--learning_rate=1",), "--flags: --learning_rate is set by the grid search. Remove it."),
+    (("--flags=--model_dir=x",), "--flags: --model_dir is set by the grid search"),
+    (("--flags=--nouse_blur",), "--flags: --use_blur is set by the grid search"),
     (("--flags=--precision=half",), "--flags: flag --precision=half: value should be one of"),
     (("--flags=--min_crop_area=2",), "--min_crop_area=2"), (("--flags=--seed='",), "--flags=--seed='"),
     (("--jobs=0",), "--jobs=0 is below 1: raise it"),
     (("--steps=0",), "--steps=0 is below 1"), (("--learning_rates=0.1,0",), "--learning_rates=0 is not above 0"),
     (("--weight_decays=-1",), "--weight_decays=-1.0 is below 0"),
     (("--seed=-1",), "--seed=-1 is below 0"), (("--batch_size=0",), "--batch_size=0 is below 1"),
-    (("--flags=--train_epochs=3",), "--flags: --train_epochs is the grid's own"),
+    (("--flags=--train_epochs=3",), "--flags: --train_epochs is set by the grid search"),
     (("--out=gs://bucket/out",), "--out=gs://bucket/out: the trainings' logs need a local directory"),
     (("--learning_rates=0.1,0.1001",), "must differ in their first three digits"),
-    (("--batch_size=5000",), "--batch_size=5000 is more than the 1150 examples of --train=train[:80%]")])
+    (("--batch_size=5000",), "--batch_size=5000: the split train[:80%] has only 1150 examples. Use at most 1150.")])
 def test_a_grid_that_cannot_be_is_told(more, words, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", *more)
@@ -650,7 +654,7 @@ def test_training_from_random_weights_on_a_folder(network, tmp_path):
                 (tmp_path / "photos" / split / name / f"{each}.png").write_bytes(image)
     (tmp_path / "photos" / "train" / "black" / "bad.png").write_bytes(b"nothing")
     cli.main(["scratch", f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}",
-                   "--bad_images=skip", "--metric=mean_per_class", "--steps=20", "--batch_size=16",
+                   "--corrupt_images=skip", "--metric=mean_per_class", "--steps=20", "--batch_size=16",
                    "--learning_rates=1", "--weight_decays=0.001", f"--out={tmp_path / 'out'}"])
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     assert results["test"] == results["validation"][0]["metric"] == 1.0
