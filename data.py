@@ -7,7 +7,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # Before the imports, which take seconds.
     from runtime import command_line
-    command_line.refuse(__file__)
+    command_line.exit_not_a_program(__file__)
 
 from collections.abc import Callable
 from typing import Any
@@ -62,12 +62,12 @@ def _decode_windows(source, item, draw, size):
     return window[0], *map(tf.unstack, window[1:])
 
 
-def _batch_views(records, fetch, source, config, batch_size):
+def _batch_views(records, read, source, config, batch_size):
     """Augments and batches.
 
     Args:
-      records: dataset of (seed, handle); `seed` is an int64 scalar, the same for all examples of an epoch.
-      fetch: from a handle to (key, item, label).
+      records: dataset of (seed, reference); `seed` is an int64 scalar, the same for all examples of an epoch.
+      read: from a reference to (key, item, label).
       source: decodes items.
       config: settings of the views.
       batch_size: examples an element; a last incomplete batch is left out.
@@ -82,8 +82,8 @@ def _batch_views(records, fetch, source, config, batch_size):
         return rng.nth_seed(seed, view, rng.VIEW)
 
     @tf.autograph.experimental.do_not_convert  # Nothing to convert, and long to look for it.
-    def crop(seed, handle):
-        key, item, label = fetch(*tf.nest.flatten(handle))
+    def crop(seed, reference):
+        key, item, label = read(*tf.nest.flatten(reference))
         seed = tf.stack([seed, key])
 
         def draw(shape):
@@ -125,10 +125,10 @@ def _first(tensors):
     return tuple(tf.squeeze(tensor, 0) for tensor in tensors)
 
 
-def _with_seed(seed, handles):
-    """(seed, handle) for every handle."""
+def _with_seed(seed, references):
+    """(seed, reference) for every reference."""
     # Zipped, not mapped: a function call for every record would cost more than all else that happens to it here.
-    return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), handles))
+    return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), references))
 
 
 def build_train_dataset(config: Config, source: Source, seed: int, batch_size: int, start_step: int = 0,
@@ -157,20 +157,20 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
     first_epoch, done = divmod(start_step * (config.train_batch_size // shards), in_epoch)
     cache = config.cache_dataset or source.is_sparse(split)
     cached = source.records(split, None, shards, shard).cache() if cache else None
-    fetch = source.fetch(split) if cached is None else lambda *record: record
+    read = source.reader(split) if cached is None else lambda *record: record
 
     @tf.autograph.experimental.do_not_convert
     def epoch(number):
         order, views = (rng.scalar_seed(rng.fold_in(tf.constant([seed, purpose], tf.int64), number))
                         for purpose in (_ORDER, _VIEWS))
         if cached is None:
-            handles = source.handles(split, order, shards, shard, config.shuffle_buffer_mb)
+            references = source.references(split, order, shards, shard, config.shuffle_buffer_mb)
         else:
-            handles = cached.shuffle(in_epoch, seed=order, reshuffle_each_iteration=False)
-        return _with_seed(views, handles)
+            references = cached.shuffle(in_epoch, seed=order, reshuffle_each_iteration=False)
+        return _with_seed(views, references)
 
     records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch).skip(done)
-    dataset = _batch_views(records, fetch, source, config, batch_size)
+    dataset = _batch_views(records, read, source, config, batch_size)
     # Otherwise several hosts ask each other at every step whether there is one more.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return _read_ahead(dataset)
@@ -225,8 +225,8 @@ def build_view_pairs(config: Config, source: Source, split: str, seed: int, batc
       dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
     """
     seed = rng.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
-    records = _with_seed(seed, source.handles(split))
-    dataset = _batch_views(records, source.fetch(split), source, config, batch_size)
+    records = _with_seed(seed, source.references(split))
+    dataset = _batch_views(records, source.reader(split), source, config, batch_size)
     return _read_ahead(dataset)
 
 

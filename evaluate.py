@@ -4,7 +4,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # Before the imports, which take seconds.
     from runtime import command_line
-    command_line.refuse(__file__, "python run.py --mode=eval")
+    command_line.exit_not_a_program(__file__, "python run.py --mode=eval")
 
 import contextlib
 import os
@@ -111,7 +111,7 @@ def _head_names(config, source, file):
         console.log(f"linear head: the names of its classes are not recorded next to {file.path}; its columns are "
                      f"taken in the order of the classes of {source.name}")
         return None
-    columns = classes.match(names, file.class_names)
+    columns = classes.match_columns(names, file.class_names)
     if columns is None:
         raise UserError(
             f"--dataset={config.dataset}: the linear head of {file.path} was trained on other classes "
@@ -180,7 +180,7 @@ class Evaluator:
         self._config, self._source, self._model, self._strategy = config, source, model, strategy
         self._is_chief, self._check = is_chief, check
         self._head_names = head_names or source.class_names
-        self._head_columns = classes.match(source.class_names, head_names) if head_names else None
+        self._head_columns = classes.match_columns(source.class_names, head_names) if head_names else None
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
         self._batches = {}  # by split
         self._writer = None

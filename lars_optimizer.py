@@ -4,7 +4,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # Before the imports, which take seconds.
     from runtime import command_line
-    command_line.refuse(__file__)
+    command_line.exit_not_a_program(__file__)
 
 import re
 from collections.abc import Callable

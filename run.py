@@ -45,7 +45,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def _fail(message):
     """Ends the program with status 2 because of an error of the user."""
-    command_line.fail("run.py", message)
+    command_line.exit_with_error("run.py", message)
 
 
 if __name__ == "__main__":  # --help and errors in the flags are answered before TensorFlow is loaded.
@@ -186,7 +186,7 @@ def main(config: config_lib.Config, eval_split_given: bool) -> None:
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     """Waits for the other hosts, if there are any, and returns the strategy."""
-    hosts.check_hosts(config.use_tpu, config.mode, config.seed)
+    hosts.check_multi_host_settings(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     # A separate context: TensorFlow installs signal handlers when it connects to other hosts.
@@ -252,7 +252,7 @@ def _evaluate(config, source, strategy):
     if chief:
         rows = [*evaluate.result_rows(results), None,
                 ("results", os.path.join(evaluate.results_dir(config), "result.json"))]
-        console.log(console.table(f"{config.network_name} on {source.name}", rows))
+        console.log(console.format_table(f"{config.network_name} on {source.name}", rows))
 
 
 def _prepare_directory(config, source, strategy):
@@ -278,7 +278,7 @@ def _summary(config, source, trained, results, saved_model, seconds):
     rows += [("checkpoint", trained.checkpoint), ("SavedModel", saved_model)]
     rows += [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
     rows += [("flags, views, events", config.model_dir)]
-    return console.table(f"{config.network_name} on {source.name}", rows)
+    return console.format_table(f"{config.network_name} on {source.name}", rows)
 
 
 def run_from_flags(argv: list[str]) -> None:

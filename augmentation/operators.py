@@ -264,7 +264,7 @@ def random_noise(channels: list[tf.Tensor], seeds: tf.Tensor, deviations: tuple[
     shape = channels[0].shape[1:]
     draws = rng.normals(seeds, 3 * shape.num_elements())
     low, high = deviations
-    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1))[:, :, tf.newaxis]
+    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.DRAW), 1))[:, :, tf.newaxis]
     noise = tf.split(draws, 3, 1)
     noise = [deviation * tf.reshape(part, [-1, *shape]) for part in noise]
     return data_util.clip([channel + part for channel, part in zip(channels, noise)])
@@ -300,6 +300,6 @@ def random_resized_crop(channels: list[tf.Tensor], seeds: tf.Tensor, area_range:
 
     images = tf.map_fn(crop, (tf.stack(channels, -1), seeds), fn_output_signature=channels[0].dtype)
     channels = tf.unstack(tf.ensure_shape(images, [channels[0].shape[0], height, width, 3]), axis=-1)
-    chosen = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1, rng.PART), 1)[:, 0] < flip_probability, tf.int32)
+    chosen = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1, rng.DRAW), 1)[:, 0] < flip_probability, tf.int32)
     functions = data_util.identity, data_util.flip_horizontally
     return data_util.switch_per_image(chosen, functions, data_util.clip(channels), seeds)

@@ -62,6 +62,6 @@ def report_machine():
     """Prints one JSON line with processor, cores and versions."""
     import tensorflow as tf
 
-    name, cores = child_processes.processor()
+    name, cores = child_processes.cpu_info()
     line = dict(processor=name, cores=cores, python=platform.python_version(), tensorflow=tf.__version__)
     print(json.dumps(line), flush=True)

@@ -129,7 +129,7 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
         here, there = below(prefixes, variables), below(prefixes, file.shapes)
         differences = []
         if part == "linear head" and here and class_names and file.class_names not in (None, class_names):
-            columns = classes.match(class_names, file.class_names)
+            columns = classes.match_columns(class_names, file.class_names)
             there = {name: (*shape[:-1], len(class_names)) for name, shape in there.items()}
             if columns is None:
                 text = classes.differences(class_names, file.class_names, "the data set", "the checkpoint")

@@ -29,4 +29,4 @@ def describe(path: str) -> str:
             ("other tensors", f"{file.others} (optimizer, counters; loaded on resuming only)"), None,
             *zip(("flags", *[""] * len(flags)), flags),
             ("fits", "every tensor" if not differences else f"all but {len(differences)}: {differences[0]}")]
-    return console.table("SimCLR weights", rows)
+    return console.format_table("SimCLR weights", rows)

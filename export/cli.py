@@ -16,7 +16,7 @@ def _parser():
     parser.add_argument("--checkpoint", required=True, help="a directory, a prefix, a SavedModel or a TF Hub handle")
     parser.add_argument("--export_dir", required=True, help="new directory for the SavedModel")
     parser.add_argument("--archive", help="also write FILE.tar.gz for TF Hub, and a model card FILE.md")
-    parser.add_argument("--image_size", type=command_line.pixels, help="default: that of the run, or 224")
+    parser.add_argument("--image_size", type=command_line.parse_image_size, help="default: that of the run, or 224")
     return parser
 
 

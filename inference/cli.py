@@ -43,13 +43,13 @@ def _parser():
     command.add_argument("folder", help="searched at any depth")
     command.add_argument("--out", required=True, help="FILE.npz or FILE.csv")
     command.add_argument("--output", default="final_avg_pool", help="endpoint (default: %(default)s)")
-    command.add_argument("--image_size", type=command_line.pixels, help="default: that of the model, or 224")
+    command.add_argument("--image_size", type=command_line.parse_image_size, help="default: that of the model, or 224")
     command = commands.add_parser("predict", help="classes of image files",
                                   description=f"Prints the most probable classes of image files. {_TRUST}")
     command.set_defaults(run=_predict)
     command.add_argument("model", help="SavedModel with a linear head")
     command.add_argument("images", nargs="+", help="image files")
-    command.add_argument("--image_size", type=command_line.pixels, help="default: that of the model, or 224")
+    command.add_argument("--image_size", type=command_line.parse_image_size, help="default: that of the model, or 224")
     return parser
 
 

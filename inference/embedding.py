@@ -123,7 +123,7 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
     size = image_size or description.get("image_size", 224)
     written, unreadable = 0, []
     signals.safe_point(NOTHING_WRITTEN)
-    with writer(out) as add, progress.counter(None, len(paths), "images") as bar:
+    with writer(out) as add, progress.terminal_bar(None, len(paths), "images") as bar:
         crop = endpoints.center_crops(description, size)
         for good, vectors, bad in endpoints.endpoint_of_files(function, size, crop, paths):
             if good:

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
         results = probing.run_probes(model, config, probes, arguments.train_split, arguments.test_split)
         rows = [(probe, f"guess {found['guess']:.3f}   h {found['h']:.3f}   g(h) {found['z']:.3f}")
                 for probe, found in results.items()]
-        console.log(console.table(f"what can be told from {arguments.checkpoint}", rows))
+        console.log(console.format_table(f"what can be told from {arguments.checkpoint}", rows))
         if arguments.out:
             storage.write_json(arguments.out, results)
 

@@ -319,7 +319,7 @@ def hardware() -> str:
     import tensorflow as tf
 
     accelerators = [device.device_type for device in tf.config.list_physical_devices() if device.device_type != "CPU"]
-    name, cores = child_processes.processor()
+    name, cores = child_processes.cpu_info()
     return ", ".join([name, "1 core" if cores == 1 else f"{cores} cores", *(f"{accelerators.count(kind)} x {kind}"
                                                 for kind in sorted(set(accelerators)))])
 

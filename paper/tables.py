@@ -36,7 +36,7 @@ def _find_all(names):
 def _list():
     rows = [(name, f"{study.source:24} {len(study.runs_at('paper')):2} runs, {len(study.runs_at('small')):2} at the "
              f"small scale   {study.title}") for name, study in studies.STUDIES.items()]
-    console.log(console.table("tables", rows))
+    console.log(console.format_table("tables", rows))
 
 
 def _show(names):
@@ -46,7 +46,8 @@ def _show(names):
         rows += [(run.name, "only at the small scale") for run in study.small_only]
         rows += [None] * bool(rows and study.cited) + [(name, _as_text(numbers)) for name, numbers in study.cited]
         cited = ", cited below the line" if study.runs and study.cited else ""
-        console.log(console.table(f"{study.title} ({study.source}), accuracies in %{cited}: {study.finding}", rows))
+        title = f"{study.title} ({study.source}), accuracies in %{cited}: {study.finding}"
+        console.log(console.format_table(title, rows))
 
 
 def _as_text(numbers):

@@ -155,7 +155,7 @@ def _last_line(log, begin):
     return text.splitlines()[-1] if text else "nothing was printed"
 
 
-def processor() -> tuple[str, int]:
+def cpu_info() -> tuple[str, int]:
     """Returns the processor's name, and the number of cores that this process may use."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

@@ -21,15 +21,16 @@ _ENVIRONMENT_ERRORS = ("ResourceExhaustedError", "PermissionDeniedError", "NotFo
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def fail(program: str, message: object, status: int = UserError.status) -> NoReturn:
+def exit_with_error(program: str, message: object, status: int = UserError.status) -> NoReturn:
     """Prints an error in one line, and ends the program."""
     print(console.printable(f"{program}: error: {' '.join(str(message).split())}"), file=sys.stderr)
     sys.exit(status)
 
 
-def refuse(path: str, command: str = "python run.py") -> NoReturn:
+def exit_not_a_program(path: str, command: str = "python run.py") -> NoReturn:
     """Ends a module, at `path`, that was started as a program, with status 2 and the command to use instead."""
-    fail(os.path.basename(path), f"this module is not a program. Use `{command}`; `make help` lists all commands.")
+    exit_with_error(os.path.basename(path),
+                    f"this module is not a program. Use `{command}`; `make help` lists all commands.")
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -37,10 +38,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with status 2."""
-        fail(self.prog, f"{message}; see --help")
+        exit_with_error(self.prog, f"{message}; see --help")
 
 
-def pixels(text: str) -> int:
+def parse_image_size(text: str) -> int:
     """Parses an image size in pixels, at least 8; for argparse's `type`."""
     if not re.fullmatch("[0-9]{1,5}", text) or int(text) < 8:
         raise argparse.ArgumentTypeError(f"must be an integer >= 8; got {text}")
@@ -58,7 +59,7 @@ def reporting_errors(program: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        fail(program, error, error.status)
+        exit_with_error(program, error, error.status)
     except Stopped as stopped:
         console.log(str(stopped))
         sys.exit(STOPPED_STATUS)
@@ -68,7 +69,7 @@ def reporting_errors(program: str) -> Iterator[None]:
         message = describe_environment_error(error)
         if message is None:
             raise
-        fail(program, message)
+        exit_with_error(program, message)
 
 
 def run_command(program: str, function: Callable[[], _T]) -> _T:

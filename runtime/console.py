@@ -81,7 +81,7 @@ def format_duration(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def table(title: str, rows: list[tuple[str, object] | None]) -> str:
+def format_table(title: str, rows: list[tuple[str, object] | None]) -> str:
     """Returns a two-column table as text; `rows` are (name, value) pairs, and None stands for a rule."""
     width = max(len(row[0]) for row in rows if row)
     length = max(len(title), max(width + 2 + len(str(row[1])) for row in rows if row))

@@ -132,7 +132,7 @@ def _check_task(cluster, task):
                         f"{job}: indices begin at 0, and all hosts need the whole list")
 
 
-def check_hosts(use_tpu: bool, mode: str, seed: int | None) -> None:
+def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> None:
     """Rejects settings that training on several hosts does not support, before the hosts wait for each other.
 
     Args:

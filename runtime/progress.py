@@ -83,12 +83,12 @@ class Progress:
 
 def track(iterable: Iterable[_T], total: int | None, description: str) -> Iterator[_T]:
     """Yields the items with a bar on a terminal, silently elsewhere; every item is a `signals.safe_point`."""
-    for item in counter(iterable, total, description):
+    for item in terminal_bar(iterable, total, description):
         signals.safe_point()
         yield item
 
 
-def counter(iterable: Iterable[_T] | None, total: int | None, description: str) -> tqdm.tqdm[_T]:
+def terminal_bar(iterable: Iterable[_T] | None, total: int | None, description: str) -> tqdm.tqdm[_T]:
     """Returns a tqdm bar over `iterable`, which is shown on a terminal only."""
     return _bar(iterable, total=total, desc=console.printable_name(description or "") or None, leave=False,
                 disable=not sys.stdout.isatty())

@@ -12,7 +12,7 @@ _GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D
 _SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
 _STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD93, 0xA0761D6478BD642F],
                      [0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3]], np.uint64)
-VIEW, PART = 1, 2  # levels of `nth_seed`: for views, and for further draws within an operator; operators have 0
+VIEW, DRAW = 1, 2  # levels of `nth_seed`: for views, and for further draws within an operator; operators have 0
 
 
 def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
@@ -29,7 +29,7 @@ def nth_seed(seed: tf.Tensor, number: int, level: int = 0) -> tf.Tensor:
     """Returns the seed numbered `number` that follows from each `seed` [2] or [n, 2]; number 0 is `seed` itself.
 
     Cheaper than `fold_in`, for generators that scramble their seed, as `uniforms` and `tf.image.stateless_*` do. Seeds
-    of different `level` (0, `VIEW` or `PART`) can be combined.
+    of different `level` (0, `VIEW` or `DRAW`) can be combined.
     """
     offset = (number * _STRIDES[level]).astype(np.int64)
     return seed + tf.cast(offset, seed.dtype) if number else seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 _NAMED = 3  # names that a message lists
 
 
-def match(names: list[str], head_names: list[str]) -> list[int] | None:
+def match_columns(names: list[str], head_names: list[str]) -> list[int] | None:
     """Returns, for each class of a data set, its column in a linear head, or -1 if the head lacks the class.
 
     Args:

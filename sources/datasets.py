@@ -34,8 +34,8 @@ def check_split(source: Source, flag: str, split: str) -> int:
     return count
 
 
-def choose_eval_split(source: Source, eval_split: str, given: bool) -> str:
-    """The evaluation split: `eval_split`, or `test` if it was not `given` and does not exist."""
-    if not given and eval_split not in source.split_names and "test" in source.split_names:
+def choose_eval_split(source: Source, eval_split: str, explicit: bool) -> str:
+    """The evaluation split: `eval_split`, or `test` if it was not `explicit` and does not exist."""
+    if not explicit and eval_split not in source.split_names and "test" in source.split_names:
         return "test"
     return eval_split

@@ -52,7 +52,7 @@ class FolderSource(IndexedSource):
         """Returns the paths of all image files of all splits, sorted."""
         return sorted(str(path) for paths, _ in self._splits.values() for path in paths)
 
-    def leave_out(self, paths: Iterable[str]) -> None:
+    def exclude(self, paths: Iterable[str]) -> None:
         """Removes files from all splits; keys and slices of the others stay."""
         self._unusable = np.array(sorted(paths), str)
         self._selected.clear()
@@ -92,7 +92,7 @@ class FolderSource(IndexedSource):
             raise ValueError(f"{split} has {count} images")
         return boundary if boundary >= 0 else count + boundary
 
-    def missing_classes(self) -> list[str]:
+    def describe_missing_classes(self) -> list[str]:
         """Returns one line for each split that has no images of some classes."""
         lines = []
         for split in self.split_names if self.class_names else ():
@@ -168,14 +168,14 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
     runs = [name for folder in dict.fromkeys([root, *roots.values()]) for name in _runs_in(folder)]
     if runs:
         console.log(f"left out: directories of runs: {_enumerate(runs)}")
-    for line in source.missing_classes():
+    for line in source.describe_missing_classes():
         console.log(line)
     return source
 
 
 def _runs_in(folder):
     """Returns the names of the sub-folders that are directories of runs."""
-    return [child.name for child in sorted(folder.iterdir()) if child.is_dir() and image_files.is_run(child)]
+    return [child.name for child in sorted(folder.iterdir()) if child.is_dir() and image_files.is_run_directory(child)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,10 +43,10 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     if config.corrupt_images == "error" or len(unusable) == len(paths):
         raise UserError(f"--dataset={config.dataset}: {text}. Repair or remove them, or leave them out with "
                         "--corrupt_images=skip.")
-    known_to_miss = source.missing_classes()
-    source.leave_out(unusable)
+    known_to_miss = source.describe_missing_classes()
+    source.exclude(unusable)
     if is_chief:
-        for line in [f"left out: {text}", *source.missing_classes()]:
+        for line in [f"left out: {text}", *source.describe_missing_classes()]:
             if line not in known_to_miss:
                 console.log(line)
 

@@ -42,10 +42,10 @@ def is_ignored(folder: str, name: str) -> bool:
     That is: hidden folders, those of archivers and file systems, and directories of runs (`model_dir`), whose own
     images would otherwise become data at the second start.
     """
-    return name.startswith(".") or name in _IGNORED_FOLDERS or is_run(os.path.join(folder, name))
+    return name.startswith(".") or name in _IGNORED_FOLDERS or is_run_directory(os.path.join(folder, name))
 
 
-def is_run(folder: str) -> bool:
+def is_run_directory(folder: str) -> bool:
     """Returns whether a folder is the directory of a run (`model_dir`, or `--out` of a transfer)."""
     try:
         names = os.listdir(folder)

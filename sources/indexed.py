@@ -58,10 +58,10 @@ class IndexedSource(Source):
     def restrict(self, split: str, fraction: float, seed: int) -> None:
         """See `Source`."""
         columns = self._select(split)
-        rows = label_subsets.choose_labelled(columns[2], split, fraction, seed)
+        rows = label_subsets.choose_labeled(columns[2], split, fraction, seed)
         self._selected[split] = [column[rows] for column in columns]
 
-    def handles(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
+    def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
         """See `Source`; `buffer_mb` has no use, since only indices are shuffled."""
         count = len(self._select(split)[0])
@@ -70,7 +70,7 @@ class IndexedSource(Source):
             indices = indices.shuffle(count, seed=seed, reshuffle_each_iteration=False)
         return indices.shard(shards, shard)
 
-    def fetch(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`."""
         keys, items, labels = (tf.constant(column) for column in self._select(split))
         return lambda index: (keys[index], self._load(items[index]), labels[index])

@@ -31,7 +31,7 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
     return np.sort(np.array(chosen, np.int64))
 
 
-def choose_labelled(labels: np.ndarray, split: str, fraction: float, seed: int) -> np.ndarray:
+def choose_labeled(labels: np.ndarray, split: str, fraction: float, seed: int) -> np.ndarray:
     """Returns `choose_balanced`. Raises `UserError` with the smallest possible fraction if there are too few."""
     try:
         return choose_balanced(labels, fraction, seed)

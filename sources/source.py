@@ -45,9 +45,9 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
-    def handles(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
+    def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """Returns a dataset of handles: small values that stand for examples until `fetch` reads them.
+        """Returns a dataset of handles: small values that stand for examples until `reader` reads them.
 
         Args:
           split: a split or a slice of it.
@@ -58,7 +58,7 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
-    def fetch(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """Returns a function from a handle of `split` to `(key, item, label)`."""
 
     @abc.abstractmethod
@@ -89,8 +89,8 @@ class Source(abc.ABC):
 
     def records(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """Returns a dataset of `(key, item, label)`; arguments as for `handles`."""
-        return self.handles(split, seed, shards, shard, buffer_mb).map(self.fetch(split), tf.data.AUTOTUNE)
+        """Returns a dataset of `(key, item, label)`; arguments as for `references`."""
+        return self.references(split, seed, shards, shard, buffer_mb).map(self.reader(split), tf.data.AUTOTUNE)
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
         """Returns the image of an item: uint8 [h, w, 3]."""

@@ -97,7 +97,7 @@ class TfdsSource(Source):
         total = self._builder.info.splits[split].num_examples
         return len(range(shard, total, shards))
 
-    def handles(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
+    def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
         """See `Source`. Files are interleaved in an order drawn from the seed, then records shuffled in a buffer."""
         sparse = self.is_sparse(split)
@@ -126,11 +126,11 @@ class TfdsSource(Source):
         """See `Source`; reads all of the split."""
         if self.multi_label:
             raise UserError(f"--label_fraction={fraction:g} is for one label an example: {self.name} has several")
-        read = self.handles(split).map(self._key_and_label, tf.data.AUTOTUNE).batch(1024)
+        read = self.references(split).map(self._key_and_label, tf.data.AUTOTUNE).batch(1024)
         tracked = progress.track(read.as_numpy_iterator(), None, f"labels of {split}")
         keys, labels = (np.concatenate(column) for column in zip(*tracked))
         order = np.argsort(keys)  # Which does not depend on the order of reading.
-        self._kept[split] = keys[order][label_subsets.choose_labelled(labels[order], split, fraction, seed)]
+        self._kept[split] = keys[order][label_subsets.choose_labeled(labels[order], split, fraction, seed)]
 
     def _key_and_label(self, key, serialized):
         key, _, label = self._parse(key, serialized)
@@ -146,7 +146,7 @@ class TfdsSource(Source):
         mean_bytes = max(sum(info.num_bytes for info in whole) / max(sum(info.num_examples for info in whole), 1), 1)
         return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)
 
-    def fetch(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`; a handle is a key and a serialized example."""
         del split
         return self._parse

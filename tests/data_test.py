@@ -263,7 +263,7 @@ def test_data_are_described_by_names_counts_and_files(tmp_path, tiny_tfds):
     assert described == json.loads(json.dumps(described))
     assert described["splits"] == {"test": 1, "train": 2} and described["classes"] == ["a", "b"]
     restricted = folders.folder_source(str(tmp_path))
-    restricted.leave_out(restricted.paths()[:1])
+    restricted.exclude(restricted.paths()[:1])
     assert restricted.describe_data() == described
     (tmp_path / "train" / "a" / "1.png").rename(tmp_path / "train" / "a" / "4.png")
     renamed = folders.folder_source(str(tmp_path)).describe_data()
@@ -543,8 +543,8 @@ def test_training_sees_only_the_fraction(name, tiny_tfds):
     keys = {int(key) for key, _, _ in source.records("train").as_numpy_iterator()}
     seen = set()
 
-    def spy(records, fetch, *_):
-        return records.map(lambda seed, handle: fetch(*tf.nest.flatten(handle))[0])
+    def spy(records, read, *_):
+        return records.map(lambda seed, reference: read(*tf.nest.flatten(reference))[0])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "_batch_views", spy)
@@ -631,6 +631,6 @@ def test_unknown_data_set_and_split():
 
 def test_evaluation_split_falls_back_to_test_only_if_unset():
     source = digits.digits_source()
-    assert datasets.choose_eval_split(source, "validation", given=False) == "test"
-    assert datasets.choose_eval_split(source, "validation", given=True) == "validation"
-    assert datasets.choose_eval_split(source, "train[:10%]", given=True) == "train[:10%]"
+    assert datasets.choose_eval_split(source, "validation", explicit=False) == "test"
+    assert datasets.choose_eval_split(source, "validation", explicit=True) == "validation"
+    assert datasets.choose_eval_split(source, "train[:10%]", explicit=True) == "train[:10%]"

@@ -116,7 +116,7 @@ class GridSearch:
         for job, pair in jobs.items():
             _claim(job.directory, self._digest(pair))
         with child_processes.Launcher() as launcher, contextlib.closing(launcher.run_all(jobs, at_once)) as ended:
-            for job, error in progress.counter(ended, len(jobs), "trainings"):
+            for job, error in progress.terminal_bar(ended, len(jobs), "trainings"):
                 noted[jobs[job]] = self._note(job, jobs[job], error)
         found = {pair: each["metric"] for pair, each in noted.items()}
         if set(found.values()) == {None}:

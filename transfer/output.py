@@ -206,6 +206,6 @@ def write_results(title: str, task: Task, out: str, labels: np.ndarray, scores: 
     storage.write_json(os.path.join(out, "result.json"), dict(results, task=task.title, metric=task.metric, test=value))
     chosen = [(name.replace("_", " "), f"{results[name]:.3g}") for name in ("l2", "learning_rate", "weight_decay")
               if name in results]
-    console.log(console.table(f"{title} to {task.title}", [
+    console.log(console.format_table(f"{title} to {task.title}", [
         (task.metric.replace("_", " "), f"{value:.4f}"), *chosen, ("test examples", len(labels)),
         ("results", os.path.join(out, "result.json"))]))

@@ -73,7 +73,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
     found = compare(labels, scores, other_scores, metric)
     by = "accuracy" if labels.ndim == 2 else metric.replace("_", " ")
     told = "is not significant" if found["p"] > 0.05 else "is significant"
-    console.log(console.table(f"{len(labels)} examples, {DRAWS} permutations", [
+    console.log(console.format_table(f"{len(labels)} examples, {DRAWS} permutations", [
         *((path, f"{value:.4f}") for path, value in zip((arguments.first, arguments.second), values)), None,
         (f"difference of {by}", f"{found['difference']:+.4f}"), ("p", f"{found['p']:.5f}"),
         ("at 0.05", f"the difference {told}")]))

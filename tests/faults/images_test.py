@@ -141,7 +141,7 @@ def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
 def test_keys_of_the_others_stay(folder):
     whole, rest = (folders.folder_source(str(folder)) for _ in range(2))
     bad = [path for path in rest.paths() if os.path.basename(path) in BAD or "cut" in path]
-    rest.leave_out(bad)
+    rest.exclude(bad)
     assert [rest.num_examples(split) for split in ("train", "train[:0]")] == [24, 0]
     assert rest.num_examples("train[:50%]") + rest.num_examples("train[50%:]") == 24
     keys = {path: int(key) for key, path in zip(*whole._select("train")[:2])}
@@ -198,11 +198,11 @@ def test_a_folder_that_vanishes_is_told(folder, tmp_path, monkeypatch):
 
 def test_a_damaged_record_file_is_told(tmp_path, monkeypatch):
     class Broken(IndexedSource):
-        def handles(self, *arguments, **options):
+        def references(self, *arguments, **options):
             path = tmp_path / "broken.tfrecord"
             path.write_bytes(b"\0" * 999)
             records = tf.data.TFRecordDataset(str(path)).map(lambda _: tf.constant(0, tf.int64))
-            return records.concatenate(super().handles(*arguments, **options))
+            return records.concatenate(super().references(*arguments, **options))
 
     source = digits.digits_source()
     broken = Broken("digits", source._splits, source.class_names, tf.identity)
@@ -383,9 +383,9 @@ def test_a_record_file_that_is_cut_ends_training_with_one_line(tmp_path, monkeyp
         writer.write(b"only one")
 
     class Cut(IndexedSource):
-        def handles(self, *arguments, **options):
+        def references(self, *arguments, **options):
             records = tfds_source._read_file(str(tmp_path / "a"), 0, tf.constant(3, tf.int64), 0)
-            return records.map(lambda key, _: key).concatenate(super().handles(*arguments, **options))
+            return records.map(lambda key, _: key).concatenate(super().references(*arguments, **options))
 
     source = digits.digits_source()
     cut = Cut("digits", source._splits, source.class_names, tf.identity)

@@ -58,7 +58,7 @@ def test_time_left_is_that_of_the_remaining_steps(capsys):
 
 
 def test_table_lines_up():
-    text = console.table("title", [("a", 1), None, ("longer", "x")])
+    text = console.format_table("title", [("a", 1), None, ("longer", "x")])
     assert text.splitlines() == ["-" * 9, "title", "-" * 9, "a       1", "-" * 9, "longer  x", "-" * 9]
 
 
@@ -70,7 +70,7 @@ def test_control_characters_are_escaped_where_they_are_printed(monkeypatch, caps
     assert capsys.readouterr().out == f"{ESCAPED}\nnext é\n"
     assert console.printable_name("a\nb") == r"a\nb"
     with pytest.raises(SystemExit) as stop:
-        command_line.fail("x.py", f"{HOSTILE}\nnext é")
+        command_line.exit_with_error("x.py", f"{HOSTILE}\nnext é")
     assert (stop.value.code, capsys.readouterr().err) == (2, r"x.py: error: \x1b[31m\x07\x9b\u202e\udcff next é" + "\n")
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     assert list(progress.track([1], 1, f"split {HOSTILE}\n")) == [1]

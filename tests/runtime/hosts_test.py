@@ -137,7 +137,7 @@ def test_hosts_are_counted(text, count, monkeypatch):
 
 def test_one_host_is_as_none(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1"]}))
-    hosts.check_hosts(use_tpu=False, mode="eval", seed=None)
+    hosts.check_multi_host_settings(use_tpu=False, mode="eval", seed=None)
     strategy = devices.make_strategy()
     assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
@@ -148,7 +148,7 @@ def test_one_host_is_as_none(monkeypatch):
 def test_what_several_hosts_do_not_bear_is_told_before_they_wait(settings, words, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
     with pytest.raises(UserError, match=words):
-        hosts.check_hosts(**{"use_tpu": False, "mode": "train", **settings})
+        hosts.check_multi_host_settings(**{"use_tpu": False, "mode": "train", **settings})
 
 
 @pytest.mark.parametrize("cluster, job, index, chief", [

@@ -25,7 +25,7 @@ COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "yellow
     (["a", "b"], ["a", "b"], [0, 1]), (["b", "a"], ["a", "b"], [1, 0]), (["c"], ["a", "b", "c"], [2]),
     (["a", "b", "c"], ["c", "a"], [1, -1, 0]), (["a", "b"], ["b", "c"], None), (["a"], ["b"], None)])
 def test_match(names, head_names, columns):
-    assert classes.match(names, head_names) == columns
+    assert classes.match_columns(names, head_names) == columns
 
 
 def test_differences_name_both_sides():
