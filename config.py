@@ -40,9 +40,9 @@ RESNET_DEPTHS = {
 }
 AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
                  "solarize", "motion_blur", "autoaugment")  # names for one branch
-EXTRAS = ("rotate", "noise", "sobel")
+EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")
 MAX_IMAGE_PIXELS = 100_000_000
-MARGIN = 0.8  # one of those that the paper tried; it does not say which was best
+DEFAULT_MARGIN = 0.8  # one of those that the paper tried; it does not say which was best
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _INT32 = 2**31 - 1  # No setting needs more, and TensorFlow's sizes are int32 in many places.
 _SMALLEST, _LARGEST = 1e-30, 1e30  # Within float32, also after a product with a batch size or a square root.
@@ -327,8 +327,8 @@ class Config:
     )
     margin: float | None = setting(
         None,
-        f"Margin, in similarity, of margin_triplet and of --semi_hard; unset: {MARGIN} (paper, B.10: 0, 0.4, 0.8 and "
-        "1.6 were tried).",
+        f"Margin, in similarity, of margin_triplet and of --semi_hard; unset: {DEFAULT_MARGIN} (paper, B.10: 0, "
+        "0.4, 0.8 and 1.6 were tried).",
         minimum=0,
         identity=True,
     )
@@ -462,17 +462,17 @@ class Config:
         return self.train_mode == "pretrain"
 
     @property
-    def distorts_views(self) -> bool:
+    def uses_pretraining_augmentation(self) -> bool:
         """Whether views get more than a crop and a flip: colour distortion and blur."""
         return self.train_mode != "finetune"
 
     @property
-    def crops_centre(self) -> bool:
+    def center_crop_eval(self) -> bool:
         """Whether evaluations take the centre of images rather than all of the shorter side."""
         return self.eval_center_crop and self.image_size > 32
 
     @property
-    def branches(self) -> tuple[tuple[str, ...], ...] | None:
+    def branch_operators(self) -> tuple[tuple[str, ...], ...] | None:
         """The operators of the first and of the second view, by name; None: --augmentation does for both."""
         if self.augment_left is None and self.augment_right is None:
             return None
@@ -486,22 +486,23 @@ class Config:
     @property
     def blurs_views(self) -> bool:
         """Whether views are blurred on the device."""
-        return self.use_blur and self.distorts_views and self.augmentation != "autoaugment" and self.branches is None
+        return (self.use_blur and self.uses_pretraining_augmentation and self.augmentation != "autoaugment"
+                and self.branch_operators is None)
 
     @property
-    def head_mode(self) -> str:
+    def effective_proj_head_mode(self) -> str:
         """The projection head that the model has: none in supervised training."""
         return "none" if self.train_mode == "supervised" else self.proj_head_mode
 
     @property
-    def num_proj_layers_used(self) -> int:
+    def effective_num_proj_layers(self) -> int:
         """Layers of the projection head that the model has."""
-        return {"none": 0, "linear": 1, "nonlinear": self.num_proj_layers}[self.head_mode]
+        return {"none": 0, "linear": 1, "nonlinear": self.num_proj_layers}[self.effective_proj_head_mode]
 
     @property
-    def head_on_projections(self) -> bool:
+    def linear_head_on_projections(self) -> bool:
         """Whether the input of the linear head is a layer of the projection head, not the encoder."""
-        return self.has_linear_head and self.ft_proj_selector % (self.num_proj_layers_used + 1) > 0
+        return self.has_linear_head and self.ft_proj_selector % (self.effective_num_proj_layers + 1) > 0
 
     @property
     def has_linear_head(self) -> bool:
@@ -509,11 +510,11 @@ class Config:
         return not self.pretraining or self.lineareval_while_pretraining
 
     @property
-    def margin_used(self) -> float | None:
+    def effective_margin(self) -> float | None:
         """The margin of the contrastive loss, or None if it has none."""
         if self.contrastive_loss != "margin_triplet" and not self.semi_hard:
             return None
-        return MARGIN if self.margin is None else self.margin
+        return DEFAULT_MARGIN if self.margin is None else self.margin
 
     @property
     def cifar_stem(self) -> bool:
@@ -605,11 +606,11 @@ def _check_combinations(config):
                         "--train_mode=finetune")
     if config.label_seed and config.label_fraction == 1:
         raise UserError("--label_seed chooses among the labels: give --label_fraction below 1, or leave it out")
-    layers = config.num_proj_layers_used
+    layers = config.effective_num_proj_layers
     if not -(layers + 1) <= config.ft_proj_selector <= layers:
         raise UserError(
-            f"--ft_proj_selector={config.ft_proj_selector} names no layer: the projection head ({config.head_mode}) "
-            f"has {layers}; use {-layers - 1} to {layers}"
+            f"--ft_proj_selector={config.ft_proj_selector} names no layer: the projection head ("
+            f"{config.effective_proj_head_mode}) has {layers}; use {-layers - 1} to {layers}"
         )
     if config.linear_head_learning_rate is not None:
         _check_linear_head(config)
@@ -636,7 +637,7 @@ def _check_combinations(config):
     for name in ("eval_baselines", "eval_projections"):
         if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
             raise UserError(f"--{name} needs --eval_protocol=lbfgs or knn")
-    if config.eval_projections and not config.num_proj_layers_used:
+    if config.eval_projections and not config.effective_num_proj_layers:
         raise UserError("--eval_projections needs a projection head: leave it out")
     if config.eval_name and _RESERVED_NAME.fullmatch(config.eval_name):
         raise UserError(f"--eval_name={config.eval_name}: files of the run have this name. Use another name.")
@@ -650,17 +651,18 @@ def _check_combinations(config):
 def _check_augmentation(config):
     """Names of operators, and what stands in place of what."""
     extra = config.extra_augmentations
-    unknown = [name for name in extra if name not in EXTRAS]
+    unknown = [name for name in extra if name not in EXTRA_AUGMENTATIONS]
     if unknown:
-        raise UserError(f"--augment_extra={config.augment_extra}: {unknown[0]} is not known: use {', '.join(EXTRAS)}")
+        raise UserError(f"--augment_extra={config.augment_extra}: {unknown[0]} is not known: use "
+                        f"{', '.join(EXTRA_AUGMENTATIONS)}")
     for flag, given in (("augment_extra", extra), ("augmentation", config.augmentation != "simclr")):
-        if given and not config.distorts_views:
+        if given and not config.uses_pretraining_augmentation:
             raise UserError(f"--{flag} is not for --train_mode=finetune, which crops and flips alone: leave it out")
-    if config.branches is None:
+    if config.branch_operators is None:
         return
     if extra:
         raise UserError("--augment_extra is for both views: with --augment_left or --augment_right, name it there")
-    for flag, names in zip(("augment_left", "augment_right"), config.branches):
+    for flag, names in zip(("augment_left", "augment_right"), config.branch_operators):
         unknown = [name for name in names if name not in AUGMENTATIONS]
         if unknown:
             raise UserError(f"--{flag}={getattr(config, flag)}: {unknown[0]} is not known: use "
@@ -684,7 +686,7 @@ def _check_loss(config):
     if config.semi_hard and config.contrastive_loss == "nt_xent":
         raise UserError("--semi_hard is for --contrastive_loss=nt_logistic and margin_triplet: leave it out, nt_xent "
                         "weighs negatives by their hardness")
-    if config.margin is not None and config.margin_used is None:
+    if config.margin is not None and config.effective_margin is None:
         raise UserError(f"--margin={config.margin} is for --contrastive_loss=margin_triplet and for --semi_hard: leave "
                         "it out")
     if config.semi_hard and config.margin == 0:
@@ -723,7 +725,7 @@ def _check_tpu(config):
         raise UserError("--tpu_name and --master name two TPUs: give one")
 
 
-def known_settings(content: dict) -> dict | None:
+def select_settings(content: dict) -> dict | None:
     """Returns the entries of a dict that are settings, or None if one of them has a value of another type."""
     types = typing.get_type_hints(Config)
     found = {name: value for name, value in content.items() if name in types}
@@ -755,7 +757,7 @@ def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
     return from_flags(_parse(arguments, flag))
 
 
-def settings_within(text: str, flag: str = "--flags") -> dict:
+def parse_settings(text: str, flag: str = "--flags") -> dict:
     """The settings that a text gives, as on the command line of run.py, quoted as in a shell: dict: name -> value.
 
     Raises `UserError`, which names `flag`.

@@ -88,7 +88,7 @@ def _batch_views(records, read, source, config, batch_size):
 
         def draw(shape):
             return zip(*[data_util.random_window(shape, view_seed(seed, view), policy.area_range)
-                         for view, policy in enumerate(policies[:1] if config.branches else policies)])
+                         for view, policy in enumerate(policies[:1] if config.branch_operators else policies)])
 
         part, begins, sizes = _decode_windows(source, item, draw, size)
         crops = [data_util.resize_window(part, *window, size, size) for window in zip(begins, sizes)]
@@ -206,7 +206,7 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
 
     @tf.autograph.experimental.do_not_convert
     def preprocess(key, item, label):
-        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=config.crops_centre)
+        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=config.center_crop_eval)
         return image, label, tf.ones([])
 
     dataset = source.records(split, None, shards, shard).map(preprocess, tf.data.AUTOTUNE)

@@ -419,7 +419,7 @@ def _needed_parts(config, source):
     """The parts of a model, names in `restoring.PARTS`, that the protocols look at."""
     names = protocols(config, source)
     projections = "contrastive" in names or config.eval_projections or (
-        "linear_head" in names and config.head_on_projections)
+        "linear_head" in names and config.linear_head_on_projections)
     return ("encoder",) + (("projection head",) if projections else ()) + (
         ("linear head",) if "linear_head" in names else ())
 

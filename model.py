@@ -115,7 +115,7 @@ class Model(keras.Model):
             config.resnet_depth, config.width_multiplier, config.cifar_stem, sk_ratio=config.sk_ratio,
             se_ratio=config.se_ratio, batch_norm_decay=config.batch_norm_decay, global_bn=config.global_bn)
         self._projection_head = ProjectionHead(
-            config.head_mode, config.proj_out_dim, config.num_proj_layers, norm)
+            config.effective_proj_head_mode, config.proj_out_dim, config.num_proj_layers, norm)
         self.supervised_head = SupervisedHead(num_classes) if config.has_linear_head else None
         self._selector = config.ft_proj_selector
         self._detached = config.pretraining
@@ -237,7 +237,7 @@ def contrastive_loss(hidden: tf.Tensor, config: Config, strategy: tf.distribute.
     spread = metrics.embedding_std(tf.stop_gradient(hidden), strategy)
     if config.contrastive_loss != "nt_xent" or config.negatives != "both":
         loss, logits_ab, labels = objective.add_alternative_contrastive_loss(
-            hidden, config.contrastive_loss, config.hidden_norm, config.temperature, config.margin_used,
+            hidden, config.contrastive_loss, config.hidden_norm, config.temperature, config.effective_margin,
             config.semi_hard, config.negatives == "cross_view", strategy)
     elif blocked_nt_xent.is_used(hidden, strategy, config.loss_block_rows):
         loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(

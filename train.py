@@ -60,7 +60,7 @@ class TrainStep:
           strategy: the strategy whose replicas share a batch.
         """
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
-        self.rows = config.train_batch_size // strategy.num_replicas_in_sync  # examples on this replica
+        self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples on this replica
 
     @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and looking for it in tf_keras takes long.
     def __call__(self, views: tf.Tensor, labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
@@ -75,23 +75,23 @@ class TrainStep:
           is_finite: bool scalar; see `update`.
         """
         with tf.GradientTape() as tape:
-            endpoints = self.model(self.images(views), training=True)
+            endpoints = self.model(self.network_input(views), training=True)
             losses, metrics = {}, {}
             if self.config.pretraining:
                 losses["contrast_loss"], metrics = self.contrastive_loss(endpoints["proj_head_output"])
             if self.config.has_linear_head:
                 losses["supervised_loss"], metrics["supervised_acc"] = self.supervised_loss(endpoints, labels)
             losses["weight_decay"] = self.weight_decay()
-            loss = self.share(sum_of(losses))
+            loss = self.replica_loss(sum_losses(losses))
         gradients = tape.gradient(loss, self.model.trainable_variables, unconnected_gradients="zero")
-        return self.update(gradients, losses, metrics, self.head_moments(endpoints))
+        return self.update(gradients, losses, metrics, self.linear_head_moments(endpoints))
 
-    def images(self, views: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
+    def network_input(self, views: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
         """Returns the input of the network for the views of this replica from row `first` on."""
         views = tf.cast(views, keras.backend.floatx())
-        if not self.config.distorts_views:
+        if not self.config.uses_pretraining_augmentation:
             return views
-        first_row = replicas.row_offset(self.rows, self.strategy) + first
+        first_row = replicas.row_offset(self.replica_batch_size, self.strategy) + first
         return model_lib.blurred_views(views, self.config, self.config.seed, self.optimizer.iterations, first_row,
                                        self.config.train_batch_size)
 
@@ -107,12 +107,12 @@ class TrainStep:
         """Returns the weight decay that the optimizer does not apply by itself, as a loss."""
         return model_lib.add_weight_decay(self.model, self.config.weight_decay, self.config.optimizer)
 
-    def share(self, loss: tf.Tensor) -> tf.Tensor:
+    def replica_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns what this replica differentiates: gradients are summed over the replicas, and float16 scales them."""
         share = loss / self.strategy.num_replicas_in_sync
         return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
 
-    def head_moments(self, endpoints: dict[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
+    def linear_head_moments(self, endpoints: dict[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
         """Returns mean and variance [inputs] of the input of the linear head, if it has its own learning rate."""
         if self.config.linear_head_learning_rate is None:
             return ()
@@ -123,10 +123,10 @@ class TrainStep:
         """Updates the variables.
 
         Args:
-          gradients: of the `share` of this replica.
+          gradients: of the `replica_loss` of this replica.
           losses: dict of scalars that add up to the total loss.
           metrics: dict of further scalars.
-          head_moments: those of `head_moments`, or stacked for equal parts of the batch, [parts, inputs].
+          head_moments: those of `linear_head_moments`, or stacked for equal parts of the batch, [parts, inputs].
 
         Returns:
           scalars: as for `__call__`.
@@ -140,7 +140,7 @@ class TrainStep:
             gradients = model_lib.linear_head_gradients(
                 self.model.supervised_head, variables, gradients,
                 *replicas.mean_and_variance(*head_moments, self.strategy), model_lib.linear_head_rate_ratio(config))
-        scalars = {**losses, **metrics, "total_loss": sum_of(losses)}
+        scalars = {**losses, **metrics, "total_loss": sum_losses(losses)}
         learning_rate = optimizer.learning_rate(optimizer.iterations)
         is_finite = all_finite([*losses.values(), *gradients])
         scale = tf.identity(optimizer.loss_scale) if scales_loss(config) else None
@@ -171,7 +171,7 @@ def scales_loss(config: Config) -> bool:
     return config.precision == "mixed_float16"
 
 
-def sum_of(losses: dict[str, tf.Tensor]) -> tf.Tensor:
+def sum_losses(losses: dict[str, tf.Tensor]) -> tf.Tensor:
     """Returns the total loss, in the widest type of its parts."""
     dtype = tf.float64 if any(loss.dtype == tf.float64 for loss in losses.values()) else tf.float32
     return tf.add_n([tf.cast(loss, dtype) for loss in losses.values()])
@@ -215,7 +215,7 @@ def make_run_steps(train_step: TrainStep) -> Callable:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """What a training leaves behind."""
 
     model: object
@@ -310,7 +310,7 @@ def build_training_state(config: Config, source: Source, strategy: tf.distribute
 def _start_weights(config, model, class_names):
     """Assigns the weights that a new run starts from: those of `--checkpoint`, a linear head of zeros."""
     if config.checkpoint:
-        required = ("encoder", "projection head") if not config.pretraining and config.head_on_projections else (
+        required = ("encoder", "projection head") if not config.pretraining and config.linear_head_on_projections else (
             "encoder",)
         loaded = restoring.warm_start(model, config.checkpoint, required, class_names)
         for line in loaded.lines:
@@ -335,7 +335,7 @@ def write_preview(config: Config, source: Source, directory: str, writer: tf.sum
     """Writes a grid of augmented views, an image a column, to views.png and to TensorBoard."""
     pairs = min(_PREVIEW_PAIRS, source.num_examples(config.train_split))
     views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, pairs)))
-    if config.distorts_views:
+    if config.uses_pretraining_augmentation:
         images = model_lib.blurred_views(views, config, config.seed, 0)
     else:
         images = views
@@ -351,7 +351,7 @@ def write_preview(config: Config, source: Source, directory: str, writer: tf.sum
 
 
 def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop: signals.StopSignals,
-          lock: Lock | None) -> Trained:
+          lock: Lock | None) -> TrainingResult:
     """Trains to the last step, from the newest checkpoint of `config.model_dir` if there is one.
 
     Args:
@@ -407,7 +407,7 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
                 bar.close()
                 stop.stop(f"saved {checkpoint}; the same command goes on from there")
         bar.close()
-        return Trained(state.model, step, checkpoint, bar.images_per_second, round(skipped))
+        return TrainingResult(state.model, step, checkpoint, bar.images_per_second, round(skipped))
 
 
 def _start_directory(config, source, state, lock):

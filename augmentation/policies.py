@@ -17,10 +17,10 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
     """Returns the policy of each view: two views in pretraining, else one; crop and flip in fine-tuning."""
     geometry = dict(min_area=config.min_crop_area, flip=config.random_flip)
     colour = dict(strength=config.color_jitter_strength, brightness=config.brightness)
-    if not config.distorts_views:
+    if not config.uses_pretraining_augmentation:
         return (data_util.crop_and_flip_policy(**geometry),)
-    if config.branches:
-        return tuple(branch_policy(names, **colour, **geometry) for names in config.branches)
+    if config.branch_operators:
+        return tuple(branch_policy(names, **colour, **geometry) for names in config.branch_operators)
     if config.augmentation == "autoaugment":
         policy = autoaugment_policy(**geometry)
     else:

@@ -7,7 +7,7 @@ import os
 
 from checkpoints import architecture, descriptions, run_directory, weight_files
 from checkpoints.weight_files import WeightFile
-from config import Config, known_settings, settings_with
+from config import Config, select_settings, settings_with
 from runtime import storage
 from runtime.errors import UserError, first_line
 
@@ -43,7 +43,7 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     settings = description.get("flags") or run_directory.read_flags(directory)
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = config_of_file(file)
-    known = known_settings(settings or {})
+    known = select_settings(settings or {})
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
     if known is None:

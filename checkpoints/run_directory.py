@@ -12,7 +12,7 @@ import time
 import tensorflow as tf
 
 from checkpoints import weight_files
-from config import Config, known_settings, settings_with
+from config import Config, select_settings, settings_with
 from runtime import console, storage
 from runtime.errors import UserError, first_line
 from sources import classes
@@ -73,7 +73,7 @@ def _remove_parts(directory):
 def read_flags(directory: str) -> dict | None:
     """Returns the settings in flags.json, or None if there is no such file or it is corrupt."""
     content = storage.read_json(os.path.join(directory, _FLAGS))
-    return None if content is None else known_settings(content)
+    return None if content is None else select_settings(content)
 
 
 def check_unused(directory: str) -> None:

@@ -83,7 +83,7 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
     def serving_uint8(inputs):
         size = config.image_size
         cropped = data_util.preprocess_for_eval(
-            tf.image.convert_image_dtype(inputs, tf.float32), size, config.crops_centre)
+            tf.image.convert_image_dtype(inputs, tf.float32), size, config.center_crop_eval)
         return forward(cropped, False)
 
     @tf.function(autograph=False, input_signature=[])

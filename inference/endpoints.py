@@ -18,7 +18,7 @@ from sources import image_files
 
 def center_crops(description: dict, size: int) -> bool:
     """Whether images of a size are cropped as in the evaluations of a model with this description."""
-    return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).crops_centre
+    return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).center_crop_eval
 
 
 def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:

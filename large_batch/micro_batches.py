@@ -40,7 +40,7 @@ class _MicroBatches:
     def __init__(self, step):
         self._step, self._model, self._config, self._run = step, step.model, step.config, step.strategy.run
         self._count = step.config.train_batch_size // step.config.micro_batch_size
-        self._rows = step.rows // self._count  # of a micro-batch, on this replica
+        self._rows = step.replica_batch_size // self._count  # of a micro-batch, on this replica
 
     @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and looking for it in tf_keras takes long.
     def train_step(self, batch):
@@ -69,7 +69,7 @@ class _MicroBatches:
         views, labels = (part[first:first + self._rows] for part in batch)
         views.set_shape([self._rows, *batch[0].shape[1:]])
         labels.set_shape([self._rows, *batch[1].shape[1:]])
-        return self._step.images(views, first), labels
+        return self._step.network_input(views, first), labels
 
     def _empty_z(self):
         """Zeros for the projections of all micro-batches: [micro-batches, views, rows, width]."""
@@ -82,12 +82,12 @@ class _MicroBatches:
         return tf.tensor_scatter_nd_update(z, [[number]], [tf.reshape(projections, z.shape[1:])])
 
     def _differentiate_loss(self, z):
-        """Returns dL / dz for the `share` of this replica, the contrastive loss L, and its metrics."""
+        """Returns dL / dz for the `replica_loss` of this replica, the contrastive loss L, and its metrics."""
         with tf.GradientTape() as tape:
             tape.watch(z)
-            hidden = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.rows, z.shape[-1]])
+            hidden = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]])
             loss, metrics = self._step.contrastive_loss(hidden)
-            share = self._step.share(loss)
+            share = self._step.replica_loss(loss)
         return tape.gradient(share, z), loss, metrics
 
     def _empty_sums(self):
@@ -110,14 +110,14 @@ class _MicroBatches:
             endpoints = self._model(images, training=True)
             if self._config.has_linear_head:
                 supervised = tuple(value / self._count for value in self._step.supervised_loss(endpoints, labels))
-                parts.append(self._step.share(supervised[0]))
+                parts.append(self._step.replica_loss(supervised[0]))
             if self._config.pretraining:
                 z = tf.reshape(endpoints["proj_head_output"], gradients_of_z.shape[1:])
                 parts.append(tf.reduce_sum(gradients_of_z[number] * z))
             share = tf.add_n([tf.cast(part, parts[-1].dtype) for part in parts])
         gradients = tape.gradient(share, self._model.trainable_variables, unconnected_gradients="zero")
         head_moments = tuple(tf.tensor_scatter_nd_update(tf.zeros_like(total), [[number]], [moment])
-                             for total, moment in zip(sums[1], self._step.head_moments(endpoints)))
+                             for total, moment in zip(sums[1], self._step.linear_head_moments(endpoints)))
         return tf.nest.map_structure(tf.add, sums, (gradients, head_moments, supervised))
 
     def _finish(self, sums, contrast_loss, metrics):
@@ -130,7 +130,7 @@ class _MicroBatches:
             losses["supervised_loss"], metrics["supervised_acc"] = supervised
         with tf.GradientTape() as tape:
             losses["weight_decay"] = self._step.weight_decay()
-            share = self._step.share(losses["weight_decay"])
+            share = self._step.replica_loss(losses["weight_decay"])
         decay = tape.gradient(share, self._model.trainable_variables, unconnected_gradients="zero")
         gradients = [gradient + extra for gradient, extra in zip(gradients, decay)]
         return self._step.update(gradients, losses, metrics, head_moments)

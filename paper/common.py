@@ -14,7 +14,7 @@ from sources.source import Source
 
 def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
     """Returns the `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
-    return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.settings_within(text)}))
+    return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.parse_settings(text)}))
 
 
 def open_source(config: config_lib.Config) -> Source:

@@ -148,7 +148,7 @@ def is_current(run: studies.Run, scale: str, done: dict) -> bool:
     if done["arguments"][:len(expected)] != expected:
         return False
     try:
-        more = config_lib.settings_within(shlex.join(done["arguments"][len(expected):]))
+        more = config_lib.parse_settings(shlex.join(done["arguments"][len(expected):]))
     except UserError:  # A flag of another version.
         return False
     return done["settings"] == settings_of(run, scale, more)

@@ -154,7 +154,7 @@ def _in_place(options):
     """Executes `run` and `report`, which use --dir. Raises `UserError` if the directory cannot be used."""
     try:
         if options.command == "run":
-            _run(_find_all(options.table), options.scale, options.dir, config_lib.settings_within(options.flags))
+            _run(_find_all(options.table), options.scale, options.dir, config_lib.parse_settings(options.flags))
         else:
             _report(_find_all(options.table), options.scale, options.dir)
     except OSError as error:

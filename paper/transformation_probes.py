@@ -56,14 +56,14 @@ def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tenso
     return data_util.from_channels(planes), classes
 
 
-def probe_features(model: keras.Model, source: Source, split: str, probe: str, size: int, crops_centre: bool
+def probe_features(model: keras.Model, source: Source, split: str, probe: str, size: int, center_crop: bool
                   ) -> list[np.ndarray]:
     """h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images, as NumPy arrays.
 
-    The images are those of evaluations: `Config.image_size` and `Config.crops_centre`.
+    The images are those of evaluations: `Config.image_size` and `Config.center_crop_eval`.
     """
     def preprocess(key, item, label):
-        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=crops_centre)
+        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=center_crop)
         return image, tf.stack([key, tf.constant(_SEED, key.dtype)])
 
     @tf.function(autograph=False)
@@ -102,7 +102,7 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     for flag, split in (("train_split", train_split), ("test_split", test_split)):
         datasets.check_split(source, flag, split)
     results = {}
-    images = config.image_size, config.crops_centre
+    images = config.image_size, config.center_crop_eval
     for probe in probes:
         *train, train_classes = probe_features(model, source, train_split, probe, *images)
         *test, test_classes = probe_features(model, source, test_split, probe, *images)

@@ -177,7 +177,7 @@ def test_what_does_not_belong_together_is_told(settings, words):
 
 
 def test_the_margin_has_a_default_where_there_is_one():
-    assert Config().margin_used is None
-    assert Config(contrastive_loss="margin_triplet").margin_used == 0.8
-    assert Config(contrastive_loss="margin_triplet", margin=0.0).margin_used == 0
-    assert Config(contrastive_loss="nt_logistic", semi_hard=True, margin=0.4).margin_used == 0.4
+    assert Config().effective_margin is None
+    assert Config(contrastive_loss="margin_triplet").effective_margin == 0.8
+    assert Config(contrastive_loss="margin_triplet", margin=0.0).effective_margin == 0
+    assert Config(contrastive_loss="nt_logistic", semi_hard=True, margin=0.4).effective_margin == 0.4

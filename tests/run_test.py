@@ -299,7 +299,7 @@ def test_supervised_views_have_colour_and_blur_and_fine_tuning_has_not():
         step = train.TrainStep(model, model_lib.build_optimizer(config, 0.1, model), config.replace(seed=1),
                                tf.distribute.get_strategy())
         views = tf.random.stateless_uniform([32, 24, 24, 3], [1, 2])
-        changed = tf.reduce_any(step.images(views) != views, [1, 2, 3])
+        changed = tf.reduce_any(step.network_input(views) != views, [1, 2, 3])
         assert 8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24 if blurred else not tf.reduce_any(changed)
 
 

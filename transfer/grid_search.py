@@ -224,7 +224,7 @@ def run_grid(arguments: argparse.Namespace) -> None:
     fixed = {name: value for name, value in fixed.items()
              if value is not None and name != "lineareval_while_pretraining"}  # That is for pretraining.
     search = GridSearch(kind, task, source, fixed, config.model_dir, settings, arguments.batch_size,
-                        config_lib.settings_within(arguments.flags))
+                        config_lib.parse_settings(arguments.flags))
     with output.open_output_dir(config, source, settings) as out:
         best, found = search.select(grid, arguments.jobs)
         labels, scores = search.test(best, grid.steps, arguments.jobs)

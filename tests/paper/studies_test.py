@@ -176,10 +176,10 @@ def test_every_table_of_the_paper_is_there():
 def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
     configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["pairs"].runs]
     assert len(configs) == 49
-    assert all(config.branches[1] == () and not config.blurs_views for config in configs)
-    assert {config.branches[0] for config in configs if len(config.branches[0]) == 1} == {
+    assert all(config.branch_operators[1] == () and not config.blurs_views for config in configs)
+    assert {config.branch_operators[0] for config in configs if len(config.branch_operators[0]) == 1} == {
         (name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
-    assert sum(len(config.branches[0]) == 2 for config in configs) == 42
+    assert sum(len(config.branch_operators[0]) == 2 for config in configs) == 42
 
 
 def test_losses_of_table_4_use_cross_view_negatives():

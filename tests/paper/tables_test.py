@@ -120,7 +120,7 @@ def test_wrong_flags_are_told_before_anything_is_run(name, flags, words, calls, 
 def test_flags_of_trainings_are_not_those_of_transfers():
     """Which takes what it knows itself, and passes on the rest."""
     run = studies.find_run(("transfer", "finetune, SimCLR, digits"))
-    more = config_lib.settings_within(
+    more = config_lib.parse_settings(
         "--data_dir 'a b' --nofollow_links --corrupt_images=skip --max_image_pixels=99 --seed=3 --precision=float32")
     arguments = runner.command(run, "small", "out", "start", more)
     assert arguments[:3] == ["-m", "transfer", "finetune"]
