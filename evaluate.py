@@ -261,8 +261,9 @@ class Evaluator:
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
             # result.json of the run is not compared: it is written before the checkpoint, which may be missing.
-            there = checkpoint_files.latest(directory)
-            result_file = os.path.join(directory, f"result_{checkpoint_files.step_of(there)}.json") if there else None
+            there = checkpoint_files.latest_checkpoint(directory)
+            result_file = there and os.path.join(
+                directory, f"result_{checkpoint_files.step_from_prefix(there)}.json")
             best = _main_metric((there and storage.read_json(result_file)) or {})
             is_best = self._is_chief and (not isinstance(best, float) or _main_metric(results) > best)
             if is_best and os.path.islink(directory):  # The checkpoints there may be others' to delete.
@@ -276,7 +277,7 @@ class Evaluator:
             run_directory.copy_flags(self._config, self._head_names, self._source.multi_label, directory)
             trackable = tf.train.Checkpoint(model=self._model, global_step=tf.Variable(step, dtype=tf.int64))
             checkpoint_files.save(trackable, directory, step, keep=1)
-            for other in checkpoint_files.steps_of(directory):
+            for other in checkpoint_files.list_steps(directory):
                 if other != step:  # The best so far may be of a later step.
                     checkpoint_files.remove(directory, other)
 
@@ -401,10 +402,10 @@ def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[
     console.log(f"waiting for checkpoints in {model_dir}, up to step {last_step}")
     while True:
         signals.safe_point()
-        fresh = [step for step in checkpoint_files.steps_of(model_dir) if step not in seen]
+        fresh = [step for step in checkpoint_files.list_steps(model_dir) if step not in seen]
         for step in fresh:
             seen.add(step)
-            yield checkpoint_files.prefix_of(model_dir, step)
+            yield checkpoint_files.checkpoint_prefix(model_dir, step)
             patience = progress.stopwatch()
         if any(step >= last_step for step in seen):
             return
@@ -440,7 +441,7 @@ def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.
         loaded = restoring.load_parts(model, config.checkpoint, _needed_parts(config, source))
         for line in loaded.lines:
             console.log(line)
-        return evaluator.evaluate_and_write(loaded.file.step or 0, not loaded.left_out)
+        return evaluator.evaluate_and_write(loaded.file.step or 0, not loaded.not_loaded)
 
 
 def evaluate_continuously(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
@@ -461,9 +462,9 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
                     raise
                 continue
             if results is None and is_chief:
-                for part, reason in loaded.left_out.items():
+                for part, reason in loaded.not_loaded.items():
                     console.log(f"left out: {part} ({reason})")
-            results = evaluator.evaluate_and_write(checkpoint_files.step_of(path), not loaded.left_out)
+            results = evaluator.evaluate_and_write(checkpoint_files.step_from_prefix(path), not loaded.not_loaded)
             console.log(f"evaluated {path}: " + ", ".join(
                 f"{name} {value:.4f}" for name, value in results.items() if name != "global_step"))
     return results

@@ -87,7 +87,7 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
                                 zero_init_logits_layer=False)
     if config.seed is None:
         known = (run_directory.read_flags(config.model_dir) or {}).get("seed")
-        if known is None and config.mode != "eval" and checkpoint_files.steps_of(config.model_dir):
+        if known is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
             raise UserError(f"--model_dir={config.model_dir} has checkpoints, but no flags.json that tells their seed: "
                             "give --seed")
         drawn = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)  # Evaluations can be repeated.
@@ -133,7 +133,7 @@ def _check_unlabelled(config, source):
 
 def _check_start(config):
     """A new run has what it starts from."""
-    if checkpoint_files.steps_of(config.model_dir):
+    if checkpoint_files.list_steps(config.model_dir):
         return
     if config.checkpoint:
         weight_files.locate(config.checkpoint)
@@ -258,14 +258,14 @@ def _evaluate(config, source, strategy):
 def _prepare_directory(config, source, strategy):
     """Repairs the directory of the run, and checks that a run in it can be resumed with these settings."""
     if devices.is_chief(strategy):
-        run_directory.remove_leftovers(config.model_dir)
+        run_directory.remove_temporary_files(config.model_dir)
         checkpoint_files.repair(config.model_dir)
     hosts.barrier(strategy)  # The others look at the checkpoints after that.
-    if checkpoint_files.latest(config.model_dir) is not None:
+    if checkpoint_files.latest_checkpoint(config.model_dir) is not None:
         run_directory.check_flags(config)
         run_directory.check_data(config, source)
     else:
-        run_directory.check_unused(config.model_dir)
+        run_directory.check_no_user_files(config.model_dir)
 
 
 def _summary(config, source, trained, results, saved_model, seconds):

@@ -253,11 +253,11 @@ class _StepsPerCall:
 
 def check_agreement(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
     """Raises `UserError` if hosts differ in their settings, their data, or the checkpoint to resume from."""
-    newest = checkpoint_files.latest(config.model_dir)
+    newest = checkpoint_files.latest_checkpoint(config.model_dir)
     may_differ = settings_with("per_host")
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ}
     mine = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
-            -1 if newest is None else checkpoint_files.step_of(newest)]
+            -1 if newest is None else checkpoint_files.step_from_prefix(newest)]
     gathered = hosts.gather_integers(mine, strategy)
     flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
     if len(set(flags)) > 1:
@@ -298,7 +298,7 @@ def build_training_state(config: Config, source: Source, strategy: tf.distribute
         schedule = model_lib.build_schedule(config, source.num_examples(config.train_split))
         optimizer = model_lib.build_optimizer(config, schedule, model)
         state = TrainingState(model, optimizer, directory, config.keep_checkpoint_max)
-        newest = checkpoint_files.latest(config.model_dir)
+        newest = checkpoint_files.latest_checkpoint(config.model_dir)
         if newest is not None:
             state.resume(newest)
             console.log(f"resumed at step {state.step} from {newest}")
@@ -315,7 +315,7 @@ def _start_weights(config, model, class_names):
         loaded = restoring.warm_start(model, config.checkpoint, required, class_names)
         for line in loaded.lines:
             console.log(line)
-        if not (config.pretraining or config.zero_init_logits_layer or "linear head" in loaded.left_out):
+        if not (config.pretraining or config.zero_init_logits_layer or "linear head" in loaded.not_loaded):
             console.log("the linear head goes on from the checkpoint's, and from the labels that it has seen; "
                          "--zero_init_logits_layer begins a new one")
     if config.zero_init_logits_layer:
@@ -370,7 +370,7 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
     with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory:
         state = build_training_state(config, source, strategy, directory)
         writer = _start_directory(config, source, state, lock)
-        step, skipped, checkpoint = state.step, 0.0, checkpoint_files.latest(config.model_dir)
+        step, skipped, checkpoint = state.step, 0.0, checkpoint_files.latest_checkpoint(config.model_dir)
         if step < steps.train:
             run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
             iterator = iter(train_dataset(config, source, strategy, step))

@@ -11,7 +11,7 @@ from checkpoints.weight_files import WeightFile
 # ------------------------------------------------------------------------------------------- which network it is
 
 
-def fitting_flags(weights: WeightFile) -> dict | None:
+def infer_flags(weights: WeightFile) -> dict | None:
     """The settings of the network that a file holds, worked out from the number and the shapes of its tensors.
 
     Returns:
@@ -23,7 +23,7 @@ def fitting_flags(weights: WeightFile) -> dict | None:
     if encoder is None:
         return None
     tf1_head, head = r"head_contrastive/n?l_\d+/dense/kernel", r"model/_projection_head/linear_layers/\d+/dense/kernel"
-    layers = _in_order(weights, tf1_head if weights.tf1 else head)
+    layers = _in_order(weights, tf1_head if weights.is_tf1 else head)
     flags = dict(encoder, proj_head_mode={0: "none", 1: "linear"}.get(len(layers), "nonlinear"))
     if len(layers) > 1:
         flags["num_proj_layers"] = len(layers)
@@ -40,7 +40,7 @@ def _in_order(weights, pattern):
 
 def _kernels(weights):
     """Shapes of the encoder's convolutions, in the order in which they are called."""
-    if weights.tf1:
+    if weights.is_tf1:
         return _in_order(weights, r"base_model/conv2d(?:_\d+)?/kernel")
     keys = [key for key in weights.shapes if key.startswith("model/resnet_model/") and key.endswith("/kernel")]
     return [weights.shapes[key] for key in sorted(keys, key=lambda key: tf1_names.call_order(key.rpartition("/")[0]))]

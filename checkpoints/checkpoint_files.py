@@ -46,25 +46,25 @@ def _missing_file(step: int, names: list[str]) -> str | None:
     return None if None in missing else missing[0]
 
 
-def steps_of(directory: str) -> list[int]:
+def list_steps(directory: str) -> list[int]:
     """Returns the steps of the complete checkpoints in a directory, in ascending order."""
     return sorted(step for step, names in _files_by_step(directory).items() if _missing_file(step, names) is None)
 
 
-def prefix_of(directory: str, step: int) -> str:
+def checkpoint_prefix(directory: str, step: int) -> str:
     """Returns the prefix of the checkpoint of a step."""
     return os.path.join(directory, f"ckpt-{step}")
 
 
-def step_of(prefix: str) -> int:
+def step_from_prefix(prefix: str) -> int:
     """Returns the step in the prefix of a checkpoint, `ckpt-<step>`."""
     return int(prefix.rsplit("-", 1)[-1])
 
 
-def latest(directory: str) -> str | None:
+def latest_checkpoint(directory: str) -> str | None:
     """Returns the prefix of the newest complete checkpoint in a directory, or None."""
-    steps = steps_of(directory)
-    return prefix_of(directory, steps[-1]) if steps else None
+    steps = list_steps(directory)
+    return checkpoint_prefix(directory, steps[-1]) if steps else None
 
 
 def save(checkpoint: tf.train.Checkpoint, directory: str, step: int, keep: int) -> str:
@@ -81,8 +81,8 @@ def save(checkpoint: tf.train.Checkpoint, directory: str, step: int, keep: int) 
       the prefix of the checkpoint.
     """
     checkpoint.save_counter.assign_add(1)
-    prefix = checkpoint.write(prefix_of(directory, step))
-    steps = [other for other in steps_of(directory) if other <= step]
+    prefix = checkpoint.write(checkpoint_prefix(directory, step))
+    steps = [other for other in list_steps(directory) if other <= step]
     _write_state(directory, steps[-keep:])
     for other in steps[:-keep]:
         remove(directory, other)
@@ -103,7 +103,7 @@ def _write_state(directory, steps):
 
 
 def repair(directory: str) -> None:
-    """Makes `latest` return a checkpoint that can be read. Call it only while holding the lock of the directory.
+    """Makes `latest_checkpoint` return a readable checkpoint. Call it only while holding the lock of the directory.
 
     Corrupt checkpoints that are newer than the newest good one are moved to `directory/damaged`. Incomplete ones, which
     may be in the middle of being copied, are logged and left alone.
@@ -122,7 +122,7 @@ def repair(directory: str) -> None:
     steps = [step for step in sorted(files) if step not in missing]
     for step, name in sorted(missing.items()):
         console.log(f"warning: ckpt-{step} is incomplete and not used: {name} is missing from {directory}")
-    while steps and (reason := find_corruption(prefix_of(directory, steps[-1]))):
+    while steps and (reason := find_corruption(checkpoint_prefix(directory, steps[-1]))):
         step = steps.pop()
         place = _set_aside(directory, step, files[step])
         if not steps:
@@ -176,7 +176,7 @@ def _read_bytes(prefix):
     """Reads all files of a checkpoint and returns the size of its data files in bytes. Raises `UserError`."""
     directory, size = os.path.dirname(prefix), 0
     try:
-        for name in _files_by_step(directory)[step_of(prefix)]:
+        for name in _files_by_step(directory)[step_from_prefix(prefix)]:
             with tf.io.gfile.GFile(os.path.join(directory, name), "rb") as file:
                 while part := file.read(_READ_BYTES):
                     size += 0 if name.endswith(".index") else len(part)

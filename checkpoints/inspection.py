@@ -12,9 +12,9 @@ from runtime import storage
 from runtime.errors import UserError, first_line
 
 
-def config_of_file(file: WeightFile, image_size: int = 224) -> tuple[Config, int | None]:
+def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int | None]:
     """The `Config` of the network that a `weight_files.WeightFile` holds, and its number of classes (or None)."""
-    flags = architecture.fitting_flags(file)
+    flags = architecture.infer_flags(file)
     if flags is None:
         raise UserError(f"{file.path} holds an encoder that this program cannot build: no ResNet of depth 10 to 200 "
                         f"has its {len(file.shapes)} tensors")
@@ -38,11 +38,11 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     """The network by its tensors; the rest from the run or the SavedModel that the weights are part of, if any."""
     file = weight_files.open_weights(path)
     directory = os.path.dirname(file.path)
-    is_saved_model = file.kind.startswith("SavedModel")
+    is_saved_model = file.format.startswith("SavedModel")
     description = descriptions.read_description(os.path.dirname(directory)) if is_saved_model else {}
     settings = description.get("flags") or run_directory.read_flags(directory)
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
-    config, classes = config_of_file(file)
+    config, classes = infer_config(file)
     known = select_settings(settings or {})
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}

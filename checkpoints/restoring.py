@@ -42,7 +42,7 @@ def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
     return found
 
 
-def mismatches(here: dict[str, tuple], there: dict[str, tuple]) -> list[str]:
+def find_mismatches(here: dict[str, tuple], there: dict[str, tuple]) -> list[str]:
     """How a file differs from a model: lines of text, none if they agree. Both are dicts from names to shapes."""
     lines = [f"{name} is missing there" for name in here if name not in there]
     lines += [f"{name} is only there" for name in there if name not in here]
@@ -55,26 +55,26 @@ def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> 
     return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
 
 
-def below(prefixes: str | tuple[str, ...], entries: dict) -> dict:
+def filter_by_prefix(prefixes: str | tuple[str, ...], entries: dict) -> dict:
     """Returns the entries of a dict whose keys start with one of the prefixes."""
     return {key: value for key, value in entries.items() if key.startswith(prefixes)}
 
 
-def refuse_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
+def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
     """Ends with an error if there are mismatches."""
     if lines:
         more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         raise UserError(f"{flag}: {file.path} holds another network ({'; '.join(lines[:_SHOWN])}{more}); "
-                        f"{_remedy(architecture.fitting_flags(file))}")
+                        f"{_remedy(architecture.infer_flags(file))}")
 
 
 def _remedy(flags):
     if flags is None:
         return "it is none that these flags can describe: name another"
-    return f"it was written with {as_flags(flags)}: give these flags, or name another"
+    return f"it was written with {format_flags(flags)}: give these flags, or name another"
 
 
-def as_flags(flags: dict) -> str:
+def format_flags(flags: dict) -> str:
     """Settings as one would type them; `num_classes`, which the data set decides, is left out."""
     return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
 
@@ -96,16 +96,16 @@ def _assign(variables, names, file, columns=None):
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
+class LoadResult:
     """What `load_parts` did."""
 
     file: weight_files.WeightFile
-    left_out: dict  # part of the model that did not fit -> why
+    not_loaded: dict  # part of the model that did not fit -> why
     lines: list  # messages for the user
 
 
 def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str = "--checkpoint",
-               class_names: list[str] | None = None) -> Loaded:
+               class_names: list[str] | None = None) -> LoadResult:
     """Loads those parts of `model` that what `path` names (see `weight_files.locate`) has.
 
     Args:
@@ -117,16 +117,16 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
         by name, or left out if neither set of names contains the other. None: the columns are taken as they are.
 
     Returns:
-      `Loaded`.
+      `LoadResult`.
 
     Raises:
       UserError: a required part does not fit; the first differences, and the flags that would do.
     """
     file = weight_files.open_weights(path, flag)
     variables = variables_by_key(model=model)
-    names, chosen, left_out, columns = file.names(variables), {}, {}, None
+    names, chosen, not_loaded, columns = file.names_by_key(variables), {}, {}, None
     for part, prefixes in PARTS.items():
-        here, there = below(prefixes, variables), below(prefixes, file.shapes)
+        here, there = filter_by_prefix(prefixes, variables), filter_by_prefix(prefixes, file.shapes)
         differences = []
         if part == "linear head" and here and class_names and file.class_names not in (None, class_names):
             columns = classes.match_columns(class_names, file.class_names)
@@ -134,7 +134,7 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
             if columns is None:
                 text = classes.differences(class_names, file.class_names, "the data set", "the checkpoint")
                 differences = [f"other classes, {text}"]
-        differences += mismatches(shapes_by_name(here, names), there)
+        differences += find_mismatches(shapes_by_name(here, names), there)
         if not differences:
             chosen.update(here)
             continue
@@ -142,17 +142,18 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
             raise UserError(f"{flag}: {file.path} has another linear head ({differences[0]}): evaluate without it, by "
                             "--eval_protocol=lbfgs or knn, or name a checkpoint and a data set of the same classes")
         if part in required:
-            refuse_mismatches(flag, file, differences)
-        left_out[part] = differences[0] if here else "this run has none"
+            raise_on_mismatches(flag, file, differences)
+        not_loaded[part] = differences[0] if here else "this run has none"
     _assign(chosen, names, file, columns)
-    lines = [f"loaded {len(chosen)} of {len(variables)} variables from {file.path} ({file.kind})",
-             *(f"left out: {part} ({reason})" for part, reason in left_out.items())]
+    lines = [f"loaded {len(chosen)} of {len(variables)} variables from {file.path} ({file.format})",
+             *(f"left out: {part} ({reason})" for part, reason in not_loaded.items())]
     if columns is not None:
         lines.append(f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were taken from "
                      f"the checkpoint's {len(file.class_names)}, by name")
-    if file.others:
-        lines.append(f"left out: {file.others} tensors of the optimizer and counters; only resuming loads them")
-    return Loaded(file, left_out, lines)
+    if file.num_other_tensors:
+        lines.append(f"left out: {file.num_other_tensors} tensors of the optimizer and counters; only resuming loads "
+                     "them")
+    return LoadResult(file, not_loaded, lines)
 
 
 def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> WeightFile:
@@ -161,9 +162,9 @@ def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> Weig
 
 
 def warm_start(model: keras.Model, path: str, required: Iterable[str] = ("encoder",),
-               class_names: list[str] | None = None) -> Loaded:
-    """Loads what is `required` strictly, and the rest where it fits; see `load_parts`. Returns `Loaded`."""
+               class_names: list[str] | None = None) -> LoadResult:
+    """Loads what is `required` strictly, and the rest where it fits; see `load_parts`. Returns `LoadResult`."""
     loaded = load_parts(model, path, required, class_names=class_names)
-    if "projection head" in loaded.left_out and model.num_proj_layers:
+    if "projection head" in loaded.not_loaded and model.num_proj_layers:
         loaded.lines.append("the projection head begins at random; --proj_head_mode=none leaves it out")
     return loaded

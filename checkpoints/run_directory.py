@@ -40,7 +40,7 @@ def check_writable(directory: str) -> None:
                         ) from error
 
 
-def remove_leftovers(directory: str) -> None:
+def remove_temporary_files(directory: str) -> None:
     """Removes temporary files of killed writers. Call it only while holding the lock of the directory.
 
     Only files with the exact names that TensorFlow's and this program's writers use are removed, never a directory with
@@ -76,7 +76,7 @@ def read_flags(directory: str) -> dict | None:
     return None if content is None else select_settings(content)
 
 
-def check_unused(directory: str) -> None:
+def check_no_user_files(directory: str) -> None:
     """Raises `UserError` if a directory without checkpoints has files of the user under the names of a run's files."""
     if (read_flags(directory) or {}).get("train_mode") is not None:
         return  # A run was started here, and wrote no checkpoint yet.

@@ -14,19 +14,19 @@ _FLAGS_WIDTH = 80  # characters of flags in a line
 def describe(path: str) -> str:
     """What a file holds, as a table of text. Raises `UserError`."""
     file = weight_files.open_weights(path, "PATH")
-    config, classes = inspection.config_of_file(file)
+    config, classes = inspection.infer_config(file)
     variables = restoring.variables_by_key(model=model_lib.build_model(config, classes))
-    names = file.names(variables)
-    differences = restoring.mismatches(restoring.shapes_by_name(variables, names), file.shapes)
-    encoder = restoring.below("model/resnet_model/", variables)
+    names = file.names_by_key(variables)
+    differences = restoring.find_mismatches(restoring.shapes_by_name(variables, names), file.shapes)
+    encoder = restoring.filter_by_prefix("model/resnet_model/", variables)
     million = sum(variable.shape.num_elements() for variable in encoder.values()) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(config.proj_head_mode, config.proj_head_mode)
-    flags = textwrap.wrap(restoring.as_flags(architecture.fitting_flags(file)), _FLAGS_WIDTH, break_on_hyphens=False)
-    rows = [("file", file.path), ("kind", file.kind), ("step", "unknown" if file.step is None else file.step), None,
+    flags = textwrap.wrap(restoring.format_flags(architecture.infer_flags(file)), _FLAGS_WIDTH, break_on_hyphens=False)
+    rows = [("file", file.path), ("kind", file.format), ("step", "unknown" if file.step is None else file.step), None,
             ("encoder", f"{config.network_name}, {million:.1f} million weights"),
             ("projection head", layers if layers == "none" else f"{layers}, to {config.proj_out_dim}"),
             ("linear head", "none" if classes is None else f"{classes} classes"),
-            ("other tensors", f"{file.others} (optimizer, counters; loaded on resuming only)"), None,
+            ("other tensors", f"{file.num_other_tensors} (optimizer, counters; loaded on resuming only)"), None,
             *zip(("flags", *[""] * len(flags)), flags),
             ("fits", "every tensor" if not differences else f"all but {len(differences)}: {differences[0]}")]
     return console.format_table("SimCLR weights", rows)

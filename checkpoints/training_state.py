@@ -48,8 +48,8 @@ class TrainingState:
         """Restores everything from `path`, or raises `UserError`. The state of loss scaling (float16) may be absent."""
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         file, variables = weight_files.open_weights(path, flag), restoring.variables_by_key(model=self.model)
-        shapes = restoring.shapes_by_name(variables, file.names(variables))
-        restoring.refuse_mismatches(flag, file, restoring.mismatches(shapes, file.shapes))
+        shapes = restoring.shapes_by_name(variables, file.names_by_key(variables))
+        restoring.raise_on_mismatches(flag, file, restoring.find_mismatches(shapes, file.shapes))
         other = UserError(f"{flag}: {name} was written with another optimizer or other frozen blocks; give its flags, "
                           "or another directory")
         if self._slot_keys() != slot_keys_in_file(path):

@@ -51,17 +51,17 @@ class WeightFile:
     """A file with the weights of a SimCLR network."""
 
     path: str  # prefix of the checkpoint or of a SavedModel's variables
-    kind: str  # for people
-    tf1: bool  # whether `tensors` has the names of TF1
+    format: str  # for messages
+    is_tf1: bool  # whether `tensors` has the names of TF1
     tensors: dict  # name (a key of ours without suffix, or TF1's name) -> key in the file
     shapes: dict  # the same names -> shape, a tuple
-    others: int  # tensors that are no weights: slots of optimizers, counters
+    num_other_tensors: int  # tensors that are no weights: slots of optimizers, counters
     step: int | None  # steps taken, if it says so
     class_names: list[str] | None = None  # of the linear head, in the order of its columns, if they are recorded
 
-    def names(self, keys: Iterable[str]) -> dict[str, str]:
+    def names_by_key(self, keys: Iterable[str]) -> dict[str, str]:
         """How the variables with the given checkpoint keys (all of a model's encoder) are called here: key -> name."""
-        return tf1_names.tf1_names(keys) if self.tf1 else {key: key for key in keys}
+        return tf1_names.tf1_names(keys) if self.is_tf1 else {key: key for key in keys}
 
     def reader(self) -> Callable[[str], np.ndarray]:
         """A function from a name to its array. It raises `UserError` where the file is damaged."""
@@ -131,7 +131,7 @@ def _newest(directory):
                        tf.io.gfile.join(directory, os.path.basename(state.model_checkpoint_path))):
             if storage.is_file(f"{prefix}.index"):
                 return check_path("checkpoint", prefix)
-    return checkpoint_files.latest(directory)
+    return checkpoint_files.latest_checkpoint(directory)
 
 
 def _inside(path):
@@ -183,7 +183,7 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
 
 def head_size(file: WeightFile) -> int | None:
     """Returns the number of classes of the linear head in a file, or None without one."""
-    part = "head_supervised" if file.tf1 else "model/supervised_head"
+    part = "head_supervised" if file.is_tf1 else "model/supervised_head"
     kernel = file.shapes.get(f"{part}/linear_layer/dense/kernel")
     return None if kernel is None else kernel[-1]
 
@@ -191,7 +191,7 @@ def head_size(file: WeightFile) -> int | None:
 def _read_class_names(file):
     """Returns the names that a run or a SavedModel records for the classes of its linear head, or None."""
     directory = os.path.dirname(file.path)
-    if file.kind.startswith("SavedModel"):
+    if file.format.startswith("SavedModel"):
         description = storage.read_json(os.path.join(os.path.dirname(directory), DESCRIPTION_FILE)) or {}
         names = description.get("class_names")
     else:

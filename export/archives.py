@@ -22,7 +22,7 @@ def archive(saved_model: str, path: str) -> str:
     Both are written to a fresh directory next to them, and renamed. Raises `UserError` if one of them exists.
     """
     card = card_path(path)
-    with tempfile.TemporaryDirectory(prefix=saving.UNFINISHED, dir=os.path.dirname(path) or ".") as scratch:
+    with tempfile.TemporaryDirectory(prefix=saving.TEMP_PREFIX, dir=os.path.dirname(path) or ".") as scratch:
         parts = {path: os.path.join(scratch, "archive"), card: os.path.join(scratch, "card")}
         with tarfile.open(parts[path], "w:gz") as tar:
             tar.add(os.path.realpath(saved_model), arcname=".")

@@ -19,7 +19,7 @@ from config import Config, settings_with
 from runtime import console
 from runtime.errors import UserError
 
-UNFINISHED = "unfinished_"  # Prefix of the directory, next to the final one, in which a SavedModel is written.
+TEMP_PREFIX = "unfinished_"  # Prefix of the directory, next to the final one, in which a SavedModel is written.
 # Files of a SavedModel of this program, by their paths relative to it. Some get a suffix while they are written.
 _SAVED_MODEL_FILE = re.compile(r"(saved_model\.pb|saved_model\.pbtxt|fingerprint\.pb|keras_metadata\.pb)(\.tmp\w*)?"
                                r"|variables/(variables\.|variables_temp/).*|assets\.extra/simclr\.json(\.\d+\.tmp)?")
@@ -122,7 +122,7 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
     file = restoring.load_model(model, checkpoint_path, "--checkpoint")
     module, signatures = build_module(model, config)
     description = dict(
-        network=config.network_name, image_size=config.image_size, weights=file.kind,
+        network=config.network_name, image_size=config.image_size, weights=file.format,
         step=step if file.step is None else file.step,
         class_names=class_names if config.has_linear_head else None, multi_label=multi_label, results=results or {},
         eval_center_crop=config.eval_center_crop, flags=_training_flags(config) if training else None)
@@ -144,7 +144,7 @@ def _finished_in(export_dir, replace, check):
         return
     target = os.path.realpath(export_dir)
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=os.path.dirname(target)) as scratch:
+    with tempfile.TemporaryDirectory(prefix=TEMP_PREFIX, dir=os.path.dirname(target)) as scratch:
         directory, replaced = (os.path.join(scratch, name) for name in ("saved_model", "replaced"))
         yield directory
         check()
@@ -194,7 +194,7 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
       check: called before anything is replaced or removed; may raise `UserError`.
     """
     root = os.path.join(config.model_dir, "saved_model")
-    step = str(checkpoint_files.step_of(checkpoint_path))
+    step = str(checkpoint_files.step_from_prefix(checkpoint_path))
     path = os.path.join(root, step)
     is_link = os.path.islink(root)
     reason = "it may be another run's" if is_link else _other_content(path)
@@ -213,7 +213,7 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
     for name in old:
         _remove_saved_model(os.path.join(root, name))
     for name in names:  # Left by processes that were killed.
-        if re.fullmatch(rf"{UNFINISHED}\w{{8}}", name):
+        if re.fullmatch(rf"{TEMP_PREFIX}\w{{8}}", name):
             for part in ("saved_model", "replaced"):
                 _remove_saved_model(os.path.join(root, name, part))
             with contextlib.suppress(OSError):  # It is not empty.

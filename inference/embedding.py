@@ -124,8 +124,8 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
     written, unreadable = 0, []
     signals.safe_point(NOTHING_WRITTEN)
     with writer(out) as add, progress.terminal_bar(None, len(paths), "images") as bar:
-        crop = endpoints.center_crops(description, size)
-        for good, vectors, bad in endpoints.endpoint_of_files(function, size, crop, paths):
+        crop = endpoints.uses_center_crop(description, size)
+        for good, vectors, bad in endpoints.compute_endpoint(function, size, crop, paths):
             if good:
                 add([os.path.relpath(path, folder) for path in good], vectors.reshape(len(good), -1))
             written, unreadable = written + len(good), unreadable + bad

@@ -16,7 +16,7 @@ from runtime.errors import UserError, first_line
 from sources import image_files
 
 
-def center_crops(description: dict, size: int) -> bool:
+def uses_center_crop(description: dict, size: int) -> bool:
     """Whether images of a size are cropped as in the evaluations of a model with this description."""
     return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).center_crop_eval
 
@@ -65,7 +65,7 @@ def _load_image(path, size, crop):
         return error
 
 
-def endpoint_of_files(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
+def compute_endpoint(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
                      ) -> Iterator[tuple[list[str], np.ndarray, list[str]]]:
     """Yields (paths, array [len(paths), d], unreadable paths) for one batch of image files after the other.
 

@@ -28,8 +28,8 @@ def predict(saved_model: str, paths: list[str], image_size: int | None = None, m
     names, size = description.get("class_names"), image_size or description.get("image_size", 224)
     to_shares = tf.sigmoid if description.get("multi_label") else tf.nn.softmax  # As they were trained.
     found = {}
-    crop = endpoints.center_crops(description, size)
-    for good, logits, bad in endpoints.endpoint_of_files(function, size, crop, paths):
+    crop = endpoints.uses_center_crop(description, size)
+    for good, logits, bad in endpoints.compute_endpoint(function, size, crop, paths):
         signals.safe_point("nothing was printed; start the same command again")
         found.update(dict.fromkeys(bad))
         if good and names and len(names) != logits.shape[-1]:

@@ -306,7 +306,7 @@ def count_parameters(directory: str) -> int:
 
     from checkpoints import checkpoint_files
 
-    prefix = checkpoint_files.latest(directory)
+    prefix = checkpoint_files.latest_checkpoint(directory)
     if prefix is None:
         raise UserError(f"{directory}: it has no checkpoint. Remove it, and run the same command again.")
     variables = tf.train.list_variables(prefix)

@@ -54,7 +54,7 @@ def test_tf1_checkpoints_give_the_recorded_outputs(name, tmp_path):
     case = next(case for case in ("case0", "case1", "case2") if golden.config_of(arrays, case)[0] == config)
     model = model_lib.build_model(config, 10)
     file = restoring.load_model(model, formula_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",)))
-    assert (file.kind, file.step, file.others) == ("TF1 checkpoint", 7, 1)
+    assert (file.format, file.step, file.num_other_tensors) == ("TF1 checkpoint", 7, 1)
     random = np.random.default_rng(int(arrays[f"{case}/images_seed"]))
     images = random.uniform(0, 1, (4, config.image_size, config.image_size, 3)).astype(np.float32)
     outputs = model(images, training=False)
@@ -67,7 +67,7 @@ def test_tf1_checkpoints_give_the_recorded_outputs(name, tmp_path):
     *((name, shapes, "") for name, shapes in TF1_NETWORKS.items())])
 def test_the_network_is_worked_out_from_the_file(name, shapes, suffix, tmp_path):
     expected = config_of(name)
-    config, classes = inspection.config_of_file(
+    config, classes = inspection.infer_config(
         weight_files.open_weights(formula_file(tmp_path, shapes, suffix)), expected.image_size)
     assert classes == 10 and config.cifar_stem == expected.cifar_stem
     for setting in ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "proj_head_mode", "num_proj_layers",
@@ -112,7 +112,7 @@ def assert_formula_weights(model):
     ("ours", "SavedModel"), ("original", "SavedModel"), ("converted", "SavedModel (TF1 names)")])
 def test_saved_models_are_read_as_data(kind, words, saved_models):
     model = model_lib.build_model(Config(**SMALL), 4)
-    assert restoring.load_model(model, saved_models[kind]).kind == words
+    assert restoring.load_model(model, saved_models[kind]).format == words
     assert_formula_weights(model)
 
 
@@ -244,7 +244,7 @@ def test_a_linear_head_that_has_seen_labels_is_told_or_begins_anew(anew, tmp_pat
 
 
 def test_flags_are_given_with_all_their_digits():
-    assert restoring.as_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
+    assert restoring.format_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
 
 
 def test_describe_tells_and_refuses_by_command_line(tmp_path):

@@ -354,7 +354,7 @@ def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, expo
 
 def test_embed_reads_many_files_batch_by_batch(exported, photos):
     paths = [str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")]
-    batches = list(endpoints.endpoint_of_files(
+    batches = list(endpoints.compute_endpoint(
         lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2))
     assert [(len(good), len(bad)) for good, _, bad in batches] == [(2, 0), (1, 1), (1, 0)]
     vectors = np.concatenate([values for _, values, _ in batches])
@@ -410,8 +410,8 @@ def test_images_are_cropped_as_in_evaluations(crop, tmp_path, monkeypatch):
     assert (known.config.eval_center_crop, known.multi_label, known.class_names) == (crop, True, CLASSES)
     saving.export(known.config, CLASSES, path, str(tmp_path / "saved"), multi_label=known.multi_label)
     description = descriptions.read_description(str(tmp_path / "saved"))
-    assert description["multi_label"] and endpoints.center_crops(description, 40) == crop
-    assert not endpoints.center_crops(description, 32)
+    assert description["multi_label"] and endpoints.uses_center_crop(description, 40) == crop
+    assert not endpoints.uses_center_crop(description, 32)
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (lambda images: images, description))
     (tmp_path / "images").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)

@@ -112,8 +112,8 @@ def test_keep_checkpoint_max_holds_after(how, trained, run, tmp_path):
         paths = "".join(f'all_model_checkpoint_paths: "{tmp_path}/other/ckpt-{step}"\n' for step in (3, 6, 9))
         (tmp_path / "run" / "checkpoint").write_text(f'model_checkpoint_path: "{tmp_path}/other/ckpt-9"\n{paths}')
     run(train_steps=15, keep_checkpoint_max=2)
-    assert checkpoint_files.steps_of(str(tmp_path / "run")) == [12, 15]
-    assert checkpoint_files.steps_of(str(tmp_path / "other")) == ([3, 6, 9] if how == "list of another run" else [])
+    assert checkpoint_files.list_steps(str(tmp_path / "run")) == [12, 15]
+    assert checkpoint_files.list_steps(str(tmp_path / "other")) == ([3, 6, 9] if how == "list of another run" else [])
     assert tf.train.latest_checkpoint(str(tmp_path / "run")) == str(tmp_path / "run" / "ckpt-15")
 
 
@@ -121,7 +121,7 @@ def test_later_checkpoints_that_were_copied_there_stay(tmp_path):
     trackable = tf.train.Checkpoint(value=tf.Variable(1.0))
     for step in (1, 2, 10, 3):
         checkpoint_files.save(trackable, str(tmp_path), step, keep=1 if step == 3 else 5)
-    assert checkpoint_files.steps_of(str(tmp_path)) == [3, 10]
+    assert checkpoint_files.list_steps(str(tmp_path)) == [3, 10]
 
 
 def test_the_preview_replaces_a_link_and_not_its_target(run, tmp_path):
@@ -138,8 +138,8 @@ def test_the_checkpoints_of_neighbouring_directories_stay(trained, run, tmp_path
     for name in ("run1", "run 2"):
         shutil.copytree(tmp_path / "run", tmp_path / name)
     run(train_steps=12, keep_checkpoint_max=1)
-    assert checkpoint_files.steps_of(str(tmp_path / "run")) == [12]
-    assert [checkpoint_files.steps_of(str(tmp_path / name)) for name in ("run1", "run 2")] == [[3, 6, 9]] * 2
+    assert checkpoint_files.list_steps(str(tmp_path / "run")) == [12]
+    assert [checkpoint_files.list_steps(str(tmp_path / name)) for name in ("run1", "run 2")] == [[3, 6, 9]] * 2
 
 
 def test_continuous_evaluation_goes_on_past_a_damaged_checkpoint(trained, run, tmp_path):
@@ -156,7 +156,7 @@ def test_a_lost_list_of_checkpoints_is_written_again(how, trained, run, tmp_path
     trained(9)
     spoil(tmp_path / "run" / "checkpoint", how)
     assert "resumed at step 9 from" in run()
-    assert checkpoint_files.latest(str(tmp_path / "run")).endswith("ckpt-9")
+    assert checkpoint_files.latest_checkpoint(str(tmp_path / "run")).endswith("ckpt-9")
     assert len(tf.train.get_checkpoint_state(str(tmp_path / "run")).all_model_checkpoint_paths) == 3
 
 
@@ -233,8 +233,8 @@ def test_a_run_resumes_and_prunes_in_a_directory_with_a_hostile_name(name, train
         shutil.copytree(tmp_path / "run", tmp_path / name)
     # A relative path: what comes before the name is the user's, too.
     runs.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
-    assert checkpoint_files.steps_of(name) == [6]
-    assert checkpoint_files.latest(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
+    assert checkpoint_files.list_steps(name) == [6]
+    assert checkpoint_files.latest_checkpoint(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
     assert not {path.name for path in tmp_path.iterdir()} - {"run", "deep", "relative", name.rstrip("/")}
 
 
@@ -448,7 +448,7 @@ def test_a_directory_that_is_removed_while_training_is_not_shared(trained, run, 
     with pytest.raises(UserError, match="--model_dir=.*the directory was removed or replaced during the run"):
         run()
     other[0].check()
-    assert not checkpoint_files.steps_of(str(tmp_path / "run"))
+    assert not checkpoint_files.list_steps(str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("module, function", [
@@ -501,7 +501,7 @@ def test_links_under_names_of_temporary_files_are_left_alone(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for name in ("ckpt-7_temp", "flags.json.9.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    run_directory.remove_leftovers(str(tmp_path))
+    run_directory.remove_temporary_files(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "ckpt-7_temp", "flags.json.9.tmp"}
 
 

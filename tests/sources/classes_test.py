@@ -123,7 +123,7 @@ def test_a_warm_start_maps_the_head_by_name_or_leaves_it_out(names, sources, tra
     start = [variable.numpy() for variable in model.supervised_head.variables]
     loaded = restoring.warm_start(model, str(trained[0] / "run"), class_names=names)
     if sources is None:
-        assert "other classes, only in the data set: yellow" in loaded.left_out["linear head"]
+        assert "other classes, only in the data set: yellow" in loaded.not_loaded["linear head"]
         sources = [None] * len(names)
     else:
         assert f"linear head: {len(sources) - sources.count(None)} of {len(names)} classes were taken" in "".join(
