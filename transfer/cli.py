@@ -1,4 +1,4 @@
-"""Transfer of an encoder to other data sets: the protocol of the paper's twelve, and your own (4.3 and B.8).
+"""Transfer learning: evaluation of an encoder on the paper's twelve data sets, or your own (paper, 4.3 and B.8).
 
     python -m transfer list
     python -m transfer linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR] [--out=DIR]
@@ -6,9 +6,9 @@
     python -m transfer scratch --checkpoint=PATH --task=NAME [--jobs=N]
     python -m transfer compare PREDICTIONS.npz PREDICTIONS.npz
 
-`linear` is l2-regularized logistic regression on frozen features; `finetune` trains the whole network from these
-weights, `scratch` the same network from random ones, both by a grid of learning rates and weight decays. Results and
-predictions are kept in --out; the same command resumes from there.
+`linear` fits l2-regularized logistic regression to frozen features. `finetune` trains the whole network, starting from
+the checkpoint; `scratch` trains the same network from random weights. Both search a grid of learning rates and weight
+decays. `compare` runs a permutation test. Results and predictions are written to --out; repeating a command resumes it.
 """
 
 from __future__ import annotations
@@ -31,80 +31,82 @@ def _list():
         for name, task in tasks.TASKS.items()]))
 
 
-def _numbers(text):
+def _parse_numbers(text):
     """Parses comma-separated numbers; for argparse's `type`."""
     try:
-        found = tuple(float(part) for part in text.split(","))
+        numbers = tuple(map(float, text.split(",")))
     except ValueError:
-        found = (math.nan,)
-    if not all(map(math.isfinite, found)):
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
         raise argparse.ArgumentTypeError(f"expected comma-separated numbers such as 0.01,0.1; got {text!r}")
-    return found
+    return numbers
 
 
 def _parser():
     parser = command_line.ArgumentParser(prog="python -m transfer", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    commands.add_parser("list", help="the paper's data sets").set_defaults(run=None)
-    _add_common(commands.add_parser("linear", help="logistic regression on frozen features"),
+    commands.add_parser("list", help="list the paper's data sets").set_defaults(run=None)
+    _add_common(commands.add_parser("linear", help="fit logistic regression to frozen features"),
                 "linear_evaluation.run_linear")
-    for kind, text in (("finetune", "the whole network, from a checkpoint's weights"),
-                       ("scratch", "the network of a checkpoint, from random weights")):
-        command = commands.add_parser(kind, help=text)
+    for protocol, text in (("finetune", "train the whole network, starting from a checkpoint"),
+                           ("scratch", "train the network of a checkpoint from random weights")):
+        command, grid = commands.add_parser(protocol, help=text), tasks.GRIDS[protocol]
         _add_common(command, "grid_search.run_grid")
-        command.set_defaults(kind=kind)
-        command.add_argument("--jobs", type=int, default=1, help="parallel trainings, which share the "
-                             "devices of CUDA_VISIBLE_DEVICES (default: 1)")
-        command.add_argument("--steps", type=int, help=f"of a training (default: {tasks.GRIDS[kind].steps})")
+        command.set_defaults(protocol=protocol)
+        command.add_argument("--jobs", type=int, default=1, help="number of trials that run in parallel and share the "
+                             "devices in CUDA_VISIBLE_DEVICES (default: 1)")
+        command.add_argument("--steps", type=int, help=f"training steps per trial (default: {grid.steps})")
         for name in ("learning_rates", "weight_decays"):
-            command.add_argument(f"--{name}", type=_numbers, help="of the grid, comma-separated (default: "
-                                 f"{','.join(f'{value:.2g}' for value in getattr(tasks.GRIDS[kind], name))})")
-        command.add_argument("--seed", type=int, default=0, help="of all trainings (default: 0)")
-        command.add_argument("--flags", default="", help="further flags of run.py, such as '--precision=...'")
-    command = commands.add_parser("compare", help="permutation test of two files of predictions")
+            command.add_argument(f"--{name}", type=_parse_numbers, help="comma-separated values of the grid (default: "
+                                 f"{','.join(f'{value:.2g}' for value in getattr(grid, name))})")
+        command.add_argument("--seed", type=int, default=0, help="random seed of all trials (default: 0)")
+        command.add_argument("--flags", default="", help="further flags for run.py, such as '--precision=...'")
+    command = commands.add_parser("compare", help="run a permutation test on two prediction files")
     command.set_defaults(run="significance.run_compare")
     command.add_argument("first"), command.add_argument("second")
-    command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="default: top_1; with several labels "
-                         "per example, accuracy")
+    command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="metric to compare (default: "
+                         "top_1); predictions with several labels per example are compared by accuracy")
     return parser
 
 
 def _add_common(command, run):
-    """Adds the arguments that all protocols share."""
+    """Adds the flags that linear, finetune and scratch share."""
     command.set_defaults(run=run)
-    command.add_argument("--checkpoint", required=True, help="any SimCLR network, as for run.py")
+    command.add_argument("--checkpoint", required=True, help="any SimCLR weights, as for run.py")
     command.add_argument("--task", choices=tasks.TASKS, help="one of the paper's data sets")
     command.add_argument("--dataset", help="as for run.py (default: the task's)")
     command.add_argument("--data_dir", help="as for run.py")
     command.add_argument("--follow_links", action="store_true", help="as for run.py")
-    command.add_argument("--metric", choices=tasks.METRICS, help="default: the task's, or top_1")
-    for name, text in (("train", "training split"), ("validation", "split for model selection; unset: the last "
-                       "fifth of train"), ("test", "test split")):
-        command.add_argument(f"--{name}", metavar="SPLIT", help=f"{text} (default: the task's)")
+    command.add_argument("--metric", choices=tasks.METRICS, help="metric for model selection and test (default: the "
+                         "task's, or top_1)")
+    command.add_argument("--train", metavar="SPLIT", help="training split (default: the task's, or train)")
+    command.add_argument("--validation", metavar="SPLIT", help="split for model selection (default: the task's, or the "
+                         "data set's validation split, or the last 20 %% of train)")
+    command.add_argument("--test", metavar="SPLIT", help="test split (default: the task's, or test)")
     command.add_argument("--corrupt_images", choices=("error", "skip"), default="error", help="as for run.py")
     command.add_argument("--max_image_pixels", type=int, default=MAX_IMAGE_PIXELS, help="as for run.py (default: "
                          "%(default)d)")
-    command.add_argument("--image_size", type=int, help="default: that of the network's training, or 224")
+    command.add_argument("--image_size", type=int, help="in pixels (default: as in pretraining, or 224)")
     command.add_argument("--batch_size", type=int, default=256, help="images per batch (default: 256)")
-    command.add_argument("--out", help="directory of the results (default: runs/transfer/KIND_TASK)")
+    command.add_argument("--out", help="output directory (default: runs/transfer/PROTOCOL_TASK)")
 
 
 @contextlib.contextmanager
 def _translate_errors():
-    """Translates errors of data and files in the middle of the work into a `UserError`."""
-    import tensorflow as tf  # Here: the command line is parsed before TensorFlow is loaded.
+    """Translates errors in reading data or writing results into a `UserError`."""
+    import tensorflow as tf  # Imported late: usage errors are reported before TensorFlow is loaded.
 
     file_errors = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError,
                    tf.errors.ResourceExhaustedError)
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        of_data = "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError)
-        if not (of_data or isinstance(error, (OSError, *file_errors))):
+        is_data_error = "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError)
+        if not (is_data_error or isinstance(error, (OSError, *file_errors))):
             raise
-        raise UserError(f"{'the data' if of_data else '--out, or another file,'} cannot be used "
-                        f"({first_line(error)}). Fix that, and run the same command again: finished work is "
+        problem = "reading the data failed" if is_data_error else "--out or another file: it cannot be read or written"
+        raise UserError(f"{problem} ({first_line(error)}). Fix this, then run the same command again; finished work is "
                         "kept.") from error
 
 

@@ -25,155 +25,156 @@ from transfer import measures, output, tasks
 from transfer.tasks import Task
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_TRIAL = "trial.json"  # marks the directory of a training
+_MARKER = "trial.json"  # in the directory of each trial
 
 
-# --------------------------------------------------------------------------- fine-tuning and random initialisation
-
-
-def training_flags(kind: str, task: Task, examples: int, learning_rate: float, weight_decay: float, steps: int,
+def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: float, weight_decay: float, steps: int,
                    batch_size: int = 256) -> dict:
-    """Settings of a training of the paper's protocol (B.8.1), as a dict: all but splits, weights and directory.
+    """Returns the settings of a trial (paper, B.8.1) as a dict, without splits, initial weights and model_dir.
 
     Args:
-      kind: of `GRIDS`.
+      protocol: key of `GRIDS`.
       task: `Task`.
-      examples: of the split that is learnt from.
-      learning_rate: for 256 images; the highest, from which a cosine leads to zero.
-      weight_decay: as in the grid.
-      steps, batch_size: how long, and how many images at once.
+      num_examples: size of the training split.
+      learning_rate: initial value of the cosine schedule, per 256 images.
+      weight_decay: value from the grid.
+      steps: training steps.
+      batch_size: images per step.
     """
-    start = dict(finetune=dict(train_mode="finetune", zero_init_logits_layer=True),
-                 scratch=dict(train_mode="supervised"))[kind]
+    train_mode = dict(finetune=dict(train_mode="finetune", zero_init_logits_layer=True),
+                      scratch=dict(train_mode="supervised"))[protocol]
     return dict(
-        start, mode="train_then_eval", dataset=task.dataset, train_batch_size=batch_size, train_steps=steps,
+        train_mode, mode="train_then_eval", dataset=task.dataset, train_batch_size=batch_size, train_steps=steps,
         optimizer="momentum", momentum=0.9, learning_rate=f"{learning_rate:.6g}", warmup_epochs=0,
         weight_decay=f"{weight_decay / learning_rate:.6g}",
-        batch_norm_decay=f"{max(1 - 10 * batch_size / examples, 0.9):.6g}", color_jitter_strength=0, use_blur=False,
+        batch_norm_decay=f"{max(1 - 10 * batch_size / num_examples, 0.9):.6g}", color_jitter_strength=0, use_blur=False,
         checkpoint_steps=max(1, steps // 10), keep_checkpoint_max=1, eval_protocol="linear_head", save_predictions=True)
 
 
-def check_settings(kind: str, more: dict) -> None:
-    """Raises `UserError` if further settings of a grid's trainings are wrong, or set by the grid itself."""
-    ours = training_flags(kind, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
-    others = ("train_split", "eval_split", "checkpoint", "seed",
-              *config_lib.settings_with("network", "length", "output", "data_access"))
-    for name in sorted({*ours, *others} & set(more)):
+def check_settings(protocol: str, extra_settings: dict) -> None:
+    """Raises `UserError` if extra settings of the trials are invalid, or are set by the grid search."""
+    settings = trial_settings(protocol, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
+    reserved = {*settings, "train_split", "eval_split", "checkpoint", "seed",
+                *config_lib.settings_with("network", "length", "output", "data_access")}
+    for name in sorted(reserved & set(extra_settings)):
         raise UserError(f"--flags: --{name} is set by the grid search. Remove it.")
-    start = dict(checkpoint="-") if kind == "finetune" else {}
-    config_lib.from_arguments(config_lib.as_flags({**ours, **start, **more}))
+    checkpoint = dict(checkpoint="-") if protocol == "finetune" else {}
+    config_lib.from_arguments(config_lib.as_flags({**settings, **checkpoint, **extra_settings}))
 
 
 class GridSearch:
-    """Trainings with all settings of a grid, each a process of run.py; what is finished is not run again.
+    """A grid search whose trials are processes of run.py. Finished trials are not repeated.
 
-    The directory of a training, OUT/rate_R_decay_W, is deleted after it. The grid creates it, and marks it by a file
-    with the digest of its settings. A directory without the mark is neither used nor deleted.
+    Each trial has the directory OUT/rate_R_decay_W, which is deleted when the trial ends. The search creates the
+    directory and marks it with a file that holds a digest of the trial's settings. It never uses or deletes a directory
+    without this file.
     """
 
-    def __init__(self, kind: str, task: Task, source: Source, fixed: dict, out: str, settings: dict,
-                 batch_size: int = 256, more: dict | None = None):
+    def __init__(self, protocol: str, task: Task, source: Source, shared_settings: dict, out: str, settings: dict,
+                 batch_size: int = 256, extra_settings: dict | None = None):
         """Checks the settings.
 
         Args:
-          kind: of `GRIDS`.
+          protocol: key of `GRIDS`.
           task: `Task`.
-          source: its `source.Source`.
-          fixed: settings that all trainings share: dict.
-          out: directory of the results.
-          settings: all settings that the results depend on, but for learning rates and weight decays: dict.
-          batch_size: images at once.
-          more: further settings of run.py.
+          source: `source.Source` of the task's data set.
+          shared_settings: settings of run.py that all trials share.
+          out: output directory.
+          settings: all settings that affect the results, without learning rates and weight decays; for the digests.
+          batch_size: images per step.
+          extra_settings: the user's further settings of run.py.
 
         Raises:
-          UserError: see `check_settings`; or the batch is larger than the data.
+          UserError: see `check_settings`; or the batch size exceeds the size of the training split.
         """
-        more = more or {}
-        check_settings(kind, more)
-        self._kind, self._task, self._fixed, self._out = kind, task, {**fixed, **more}, out
-        self._batch_size, self._settings = batch_size, settings
-        self._examples = {split: datasets.check_split(source, flag, split) for flag, split in (
+        extra_settings = extra_settings or {}
+        check_settings(protocol, extra_settings)
+        self._protocol, self._task, self._out = protocol, task, out
+        self._shared_settings, self._settings = {**shared_settings, **extra_settings}, settings
+        self._batch_size = batch_size
+        self._num_examples = {split: datasets.check_split(source, flag, split) for flag, split in (
             ("train", task.train_split), ("validation", task.validation_split), ("train", task.trainval_split),
             ("test", task.test))}
-        examples = self._examples[task.train_split]
-        if batch_size > examples:
-            raise UserError(f"--batch_size={batch_size}: the split {task.train_split} has only {examples} examples. "
-                            f"Use at most {examples}.")
+        num_examples = self._num_examples[task.train_split]
+        if batch_size > num_examples:
+            raise UserError(f"--batch_size={batch_size}: the split {task.train_split} has only {num_examples} "
+                            f"examples. Use at most {num_examples}.")
 
-    def select(self, grid: tasks.Grid, at_once: int) -> tuple[tuple[float, float], dict]:
-        """The (learning rate, weight decay) that is best on the validation split, and all: pair -> metric.
+    def select(self, grid: tasks.Grid, num_jobs: int) -> tuple[tuple[float, float], dict]:
+        """Runs the trials, `num_jobs` in parallel, and selects hyper-parameters on the validation split.
 
-        The metric of a training that diverged is None.
+        Returns:
+          The best pair (learning rate, weight decay); and a dict: pair -> metric, None for trials that diverged.
 
         Raises:
-          TrainingDiverged: all of them diverged.
-          UserError: a training failed otherwise, or files in the directory are not those of this grid.
+          TrainingDiverged: all trials diverged.
+          UserError: a trial failed otherwise, or the directory holds files of other settings.
         """
-        pairs = {name_of_trial(*pair): pair for pair in itertools.product(grid.learning_rates, grid.weight_decays)}
-        noted = {pair: self._noted(name, pair) for name, pair in pairs.items()}
+        pairs = {trial_name(*pair): pair for pair in itertools.product(grid.learning_rates, grid.weight_decays)}
+        trials = {pair: self._read_trial(name, pair) for name, pair in pairs.items()}
         jobs = {self._job(name, self._task.train_split, self._task.validation_split, *pair, grid.steps): pair
-                for name, pair in pairs.items() if noted[pair] is None}
+                for name, pair in pairs.items() if trials[pair] is None}
         for job, pair in jobs.items():
             _claim(job.directory, self._digest(pair))
-        with child_processes.Launcher() as launcher, contextlib.closing(launcher.run_all(jobs, at_once)) as ended:
-            for job, error in progress.terminal_bar(ended, len(jobs), "trainings"):
-                noted[jobs[job]] = self._note(job, jobs[job], error)
-        found = {pair: each["metric"] for pair, each in noted.items()}
-        if set(found.values()) == {None}:
-            raise TrainingDiverged(f"--learning_rates: training has diverged with all {len(found)} settings. Use lower "
-                                   "learning rates.")
-        return max(found, key=lambda pair: -math.inf if found[pair] is None else found[pair]), found
+        with child_processes.Launcher() as launcher, contextlib.closing(launcher.run_all(jobs, num_jobs)) as finished:
+            for job, error in progress.terminal_bar(finished, len(jobs), "trials"):
+                trials[jobs[job]] = self._finish_trial(job, jobs[job], error)
+        metrics = {pair: trial["metric"] for pair, trial in trials.items()}
+        if set(metrics.values()) == {None}:
+            raise TrainingDiverged(f"--learning_rates: all {len(metrics)} trials diverged. Use lower learning rates.")
+        return max(metrics, key=lambda pair: -math.inf if metrics[pair] is None else metrics[pair]), metrics
 
-    def test(self, pair: tuple[float, float], steps: int, at_once: int) -> tuple[np.ndarray, np.ndarray]:
-        """Trains on all training and validation images; returns the labels and logits of the test images.
+    def test(self, pair: tuple[float, float], steps: int, num_jobs: int) -> tuple[np.ndarray, np.ndarray]:
+        """Trains with the selected hyper-parameters on the trainval split; returns labels and logits of the test split.
 
-        It gets the devices of one of `at_once`, as those before it had. Raises `UserError` if it fails, and
-        `TrainingDiverged` if it diverges.
+        The run gets as many devices as one of `num_jobs` parallel trials. Raises `TrainingDiverged` if it diverges, and
+        `UserError` if it fails otherwise.
         """
-        job = self._job(f"best_{name_of_trial(*pair)}", self._task.trainval_split, self._task.test, *pair, steps)
+        job = self._job(f"best_{trial_name(*pair)}", self._task.trainval_split, self._task.test, *pair, steps)
         path = os.path.join(job.directory, f"predictions_{steps}.npz")
         _claim(job.directory, self._digest(pair))
         if not tf.io.gfile.exists(path):
             with child_processes.Launcher() as launcher:
-                [(_, error)] = launcher.run_all([job], at_once)
+                [(_, error)] = launcher.run_all([job], num_jobs)
             if error is not None and error.job_status == TrainingDiverged.status:
-                raise TrainingDiverged(f"--learning_rates={pair[0]:g}: training with the best settings on training and "
-                                       "validation images diverged. Remove this learning rate.") from error
+                raise TrainingDiverged(f"--learning_rates={pair[0]:g}: the final training run, on the trainval split, "
+                                       "diverged. Remove this learning rate.") from error
             if error is not None:
                 raise error
         return output.read_predictions(path)
 
-    def _job(self, name, train, test, learning_rate, weight_decay, steps):
+    def _job(self, name, train_split, eval_split, learning_rate, weight_decay, steps):
         settings = dict(
-            training_flags(self._kind, self._task, self._examples[train], learning_rate, weight_decay, steps,
-                           self._batch_size),
-            **self._fixed, train_split=train, eval_split=test, model_dir=os.path.join(self._out, name))
+            trial_settings(self._protocol, self._task, self._num_examples[train_split], learning_rate, weight_decay,
+                           steps, self._batch_size),
+            **self._shared_settings, train_split=train_split, eval_split=eval_split,
+            model_dir=os.path.join(self._out, name))
         command = (sys.executable, os.path.join(_ROOT, "run.py"), *config_lib.as_flags(settings))
         return child_processes.Job(command, settings["model_dir"])
 
     def _digest(self, pair):
-        """Digest of all settings of a training, with the digits that it gets."""
-        return output.digest_of_json([self._settings, *(f"{value:.6g}" for value in pair)])
+        """Returns the digest of a trial's settings; numbers have the digits that run.py gets."""
+        return output.json_digest([self._settings, *(f"{value:.6g}" for value in pair)])
 
-    def _noted(self, name, pair):
-        """What `_note` wrote about a training; None if it is not finished. Raises `UserError` if it is of another."""
+    def _read_trial(self, name, pair):
+        """Returns the record of a finished trial, or None. Raises `UserError` if its settings differ."""
         path = os.path.join(self._out, f"{name}.json")
-        noted = storage.read_json(path)
-        if noted is None:
+        trial = storage.read_json(path)
+        if trial is None:
             return None
-        output.check_digest(path, noted.get("settings"), self._digest(pair))
-        if not storage.is_fraction(noted.get("metric")) and noted.get("metric", math.nan) is not None:
-            raise UserError(f"{path}: metric={noted.get('metric')} is not a number from 0 to 1. Remove it.")
-        return noted
+        output.check_digest(path, trial.get("settings"), self._digest(pair))
+        if not storage.is_fraction(trial.get("metric")) and trial.get("metric", math.nan) is not None:
+            raise UserError(f"{path}: metric={trial.get('metric')} is not a number from 0 to 1. Delete the file.")
+        return trial
 
-    def _note(self, job, pair, error):
-        """Records the metric of a training and deletes its directory: checkpoints of a grid would fill a disk.
+    def _finish_trial(self, job, pair, error):
+        """Records a trial's metric and deletes its directory, because the checkpoints of a grid would fill a disk.
 
         Returns:
-          dict: `metric`, None if the training diverged, `settings`, a digest, and `command`.
+          dict: `metric` (None if training diverged), `settings` (a digest) and `command`.
 
         Raises:
-          UserError: it failed otherwise, or its metric is not a number.
+          UserError: the trial failed otherwise, or its metric is not a number.
         """
         if error is not None and error.job_status != TrainingDiverged.status:
             raise error
@@ -183,79 +184,82 @@ class GridSearch:
             metric = (storage.read_json(path) or {}).get(key)
             if not storage.is_fraction(metric):
                 raise UserError(f"{path}: {key} is {metric}, not a number from 0 to 1. See run.log next to it.")
-        noted = dict(metric=metric, settings=self._digest(pair), command=shlex.join(job.command))
+        trial = dict(metric=metric, settings=self._digest(pair), command=shlex.join(job.command))
         name = os.path.basename(job.directory)
-        storage.write_json(os.path.join(self._out, f"{name}.json"), noted)
-        _claim(job.directory, self._digest(pair))  # Again: a directory that replaced it must not be deleted.
+        storage.write_json(os.path.join(self._out, f"{name}.json"), trial)
+        _claim(job.directory, self._digest(pair))  # The user may have replaced the directory during the trial.
         shutil.rmtree(job.directory)
         console.log(f"{name}  {'diverged' if metric is None else f'{metric:.4f}'}")
-        return noted
+        return trial
 
 
 def _claim(directory, digest):
-    """Creates and marks the directory of a training, unless it is there, marked with the same digest.
+    """Creates a trial's directory and its marker, unless both exist.
 
-    Raises `UserError` if it is a link, or has files but another mark or none.
+    Raises `UserError` if the directory is a link, or has files but no marker with this digest.
     """
-    path = os.path.join(directory, _TRIAL)
-    trial = None if os.path.islink(directory) else storage.read_json(path)
-    if trial == dict(settings=digest):
+    path = os.path.join(directory, _MARKER)
+    marker = None if os.path.islink(directory) else storage.read_json(path)
+    if marker == dict(settings=digest):
         return
+    # A search that was killed while it wrote the marker leaves trial.json.N.tmp.
     if os.path.lexists(directory) and (os.path.islink(directory) or not os.path.isdir(directory) or any(
-            not name.startswith(f"{_TRIAL}.") for name in os.listdir(directory))):  # trial.json.N.tmp: a killed start.
-        raise UserError(f"--out: {directory} was not created by this search, or with other settings. Move it, or name "
-                        "another --out.")
+            not name.startswith(f"{_MARKER}.") for name in os.listdir(directory))):
+        raise UserError(f"--out={os.path.dirname(directory)}: {directory} was not created by this search, or has other "
+                        "settings. Move it, or use another --out.")
     storage.write_json(path, dict(settings=digest))
 
 
-def name_of_trial(learning_rate: float, weight_decay: float) -> str:
-    """A cell of the grid as the name of files."""
+def trial_name(learning_rate: float, weight_decay: float) -> str:
+    """Returns the name of a trial's files and directory."""
     return f"rate_{learning_rate:.3g}_decay_{weight_decay:.3g}"
 
 
 def run_grid(arguments: argparse.Namespace) -> None:
-    """Runs the grid search of parsed arguments: finetune or scratch."""
-    kind, grid = arguments.kind, _grid_of(arguments)
+    """Runs the grid search (`finetune` or `scratch`) that the parsed arguments describe."""
+    protocol, grid = arguments.protocol, _build_grid(arguments)
     if tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices([], "GPU")  # Their memory is for the trainings.
-    task, config, source, settings = output.resolve_inputs(kind, arguments)
-    fixed = {name: getattr(config, name) for name in config_lib.settings_with("network", "data_access")}
-    fixed |= dict(seed=arguments.seed, checkpoint=_start_of(arguments.checkpoint) if kind == "finetune" else None)
-    fixed = {name: value for name, value in fixed.items()
-             if value is not None and name != "lineareval_while_pretraining"}  # That is for pretraining.
-    search = GridSearch(kind, task, source, fixed, config.model_dir, settings, arguments.batch_size,
+        tf.config.set_visible_devices([], "GPU")  # The trials need their memory.
+    task, config, source, settings = output.resolve_inputs(protocol, arguments)
+    shared = {name: getattr(config, name) for name in config_lib.settings_with("network", "data_access")
+              if name != "lineareval_while_pretraining"}  # It applies to pretraining only.
+    shared |= dict(seed=arguments.seed,
+                   checkpoint=_resolve_checkpoint(arguments.checkpoint) if protocol == "finetune" else None)
+    shared = {name: value for name, value in shared.items() if value is not None}
+    search = GridSearch(protocol, task, source, shared, config.model_dir, settings, arguments.batch_size,
                         config_lib.parse_settings(arguments.flags))
     with output.open_output_dir(config, source, settings) as out:
-        best, found = search.select(grid, arguments.jobs)
+        best, metrics = search.select(grid, arguments.jobs)
         labels, scores = search.test(best, grid.steps, arguments.jobs)
-        title = "fine-tuned" if kind == "finetune" else "trained from random weights"
+        title = "fine-tuning" if protocol == "finetune" else "training from random weights"
         output.write_results(title, task, out, labels, scores, dict(
             learning_rate=best[0], weight_decay=best[1], validation=[
                 dict(learning_rate=rate, weight_decay=decay, metric=metric)
-                for (rate, decay), metric in found.items()]))
+                for (rate, decay), metric in metrics.items()]))
 
 
-def _start_of(path):
+def _resolve_checkpoint(path):
     """Resolves --checkpoint once, so that all trials start from the same weights even if newer checkpoints appear."""
     prefix, is_saved_model = weight_files.locate(path)
     return os.path.dirname(os.path.dirname(prefix)) if is_saved_model else prefix
 
 
-def _grid_of(arguments):
-    """The `Grid` that was asked for, or the paper's. Raises `UserError`."""
-    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(tasks.Grid)}
-    grid = dataclasses.replace(tasks.GRIDS[arguments.kind], **{name: value for name, value in given.items()
-                                                         if value is not None})
-    for flag, values, lowest in (
+def _build_grid(arguments):
+    """Returns the paper's `Grid` with the changes that the parsed arguments make. Raises `UserError`."""
+    overrides = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(tasks.Grid)}
+    grid = dataclasses.replace(tasks.GRIDS[arguments.protocol], **{
+        name: value for name, value in overrides.items() if value is not None})
+    for flag, values, minimum in (
             ("jobs", [arguments.jobs], 1), ("steps", [grid.steps], 1), ("batch_size", [arguments.batch_size], 1),
             ("seed", [arguments.seed], 0), ("weight_decays", grid.weight_decays, 0)):
-        if min(values) < lowest:
-            raise UserError(f"--{flag}={min(values)} is below {lowest}: raise it")
+        if min(values) < minimum:
+            raise UserError(f"--{flag}={min(values)}: must be at least {minimum}. Increase it.")
     if min(grid.learning_rates) <= 0:
-        raise UserError(f"--learning_rates={min(grid.learning_rates):g} is not above 0: raise it")
+        raise UserError(f"--learning_rates={min(grid.learning_rates):g}: must be greater than 0. Increase it.")
     if "://" in (arguments.out or ""):
-        raise UserError(f"--out={arguments.out}: the trainings' logs need a local directory: name one")
+        raise UserError(f"--out={arguments.out}: the trials' logs need a local directory. Use a local path.")
     pairs = list(itertools.product(grid.learning_rates, grid.weight_decays))
-    if len({name_of_trial(*pair) for pair in pairs}) < len(pairs):
-        raise UserError("--learning_rates and --weight_decays must differ in their first three digits")
+    if len({trial_name(*pair) for pair in pairs}) < len(pairs):
+        raise UserError("--learning_rates, --weight_decays: two values have the same first three digits. Remove one of "
+                        "them.")
     return grid

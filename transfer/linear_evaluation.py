@@ -1,4 +1,4 @@
-"""Linear evaluation: l2-regularised logistic regression on frozen features (paper, B.8.1)."""
+"""Linear evaluation: l2-regularized logistic regression on frozen features (paper, B.8.1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime import progress, storage
 from runtime.errors import UserError
 from transfer import measures, output
 
-L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # the strongest first
+L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # strongest first
 _Examples = tuple[np.ndarray, np.ndarray]  # features, labels
 
 
@@ -26,62 +26,61 @@ _Examples = tuple[np.ndarray, np.ndarray]  # features, labels
 
 
 def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
-          found: dict[float, float] | None = None, note: Callable[[dict[float, float]], None] = lambda found: None
-          ) -> tuple[float, dict[float, float]]:
-    """Chooses the strength of l2 regularisation; its unit is that of `logistic_regression`'s `l2_of_sum`.
+          previous: dict[float, float] | None = None,
+          on_result: Callable[[dict[float, float]], None] = lambda values: None) -> tuple[float, dict[float, float]]:
+    """Selects the strength of l2 regularization, in the unit `l2_of_sum` of `logistic_regression`.
 
     Args:
       train: (features [n, d], labels [n] or [n, classes]) of the training examples.
       validation: the same for the validation examples.
-      metric: name in `METRICS`.
-      l2_of_sum_choices: strengths, the strongest first.
-      found: what is known already: dict: strength -> metric.
-      note: function to call with what has been found so far.
+      metric: key of `measures.METRICS`.
+      l2_of_sum_choices: candidate strengths, strongest first.
+      previous: results of an interrupted sweep, which are not computed again: dict: strength -> metric.
+      on_result: function that is called with all results so far after each fit.
 
     Returns:
-      the best strength, the stronger one of equals; and a dict: strength -> metric.
+      The best strength (the strongest, if several are equally good); and a dict: strength -> metric.
 
     Raises:
-      UserError: see `measure`.
+      UserError: see `measures.measure`.
     """
-    path, found = logistic_regression.LogisticPath(*train), dict(found or {})
+    path, values = logistic_regression.LogisticPath(*train), dict(previous or {})
     for l2_of_sum in progress.track(l2_of_sum_choices, len(l2_of_sum_choices), "logistic regressions"):
-        if l2_of_sum not in found:
-            found[l2_of_sum] = measures.measure(metric, validation[1], path.fit(l2_of_sum).scores(validation[0]))
-            note(found)
-    return max(l2_of_sum_choices, key=found.get), found
+        if l2_of_sum not in values:
+            values[l2_of_sum] = measures.measure(metric, validation[1], path.fit(l2_of_sum).scores(validation[0]))
+            on_result(values)
+    return max(l2_of_sum_choices, key=values.get), values
 
 
 def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str,
-           l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES, **resumed: Any) -> tuple[dict, np.ndarray]:
+           l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES, **sweep_arguments: Any) -> tuple[dict, np.ndarray]:
     """Evaluates logistic regression on frozen features (paper, B.8.1).
 
-    The strength of l2 is selected on `validation`. The final model is fitted on `train` and `validation`, and tested
-    once.
+    The l2 strength is selected on `validation`. The final model is fitted on `train` and `validation`, and tested once.
 
     Args:
       train, validation, test: (features [n, d], labels [n] or [n, classes]).
-      metric: name in `METRICS`.
-      l2_of_sum_choices: strengths to choose from, the strongest first.
-      resumed: `found` and `note` of `sweep`.
+      metric: key of `measures.METRICS`.
+      l2_of_sum_choices: candidate strengths, strongest first.
+      sweep_arguments: `previous` and `on_result` of `sweep`.
 
     Returns:
-      dict with keys of result.json: `l2`, the strength in the same unit, and `validation`, a list of dicts of `l2` and
-      `metric`; and the scores [n, classes] of `test`.
+      A dict with keys of result.json: `l2`, the selected strength, and `validation`, a list of dicts with `l2` and
+      `metric`; and the scores [n, classes] of the test examples.
     """
-    best, found = sweep(train, validation, metric, l2_of_sum_choices, **resumed)
+    best, values = sweep(train, validation, metric, l2_of_sum_choices, **sweep_arguments)
     trainval = (np.concatenate(pair) for pair in zip(train, validation))
     scores = logistic_regression.LogisticPath(*trainval).fit(best).scores(test[0])
     return dict(l2=best, validation=[
-        dict(l2=l2_of_sum, metric=found[l2_of_sum]) for l2_of_sum in l2_of_sum_choices]), scores
+        dict(l2=l2_of_sum, metric=values[l2_of_sum]) for l2_of_sum in l2_of_sum_choices]), scores
 
 
 def _read_or_extract_features(config, source, task, arguments, digest):
     """Returns (features, labels) of the training, validation and test splits.
 
-    Features that the directory already has are read from it; `digest` is that of the settings.
+    Features are extracted once and kept in the output directory, with the digest of the settings.
     """
-    parts, encoder = [], None
+    feature_sets, encoder = [], None
     for name, split in dict(train=task.train_split, validation=task.validation_split, test=task.test).items():
         path = os.path.join(config.model_dir, f"features_{name}.npz")
         if not tf.io.gfile.exists(path):
@@ -93,52 +92,56 @@ def _read_or_extract_features(config, source, task, arguments, digest):
             batches = evaluate.eval_batches(config, source, split, strategy)
             vectors, labels = features.extract(strategy, encoder, batches, f"features of {split}")
             storage.write_arrays(path, vectors=vectors, labels=labels, settings=digest)
-        parts.append(_read_features(path, digest))
-    train, validation, test = parts
+        feature_sets.append(_read_features(path, digest))
+    train, validation, test = feature_sets
     if not logistic_regression.has_two_classes(train[1]) or not len(validation[1]) or not len(test[1]):
         raise UserError(
-            f"--train={task.train_split}, --validation={task.validation_split}, --test={task.test}: too few labelled "
-            "examples. Training needs two classes (or, with several labels per example, one label that some examples "
-            "have and some do not); validation and test need at least one example.")
-    return parts
+            f"--train={task.train_split}, --validation={task.validation_split}, --test={task.test}: too few labeled "
+            "examples. Use a training split with two classes (or, with several labels per example, a label that some "
+            "examples have and others lack), and validation and test splits with at least one example.")
+    return feature_sets
 
 
 def _read_features(path, digest):
-    """Features [n, d] and labels [n] or [n, classes] of a file that `_features` wrote. Raises `UserError`."""
+    """Reads features [n, d] and labels [n] or [n, classes] from a features file. Raises `UserError`."""
     vectors, labels, settings = output.read_arrays(path, "vectors", "labels", "settings")
     output.check_digest(path, str(settings), digest)
-    if (output.problem_of_labels(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2
+    if (output.find_label_problem(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2
             or len(labels) != len(vectors)):
-        raise UserError(f"{path}: {vectors.dtype} {vectors.shape} and {labels.dtype} {labels.shape} are not features "
-                        "and labels. Remove it.")
+        raise UserError(f"{path}: the arrays {vectors.dtype} {vectors.shape} and {labels.dtype} {labels.shape} are not "
+                        "features and labels. Delete the file.")
     if not np.isfinite(vectors).all():
-        raise UserError(f"{path}: the features contain NaN or infinite values. Use a checkpoint from before its "
-                        "training diverged, and another --out.")
+        raise UserError(f"{path}: the features contain NaN or Inf. Use a checkpoint from before divergence, and a new "
+                        "--out.")
     return vectors, labels
 
 
 def run_linear(arguments: argparse.Namespace) -> None:
-    """Runs the linear evaluation of parsed arguments."""
+    """Runs the linear evaluation that the parsed arguments describe."""
     task, config, source, settings = output.resolve_inputs("linear", arguments)
     with output.open_output_dir(config, source, settings) as out:
-        path, digest = os.path.join(out, "sweep.json"), output.digest_of_json(settings)
-        parts = _read_or_extract_features(config, source, task, arguments, digest)
-        results, scores = linear(
-            *parts, task.metric, found=_read_sweep(path, digest), note=lambda found: storage.write_json(
-                path, dict(settings=digest, metrics={repr(float(key)): value for key, value in found.items()})))
-        output.write_results(f"linear transfer of {arguments.checkpoint}", task, out, parts[2][1], scores, results)
+        path, digest = os.path.join(out, "sweep.json"), output.json_digest(settings)
+
+        def write_sweep(values):
+            metrics = {repr(float(l2_of_sum)): value for l2_of_sum, value in values.items()}
+            storage.write_json(path, dict(settings=digest, metrics=metrics))
+
+        feature_sets = _read_or_extract_features(config, source, task, arguments, digest)
+        results, scores = linear(*feature_sets, task.metric, previous=_read_sweep(path, digest), on_result=write_sweep)
+        title, test_labels = f"linear evaluation of {arguments.checkpoint}", feature_sets[2][1]
+        output.write_results(title, task, out, test_labels, scores, results)
 
 
 def _read_sweep(path, digest):
-    """The metrics that an interrupted sweep has written: dict: strength -> metric. Raises `UserError`."""
+    """Reads the results of an interrupted sweep: dict: strength -> metric. Raises `UserError`."""
     sweep = storage.read_json(path)
     if sweep is None:
         return {}
     output.check_digest(path, sweep.get("settings"), digest)
     try:
-        found = {float(key): value for key, value in sweep["metrics"].items()}
+        values = {float(l2_of_sum): value for l2_of_sum, value in sweep["metrics"].items()}
     except (KeyError, AttributeError, ValueError):
-        found = {0.0: None}
-    if not all(map(storage.is_fraction, found.values())):
-        raise UserError(f"{path}: its metrics are not numbers from 0 to 1. Remove it.")
-    return found
+        values = {0.0: None}  # Rejected below.
+    if not all(map(storage.is_fraction, values.values())):
+        raise UserError(f"{path}: its metrics are not numbers from 0 to 1. Delete the file.")
+    return values

@@ -8,7 +8,7 @@ import evaluate
 import metrics
 from runtime.errors import UserError
 
-RESULT_KEYS = {  # name -> where run.py's results have it
+RESULT_KEYS = {  # name -> key in result.json of run.py
     "top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
     "mean_average_precision": evaluate.MEAN_PRECISION,
 }
@@ -21,18 +21,19 @@ METRICS = {  # name -> function of labels [n] or [n, classes] and scores [n, cla
 
 
 def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
-    """Returns a metric, in [0, 1].
+    """Returns the value of a metric, in [0, 1].
 
     Args:
-      metric: name in `METRICS`.
-      labels: int [n], or [n, classes] of 1, 0 and -1.
-      scores: float [n, classes]; -inf for classes that were not learnt.
+      metric: key of `METRICS`.
+      labels: int [n]; or [n, classes] with values 1, 0 and -1 (unknown).
+      scores: float [n, classes]; -inf for classes that were not learned.
 
     Raises:
       UserError: the scores contain NaN, or the metric is NaN.
     """
-    shown = labels.ndim == 1 or (labels == 1).any()  # The mean of average precisions is over classes with examples.
-    if not shown or np.isnan(scores).any():
-        reason = "the scores contain NaN" if shown else "no label is 1"
-        raise UserError(f"--metric={metric}: it is NaN, since {reason}. Use another checkpoint, or other splits.")
+    has_positives = labels.ndim == 1 or (labels == 1).any()  # mAP averages over the classes that have positives.
+    if not has_positives or np.isnan(scores).any():
+        reason = "the scores contain NaN" if has_positives else "no label is 1"
+        raise UserError(f"--metric={metric}: its value is NaN because {reason}. Use another checkpoint or "
+                        "other splits.")
     return METRICS[metric](labels, scores)

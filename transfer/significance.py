@@ -10,70 +10,73 @@ from runtime import console
 from runtime.errors import UserError
 from transfer import measures, output
 
-DRAWS = 100_000
+NUM_PERMUTATIONS = 100_000
 
 
 # ------------------------------------------------------------------------------------------------------ significance
 
 
-def permutation_test(right: np.ndarray, other_right: np.ndarray, labels: np.ndarray | None = None, draws: int = DRAWS,
-                     seed: int = 0) -> dict[str, float]:
-    """How likely two equally good models would differ as much as these two do (paper, B.8.1).
+def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.ndarray | None = None,
+                     num_permutations: int = NUM_PERMUTATIONS, seed: int = 0) -> dict[str, float]:
+    """Tests with random permutations if the accuracies of two models differ significantly (paper, B.8.1).
 
-    Under the null hypothesis, the two predictions of an example may be exchanged, so that the sign of its difference
-    is that of a coin. Differences of one size are drawn together, by a binomial.
+    Under the null hypothesis, the models' predictions for an example can be swapped, so that the difference between
+    them has a random sign. Examples whose differences have the same size share one binomial draw.
 
     Args:
-      right: [n] in [0, 1], how far the first model is right; booleans, as a rule.
-      other_right: the same of the second.
-      labels: [n] integers, to compare the means of the classes' accuracies; None: accuracies.
-      draws: samples of the null distribution.
-      seed: of the draws.
+      correct: [n] in [0, 1], correctness of the first model's predictions; usually booleans.
+      other_correct: the same for the second model.
+      labels: int [n], to compare mean per-class accuracies; None: accuracies over all examples.
+      num_permutations: samples of the null distribution.
+      seed: random seed.
 
     Returns:
-      dict: `difference` of the accuracies (first minus second), and `p`, the share of draws that differ at least as
-      much, in either direction. For accuracies that is the exact McNemar test's, but for the draws.
+      dict: `difference` of the accuracies (first minus second), and the two-sided p-value `p`: the fraction of the
+      permutations with at least this absolute difference. For accuracies over all examples, `p` converges to the exact
+      McNemar test.
     """
-    classes = np.zeros(len(right), np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
+    classes = np.zeros(len(correct), np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
     sizes = np.bincount(classes)
-    parts = (np.asarray(right, np.float64) - np.asarray(other_right, np.float64)) / (sizes[classes] * len(sizes))
-    random, drawn = np.random.default_rng(seed), np.zeros(draws)
-    for size, count in zip(*np.unique(np.round(np.abs(parts), 15), return_counts=True)):
-        drawn += size * (2 * random.binomial(count, 0.5, draws) - count)
-    as_far = np.abs(drawn) >= abs(parts.sum()) - 1e-12  # As sums of fractions round.
-    return dict(difference=float(parts.sum()), p=float(as_far.mean()))
+    differences = (np.asarray(correct, np.float64) - np.asarray(other_correct, np.float64)) / (
+        sizes[classes] * len(sizes))
+    random, permuted = np.random.default_rng(seed), np.zeros(num_permutations)
+    for size, count in zip(*np.unique(np.round(np.abs(differences), 15), return_counts=True)):
+        permuted += size * (2 * random.binomial(count, 0.5, num_permutations) - count)
+    is_extreme = np.abs(permuted) >= abs(differences.sum()) - 1e-12  # The margin absorbs rounding errors of the sums.
+    return dict(difference=float(differences.sum()), p=float(is_extreme.mean()))
 
 
-def compare(labels: np.ndarray, scores: np.ndarray, other_scores: np.ndarray, metric: str, draws: int = DRAWS
-           ) -> dict[str, float]:
-    """`permutation_test` of two models' scores [n, classes] for the same examples.
+def compare(labels: np.ndarray, scores: np.ndarray, other_scores: np.ndarray, metric: str,
+            num_permutations: int = NUM_PERMUTATIONS) -> dict[str, float]:
+    """Runs `permutation_test` on two models' scores [n, classes] for the same examples.
 
-    Average precisions cannot be exchanged example by example: labels [n, classes] are compared by accuracy.
+    Average precision is not a mean over examples, so multi-label predictions are compared by accuracy.
     """
     if labels.ndim == 2:
-        rights = [np.where(labels >= 0, (each > 0) == labels, 0).sum(1) / (labels >= 0).sum(1)
-                  for each in (scores, other_scores)]
+        correct, other_correct = (
+            np.where(labels >= 0, (model_scores > 0) == labels, 0).sum(1) / (labels >= 0).sum(1)
+            for model_scores in (scores, other_scores))
     else:
-        rights = [each.argmax(1) == labels for each in (scores, other_scores)]
-    return permutation_test(*rights, labels if metric == "mean_per_class" else None, draws)
+        correct, other_correct = scores.argmax(1) == labels, other_scores.argmax(1) == labels
+    return permutation_test(correct, other_correct, labels if metric == "mean_per_class" else None, num_permutations)
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
-    """Compares the two files of predictions of parsed arguments."""
+    """Compares the two prediction files that the parsed arguments name, and prints the result."""
     (labels, scores), (other_labels, other_scores) = (
         output.read_predictions(path) for path in (arguments.first, arguments.second))
     if labels.shape != other_labels.shape or (labels != other_labels).any():
-        raise UserError(f"{arguments.first} and {arguments.second} are not of the same examples: evaluate both on the "
-                        "same split")
+        raise UserError(f"{arguments.first}, {arguments.second}: the predictions are for different examples. Evaluate "
+                        "both models on the same split.")
     if labels.ndim == 2 and arguments.metric:
-        raise UserError(f"--metric={arguments.metric} is for one label an example, and {arguments.first} has several: "
-                        "leave it out, they are compared by accuracy")
+        raise UserError(f"--metric={arguments.metric}: {arguments.first} has several labels per example, which are "
+                        "always compared by accuracy. Remove the flag.")
     metric = "mean_average_precision" if labels.ndim == 2 else arguments.metric or "top_1"
-    values = [measures.measure(metric, labels, each) for each in (scores, other_scores)]
-    found = compare(labels, scores, other_scores, metric)
-    by = "accuracy" if labels.ndim == 2 else metric.replace("_", " ")
-    told = "is not significant" if found["p"] > 0.05 else "is significant"
-    console.log(console.format_table(f"{len(labels)} examples, {DRAWS} permutations", [
+    values = [measures.measure(metric, labels, model_scores) for model_scores in (scores, other_scores)]
+    result = compare(labels, scores, other_scores, metric)
+    compared = "accuracy" if labels.ndim == 2 else metric.replace("_", " ")
+    conclusion = "is not significant" if result["p"] > 0.05 else "is significant"
+    console.log(console.format_table(f"{len(labels)} examples, {NUM_PERMUTATIONS} permutations", [
         *((path, f"{value:.4f}") for path, value in zip((arguments.first, arguments.second), values)), None,
-        (f"difference of {by}", f"{found['difference']:+.4f}"), ("p", f"{found['p']:.5f}"),
-        ("at 0.05", f"the difference {told}")]))
+        (f"difference in {compared}", f"{result['difference']:+.4f}"), ("p", f"{result['p']:.5f}"),
+        ("at 0.05", f"the difference {conclusion}")]))

@@ -1,4 +1,4 @@
-"""The paper's twelve transfer data sets, their splits and metrics, and the grids of settings (paper, B.8)."""
+"""The paper's twelve transfer data sets with their splits and metrics, and the hyper-parameter grids (B.8)."""
 
 from __future__ import annotations
 
@@ -9,32 +9,30 @@ import numpy as np
 
 from runtime.errors import UserError
 
-HELD_OUT = "80%"  # where the part of the training split begins that is held out, if there is no validation split
-
-
+_VALIDATION_START = "80%"  # start of the default validation set within the training split
 METRICS = ("top_1", "mean_per_class", "mean_average_precision")  # see `measures`
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set, how it is divided, and what it is judged by."""
+    """A data set, its splits and its metric."""
 
     title: str
-    dataset: str | None  # for --dataset; None: TFDS does not have it, so that it must be in a folder
-    metric: str = "top_1"  # of `METRICS`
+    dataset: str | None  # value of --dataset; None: not in TFDS, so that the user must name a folder
+    metric: str = "top_1"  # one of `METRICS`
     train: str = "train"
-    validation: str | None = None  # None: the last fifth of `train`
+    validation: str | None = None  # None: the last 20 % of `train`
     test: str = "test"
 
     @property
     def train_split(self) -> str:
         """The split that models are trained on during model selection."""
-        return self.train if self.validation else f"{self.train}[:{HELD_OUT}]"
+        return self.train if self.validation else f"{self.train}[:{_VALIDATION_START}]"
 
     @property
     def validation_split(self) -> str:
         """The split that hyper-parameters are selected on."""
-        return self.validation or f"{self.train}[{HELD_OUT}:]"
+        return self.validation or f"{self.train}[{_VALIDATION_START}:]"
 
     @property
     def trainval_split(self) -> str:
@@ -42,8 +40,8 @@ class Task:
         return f"{self.train}+{self.validation}" if self.validation else self.train
 
 
-# The paper's twelve. Food-101 calls its test images validation; of DTD and SUN397 it is the first division; TFDS has
-# drawn 30 training images a class of Caltech-101, with its own seed.
+# Food-101 names its test images "validation". DTD and SUN397 use the first of their official splits. For Caltech-101,
+# TFDS samples 30 training images per class, with another seed than the paper.
 TASKS = {
     "food101": Task("Food-101", "food101", test="validation"),
     "cifar10": Task("CIFAR-10", "cifar10"),
@@ -60,27 +58,28 @@ TASKS = {
 }
 
 
-def task_of(arguments: argparse.Namespace) -> Task:
-    """The `Task` that parsed arguments ask for. Raises `UserError`."""
+def task_from_arguments(arguments: argparse.Namespace) -> Task:
+    """Returns the `Task` that the parsed arguments select. Raises `UserError`."""
     if arguments.task is None and arguments.dataset is None:
-        raise UserError(f"give --task, one of {', '.join(TASKS)}, or --dataset, as for run.py")
-    given = {name: getattr(arguments, name) for name in ("dataset", "metric", "train", "validation", "test")}
-    given = {name: value for name, value in given.items() if value is not None}
-    task = dataclasses.replace(TASKS[arguments.task], **given) if arguments.task else Task(arguments.dataset, **given)
+        raise UserError(f"--task, --dataset: neither is set. Pass --task (one of {', '.join(TASKS)}) or --dataset.")
+    overrides = {name: getattr(arguments, name) for name in ("dataset", "metric", "train", "validation", "test")}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    task = (dataclasses.replace(TASKS[arguments.task], **overrides) if arguments.task
+            else Task(arguments.dataset, **overrides))
     if task.dataset is None:
-        raise UserError(f"--task={arguments.task}: TFDS does not have {task.title}: give --dataset=folder:DIR")
+        raise UserError(f"--task={arguments.task}: {task.title} is not in TFDS. Pass --dataset=folder:DIR.")
     if task.validation is None and not task.train.isidentifier():
-        raise UserError(f"--train={task.train}: of a part of a split, nothing is held out by itself: give --validation")
+        raise UserError(f"--train={task.train}: a sub-split has no default validation set. Pass --validation.")
     return task
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What fine-tuning, or training from a random initialisation, chooses from (paper, B.8.1)."""
+    """The hyper-parameter grid of fine-tuning or of training from random weights (paper, B.8.1)."""
 
     learning_rates: tuple
-    weight_decays: tuple  # to be divided by the learning rate
-    steps: int
+    weight_decays: tuple  # The optimizer gets weight_decay / learning_rate.
+    steps: int  # training steps per trial
 
 
 GRIDS = {
