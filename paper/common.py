@@ -1,4 +1,4 @@
-"""Helpers that the programs of the paper's figures and probes share."""
+"""Helpers shared by the programs of the paper's figures and probes."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from sources.source import Source
 
 
 def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
-    """Returns the `Config` of flags written as on the command line of run.py, after `defaults`. Raises `UserError`."""
+    """Returns the `Config` for flags of run.py, given as one string; they override `defaults`. Raises `UserError`."""
     return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.parse_settings(text)}))
 
 
 def open_source(config: config_lib.Config) -> Source:
-    """Opens the data set of a `Config`, and checks the images of a folder. Raises `UserError`."""
+    """Opens the data set of a `Config` and checks the images of a folder. Raises `UserError`."""
     source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
     image_checks.check_images(config, source, is_chief=True)
     return source
 
 
-def check_has_head(model: model_lib.Model) -> None:
+def check_has_projection_head(model: model_lib.Model) -> None:
     """Raises `UserError` if a model has no projection head."""
     if not model.num_proj_layers:
-        raise UserError("--checkpoint: the network has no projection head. Use a checkpoint of one that has.")
+        raise UserError("--checkpoint: the network has no projection head. Use a checkpoint of a network with one.")
 
 
 def load(path: str) -> tuple[model_lib.Model, int]:
-    """Loads the network of a checkpoint or SavedModel, in float32.
+    """Loads the network of a checkpoint or SavedModel in float32.
 
     Returns:
-      The model, and the image size in pixels of its training; 224 if it is unknown.
+      The model, and the image size in pixels that it was trained with, or 224 if it is unknown.
 
     Raises:
       UserError: see `weight_files.open_weights`.
     """
-    known = inspection.inspect_checkpoint(path)
-    model = model_lib.build_model(known.config.replace(precision="float32"),
-                                  None if known.class_names is None else len(known.class_names))
+    info = inspection.inspect_checkpoint(path)
+    model = model_lib.build_model(info.config.replace(precision="float32"),
+                                  None if info.class_names is None else len(info.class_names))
     restoring.load_model(model, path, "--checkpoint")
-    return model, known.config.image_size
+    return model, info.config.image_size

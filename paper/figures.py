@@ -9,7 +9,8 @@
     python -m paper.figures batches --csv=FILE
     python -m paper.figures parameters --csv=FILE
 
-each write NAME.png, NAME.svg and NAME.csv to --out (figures). All can be read in black and white.
+Every command writes NAME.png, NAME.svg and NAME.csv to --out (default: figures). All figures are legible in black and
+white.
 """
 
 from __future__ import annotations
@@ -20,43 +21,44 @@ from runtime import command_line, console, tensorflow_startup
 from runtime.paths import check_paths
 
 _FIGURES = {
-    "operators": "All operators on an image (Figure 4, and more), three draws of each that draws",
-    "views": "Pairs of views of a data set, as the network is shown them, the blur included",
-    "histograms": "Pixel intensities, over all channels, of crops without and with colour distortion (Figure 6)",
-    "eigenvalues": "Squared real parts of the eigenvalues of a square linear projection head, in order (paper, B.4)",
-    "tsne": "t-SNE of h and of z = g(h) for the first ten classes of a data set (paper, B.4: ten that were drawn)",
-    "pairs": "accuracies of pairs of augmentations (Figure 5); columns first, second, accuracy",
-    "batches": "accuracies by epochs and batch size (Figure 9); columns epochs, batch_size, accuracy, and scaling",
-    "parameters": "accuracies by number of parameters (Figure 7); columns network, million parameters, accuracy, group",
+    "operators": "all augmentation operators applied to one image, three random draws each (extends Figure 4)",
+    "views": "pairs of augmented views of a data set, as the network sees them, including blur",
+    "histograms": "histograms of pixel values of crops, without and with color distortion (Figure 6)",
+    "eigenvalues": "squared real parts of the eigenvalues of a square linear projection head, sorted (Appendix B.4)",
+    "tsne": "t-SNE of h and of z = g(h) for the first ten classes of a data set (Appendix B.4)",
+    "pairs": "accuracy for pairs of augmentations (Figure 5); columns first, second, accuracy",
+    "batches": "accuracy by epochs and batch size (Figure 9); columns epochs, batch_size, accuracy, optionally scaling",
+    "parameters": "accuracy by number of parameters (Figure 7); columns network, million parameters, accuracy, group",
 }
 
 
 def _parser():
     parser = command_line.ArgumentParser(prog="python -m paper.figures", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = parser.add_subparsers(dest="name", required=True)
+    subparsers = parser.add_subparsers(dest="name", required=True)
     for name, text in _FIGURES.items():
-        kind = kinds.add_parser(name, help=text)
-        kind.add_argument("--out", default="figures", help="directory of the results")
+        command = subparsers.add_parser(name, help=text)
+        command.add_argument("--out", default="figures", help="output directory (default: %(default)s)")
         if name == "operators":
-            kind.add_argument("--image", help="an image file; unset: a photograph of scikit-learn")
+            command.add_argument("--image", help="image file (default: a sample photograph of scikit-learn)")
         if name == "histograms":
-            kind.add_argument("--image", action="append", help="an image file, as often as wanted; unset: two "
-                              "photographs of scikit-learn")
+            command.add_argument("--image", action="append", help="image file; may be repeated (default: two sample "
+                                 "photographs of scikit-learn)")
         if name in ("eigenvalues", "tsne"):
-            kind.add_argument("--checkpoint", required=True, help="any SimCLR network, as for run.py")
+            command.add_argument("--checkpoint", required=True, help="checkpoint or SavedModel, as for run.py")
         if name in ("views", "tsne"):
-            kind.add_argument("--dataset", required=True, help="as for run.py")
-            kind.add_argument("--flags", default="", help="further flags of run.py, such as '--image_size=32'")
+            command.add_argument("--dataset", required=True, help="data set, as for run.py")
+            command.add_argument("--flags", default="", help="further flags of run.py, such as '--image_size=32'")
         if name == "tsne":
-            kind.add_argument("--split", default="test", help="of the data set")
+            command.add_argument("--split", default="test", help="split of the data set (default: %(default)s)")
         if name in ("pairs", "batches", "parameters"):
-            kind.add_argument("--csv", required=True, help="the results of the runs")
+            command.add_argument("--csv", required=True, help="CSV file with one row per run, such as those written by "
+                                 "`python -m paper.tables report`")
     return parser
 
 
 def make(arguments: argparse.Namespace) -> str:
-    """Makes the figure that parsed arguments ask for; returns the path of the PNG file. Raises `UserError`."""
+    """Draws the figure selected by the arguments and returns the path of the PNG file. Raises `UserError`."""
     drawing, common = tensorflow_startup.load("paper.drawing"), tensorflow_startup.load("paper.common")
     check_paths(arguments, *(flag for flag in ("checkpoint", "csv", "out") if hasattr(arguments, flag)))
     name, out = arguments.name, arguments.out
@@ -76,7 +78,7 @@ def make(arguments: argparse.Namespace) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line."""
+    """Runs the command line."""
     arguments = _parser().parse_args(argv)
     console.log(command_line.run_command("paper.figures", lambda: make(arguments)))
 

@@ -1,11 +1,15 @@
-"""Table 3: which transformations small MLPs can predict from h and from g(h), on frozen features.
+"""Table 3: accuracy of small MLPs that predict image transformations from frozen features h and g(h).
 
-    python -m paper.probes --checkpoint=PATH --dataset=NAME [--probes=colour,rotation,noise,sobel]
+    python -m paper.probes --checkpoint=PATH --dataset=NAME [--probes=color,rotation,noise,sobel]
         [--train_split=train] [--test_split=test] [--flags='--data_dir=DIR'] [--out=FILE.json]
 
-Images are evaluation crops, each transformed or not by chance. For a row of the table, pretrain with what it asks for
-(--augment_extra=rotate, noise or sobel); grayscale is part of the default policy. In the paper g keeps the size of h
-(--num_proj_layers=2 --proj_out_dim=2048).
+Each evaluation crop gets a randomly drawn transformation, which the MLP predicts: color (grayscale or not), rotation
+(by 0, 90, 180 or 270 degrees), noise or sobel (applied or not). A row of the table needs an encoder that was pretrained
+with its transformation: --augment_extra=rotate, noise or sobel; grayscale is part of the default policy. In the paper
+g(h) has as many dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
+
+--out maps each probe to its accuracies `h` and `z`, from h and from z = g(h), and its `majority_baseline`, the accuracy
+of always predicting the most frequent class. Earlier versions named this key `guess`, and the color probe `colour`.
 """
 
 from __future__ import annotations
@@ -17,24 +21,24 @@ from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError
 from runtime.paths import check_paths, check_writable_parent
 
-_PROBES = "colour,rotation,noise,sobel"
+_PROBES = "color,rotation,noise,sobel"
 
 
 def _parser():
     parser = command_line.ArgumentParser(prog="python -m paper.probes", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="any SimCLR network, as for run.py")
-    parser.add_argument("--dataset", required=True, help="as for run.py")
-    parser.add_argument("--probes", default=_PROBES, help="comma-separated")
-    parser.add_argument("--train_split", default="train")
-    parser.add_argument("--test_split", default="test")
+    parser.add_argument("--checkpoint", required=True, help="checkpoint or SavedModel, as for run.py")
+    parser.add_argument("--dataset", required=True, help="data set, as for run.py")
+    parser.add_argument("--probes", default=_PROBES, help="comma-separated probes (default: %(default)s)")
+    parser.add_argument("--train_split", default="train", help="training split (default: %(default)s)")
+    parser.add_argument("--test_split", default="test", help="test split (default: %(default)s)")
     parser.add_argument("--flags", default="", help="further flags of run.py, such as '--data_dir=DIR'")
     parser.add_argument("--out", help="JSON file for the results")
     return parser
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line."""
+    """Runs the command line."""
     arguments = _parser().parse_args(argv)
 
     def work():
@@ -45,14 +49,14 @@ def main(argv: list[str] | None = None) -> None:
         check_paths(arguments, "checkpoint", "out")
         check_writable_parent("--out", arguments.out)
         if arguments.out and os.path.isdir(arguments.out):
-            raise UserError(f"--out={arguments.out}: it is a directory. Name a file.")
+            raise UserError(f"--out={arguments.out}: it is a directory. Use the path of a file.")
         model, size = common.load(arguments.checkpoint)
         config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]
         results = probing.run_probes(model, config, probes, arguments.train_split, arguments.test_split)
-        rows = [(probe, f"guess {found['guess']:.3f}   h {found['h']:.3f}   g(h) {found['z']:.3f}")
-                for probe, found in results.items()]
-        console.log(console.format_table(f"what can be told from {arguments.checkpoint}", rows))
+        rows = [(probe, f"majority baseline {accuracies['majority_baseline']:.3f}   h {accuracies['h']:.3f}   "
+                 f"g(h) {accuracies['z']:.3f}") for probe, accuracies in results.items()]
+        console.log(console.format_table(f"probe accuracies of {arguments.checkpoint}", rows))
         if arguments.out:
             storage.write_json(arguments.out, results)
 

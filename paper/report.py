@@ -68,16 +68,19 @@ def _finished(name, run, base, scale):
 def _row(run, done, scale, directory):
     """Returns the row of a finished run, whose files are in `directory`."""
     results = {title: _number(done["results"].get(key)) for title, key in _COLUMNS.items()}
-    probes = {probe: {key: _number(values.get(key)) for key in ("guess", "h", "z")}
+    probes = {probe: {"majority baseline": _number(values.get("majority_baseline", values.get("guess"))),  # old key
+                      "h": _number(values.get("h")), "g(h)": _number(values.get("z"))}
               for probe, values in done["probes"].items() if isinstance(values, dict)}
     for probe, values in probes.items():
-        results |= {"chance": values["guess"], f"{probe} from h": values["h"], f"{probe} from g(h)": values["z"]}
+        results |= {"majority baseline": values["majority baseline"],
+                    **{f"{probe} from {representation}": values[representation] for representation in ("h", "g(h)")}}
     paper = {f"paper, {measure}": number for measure, number in run.paper.items()}
     changed = run.small_flags.items() if scale == "small" else ()
     changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed if flag != "eval_protocol")
     accuracy = runner.accuracy(done)
     ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SAME_NAME},
-            **{measure: values[key] for values in probes.values() for measure, key in (("h", "h"), ("g(h)", "z"))}}
+            **{representation: values[representation] for values in probes.values()
+               for representation in ("h", "g(h)")}}
     parameters = _number(done.get("million_parameters"))  # None for transfers.
     plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
     return {"run": run.name, "changed flags": changed_flags or None, **paper, **results,
@@ -146,7 +149,7 @@ def shown_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     Args:
       rows: of `rows_of`.
     """
-    shown = ("run", "changed flags", *_titles(rows, "paper, "), "million parameters", *_COLUMNS, "chance",
+    shown = ("run", "changed flags", *_titles(rows, "paper, "), "million parameters", *_COLUMNS, "majority baseline",
              *_titles(rows, " from "), *_titles(rows, "difference"), "status", "minutes")
     in_paper = {title.removeprefix("paper, ") for title in _titles(rows, "paper, ")}
     titles = [title for title in dict.fromkeys(shown) if any(row.get(title) is not None for row in rows)

@@ -231,13 +231,14 @@ def _cifar():
 def _probes():
     """Returns the runs of Table 3: the pretraining that each row needs, with g(h) of the size of h."""
     head = dict(num_proj_layers=2, proj_out_dim=2048)
-    rows = {"Color vs grayscale": ("colour", {}), "Rotation": ("rotation", dict(augment_extra="rotate")),
+    rows = {"Color vs grayscale": ("color", {}), "Rotation": ("rotation", dict(augment_extra="rotate")),
             "Orig. vs corrupted": ("noise", dict(augment_extra="noise")),
             "Orig. vs Sobel filtered": ("sobel", dict(augment_extra="sobel"))}
     runs = []
     for row in read_numbers("table_3"):
         name, flags = rows[row["What to predict?"]]
-        paper = {"chance": row["Random guess"], "h": row["Representation: h"], "g(h)": row["Representation: g(h)"]}
+        paper = {"majority baseline": row["Random guess"], "h": row["Representation: h"],
+                 "g(h)": row["Representation: g(h)"]}
         runs.append(Run(name, {**head, **flags}, paper, dict(proj_out_dim=512), probes=(name,)))
     return tuple(runs)
 
@@ -323,8 +324,8 @@ def _few_labels_cited():
 
 def _supervised_long():
     """Returns the runs of Table B.3: supervised networks, trained longer, with the augmentations of SimCLR."""
-    columns = {"crop": ("Crop", {}), "crop, colour": ("+Color", dict(color_jitter_strength=1.0)),
-               "crop, colour, blur": ("+Color+Blur", dict(color_jitter_strength=1.0, use_blur=True))}
+    columns = {"crop": ("Crop", {}), "crop, color": ("+Color", dict(color_jitter_strength=1.0)),
+               "crop, color, blur": ("+Color+Blur", dict(color_jitter_strength=1.0, use_blur=True))}
     widths, runs = {"ResNet-50": 1, "ResNet-50 (4x)": 4}, []
     for row, (name, (header, flags)) in itertools.product(read_numbers("table_b3"), columns.items()):
         width, epochs = widths[row["Model"]], row["Training epochs"]
@@ -334,7 +335,7 @@ def _supervised_long():
     return tuple(runs)
 
 
-_SUPERVISED_ENCODER = "{}, 1000 epochs, crop, colour, blur"
+_SUPERVISED_ENCODER = "{}, 1000 epochs, crop, color, blur"
 _TASKS = {  # task of transfer -> column of Tables 8 and B.5
     "food101": "Food", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "birdsnap": "Birdsnap", "sun397": "SUN397",
     "cars": "Cars", "aircraft": "Aircraft", "voc2007": "VOC2007", "dtd": "DTD", "pets": "Pets",
@@ -365,7 +366,7 @@ _SMALL_SEARCH = dict(steps=150, learning_rates="0.01,0.1", weight_decays="0,0.00
 
 def _small_transfers():
     """Returns runs of transfer from CIFAR-10 to handwritten digits, with the usual protocol for the splits."""
-    encoder = ("colour", "1/2")
+    encoder = ("color", "1/2")
     return tuple(Run(f"{command}, {name}, digits", {}, small_flags={"dataset": "digits", **more}, starts_from=encoder,
                      transfer=command, plot_columns=dict(task="digits", encoder=name, protocol=command))
                  for command, name, more in (("linear", "SimCLR", {}), ("finetune", "SimCLR", _SMALL_SEARCH),
@@ -380,13 +381,13 @@ def _named_rows(table, header):
 
 STUDIES = {
     "pairs": Study(
-        "Pairs of transformations", "Figure 5", "no single transformation suffices; crop with colour stands out",
+        "Pairs of transformations", "Figure 5", "no single transformation suffices; crop with color stands out",
         _pairs(), tuple(f"{first} {second}" for first in _SMALL_OPERATORS for second in _SMALL_OPERATORS)),
-    "colour": Study(
-        "Strength of colour distortion, contrastive", "Table 1", "stronger colour distortion helps, up to the default; "
+    "color": Study(
+        "Strength of color distortion, contrastive", "Table 1", "stronger color distortion helps, up to the default; "
         "AutoAugment does less", _color_strengths("SimCLR")),
-    "colour_supervised": Study(
-        "Strength of colour distortion, supervised", "Table 1", "stronger colour distortion does not help supervised "
+    "color_supervised": Study(
+        "Strength of color distortion, supervised", "Table 1", "stronger color distortion does not help supervised "
         "training", _color_strengths("Supervised", **_SUPERVISED),
         ("1/8", "1/2", "1 + blur", "AutoAugment")),
     "flip": Study("Random flips", "Appendix A", "helpful, not essential", _flips()),
@@ -407,7 +408,7 @@ STUDIES = {
         ("none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128")),
     "probes": Study(
         "What h and g(h) know", "Table 3", "h retains information about the transformation that g(h) discards",
-        _probes(), ("colour", "rotation", "sobel")),
+        _probes(), ("color", "rotation", "sobel")),
     "batches": Study(
         "Batch size, epochs and learning-rate scaling", "Figure 9, Table B.1", "large batches help short training; "
         "square root scaling helps small batches", _batches(),
@@ -451,7 +452,7 @@ STUDIES = {
         "Supervised training for longer", "Table B.3", "neither longer training nor stronger augmentation helps "
         "supervised training much", _supervised_long(),
         tuple(f"{_network(1)}, {epochs} epochs, {name}" for epochs in (90, 500) for name in (
-            "crop", "crop, colour", "crop, colour, blur"))),
+            "crop", "crop, color", "crop, color, blur"))),
     "transfer": Study("Transfer, ResNet-50 (4x)", "Table 8", "fine-tuned, SimCLR is better than supervised pretraining "
                       "on 5 data sets, equal on 5, worse on 2", _transfers(4, "table_8"), (), _small_transfers()),
     "transfer_1x": Study("Transfer, ResNet-50", "Table B.5", "supervised pretraining is better in this smaller network",

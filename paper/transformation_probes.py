@@ -1,4 +1,4 @@
-"""Probes of Table 3: small MLPs that predict a transformation from frozen features."""
+"""Probes of Table 3: small MLPs that predict image transformations from frozen features."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from sources import datasets
 from sources.source import Source
 
 _SEED = 1
-_BATCH = 256
-_HIDDEN = 256
-_HELD_OUT = 0.1  # share of the training examples by which the MLP's training ends
+_BATCH_SIZE = 256
+_HIDDEN_UNITS = 256
+_VALIDATION_FRACTION = 0.1  # for early stopping
 
 
-def _half(function):
-    """Classes 0 and 1, equally likely: as it is, and after `function` of (planes, seeds)."""
-    return [(0.5, lambda planes, seeds: planes), (0.5, function)]
+def _with_identity(function):
+    """Returns two equally likely classes: images as they are, and images transformed by `function`."""
+    return [(0.5, lambda channels, seeds: channels), (0.5, function)]
 
 
-# Probe -> classes: (probability, function of planes and seeds).
+# Probe -> one (probability, function of channels and seeds) per class.
 PROBES = {
-    "colour": [(0.8, lambda planes, seeds: planes), (0.2, lambda planes, seeds: data_util.to_grayscale(planes))],
-    "rotation": [(0.25, lambda planes, seeds, turns=turns: operators.rot90(planes, turns))
+    "color": [(0.8, lambda channels, seeds: channels),
+              (0.2, lambda channels, seeds: data_util.to_grayscale(channels))],
+    "rotation": [(0.25, lambda channels, seeds, turns=turns: operators.rot90(channels, turns))
                  for turns in range(4)],
-    "noise": _half(operators.random_noise),
-    "sobel": _half(lambda planes, seeds: operators.sobel(planes)),
+    "noise": _with_identity(operators.random_noise),
+    "sobel": _with_identity(lambda channels, seeds: operators.sobel(channels)),
 }
 
 
 def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Transforms each image by the class that is drawn for it.
+    """Draws a class for each image and applies its transformation.
 
     Args:
       images: [n, size, size, 3] float in [0, 1].
@@ -47,20 +48,20 @@ def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tenso
       seeds: int tensor [n, 2].
 
     Returns:
-      images of the same shape; classes [n] int32.
+      Images of the same shape; classes, int32 [n].
     """
-    shares, functions = zip(*PROBES[probe])
+    probabilities, functions = zip(*PROBES[probe])
     draws = rng.uniforms(seeds, 1)[:, 0]
-    classes = tf.searchsorted(np.cumsum(shares[:-1], dtype=np.float32), draws, side="right")
-    planes = data_util.switch_per_image(classes, functions, data_util.to_channels(images), rng.nth_seed(seeds, 1))
-    return data_util.from_channels(planes), classes
+    classes = tf.searchsorted(np.cumsum(probabilities[:-1], dtype=np.float32), draws, side="right")
+    channels = data_util.switch_per_image(classes, functions, data_util.to_channels(images), rng.nth_seed(seeds, 1))
+    return data_util.from_channels(channels), classes
 
 
 def probe_features(model: keras.Model, source: Source, split: str, probe: str, size: int, center_crop: bool
-                  ) -> list[np.ndarray]:
-    """h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images, as NumPy arrays.
+                   ) -> list[np.ndarray]:
+    """Returns h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images.
 
-    The images are those of evaluations: `Config.image_size` and `Config.center_crop_eval`.
+    Images are preprocessed as in evaluation, to `size` pixels, with or without a center crop.
     """
     def preprocess(key, item, label):
         image = data_util.preprocess_image(source.decode(item), size, size, test_crop=center_crop)
@@ -72,41 +73,51 @@ def probe_features(model: keras.Model, source: Source, split: str, probe: str, s
         endpoints = model(images, training=False)
         return endpoints["final_avg_pool"], endpoints["proj_head_output"], classes
 
-    batches = source.records(split).map(preprocess, tf.data.AUTOTUNE).batch(_BATCH).prefetch(tf.data.AUTOTUNE)
-    count = -(-source.num_examples(split) // _BATCH)
-    parts = [[part.numpy() for part in run(*batch)] for batch in progress.track(batches, count, f"{probe}: {split}")]
-    return [np.concatenate(column) for column in zip(*parts)]
+    batches = source.records(split).map(preprocess, tf.data.AUTOTUNE).batch(_BATCH_SIZE).prefetch(tf.data.AUTOTUNE)
+    num_batches = -(-source.num_examples(split) // _BATCH_SIZE)
+    outputs = [[tensor.numpy() for tensor in run(*batch)]
+               for batch in progress.track(batches, num_batches, f"{probe}: {split}")]
+    return [np.concatenate(arrays) for arrays in zip(*outputs)]
 
 
 def probe_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> float:
-    """Test accuracy of an MLP with one hidden layer; both are (vectors [n, d], classes [n])."""
+    """Returns the test accuracy of an MLP with one hidden layer. Both sets are (features [n, d], classes [n])."""
     from sklearn import neural_network, pipeline, preprocessing
 
-    network = neural_network.MLPClassifier(_HIDDEN, early_stopping=True, validation_fraction=_HELD_OUT, max_iter=100,
-                                           random_state=_SEED)
+    network = neural_network.MLPClassifier(_HIDDEN_UNITS, early_stopping=True,
+                                           validation_fraction=_VALIDATION_FRACTION, max_iter=100, random_state=_SEED)
     classifier = pipeline.make_pipeline(preprocessing.StandardScaler(), network)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 100 rounds are all that it gets.
+        warnings.simplefilter("ignore")  # It warns if early stopping does not end training within 100 epochs.
         classifier.fit(*train)
     return float(classifier.score(*test))
 
 
 def run_probes(model: keras.Model, config: Config, probes: list[str], train_split: str, test_split: str
-              ) -> dict[str, dict[str, float]]:
-    """Accuracies from h and from g(h) for each probe, and that of the best guess: a dict of dicts."""
+               ) -> dict[str, dict[str, float]]:
+    """Runs the probes on a network.
+
+    Returns:
+      For each probe a dict with `h` and `z`, the test accuracies from h and z = g(h), and `majority_baseline`, the
+      accuracy of always predicting the most frequent class.
+
+    Raises:
+      UserError: an unknown probe or split, or a network without a projection head.
+    """
     unknown = [name for name in probes if name not in PROBES]
     if unknown or not probes:
-        raise UserError(f"--probes={','.join(probes)}: use {', '.join(PROBES)}")
-    common.check_has_head(model)
+        raise UserError(f"--probes={','.join(probes)}: {f'unknown probe {unknown[0]}' if unknown else 'no probes'}. "
+                        f"Use some of {','.join(PROBES)}.")
+    common.check_has_projection_head(model)
     source = common.open_source(config)
     for flag, split in (("train_split", train_split), ("test_split", test_split)):
         datasets.check_split(source, flag, split)
     results = {}
-    images = config.image_size, config.center_crop_eval
+    preprocessing = config.image_size, config.center_crop_eval
     for probe in probes:
-        *train, train_classes = probe_features(model, source, train_split, probe, *images)
-        *test, test_classes = probe_features(model, source, test_split, probe, *images)
-        results[probe] = {"guess": max(share for share, _ in PROBES[probe]), **{
-            name: probe_accuracy((train[number], train_classes), (test[number], test_classes))
-            for number, name in enumerate(("h", "z"))}}
+        train_h, train_z, train_classes = probe_features(model, source, train_split, probe, *preprocessing)
+        test_h, test_z, test_classes = probe_features(model, source, test_split, probe, *preprocessing)
+        results[probe] = {"majority_baseline": max(probability for probability, _ in PROBES[probe]),
+                          "h": probe_accuracy((train_h, train_classes), (test_h, test_classes)),
+                          "z": probe_accuracy((train_z, train_classes), (test_z, test_classes))}
     return results

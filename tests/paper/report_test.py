@@ -69,22 +69,22 @@ def test_correlations_are_those_of_numpy(tmp_path):
 
 def test_runs_of_other_flags_are_left_out(tmp_path):
     """Of an older study, or an older recipe; further flags are no reason."""
-    first, *others = studies.STUDIES["colour"].runs_at("small")[:4]
-    directories = [finish(tmp_path, "colour", run, {runner.LBFGS: 0.4}) for run in (first, *others)]
+    first, *others = studies.STUDIES["color"].runs_at("small")[:4]
+    directories = [finish(tmp_path, "color", run, {runner.LBFGS: 0.4}) for run in (first, *others)]
     done = [runner.read_done(directory) for directory in directories]
     runner.write_done(directories[1], {**done[1], "arguments": ["--flagfile=old.cfg"]})
     runner.write_done(directories[2], {**done[2], "settings": {**done[2]["settings"], "train_epochs": 3}})
     runner.write_done(directories[3], {
         **done[3], "arguments": [*done[3]["arguments"], "--data_dir=a b", "--seed=7"],
         "settings": runner.settings_of(others[2], "small", dict(seed=7, data_dir="c"))})
-    assert [row["run"] for row in report.rows_of("colour", str(tmp_path), "small")] == ["1/8", "1"]
+    assert [row["run"] for row in report.rows_of("color", str(tmp_path), "small")] == ["1/8", "1"]
 
 
 def test_every_measure_of_the_paper_has_its_difference(tmp_path):
     finish(tmp_path, "temperature", studies.find_run(("temperature", "l2 norm, 0.1")), {
         runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0})
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
-           probes=dict(rotation=dict(guess=0.25, h=0.7, z=0.3)))
+           probes=dict(rotation=dict(majority_baseline=0.25, h=0.7, z=0.3)))
     finish(tmp_path, "linear", studies.find_run(("linear", "ResNet-50 (1x)")), {
         runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9})
     found = {name: dict(zip(*(part if number == 0 else part[0] for number, part in enumerate(report.shown_table(
@@ -111,7 +111,7 @@ def test_hostile_texts_are_escaped(tmp_path, capsys):
     """In hardware, versions, arguments and names of probes, which come from files."""
     run = studies.find_run(("flip", "with"))
     directory = finish(tmp_path, "flip", run, {runner.LBFGS: 0.5, "eval/label_top_5_accuracy": HOSTILE},
-                       probes={HOSTILE: dict(guess=0.25, h=0.7, z=HOSTILE), "x": [1]})
+                       probes={HOSTILE: dict(majority_baseline=0.25, h=0.7, z=HOSTILE), "x": [1]})
     done = {**runner.read_done(directory), "hardware": HOSTILE, "commits": [HOSTILE, None],
             "million_parameters": HOSTILE}
     runner.write_done(directory, {**done, "arguments": [*done["arguments"], f"--data_dir={HOSTILE}"]})
@@ -172,16 +172,16 @@ class Page(html.parser.HTMLParser):
 
 def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
     transfer_digits(tmp_path, (0.6, 0.9, 0.89))
-    for run in studies.STUDIES["colour"].runs_at("small"):
-        finish(tmp_path, "colour", run, {runner.LBFGS: 0.5, runner.TOP_1: 0.4, "eval/label_top_5_accuracy": 0.9})
+    for run in studies.STUDIES["color"].runs_at("small"):
+        finish(tmp_path, "color", run, {runner.LBFGS: 0.5, runner.TOP_1: 0.4, "eval/label_top_5_accuracy": 0.9})
     run = studies.find_run(("flip", "with"))
-    finish(tmp_path, "flip", run, {runner.LBFGS: 0.5}, same_as="small/colour/1_2")
+    finish(tmp_path, "flip", run, {runner.LBFGS: 0.5}, same_as="small/color/1_2")
     tables.main(["report", "1", "flip", "transfer", "designs", f"--dir={tmp_path}"])
     page = Page()
     page.feed((tmp_path / "small" / "report.html").read_text())
     text = " ".join(page.texts)
     assert not page.open and set(page.links) == {f"#{name}" for name in page.ids}
-    assert page.ids == ["colour", "colour_supervised", "flip", "transfer", "designs"]
+    assert page.ids == ["color", "color_supervised", "flip", "transfer", "designs"]
     assert COMMIT in text and HARDWARE in text and "9 runs, 0:13:30 in all" in text
     assert "--color_jitter_strength=0.125" in text and "-9.6" in text and "Not run." in text
     assert "Fast AutoAug." in text and "top-5" not in text  # The paper's Table 1 has none.

@@ -135,19 +135,19 @@ def test_numbers_are_read_as_numbers():
 
 
 @pytest.mark.parametrize("study, run, numbers", [
-    ("colour", "AutoAugment", {"top-1": 61.1}), ("colour_supervised", "1/4", {"top-1": 76.7}),
+    ("color", "AutoAugment", {"top-1": 61.1}), ("color_supervised", "1/4", {"top-1": 76.7}),
     ("flip", "without", {"top-1": 63.4}),
     ("broader", "broader (2x)", {"top-1": 74.4}), ("broader", "simclr (4x)", {"top-1": 76.5}),
     ("losses", "margin, semi-hard", {"top-1": 57.5}), ("losses", "NT-Logistic", {"top-1": 51.6}),
     ("temperature", "l2 norm, 0.5", {"entropy": 8.2, "contrastive accuracy": 68.2, "top-1": 60.7}),
     ("temperature", "no norm, 100", {"entropy": 0.5, "contrastive accuracy": 92.1, "top-1": 57.0}),
-    ("probes", "rotation", {"chance": 25, "h": 67.6, "g(h)": 25.6}),
+    ("probes", "rotation", {"majority baseline": 25, "h": 67.6, "g(h)": 25.6}),
     ("batches", "linear 256, 100 epochs", {"top-1": 57.5}), ("batches", "sqrt 8192, 400 epochs", {"top-1": 68.3}),
     ("linear", "ResNet-50 (2x)", {"million parameters": 94, "top-1": 74.2, "top-5": 92.0}),
     ("few_labels", "ResNet-50 (4x), 1 %", {"top-1": 63.0, "top-5": 85.8}),
     ("few_labels", "ResNet-50 (1x), 10 %", {"top-1": 65.6, "top-5": 87.8}),
     ("few_labels_broader", "ResNet-50 (2x), 100 %", {"top-1": 79.1, "top-5": 94.8}),
-    ("supervised_long", "ResNet-50 (4x), 500 epochs, crop, colour", {"top-1": 78.4}),
+    ("supervised_long", "ResNet-50 (4x), 500 epochs, crop, color", {"top-1": 78.4}),
     ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
     ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
     ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}), ("cifar10", "supervised", {"top-1": 95.1})])
@@ -167,7 +167,7 @@ def test_rows_of_other_methods_are_cited():
 def test_every_table_of_the_paper_is_there():
     for number in ("1", "2", "3", "4", "5", "6", "7", "8", "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
         assert studies.find_studies(number)
-    assert studies.find_studies("1") == ["colour", "colour_supervised"] and studies.find_studies("B.1") == ["batches"]
+    assert studies.find_studies("1") == ["color", "color_supervised"] and studies.find_studies("B.1") == ["batches"]
     assert studies.find_studies("9") == ["batches"] and studies.find_studies("B.9") == ["cifar_temperature", "cifar10"]
     with pytest.raises(UserError, match="table=99: unknown table. Use one of pairs, "):
         studies.find_studies("99")

@@ -57,7 +57,8 @@ def calls(monkeypatch):
         found.append(command)
         directory = pathlib.Path(directory)
         if "paper.probes" in command:
-            (directory / "probes.json").write_text(json.dumps({"rotation": dict(guess=0.25, h=0.7, z=0.3)}))
+            results = {"rotation": dict(majority_baseline=0.25, h=0.7, z=0.3)}
+            (directory / "probes.json").write_text(json.dumps(results))
             return
         (directory / "result.json").write_text(json.dumps({runner.LBFGS: 0.5 + 0.01 * len(found), "global_step": 3}))
 
@@ -78,15 +79,15 @@ def test_what_is_done_is_not_run_again(calls, tmp_path, capsys):
 
 
 def test_the_same_run_of_another_study_is_taken(calls, tmp_path, capsys):
-    tables.main(["run", "colour", f"--dir={tmp_path}"])
+    tables.main(["run", "color", f"--dir={tmp_path}"])
     assert len(calls) == 6
-    tables.main(["run", "flip", f"--dir={tmp_path}"])  # With flips it is the colours' third.
+    tables.main(["run", "flip", f"--dir={tmp_path}"])  # With flips it is the colors' third.
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
-    assert "colour: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
+    assert "color: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
     taken = runner.read_done(tmp_path / "small" / "flip" / "with")
     assert taken["arguments"] == runner.arguments(studies.find_run(("flip", "with")), "small")
-    assert taken["same_as"] == "small/colour/1_2"
+    assert taken["same_as"] == "small/color/1_2"
     tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Another seed is another run.
     assert len(calls) == 13
 
@@ -272,14 +273,14 @@ def test_the_version_is_unknown_without_git(monkeypatch):
 
 def test_a_run_starts_from_the_weights_of_another(calls, tmp_path, capsys):
     """Which is run before it, once, and may be a run that another table has made."""
-    tables.main(["run", "colour", f"--dir={tmp_path}"])
+    tables.main(["run", "color", f"--dir={tmp_path}"])
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
     tuned = [call for call in calls[6:] if any("study_small_labels" in part for part in call)]
     made = [call for call in calls[6:] if call not in tuned]
     assert len(tuned) == 4 and len(made) == 1 and "--width_multiplier=2" in made[0]
     starts = [next(part for part in call if part.startswith("--checkpoint=")) for call in tuned]
     wide = tmp_path / "small" / "linear" / "ResNet-50__2x_"
-    assert set(starts) == {f"--checkpoint={tmp_path / 'small' / 'colour' / '1_2'}", f"--checkpoint={wide}"}
+    assert set(starts) == {f"--checkpoint={tmp_path / 'small' / 'color' / '1_2'}", f"--checkpoint={wide}"}
 
 
 def test_the_scales_do_not_mix(calls, tmp_path, capsys):
@@ -310,15 +311,15 @@ def test_probes_are_asked_of_what_was_run(calls, tmp_path):
 
 
 def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
-    tables.main(["run", "colour", f"--dir={tmp_path}"])
+    tables.main(["run", "color", f"--dir={tmp_path}"])
     capsys.readouterr()
-    tables.main(["report", "colour", "flip", f"--dir={tmp_path}"])
+    tables.main(["report", "color", "flip", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
-    assert "### Strength of colour distortion, contrastive (Table 1)" in printed
+    assert "### Strength of color distortion, contrastive (Table 1)" in printed
     assert ("| run | paper, top-1 | logistic regression | difference | minutes |\n| --- | --- | --- | --- | --- |\n"
             "| 1/8 | 59.6 | 51.0 | -8.6 | 0.0 |") in printed
     assert "### Random flips (Appendix A)\nThe paper: helpful, not essential. Accuracies in %.\n\nNot run." in printed
-    with open(tmp_path / "small" / "colour.csv", newline="") as file:
+    with open(tmp_path / "small" / "color.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and rows[0]["run"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
     assert not (tmp_path / "small" / "flip.csv").exists()
@@ -393,7 +394,7 @@ def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
                                     train_batch_size=16, proj_out_dim=16, eval_split="test[:64]"), probes=("rotation",))
     done = runner.Runner(str(tmp_path), "small").run("flip", run)
     assert 0 <= runner.accuracy(done) <= 1 and done["seconds"] > 0 and done["commits"]
-    assert done["probes"]["rotation"]["guess"] == 0.25
+    assert done["probes"]["rotation"]["majority_baseline"] == 0.25
     assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)  # ResNet-10 without its classifier
 
 
