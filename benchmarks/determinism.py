@@ -1,8 +1,8 @@
-"""What `--deterministic` costs: images/s of whole trainings, input pipeline included, with it and without.
+"""Training speed with and without `--deterministic`, including the input pipeline.
 
     python -m benchmarks.determinism [--rounds=3]
 
-ResNet-18 with the ImageNet stem on digits at 32 pixels, batch 128. Each training runs in its own process.
+ResNet-18 with the ImageNet stem on digits at 32 pixels, batch 128. Each measurement runs in its own process.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from benchmarks import measure
 from config import Config
 from sources import digits
 
-_BATCH, _STEPS = 128, 10
+_BATCH_SIZE, _STEPS_PER_CALL = 128, 10
 
 
 def images_per_second(rounds):
-    """Median rate of calls of some steps."""
-    config = Config(dataset="digits", resnet_depth=18, image_size=32, stem="imagenet", train_batch_size=_BATCH, seed=1,
-                    train_steps=1000, model_dir="unused")
+    """Returns the median training speed, in images/s."""
+    config = Config(dataset="digits", resnet_depth=18, image_size=32, stem="imagenet", train_batch_size=_BATCH_SIZE,
+                    seed=1, train_steps=1000, model_dir="unused")
     source, strategy = digits.digits_source(), tf.distribute.get_strategy()
     state = train.build_training_state(config, source, strategy, config.model_dir)
     run_steps = train.make_run_steps(train.TrainStep(state.model, state.optimizer, config, strategy))
     batches = iter(train.train_dataset(config, source, strategy, 0))
-    call = lambda: run_steps(batches, tf.constant(_STEPS))[0]["train/total_loss"].numpy()  # noqa: E731
-    seconds = measure.side_by_side({"steps": call}, rounds)
-    return _BATCH * _STEPS / seconds["steps"]
+    call = lambda: run_steps(batches, tf.constant(_STEPS_PER_CALL))[0]["train/total_loss"].numpy()  # noqa: E731
+    seconds = measure.time_alternately({"steps": call}, rounds)
+    return _BATCH_SIZE * _STEPS_PER_CALL / seconds["steps"]
 
 
 def main():
-    """Measures and prints JSON lines; ours is with the flag, the yardstick without."""
+    """Prints one JSON line: ours is with the flag, the baseline without."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--child", choices=("strict", "default"))
+    parser.add_argument("--child", choices=("deterministic", "default"), help="measure in this process")
     arguments = parser.parse_args()
     if arguments.child:
-        if arguments.child == "strict":
+        if arguments.child == "deterministic":
             tf.config.experimental.enable_op_determinism()
         print(json.dumps(images_per_second(arguments.rounds)))
         return
     measure.report_machine()
-    rates = {"strict": [], "default": []}
+    rates = {"deterministic": [], "default": []}
     for _ in range(arguments.rounds):
         for name, values in rates.items():
             values.append(measure.in_child("benchmarks.determinism", f"--child={name}"))
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    measure.report("determinism", f"batch {_BATCH}", "images/s", medians["strict"], medians["default"])
+    measure.report("determinism", f"batch {_BATCH_SIZE}", "images/s", medians["deterministic"], medians["default"])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Resident memory of `--mode=eval` on a model_dir, after every tenth checkpoint.
+"""Resident memory of `--mode=eval` after every tenth checkpoint of a model_dir.
 
     python -m benchmarks.evaluation_memory [--evaluations=200]
 
-ResNet-10 on digits at 8 pixels, all protocols, with baselines and projections. All checkpoints are links to the same
-file, so that nothing but the number of evaluations changes. Needs Linux: memory is read from /proc.
+ResNet-10 on digits at 8 pixels, with all protocols, baselines and projections. All checkpoints are links to the same
+file, so that only the number of evaluations changes. Requires Linux, because memory is read from /proc.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import tempfile
 
 from benchmarks import measure
 
-_EVERY, _WARM_UP = 10, 50  # evaluations between two lines; those after which memory should be flat
+_REPORT_EVERY = 10  # evaluations
+_WARM_UP = 50  # evaluations after which memory should no longer grow
 _SETTINGS = ("--dataset=digits", "--resnet_depth=10", "--image_size=8", "--train_batch_size=32", "--num_proj_layers=2",
              "--proj_out_dim=16", "--seed=1", "--train_split=train[:64]", "--eval_batch_size=90")
 _PROTOCOLS = ("--mode=eval", "--eval_split=test[:180]", "--eval_protocol=linear_head,lbfgs,knn,contrastive",
@@ -26,7 +27,7 @@ _PROTOCOLS = ("--mode=eval", "--eval_split=test[:180]", "--eval_protocol=linear_
 
 
 def make_checkpoints(directory: pathlib.Path, count: int):
-    """Trains one step and lists its checkpoint `count` times, as ckpt-1 to ckpt-<count>."""
+    """Trains one step, and links and lists its checkpoint as ckpt-1 to ckpt-<count>."""
     subprocess.run([sys.executable, "run.py", f"--model_dir={directory}", "--train_steps=1", *_SETTINGS], check=True,
                    stdout=subprocess.DEVNULL)
     for step in range(2, count + 1):
@@ -43,24 +44,26 @@ def resident_megabytes(pid: int) -> float:
 
 
 def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
-    """Evaluates `count` checkpoints in one process; returns its resident MB by number of evaluations."""
+    """Evaluates `count` checkpoints in one process; returns a dict: number of evaluations -> resident MB."""
     command = [sys.executable, "run.py", f"--model_dir={directory}", f"--train_steps={count}", *_SETTINGS, *_PROTOCOLS]
-    # With several threads, BLAS would wait for itself in fits as small as these.
+    # In fits as small as these, several BLAS threads would mostly wait for each other.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
                                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
-    megabytes, done = {}, 0
+    megabytes, num_evaluations = {}, 0
     for line in process.stdout:
-        done += line.startswith("evaluated ")
-        if line.startswith("evaluated ") and done % _EVERY == 0:
-            megabytes[done] = resident_megabytes(process.pid)
-            print(json.dumps(dict(evaluations=done, resident_megabytes=round(megabytes[done], 1))), flush=True)
-    if process.wait() or done < count:
-        raise SystemExit(f"run.py ended with status {process.returncode} after {done} evaluations")
+        if not line.startswith("evaluated "):
+            continue
+        num_evaluations += 1
+        if num_evaluations % _REPORT_EVERY == 0:
+            resident = megabytes[num_evaluations] = resident_megabytes(process.pid)
+            print(json.dumps(dict(evaluations=num_evaluations, resident_megabytes=round(resident, 1))), flush=True)
+    if process.wait() or num_evaluations < count:
+        raise SystemExit(f"run.py ended with status {process.returncode} after {num_evaluations} evaluations")
     return megabytes
 
 
 def main():
-    """Measures and prints JSON lines; ours is the memory at the end, the yardstick that after the warm-up."""
+    """Prints JSON lines: ours is the memory at the end, the baseline the memory after the warm-up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--evaluations", type=int, default=200)
     count = parser.parse_args().evaluations
@@ -70,9 +73,9 @@ def main():
         make_checkpoints(directory, count)
         megabytes = evaluate_all(directory, count)
         event_files = len(list((directory / "eval").glob("events.*")))
-    late = [value for done, value in megabytes.items() if done >= _WARM_UP] or list(megabytes.values())
-    measure.report("evaluation_memory", f"{count} evaluations", "MB", late[-1], late[0],
-                   lowest=round(min(late), 1), highest=round(max(late), 1), event_files=event_files)
+    warm = [value for evaluations, value in megabytes.items() if evaluations >= _WARM_UP] or list(megabytes.values())
+    measure.report("evaluation_memory", f"{count} evaluations", "MB", warm[-1], warm[0],
+                   lowest=round(min(warm), 1), highest=round(max(warm), 1), event_files=event_files)
 
 
 if __name__ == "__main__":

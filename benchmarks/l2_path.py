@@ -1,11 +1,12 @@
-"""Linear transfer's sweep over 45 strengths of l2: time and losses of the path against 45 cold fits.
+"""Time and losses of linear evaluation's sweep over 45 l2 strengths, compared with 45 independent fits.
 
-    python -m benchmarks.l2_path [--features=FILE.npz] [--examples=N] [--without_library]
+    python -m benchmarks.l2_path [--features=FILE.npz] [--examples=N] [--skip_sklearn]
 
-FILE is a features_train.npz of `python -m transfer linear --out=DIR`; without one, the digits behind a random layer of
-512 ReLUs. Yardsticks: the path's own L-BFGS, each fit from zero, and scikit-learn's, from zero, too, on centred inputs,
-with the same tolerance and iterations (which takes hours for tens of thousands of examples), as it comes, and with one
-thread of scipy's own BLAS, as ours. Losses are those that all minimise, for each example.
+FILE is a features_train.npz that `python -m transfer linear` has written. The default is digits behind a random layer
+of 512 ReLUs. Ours starts each fit at the previous solution. There are three baselines, whose fits start from zero: our
+L-BFGS; scikit-learn on centered inputs, with the same tolerance and maximum number of iterations (hours for tens of
+thousands of examples); and scikit-learn with SciPy's BLAS limited to one thread, as in our L-BFGS. All minimize the
+same loss, which is reported per example.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from transfer import linear_evaluation
 
 
 def default_features():
-    """Handwritten digits behind a random layer: [1437, 512] and labels."""
+    """Returns activations [1437, 512] of a random layer on handwritten digits, and the labels."""
     from sklearn import datasets, model_selection
 
     inputs, labels = datasets.load_digits(return_X_y=True)
@@ -34,14 +35,14 @@ def default_features():
 
 
 def loss(scores, kernel, labels, l2_of_sum):
-    """Mean cross-entropy, and l2_of_sum / 2 of the kernel's squares over the number of examples."""
+    """Computes the mean cross-entropy + l2_of_sum / (2 n) |kernel|^2."""
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * np.sum(kernel**2) / len(labels)
 
 
 def path_fits(inputs, labels):
-    """Losses of the path, the strongest l2 first."""
+    """Yields the losses of the path, strongest l2 first."""
     path = logistic_regression.LogisticPath(inputs, labels)
     for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
         path.fit(l2_of_sum)
@@ -49,44 +50,44 @@ def path_fits(inputs, labels):
 
 
 def cold_fits(inputs, labels):
-    """The same, each fit from zero."""
+    """Yields the losses of fits that each start from zero."""
     for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
         path = logistic_regression.LogisticPath(inputs, labels).fit(l2_of_sum)
         yield loss(path.scores(inputs), path.kernel, labels, l2_of_sum)
 
 
-def library_fits(inputs, labels):
-    """The same by scikit-learn."""
+def sklearn_fits(inputs, labels):
+    """Yields the losses of scikit-learn's fits."""
     from sklearn import linear_model
 
     inputs = inputs - inputs.mean(0, dtype=np.float64)
     for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # It ends after so many iterations.
+            warnings.simplefilter("ignore")  # Fits may reach the maximum number of iterations.
             model = linear_model.LogisticRegression(C=1 / l2_of_sum, tol=logistic_regression.PATH_TOLERANCE,
                                                     max_iter=logistic_regression.PATH_ITERATIONS).fit(inputs, labels)
         yield loss(model.decision_function(inputs), model.coef_, labels, l2_of_sum)
 
 
-def frugal_library_fits(inputs, labels):
-    """The same, with threads as ours."""
+def single_thread_sklearn_fits(inputs, labels):
+    """Yields the losses of scikit-learn's fits with one thread of SciPy's BLAS, as in our fits."""
     with logistic_regression.scipy_blas_threads().limit(limits=1):
-        yield from library_fits(inputs, labels)
+        yield from sklearn_fits(inputs, labels)
 
 
-def timed(fits, name):
-    """Losses [45], and seconds."""
+def time_fits(fits, name):
+    """Returns the losses [45] and the seconds of all fits."""
     begin = time.perf_counter()
     losses = list(progress.track(fits, len(linear_evaluation.L2_OF_SUM_CHOICES), name))
     return np.array(losses), time.perf_counter() - begin
 
 
 def main():
-    """The command line."""
+    """Prints one JSON line per baseline."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--features", help="a .npz file of vectors and labels")
-    parser.add_argument("--examples", type=int, help="how many of them; unset: all")
-    parser.add_argument("--without_library", action="store_true", help="without scikit-learn's")
+    parser.add_argument("--examples", type=int, help="number of examples to use (default: all)")
+    parser.add_argument("--skip_sklearn", action="store_true", help="omit the scikit-learn baselines")
     arguments = parser.parse_args()
     measure.report_machine()
     if arguments.features:
@@ -96,16 +97,16 @@ def main():
         inputs, labels = default_features()
     inputs, labels = inputs[:arguments.examples], labels[:arguments.examples]
     if labels.ndim > 1:
-        parser.error(f"--features={arguments.features} has several labels an example: name another")
-    warm, ours = timed(path_fits(inputs, labels), "path")
-    yardsticks = {"the same from zero": cold_fits}
-    if not arguments.without_library:
-        yardsticks |= {"scikit-learn": library_fits, "scikit-learn, one thread of scipy's": frugal_library_fits}
-    for name, fits in yardsticks.items():
-        cold, yardstick = timed(fits(inputs, labels), name)
+        parser.error(f"--features={arguments.features}: the file has several labels per example. Use another file.")
+    path_losses, path_seconds = time_fits(path_fits(inputs, labels), "path")
+    baselines = {"our L-BFGS from zero": cold_fits}
+    if not arguments.skip_sklearn:
+        baselines |= {"scikit-learn": sklearn_fits, "scikit-learn, one BLAS thread": single_thread_sklearn_fits}
+    for name, fits in baselines.items():
+        losses, seconds = time_fits(fits(inputs, labels), name)
         case = f"{len(labels)} examples, {inputs.shape[1]} features, 45 strengths, against {name}"
-        measure.report("l2_path", case, "s", ours, yardstick,
-                       greatest_excess_of_loss=float(f"{(warm - cold).max():.2g}"))
+        measure.report("l2_path", case, "s", path_seconds, seconds,
+                       max_loss_excess=float(f"{(path_losses - losses).max():.2g}"))
 
 
 if __name__ == "__main__":

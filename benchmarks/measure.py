@@ -1,4 +1,4 @@
-"""What all benchmarks share: side-by-side timing, peak memory, and the JSON lines they print."""
+"""Utilities of the benchmarks: alternating timing, peak memory and JSON output."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import time
 from runtime import child_processes
 
 
-def side_by_side(functions, rounds=5):
-    """Median seconds of a call of each function, taken in turn so that what disturbs one disturbs all.
+def time_alternately(functions, rounds=5):
+    """Times the functions in turn, so that other load on the machine affects all of them, and returns the medians.
 
     Args:
-      functions: name -> function without arguments that returns when its work is done.
-      rounds: calls of each, after a first one that compiles and is not counted.
+      functions: dict: name -> function without arguments that returns when its work is done.
+      rounds: timed calls of each function, after one untimed call that compiles.
 
     Returns:
-      name -> seconds.
+      dict: name -> median seconds of a call.
     """
     seconds = {name: [] for name in functions}
     for function in functions.values():
@@ -35,31 +35,31 @@ def side_by_side(functions, rounds=5):
 
 
 def peak_megabytes():
-    """Most memory that this process has held so far (resident set)."""
+    """Returns the peak resident memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def in_child(module, *arguments):
-    """Runs `python -m module arguments...` in a new process and returns the JSON of its last line."""
+    """Runs `python -m module arguments...` in a new process and parses the last line of its output as JSON."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout.decode().splitlines()[-1])
+    process = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return json.loads(process.stdout.decode().splitlines()[-1])
 
 
-def report(benchmark, case, unit, ours, yardstick, **details):
-    """Prints one JSON line; `ratio` is ours / yardstick, whatever the unit (s, MB, images/s)."""
-    ratio = round(ours / yardstick, 3) if yardstick else None
-    line = dict(benchmark=benchmark, case=case, unit=unit, ours=_short(ours), yardstick=_short(yardstick), ratio=ratio)
+def report(benchmark, case, unit, ours, baseline, **details):
+    """Prints one JSON line; `ratio` is ours / baseline in every unit (s, MB, images/s)."""
+    ratio = round(ours / baseline, 3) if baseline else None
+    line = dict(benchmark=benchmark, case=case, unit=unit, ours=_round(ours), baseline=_round(baseline), ratio=ratio)
     print(json.dumps({**line, **details}), flush=True)
 
 
-def _short(number):
-    """Four digits are more than the noise leaves."""
-    return None if number is None else float(f"{number:.4g}")
+def _round(value):
+    """Rounds to four digits; measurements are noisier than that."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 def report_machine():
-    """Prints one JSON line with processor, cores and versions."""
+    """Prints one JSON line with the processor, its cores and the software versions."""
     import tensorflow as tf
 
     name, cores = child_processes.cpu_info()

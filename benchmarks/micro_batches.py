@@ -1,8 +1,8 @@
-"""Peak memory and time of one training step of ResNet-50 at 32 pixels, batch 4096, in micro-batches.
+"""Peak memory and time of a training step with micro-batches: ResNet-50 at 32 pixels, batch 4096.
 
     python -m benchmarks.micro_batches [--batch=4096] [--micro=64] [--precision=float32] [--whole]
 
-Memory is that of the whole process. `--whole` adds the same batch at once, where it fits.
+Memory is the peak of the whole process. `--whole` adds the baseline, the same batch without micro-batches; it must fit.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import time
 from benchmarks import measure
 
 
-def one_step(batch, micro, precision):
-    """Takes one step in this process; prints its seconds, with tracing, and the process's peak memory in MB."""
+def run_step(batch, micro, precision):
+    """Takes one step in this process; prints its seconds, including tracing, and the peak memory in MB."""
     import tensorflow as tf
 
     import model as model_lib
     import train
     from config import Config
-
 
     config = Config(resnet_depth=50, image_size=32, train_batch_size=batch, micro_batch_size=micro, precision=precision,
                     seed=1)
@@ -36,24 +35,24 @@ def one_step(batch, micro, precision):
 
 
 def main():
-    """Measures and prints JSON lines."""
+    """Prints JSON lines for memory and time."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--micro", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=4096, help="images per step")
+    parser.add_argument("--micro", type=int, default=64, help="images per micro-batch")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--whole", action="store_true", help="also measure the step without micro-batches")
     parser.add_argument("--child", action="store_true", help="take the step in this process")
     arguments = parser.parse_args()
     if arguments.child:
-        one_step(arguments.batch, arguments.micro, arguments.precision)
+        run_step(arguments.batch, arguments.micro, arguments.precision)
         return
     measure.report_machine()
     settings = ["--child", f"--batch={arguments.batch}", f"--precision={arguments.precision}"]
     ours = measure.in_child("benchmarks.micro_batches", *settings, f"--micro={arguments.micro}")
-    whole = measure.in_child("benchmarks.micro_batches", *settings, "--micro=0") if arguments.whole else {}
+    baseline = measure.in_child("benchmarks.micro_batches", *settings, "--micro=0") if arguments.whole else {}
     case = f"ResNet-50, batch {arguments.batch} in micro-batches of {arguments.micro}, {arguments.precision}"
     for quantity, unit in (("megabytes", "MB"), ("seconds", "s")):
-        measure.report("micro_batches", case, unit, ours[quantity], whole.get(quantity), loss=ours["loss"])
+        measure.report("micro_batches", case, unit, ours[quantity], baseline.get(quantity), loss=ours["loss"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The yardstick of the training step: the same network and losses, written with Keras's own layers and no more."""
+"""The baseline of `benchmarks.train_step`: the same network and losses with standard Keras layers only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _block(inputs, filters, strides, project):
 
 
 def resnet18(size, out_dim=128, num_layers=3, classes=10):
-    """images -> (projections, logits): ResNet-18 with the small stem, projection head and linear head."""
+    """Builds ResNet-18 with the small stem: images -> (projections, logits of the linear head)."""
     images = keras.Input([size, size, 3])
     outputs = _norm_relu(_convolution(images, 64, 3))
     for group, filters in enumerate((64, 128, 256, 512)):
@@ -40,19 +40,20 @@ def resnet18(size, out_dim=128, num_layers=3, classes=10):
 
 
 def make_step(model):
-    """A function that takes one step of LARS on (views [n, h, w, 6], labels [n]) and returns loss and metrics."""
-    update = optimizer.plain_updater(model.trainable_variables, [v.shape.rank <= 1 for v in model.trainable_variables],
-                                     learning_rate=0.1, momentum=0.9, weight_decay=1e-6)
+    """Returns a function that takes a LARS step on (views [n, h, w, 6], labels [n]) and returns loss and metrics."""
+    update = optimizer.make_plain_update(
+        model.trainable_variables, [v.shape.rank <= 1 for v in model.trainable_variables], learning_rate=0.1,
+        momentum=0.9, weight_decay=1e-6)
 
     @tf.function(autograph=False)
     def step(views, labels):
         with tf.GradientTape() as tape:
             projections, logits = model(tf.concat(tf.split(views, 2, -1), 0), training=True)
-            contrast, accuracy, entropy = loss.plain(tf.cast(projections, tf.float32))
-            supervised = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+            contrastive_loss, accuracy, entropy = loss.plain(tf.cast(projections, tf.float32))
+            linear_head_loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
                 tf.concat([labels, labels], 0), tf.cast(logits, tf.float32)))
-            total = contrast + supervised
-        update(tape.gradient(total, model.trainable_variables))
-        return tf.stack([total, accuracy, entropy])
+            total_loss = contrastive_loss + linear_head_loss
+        update(tape.gradient(total_loss, model.trainable_variables))
+        return tf.stack([total_loss, accuracy, entropy])
 
     return step

@@ -1,9 +1,9 @@
-"""What half precision does to learning: accuracies of whole runs in float32 and in mixed_bfloat16, seed by seed.
+"""Effect of half precision on accuracy: whole runs in float32 and in mixed_bfloat16, with several seeds.
 
     python -m benchmarks.precision --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3]
 
-The quickstart on digits and, given CIFAR-10 in `tfds_dir`, 200 steps of ResNet-18 (stem with pooling, a fifth of the
-training images). Two runs of one seed differ in precision alone. Runs that are there already are not repeated.
+Runs the quickstart on digits and, if `--tfds_dir` holds CIFAR-10, 200 steps of ResNet-18 (ImageNet stem, 20 % of the
+training images). The two runs of a seed differ only in precision. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_
 
 
 def run(flags, model_dir, precision, seed):
-    """The results of one run, made if need be."""
+    """Returns the results of a run, which is executed if it has none yet."""
     path = os.path.join(model_dir, "result.json")
     if not os.path.exists(path):
         subprocess.run([sys.executable, "run.py", *flags, f"--model_dir={model_dir}", f"--precision={precision}",
@@ -36,7 +36,7 @@ def run(flags, model_dir, precision, seed):
 
 
 def main():
-    """Runs, and prints a JSON line for each data set and metric; ours is mixed_bfloat16, the yardstick float32."""
+    """Prints one JSON line per data set and metric: ours is mixed_bfloat16, the baseline float32."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs_dir", required=True)
     parser.add_argument("--tfds_dir")
@@ -52,7 +52,7 @@ def main():
                                for seed in range(1, arguments.seeds + 1)]
                    for precision in ("float32", "mixed_bfloat16")}
         for metric in _METRICS:
-            values = {precision: [result[metric] for result in rows] for precision, rows in results.items()}
+            values = {precision: [result[metric] for result in by_seed] for precision, by_seed in results.items()}
             measure.report("precision", f"{name}, {metric}", "accuracy", statistics.mean(values["mixed_bfloat16"]),
                            statistics.mean(values["float32"]), seeds=values)
 

@@ -1,8 +1,9 @@
-"""Speed of the training step, and time from the start of a process to its first step, against plain Keras in float32.
+"""Speed of the training step, and time from process start to the end of the first step, compared with plain Keras.
 
     python -m benchmarks.train_step [--batch=128] [--rounds=5]
 
-ResNet-18 with the small stem at 32 pixels; forward, backward, losses and update, without data pipeline and blur.
+ResNet-18 with the small stem at 32 pixels: forward and backward pass, losses and update, without input pipeline and
+blur. The baseline runs in float32.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from config import Config
 _SIZE, _CLASSES = 32, 10
 
 
-def ours(batch, views, labels, **settings):
-    """A call that takes one of our steps."""
+def make_our_step(batch, views, labels, **settings):
+    """Returns a function that takes one step of our training loop."""
     config = Config(resnet_depth=18, image_size=_SIZE, train_batch_size=batch, use_blur=False, train_steps=1000,
                     warmup_epochs=0.0, seed=1, **settings)
     keras.utils.set_random_seed(1)
@@ -35,53 +36,52 @@ def ours(batch, views, labels, **settings):
     return lambda: run_steps(batches, tf.constant(1))[0]["train/total_loss"].numpy()
 
 
-def plain(views, labels, precision="float32"):
-    """A call that takes one step of the yardstick."""
-    keras.mixed_precision.set_global_policy(precision)
-    model = plain_keras.resnet18(_SIZE, classes=_CLASSES)
-    keras.mixed_precision.set_global_policy("float32")
-    step = plain_keras.make_step(model)
+def make_baseline_step(views, labels):
+    """Returns a function that takes one step of plain Keras in float32."""
+    step = plain_keras.make_step(plain_keras.resnet18(_SIZE, classes=_CLASSES))
     return lambda: step(views, labels).numpy()
 
 
 def make_batch(size):
-    """Random (views, labels)."""
+    """Returns random views [size, 32, 32, 6] and labels [size]."""
     random = np.random.default_rng(0)
     return (tf.constant(random.uniform(0, 1, (size, _SIZE, _SIZE, 6)).astype(np.float32)),
             tf.constant(random.integers(0, _CLASSES, size)))
 
 
-def report_start(rounds):
-    """Seconds of processes that import, build, trace and take one step of a batch of two."""
+def report_first_step(rounds):
+    """Reports the time of a process that imports, builds, traces and takes one step on a batch of two."""
     children = {name: functools.partial(measure.in_child, "benchmarks.train_step", f"--first_step={name}")
-                for name in ("ours", "yardstick")}
-    seconds = measure.side_by_side(children, rounds)
-    measure.report("train_step", "process start to end of first step", "s", seconds["ours"], seconds["yardstick"])
+                for name in ("ours", "baseline")}
+    seconds = measure.time_alternately(children, rounds)
+    measure.report("train_step", "process start to end of first step", "s", seconds["ours"], seconds["baseline"])
 
 
 def main():
-    """Measures and prints JSON lines."""
+    """Prints JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=128, help="images per step")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--first_step", choices=("ours", "yardstick"), help="take one step in this process and end")
+    parser.add_argument("--first_step", choices=("ours", "baseline"), help="take one step in this process and exit")
     arguments = parser.parse_args()
     if arguments.first_step:
-        call = {"ours": functools.partial(ours, 2), "yardstick": plain}[arguments.first_step](*make_batch(2))
-        print(json.dumps(call().tolist()))
+        views, labels = make_batch(2)
+        step = make_our_step(2, views, labels) if arguments.first_step == "ours" else make_baseline_step(views, labels)
+        print(json.dumps(step().tolist()))
         return
     measure.report_machine()
-    report_start(min(arguments.rounds, 3))
+    report_first_step(min(arguments.rounds, 3))
     views, labels = make_batch(arguments.batch)
-    calls = {"yardstick": plain(views, labels)}
-    calls.update({precision: ours(arguments.batch, views, labels, precision=precision)
+    steps = {"baseline": make_baseline_step(views, labels)}
+    steps.update({precision: make_our_step(arguments.batch, views, labels, precision=precision)
                   for precision in ("float32", "mixed_bfloat16")})
-    calls["micro-batches of a quarter"] = ours(arguments.batch, views, labels, micro_batch_size=arguments.batch // 4)
-    seconds = measure.side_by_side(calls, arguments.rounds)
+    steps["four micro-batches"] = make_our_step(
+        arguments.batch, views, labels, micro_batch_size=arguments.batch // 4)
+    seconds = measure.time_alternately(steps, arguments.rounds)
     rates = {name: 2 * arguments.batch / value for name, value in seconds.items()}
     for name, rate in rates.items():
-        if name != "yardstick":
-            measure.report("train_step", f"{name}, batch {arguments.batch}", "views/s", rate, rates["yardstick"])
+        if name != "baseline":
+            measure.report("train_step", f"{name}, batch {arguments.batch}", "views/s", rate, rates["baseline"])
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def _translate_errors():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; see `command_line.run_command` for errors and signals."""
+    """Runs the command line; see `command_line.run_stoppable` for errors and signals."""
     parser = _parser()
     arguments = parser.parse_args(arguments)
 

@@ -22,9 +22,6 @@ L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # strongest first
 _Examples = tuple[np.ndarray, np.ndarray]  # features, labels
 
 
-# ------------------------------------------------------------------------------------------------- linear evaluation
-
-
 def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
           previous: dict[float, float] | None = None,
           on_result: Callable[[dict[float, float]], None] = lambda values: None) -> tuple[float, dict[float, float]]:

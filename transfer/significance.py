@@ -13,12 +13,9 @@ from transfer import measures, output
 NUM_PERMUTATIONS = 100_000
 
 
-# ------------------------------------------------------------------------------------------------------ significance
-
-
 def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.ndarray | None = None,
                      num_permutations: int = NUM_PERMUTATIONS, seed: int = 0) -> dict[str, float]:
-    """Tests with random permutations if the accuracies of two models differ significantly (paper, B.8.1).
+    """Tests the difference between two models' accuracies for significance by random permutations (paper, B.8.1).
 
     Under the null hypothesis, the models' predictions for an example can be swapped, so that the difference between
     them has a random sign. Examples whose differences have the same size share one binomial draw.
@@ -32,8 +29,8 @@ def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.
 
     Returns:
       dict: `difference` of the accuracies (first minus second), and the two-sided p-value `p`: the fraction of the
-      permutations with at least this absolute difference. For accuracies over all examples, `p` converges to the exact
-      McNemar test.
+      permutations with at least this absolute difference. For accuracies over all examples, `p` approximates that
+      of the exact McNemar test.
     """
     classes = np.zeros(len(correct), np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
     sizes = np.bincount(classes)

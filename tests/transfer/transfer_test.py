@@ -249,7 +249,7 @@ def test_non_finite_features_are_an_error(network, tmp_path, monkeypatch, capsys
 
 
 def test_features_use_the_central_square_of_the_image(network, few_iterations, tmp_path, monkeypatch):
-    """Images above 32 pixels are not center-cropped further (paper, B.8.1)."""
+    """Above 32 pixels, too, the shorter side is kept in full, unlike in SimCLR's own evaluation (paper, B.8.1)."""
     random, images = np.random.default_rng(0), {}
     for split in ("train", "validation", "test"):
         for name in ("cat", "dog"):
@@ -438,7 +438,7 @@ def grid(network, out, *arguments, protocol="finetune"):
               *arguments])
 
 
-def test_grid_search_selects_on_validation_and_tests_on_test(network, tmp_path, program, capsys):
+def test_grid_search_selects_on_validation_and_reports_test(network, tmp_path, program, capsys):
     values = ("--learning_rates=0.01,0.1,1", "--weight_decays=0,0.001")
     grid(network, tmp_path / "out", *values)
     calls = program()
