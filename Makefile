@@ -1,59 +1,59 @@
-# make help lists the commands and the targets.
-# Needs make, git and one Python from 3.10 to 3.13 (name it with PYTHON=... if it is not found).
+# `make help` lists the commands and the targets.
+# Requires a Python from 3.10 to 3.13; PYTHON=/path/to/python selects one.
 PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 python3 python; do \
 	if $$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; then \
 	echo $$python; break; fi; done)
-# Two processes: tests trace more than they compute, and tracing keeps one core busy. One file's tests share fixtures.
+# Two processes, because tests mostly trace graphs, which uses one core. The tests of a file share fixtures.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
 .PHONY: quickstart help test test-all soak test-current test-current-all lint clean
 
 define COMMANDS
-Commands, after `make quickstart`, with .venv/bin/python; each has --help:
+Commands (use .venv/bin/python, after `make quickstart`); each has --help:
   python run.py             pretrains, fine-tunes, evaluates and exports
-  python -m export          writes the network of a checkpoint as a SavedModel
+  python -m export          writes a checkpoint as a SavedModel
   python -m inference       embeds images and predicts classes with a SavedModel
   python -m checkpoints     describes a checkpoint or a SavedModel
   python -m transfer        evaluates an encoder on other data sets
-  python -m paper.tables    shows, runs and reports the tables of the paper
-  python -m paper.figures   draws the figures of the paper
-  python -m paper.probes    predicts transformations from h and from g(h) (Table 3)
+  python -m paper.tables    lists, runs and reports the paper's studies
+  python -m paper.figures   draws the paper's figures
+  python -m paper.probes    measures which transformations h and g(h) predict (Table 3)
 Targets:
 endef
 
-quickstart: .venv/installed  ## installs everything; pretrains on digits, evaluates and exports
+quickstart: .venv/installed  ## installs the packages; pretrains, evaluates and exports a small network
 	.venv/bin/python run.py --flagfile=paper/recipes/digits.cfg
 
 help:  ## prints this list
 	$(info $(COMMANDS))
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-test: .venv/installed-dev  ## runs the quick tests
+test: .venv/installed-dev  ## runs the fast tests
 	.venv/bin/python $(PYTEST) -m "not slow"
 
 test-all: .venv/installed-dev  ## runs all tests
 	.venv/bin/python $(PYTEST)
 
-soak: .venv/installed-dev  ## kills trainings at random moments for 20 minutes or more, and tries random flags
+soak: .venv/installed-dev  ## kills training runs at random moments, and tries random flags (about an hour)
 	.venv/bin/python tests/faults/soak.py
 	.venv/bin/python -m pytest -q tests/faults/fuzz_test.py --hypothesis-profile=soak
 
-test-current: .venv-current/installed-dev  ## runs the quick tests with TensorFlow 2.21
+test-current: .venv-current/installed-dev  ## runs the fast tests with TensorFlow 2.21
 	.venv-current/bin/python $(PYTEST) -m "not slow"
 
 test-current-all: .venv-current/installed-dev  ## runs all tests with TensorFlow 2.21
 	.venv-current/bin/python $(PYTEST)
 
-lint: .venv/installed-dev  ## checks the code with ruff
+lint: .venv/installed-dev  ## checks the code style with ruff
 	.venv/bin/python -m ruff check .
 
 .venv/installed: requirements.txt requirements-common.txt
 .venv-current/installed: requirements-current.txt requirements-common.txt
 .venv/installed .venv-current/installed:
-	@test -n "$(PYTHON)" || { echo "make: no Python from 3.10 to 3.13 found: name one, make PYTHON=/path/to/python"; exit 2; }
-	@echo "Installing $< into $(@D) with $(PYTHON): about four minutes, once."
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.10 to 3.13 found. Pass one: make PYTHON=/path/to/python"; exit 2; }
+	@echo "Installing $< into $(@D) with $(PYTHON) (about four minutes, once)"
 	$(PYTHON) -m venv $(@D)
-	@# The pip of Python 3.10 cannot find its way through these requirements.
+	@# The pip that comes with Python 3.10 cannot resolve these requirements.
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
