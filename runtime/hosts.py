@@ -62,8 +62,8 @@ def _read_tf_config():
 
 
 def _malformed(text, reason):
-    return UserError(f"TF_CONFIG={text[:80]} is not the JSON that TensorFlow expects ({reason}). See README, 'Several "
-                     "devices'.")
+    return UserError(f"TF_CONFIG={text[:80]} is not the JSON that TensorFlow expects ({reason}). See "
+                     "docs/accelerators.md.")
 
 
 def _unique_keys(pairs):

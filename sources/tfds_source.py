@@ -221,7 +221,7 @@ def _tfds_builder(tfds, name, data_dir):
         except Exception as error:  # Whatever a download can raise, the remedy is the same.
             raise UserError(
                 f"--dataset={name} is not prepared in {os.path.dirname(os.path.dirname(builder.data_dir))} and could "
-                f"not be made ({first_line(error)}): point --data_dir at a prepared copy (README, 'Data')") from error
+                f"not be made ({first_line(error)}): point --data_dir at a prepared copy (docs/data.md)") from error
     if not builder.info.splits:
         raise UserError(f"--dataset={name}: {builder.data_dir} has no dataset_info.json with splits. Copy or prepare "
                         "the data set again.")
