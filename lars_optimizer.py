@@ -1,4 +1,4 @@
-"""LARS (You et al. 2017, arXiv:1708.03888), as a pure function and as a Keras optimizer around it."""
+"""LARS (You et al. 2017, arXiv:1708.03888), as a pure function and as a Keras optimizer."""
 
 from __future__ import annotations
 
@@ -17,65 +17,65 @@ EETA_DEFAULT = 0.001
 
 
 def _l2_norm(tensor):
-    """Scalar, float32 at least. Unlike `tf.norm`, it makes no squares of the tensor's size."""
+    """Returns the l2 norm, in float32 at least. Unlike `tf.norm`, it does not store the squares."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
 
 
 def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
-    """eeta * |param| / |update| in l2 norms, or 1 where either norm is 0; a scalar, float32 at least."""
+    """Returns eeta * |param| / |update| in l2 norms, or 1 if either norm is 0; a scalar, float32 at least."""
     param_norm, update_norm = _l2_norm(param), _l2_norm(update)
     ratio = eeta * tf.math.divide_no_nan(param_norm, update_norm)
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))
 
 
-def _scaled(param, update, learning_rate, adapt, eeta):
-    """r lr update, in the dtype of `update`; r = 1 unless `adapt`."""
+def _scale_update(param, update, learning_rate, adapt, eeta):
+    """Returns update * learning rate * trust ratio (1 unless `adapt`), in the dtype of `update`."""
     rate = tf.cast(trust_ratio(param, update, eeta), update.dtype) * learning_rate if adapt else learning_rate
     return rate * update
 
 
-def _decayed(param, grad, weight_decay):
+def _add_weight_decay(param, grad, weight_decay):
     return grad + weight_decay * param if weight_decay else grad
 
 
 def lars_update(param: tf.Tensor, grad: tf.Tensor, velocity: tf.Tensor, *, learning_rate: float | tf.Tensor,
                 momentum: float, weight_decay: float = 0.0, adapt: bool = True, classic_momentum: bool = True,
                 use_nesterov: bool = False, eeta: float = EETA_DEFAULT) -> tuple[tf.Tensor, tf.Tensor]:
-    """One LARS step for one variable.
+    """Computes one LARS step of one variable.
 
-    With g = grad + weight_decay * param, trust ratio r and momentum m:
+    With g = grad + weight_decay * param, trust ratio r, learning rate lr, momentum m and velocity v:
 
       classic momentum:  v' = m v + r(g) lr g;   param' = param - (m v' + r(g) lr g  if Nesterov else  v')
       popular momentum:  v' = m v + g;  u = (m v' + g  if Nesterov else  v');  param' = param - r(u) lr u
 
     Args:
-      param: the variable's value, any shape.
-      grad: its gradient.
-      velocity: v, of the same shape, zero at first.
+      param: value of the variable, of any shape.
+      grad: gradient, of the same shape.
+      velocity: v, of the same shape; zeros before the first step.
       learning_rate: scalar lr.
       momentum: scalar m.
       weight_decay: scalar.
-      adapt: whether the trust ratio applies; else r = 1.
-      classic_momentum: which of the two forms.
-      use_nesterov: whether to look ahead.
+      adapt: whether to apply the trust ratio; otherwise r = 1.
+      classic_momentum: classic momentum if True, popular momentum if False.
+      use_nesterov: whether to use Nesterov momentum.
       eeta: trust coefficient.
 
     Returns:
       The new param and the new velocity.
     """
-    step = _decayed(param, grad, weight_decay)
+    step = _add_weight_decay(param, grad, weight_decay)
     if classic_momentum:
-        step = _scaled(param, step, learning_rate, adapt, eeta)
+        step = _scale_update(param, step, learning_rate, adapt, eeta)
     velocity = momentum * velocity + step
     update = momentum * velocity + step if use_nesterov else velocity
     if not classic_momentum:
-        update = _scaled(param, update, learning_rate, adapt, eeta)
+        update = _scale_update(param, update, learning_rate, adapt, eeta)
     return param - update, velocity
 
 
 class LARSOptimizer(keras.optimizers.legacy.Optimizer):
-    """`lars_update` for every variable; its slot is called `Momentum`, as in the original's checkpoints."""
+    """Optimizer that applies `lars_update`. The velocity slot is named `Momentum`, as in the original's checkpoints."""
 
     def __init__(self, learning_rate: float | keras.optimizers.schedules.LearningRateSchedule, momentum: float = 0.9,
                  use_nesterov: bool = False, weight_decay: float = 0.0,
@@ -85,16 +85,16 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         """Creates the optimizer.
 
         Args:
-          learning_rate: number or `LearningRateSchedule`.
-          momentum: number.
-          use_nesterov: whether to look ahead.
-          weight_decay: number, added to the gradient as weight_decay * param.
-          exclude_from_weight_decay: a predicate on variables, or a list of patterns searched in their names.
-          exclude_from_layer_adaptation: the same for the trust ratio; None: those excluded from weight decay.
-          classic_momentum: which of the two forms of `lars_update`.
+          learning_rate: float or `LearningRateSchedule`.
+          momentum: float.
+          use_nesterov: whether to use Nesterov momentum.
+          weight_decay: float; weight_decay * param is added to the gradient.
+          exclude_from_weight_decay: a predicate on variables, or a list of regular expressions searched in their names.
+          exclude_from_layer_adaptation: likewise for the trust ratio. None: same as `exclude_from_weight_decay`.
+          classic_momentum: see `lars_update`.
           eeta: trust coefficient.
-          name: of the optimizer.
-          **kwargs: for the base class.
+          name: name of the optimizer.
+          **kwargs: arguments of the base class.
         """
         super().__init__(name, **kwargs)
         self._set_hyper("learning_rate", learning_rate)
@@ -108,9 +108,9 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         self._rules = {}
 
     def _create_slots(self, var_list):
-        """Makes the slots, and decides for every variable what applies to it.
+        """Creates the slots and evaluates the exclusion rules for every variable.
 
-        Here, not at the update: there a replica sees its own copy, which a predicate may not recognise.
+        In updates, a replica sees its local copy of a variable, which a predicate might not recognize.
         """
         adaptation = self.exclude_from_layer_adaptation
         if adaptation is None:
@@ -134,17 +134,17 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         return tf.group(slot.assign(velocity), var.assign(param))
 
     def _apply_in_place(self, var, grad, slot, learning_rate, weight_decay, adapt):
-        """`lars_update` with classic momentum, by the operation that changes variable and slot where they lie."""
-        step = _scaled(var, _decayed(var, grad, weight_decay), learning_rate, adapt, self.eeta)
+        """Applies `lars_update` with classic momentum, updating the variable and its slot in place."""
+        step = _scale_update(var, _add_weight_decay(var, grad, weight_decay), learning_rate, adapt, self.eeta)
         one, momentum = tf.constant(1, step.dtype), tf.constant(self.momentum, step.dtype)
         return tf.raw_ops.ResourceApplyMomentum(
             var=var.handle, accum=slot.handle, lr=one, grad=step, momentum=momentum, use_nesterov=self.use_nesterov)
 
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
-        raise ValueError(f"LARS needs the gradient of the whole variable; {var.name} has a sparse one")
+        raise ValueError(f"LARS does not support sparse gradients (variable {var.name})")
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make the same optimizer again."""
+        """Returns the constructor arguments of an equal optimizer."""
         names = ("momentum", "use_nesterov", "weight_decay", "exclude_from_weight_decay",
                  "exclude_from_layer_adaptation", "classic_momentum", "eeta")
         config = {name: getattr(self, name) for name in names}
@@ -152,7 +152,7 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
 
 
 def _matches(rule, var):
-    """Whether `rule` (a predicate, a list of patterns, or None) picks out `var`."""
+    """Checks if `rule` (a predicate, a list of patterns, or None) selects `var`."""
     if rule is None:
         return False
     if callable(rule):

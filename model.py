@@ -1,4 +1,4 @@
-"""Projection and supervised heads, the whole model, its learning-rate schedule, optimizer and weight decay."""
+"""Projection head, linear head, the whole model, its learning-rate schedule, optimizer and weight decay."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from large_batch import blocked_nt_xent
 from lars_optimizer import LARSOptimizer
 from runtime import rng
 
-_BLUR = 3  # purpose of random draws; data.py has the others
+_BLUR = 3  # Stream of random numbers; data.py defines the others.
 
 
 # ---------------------------------------------------------------------------------------------------------- heads
 
 
 class LinearLayer(keras.layers.Layer):
-    """A dense layer with bias, or one without bias and with batch norm."""
+    """Dense layer, optionally followed by batch norm."""
 
     def __init__(self, units: int | None = None, use_bias: bool = True, use_bn: bool = False,
                  norm: Callable = resnet.BatchNorm, **kwargs: Any):
         """Creates the layer.
 
         Args:
-          units: outputs; None: as many as inputs.
-          use_bias: whether there is an offset: the dense layer's bias, or batch norm's beta.
-          use_bn: whether batch norm follows.
-          norm: makes the batch norm layer.
-          **kwargs: for the base class.
+          units: number of outputs. None: the number of inputs.
+          use_bias: whether to add an offset: batch norm's beta with `use_bn`, otherwise the dense layer's bias.
+          use_bn: whether batch norm follows the dense layer.
+          norm: constructor of the batch norm layer.
+          **kwargs: arguments of the base class.
         """
         super().__init__(**kwargs)
         self.units = units
@@ -54,50 +54,57 @@ class LinearLayer(keras.layers.Layer):
             if use_bn else None
 
     def build(self, input_shape: tf.TensorShape) -> None:
-        """Makes the dense layer, once the number of inputs is known."""
+        """Creates the dense layer, whose default width is the number of inputs."""
         self.dense = keras.layers.Dense(
             self.units or input_shape[-1], use_bias=self.use_bias and self.bn_relu is None, dtype=self.dtype_policy,
             kernel_initializer=keras.initializers.RandomNormal(stddev=0.01))
         super().build(input_shape)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """[n, inputs] to [n, units]."""
+        """Maps [n, inputs] to [n, units]."""
         outputs = self.dense(inputs)
         return outputs if self.bn_relu is None else self.bn_relu(outputs, training=training)
 
 
 class ProjectionHead(keras.layers.Layer):
-    """The head g: nothing, one linear layer, or hidden layers as wide as their input and a linear one (paper, 4.2)."""
+    """The projection head g: the identity, a linear layer, or an MLP with ReLU (paper, 4.2)."""
 
     def __init__(self, mode: str = "nonlinear", out_dim: int = 128, num_layers: int = 3,
                  norm: Callable = resnet.BatchNorm, **kwargs: Any):
-        """`mode`: none, linear or nonlinear; `out_dim`: of the last layer; `num_layers`: of the non-linear head."""
-        super().__init__(autocast=False, **kwargs)  # h stays what it is; the layers cast for themselves.
-        hidden = {"none": -1, "linear": 0, "nonlinear": num_layers - 1}[mode]
-        make = functools.partial(LinearLayer, use_bn=True, norm=norm)
-        # What the loss sees is not rounded to half precision.
-        last = [] if mode == "none" else [make(out_dim, use_bias=False, dtype=self.variable_dtype)]
-        self.linear_layers = [make() for _ in range(hidden)] + last
+        """Creates the head.
+
+        Args:
+          mode: none, linear or nonlinear.
+          out_dim: size of the projections z; not used with mode="none".
+          num_layers: number of layers with mode="nonlinear". Hidden layers are as wide as their input.
+          norm: constructor of batch norm layers.
+          **kwargs: arguments of the base class.
+        """
+        super().__init__(autocast=False, **kwargs)  # Keep h in its own precision; each layer casts its input.
+        num_hidden = {"none": -1, "linear": 0, "nonlinear": num_layers - 1}[mode]
+        make_layer = functools.partial(LinearLayer, use_bn=True, norm=norm)
+        # The last layer is exempt from mixed precision, so that the loss receives unrounded projections.
+        last = [] if mode == "none" else [make_layer(out_dim, use_bias=False, dtype=self.variable_dtype)]
+        self.linear_layers = [make_layer() for _ in range(num_hidden)] + last
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> list[tf.Tensor]:
-        """All stages, from the input [n, c] to the projection z [n, out_dim]; ReLU after all layers but the last."""
+        """Returns the representation h [n, c], the activations of the z layers, and the projection z [n, out_dim]."""
         stages = [inputs]
-        for number, layer in enumerate(self.linear_layers, 1):
+        for layer in self.linear_layers:
             outputs = layer(stages[-1], training=training)
-            stages.append(outputs if number == len(self.linear_layers) else tf.nn.relu(outputs))
+            stages.append(outputs if layer is self.linear_layers[-1] else tf.nn.relu(outputs))
         return stages
 
 
 class SupervisedHead(keras.layers.Layer):
-    """The linear classifier."""
+    """The linear head (pretraining) or classifier (fine-tuning)."""
 
     def __init__(self, num_classes: int, **kwargs: Any):
-        """`num_classes`: number of logits."""
         super().__init__(**kwargs)
         self.linear_layer = LinearLayer(num_classes, dtype=self.variable_dtype)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """[n, c] to logits [n, num_classes]."""
+        """Maps [n, c] to logits [n, num_classes]."""
         return self.linear_layer(inputs)
 
 
@@ -105,10 +112,10 @@ class SupervisedHead(keras.layers.Layer):
 
 
 class Model(keras.Model):
-    """Encoder, projection head and, if wanted, the linear head."""
+    """The encoder f, the projection head g and, if the configuration has one, the linear head."""
 
     def __init__(self, config: Config, num_classes: int | None):
-        """`num_classes` is that of the linear head; it is not read if `config` has none."""
+        """Creates the model. `num_classes`, the outputs of the linear head, is not used if `config` has none."""
         super().__init__(name="model")
         norm = functools.partial(resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn)
         self.resnet_model = resnet.resnet(
@@ -117,33 +124,33 @@ class Model(keras.Model):
         self._projection_head = ProjectionHead(
             config.effective_proj_head_mode, config.proj_out_dim, config.num_proj_layers, norm)
         self.supervised_head = SupervisedHead(num_classes) if config.has_linear_head else None
-        self._selector = config.ft_proj_selector
-        self._detached = config.pretraining
+        self._ft_proj_selector = config.ft_proj_selector
+        self._stops_head_gradient = config.pretraining
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> dict[str, tf.Tensor]:
-        """Runs encoder and heads.
+        """Computes the outputs of the encoder and the heads.
 
         Args:
           inputs: [n, h, w, 3] in [0, 1]. In pretraining, all first views before all second views.
-          training: whether batch norm uses the batch.
+          training: whether batch norm uses the statistics of the batch.
 
         Returns:
-          The encoder's endpoints (`resnet.ResNet.call`), `proj_head_input` [n, c], `proj_head_output` [n, out_dim],
-          and, with a linear head, `sup_head_input` [n, c'] and `logits_sup` [n, num_classes]. While pretraining, no
-          gradient flows from the linear head into its input.
+          A dict of the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n, c]),
+          `proj_head_output` (z, [n, out_dim]) and, with a linear head, `sup_head_input` [n, c'] and `logits_sup`
+          [n, num_classes]. In pretraining, no gradient flows from the linear head into the encoder.
         """
         endpoints = self.resnet_model(inputs, training=training)
         stages = self._projection_head(endpoints["final_avg_pool"], training=training)
         endpoints = {**endpoints, "proj_head_input": stages[0], "proj_head_output": stages[-1]}
         if self.supervised_head is not None:
-            chosen = tf.cast(stages[self._selector], self.variable_dtype)
-            chosen = tf.stop_gradient(chosen) if self._detached else chosen
-            endpoints.update(sup_head_input=chosen, logits_sup=self.supervised_head(chosen))
+            head_input = tf.cast(stages[self._ft_proj_selector], self.variable_dtype)
+            head_input = tf.stop_gradient(head_input) if self._stops_head_gradient else head_input
+            endpoints.update(sup_head_input=head_input, logits_sup=self.supervised_head(head_input))
         return endpoints
 
     @property
     def num_proj_layers(self) -> int:
-        """Layers of the projection head."""
+        """Number of layers of the projection head."""
         return len(self._projection_head.linear_layers)
 
     @property
@@ -154,28 +161,30 @@ class Model(keras.Model):
 
     @property
     def endpoint_names(self) -> list[str]:
-        """Endpoints of the parts that this model has."""
+        """Names of the SavedModel outputs that this model has."""
         names = ["initial_conv", "initial_max_pool", *(f"block_group{i}" for i in range(1, 5)), "final_avg_pool"]
         names += ["proj_head_input", "proj_head_output"] if self.num_proj_layers else []
         return names + (["logits_sup"] if self.supervised_head is not None else [])
 
     def freeze(self, fine_tune_after_block: int) -> None:
-        """Freezes what fine-tuning leaves alone.
+        """Freezes the layers that fine-tuning does not train.
 
-        That is the blocks up to `fine_tune_after_block` (-1: none), and the layers of the projection head above the
-        one whose output is the input of the linear head.
+        These are the blocks up to `fine_tune_after_block` (-1: none) and the layers of the projection head that the
+        classifier does not use.
         """
         if fine_tune_after_block >= 0:
             self.resnet_model.freeze_up_to(fine_tune_after_block)
-        used = self._selector if self._selector >= 0 else self.num_proj_layers + 1 + self._selector
-        for layer in self._projection_head.linear_layers[used:]:
+        num_used = self._ft_proj_selector
+        if num_used < 0:
+            num_used += self.num_proj_layers + 1
+        for layer in self._projection_head.linear_layers[num_used:]:
             layer.trainable = False
 
 
 @contextlib.contextmanager
-def _precision(name):
-    """Layers made within it compute in half precision if `name` says so; their variables are float32 throughout."""
-    # No policy is Keras's floatx: float32, or float64 in tests.
+def _precision_policy(name):
+    """A context in which new layers get the Keras policy `name`. Their variables never have half precision."""
+    # With policy None, layers use floatx (float32; float64 in tests).
     keras.mixed_precision.set_global_policy(None if name == "float32" else name)
     try:
         yield
@@ -183,10 +192,10 @@ def _precision(name):
         keras.mixed_precision.set_global_policy(None)
 
 
-@tf.autograph.experimental.do_not_convert  # There is nothing to convert, and looking for it in tf_keras takes long.
+@tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and autograph takes long to inspect tf_keras.
 def build_model(config: Config, num_classes: int | None) -> Model:
-    """A `Model` with all its variables made, in the current strategy's scope."""
-    with _precision(config.precision):
+    """Builds a `Model` and creates its variables in the scope of the current strategy."""
+    with _precision_policy(config.precision):
         model = Model(config, num_classes)
         model.build((None, config.image_size, config.image_size, 3))
     return model
@@ -197,66 +206,67 @@ def build_model(config: Config, num_classes: int | None) -> Model:
 
 def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Tensor, first_row: int | tf.Tensor = 0,
                   total_rows: int | None = None) -> tf.Tensor:
-    """Splits the views of each image and blurs half of them (paper, Appendix A).
+    """Separates the views of each image, and blurs each view with probability 0.5 (paper, Appendix A).
 
-    The draws for an image depend on the seed, the step, the view, and its row in the batch of all replicas.
+    The random numbers of an image depend on the seed, the step, the view, and its row in the global batch.
 
     Args:
       views: [n, h, w, 3 * number of views] in [0, 1].
       config: settings.
       seed: int.
       step: int or scalar tensor.
-      first_row: row of `views` in the batch of all replicas.
-      total_rows: size of that batch; None: n.
+      first_row: row of the first image in the global batch.
+      total_rows: size of the global batch. None: n.
 
     Returns:
-      [number of views * n, h, w, 3] in [0, 1], all first views before all second.
+      [number of views * n, h, w, 3] in [0, 1], all first views before all second views.
     """
-    parts = tf.split(views, views.shape[-1] // 3, axis=-1)
+    separate_views = tf.split(views, views.shape[-1] // 3, axis=-1)
     if config.blurs_views:
-        draw = rng.fold_in(tf.constant([seed, _BLUR], tf.int64), step)
-        parts = [data_util.batch_random_blur(part, rng.fold_in(draw, number), config.image_size,
-                                             first_row=first_row, total_rows=total_rows)
-                 for number, part in enumerate(parts)]
-    return tf.concat(parts, 0)
+        step_seed = rng.fold_in(tf.constant([seed, _BLUR], tf.int64), step)
+        separate_views = [
+            data_util.batch_random_blur(view, rng.fold_in(step_seed, index), config.image_size,
+                                        first_row=first_row, total_rows=total_rows)
+            for index, view in enumerate(separate_views)]
+    return tf.concat(separate_views, 0)
 
 
-def contrastive_loss(hidden: tf.Tensor, config: Config, strategy: tf.distribute.Strategy | None
+def contrastive_loss(z: tf.Tensor, config: Config, strategy: tf.distribute.Strategy | None
                      ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns the loss of the contrastive task, and its metrics.
+    """Returns the contrastive loss and its metrics.
 
     Args:
-      hidden: [2n, d] projections, all first views before all second.
+      z: [2n, d] projections, all first views before all second.
       config: settings.
       strategy: the strategy whose replicas share the batch, or None. Call it in replica context.
 
     Returns:
       loss: scalar.
-      metrics: dict of scalars without gradient, by the names of the original.
+      metrics: dict of scalars without gradient, named as in the original.
     """
-    spread = metrics.embedding_std(tf.stop_gradient(hidden), strategy)
+    projection_std = metrics.embedding_std(tf.stop_gradient(z), strategy)
     if config.contrastive_loss != "nt_xent" or config.negatives != "both":
         loss, logits_ab, labels = objective.add_alternative_contrastive_loss(
-            hidden, config.contrastive_loss, config.hidden_norm, config.temperature, config.effective_margin,
+            z, config.contrastive_loss, config.hidden_norm, config.temperature, config.effective_margin,
             config.semi_hard, config.negatives == "cross_view", strategy)
-    elif blocked_nt_xent.is_used(hidden, strategy, config.loss_block_rows):
+    elif blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
         loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
-            hidden, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
-        return loss, {"contrast_acc": accuracy, "contrast_entropy": entropy, "embedding_std": spread}
+            z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
+        return loss, {"contrast_acc": accuracy, "contrast_entropy": entropy, "embedding_std": projection_std}
     else:
         loss, logits_ab, labels = objective.add_contrastive_loss(
-            hidden, config.hidden_norm, config.temperature, strategy)
+            z, config.hidden_norm, config.temperature, strategy)
     logits_ab = tf.stop_gradient(logits_ab)
     return loss, {"contrast_acc": metrics.contrastive_accuracy(logits_ab, labels),
-                  "contrast_entropy": metrics.contrastive_entropy(logits_ab), "embedding_std": spread}
+                  "contrast_entropy": metrics.contrastive_entropy(logits_ab), "embedding_std": projection_std}
 
 
 def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the loss and the accuracy of the linear head, two scalars.
+    """Returns the loss and the accuracy of the linear head, as two scalars.
 
     Args:
-      logits: [views * n, classes]; all first views before all second, where there are two.
-      labels: int [n], or [n, classes] of 1, 0 and -1, see `sources.source.Source.multi_label`.
+      logits: [views * n, classes], all first views before all second views.
+      labels: int [n], or [n, classes] of 1, 0 and -1 (see `sources.source.Source.multi_label`).
     """
     labels = tf.concat([labels] * (logits.shape[0] // labels.shape[0]), 0)
     if labels.shape.rank == 2:
@@ -270,7 +280,7 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Lengths in steps: of the whole training, its warm-up, an epoch, and between checkpoints."""
+    """Numbers of steps: of the training, its warm-up and an epoch, and between checkpoints."""
 
     train: int
     warmup: int
@@ -279,17 +289,17 @@ class Steps:
 
 
 def get_train_steps(num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int) -> int:
-    """`train_steps` if above 0, else the steps of `train_epochs`, rounded as in the original."""
+    """Returns `train_steps` if it is above 0, else the steps of `train_epochs`, rounded as in the original."""
     return train_steps or num_examples * train_epochs // train_batch_size + 1
 
 
 def get_warmup_steps(num_examples: int, warmup_epochs: float, train_batch_size: int) -> int:
-    """Steps of the warm-up, rounded as in the original."""
+    """Returns the number of warm-up steps, rounded as in the original."""
     return int(round(warmup_epochs * num_examples // train_batch_size))
 
 
 def count_steps(config: Config, num_examples: int) -> Steps:
-    """Turns the epochs of `config` into steps, for a training split of `num_examples`."""
+    """Converts the epochs of `config` to steps, for a training split of `num_examples`."""
     batch = config.train_batch_size
     epoch = max(int(round(num_examples / batch)), 1)
     return Steps(
@@ -301,21 +311,21 @@ def count_steps(config: Config, num_examples: int) -> Steps:
 
 
 def scaled_learning_rate(learning_rate: float, scaling: str, batch_size: int) -> float:
-    """The peak learning rate: linear, learning_rate * B / 256; sqrt, learning_rate * sqrt(B) (paper, B.1)."""
+    """Returns learning_rate * B / 256 (linear) or learning_rate * sqrt(B) (sqrt) for batch size B (paper, B.1)."""
     return learning_rate * (batch_size / 256 if scaling == "linear" else math.sqrt(batch_size))
 
 
 def warmup_and_cosine(step: int | tf.Tensor, peak: float, warmup_steps: int, train_steps: int) -> tf.Tensor:
-    """Linear warm-up from 0 to `peak`, then half a cosine down to 0 (paper, 2.3).
+    """Computes a learning rate with linear warm-up and cosine decay to 0 (paper, 2.3).
 
     Args:
-      step: number or tensor, from 0 on.
+      step: number or tensor, counted from 0.
       peak: learning rate at the end of the warm-up.
-      warmup_steps: may be 0.
-      train_steps: step at which 0 is reached.
+      warmup_steps: length of the warm-up; may be 0.
+      train_steps: step at which the learning rate reaches 0.
 
     Returns:
-      Learning rate, a float32 scalar.
+      Float32 scalar.
     """
     step = tf.cast(step, tf.float32)
     progress = (step - warmup_steps) / max(train_steps - warmup_steps, 1)
@@ -324,12 +334,23 @@ def warmup_and_cosine(step: int | tf.Tensor, peak: float, warmup_steps: int, tra
 
 
 class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """`warmup_and_cosine` with the lengths in epochs."""
+    """Learning-rate schedule that applies `warmup_and_cosine` to lengths given in epochs."""
 
     def __init__(self, base_learning_rate: float, num_examples: int, name: str | None = None, *, train_batch_size: int,
                  train_epochs: int = 100, train_steps: int = 0, warmup_epochs: float = 10.0,
                  learning_rate_scaling: str = "linear"):
-        """`base_learning_rate` is scaled by the batch size; `num_examples`: of the training split."""
+        """Creates the schedule.
+
+        Args:
+          base_learning_rate: learning rate before scaling by the batch size.
+          num_examples: size of the training split.
+          name: name of the schedule.
+          train_batch_size: global batch size.
+          train_epochs: length of the training; not used if `train_steps` is above 0.
+          train_steps: length of the training in steps.
+          warmup_epochs: length of the warm-up.
+          learning_rate_scaling: linear or sqrt, see `scaled_learning_rate`.
+        """
         super().__init__()
         self.settings = dict(
             base_learning_rate=base_learning_rate, num_examples=num_examples, name=name,
@@ -340,16 +361,16 @@ class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.train_steps = get_train_steps(num_examples, train_steps, train_epochs, train_batch_size)
 
     def __call__(self, step: int | tf.Tensor) -> tf.Tensor:
-        """Learning rate at `step`."""
+        """Returns the learning rate at `step`."""
         return warmup_and_cosine(step, self.peak, self.warmup_steps, self.train_steps)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make the same schedule again."""
+        """Returns the constructor arguments of an equal schedule."""
         return dict(self.settings)
 
 
 def build_schedule(config: Config, num_examples: int) -> WarmUpAndCosineDecay:
-    """The learning-rate schedule that `config` asks for."""
+    """Builds the learning-rate schedule of `config`."""
     return WarmUpAndCosineDecay(
         config.learning_rate, num_examples, train_batch_size=config.train_batch_size, train_epochs=config.train_epochs,
         train_steps=config.train_steps, warmup_epochs=config.warmup_epochs,
@@ -369,15 +390,15 @@ def _head_refs(model):
 
 def build_optimizer(config: Config, learning_rate: float | keras.optimizers.schedules.LearningRateSchedule, model: Model
                    ) -> keras.optimizers.legacy.Optimizer:
-    """Returns the optimizer of a training, with its slots.
+    """Builds the optimizer and creates its slots.
 
-    LARS applies neither weight decay nor trust ratio to vectors (biases, batch norm) and to the linear head. With
+    LARS applies neither weight decay nor the trust ratio to vectors (biases, batch norm) and the linear head. With
     float16 the optimizer is wrapped in dynamic loss scaling; its `iterations` also count the steps that it skips.
 
     Args:
       config: settings.
-      learning_rate: number or schedule.
-      model: a built `Model`, whose frozen parts are set.
+      learning_rate: float or schedule.
+      model: a built `Model`; call `Model.freeze` before.
     """
     if config.optimizer == "momentum":
         optimizer = keras.optimizers.legacy.SGD(learning_rate, config.momentum, nesterov=True)
@@ -388,7 +409,7 @@ def build_optimizer(config: Config, learning_rate: float | keras.optimizers.sche
         optimizer = LARSOptimizer(
             learning_rate, config.momentum, weight_decay=config.weight_decay,
             exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
-    # Gradients in float16 need a factor that keeps them from vanishing; a step in which they overflow is skipped.
+    # In float16, small gradients underflow unless the loss is scaled up. Steps with overflowing gradients are skipped.
     if config.precision == "mixed_float16":
         optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer)
     create_slots(optimizer, model)
@@ -398,21 +419,22 @@ def build_optimizer(config: Config, learning_rate: float | keras.optimizers.sche
 def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> None:
     """Creates the slots of an optimizer for the trainable variables of a model.
 
-    They cannot be created within a traced loop over replicas, and a checkpoint without them would go unnoticed.
+    Slots cannot be created within a traced loop over replicas. If they did not exist when a checkpoint is restored,
+    their absence from the checkpoint would not be noticed.
     """
     optimizer._create_all_weights(model.trainable_variables)  # Keras has no public method for this.
 
 
 def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Tensor:
-    """weight_decay * sum of |v|^2 / 2 over the variables that the optimizer does not decay by itself.
+    """Returns weight_decay * sum of |v|^2 / 2 over the variables to which the optimizer does not apply weight decay.
 
-    LARS decays the encoder and the projection head itself: there remain the linear head's weights without bias. For
-    the others: every trainable variable but batch norm's.
+    LARS applies it to the encoder and the projection head; the loss includes only the kernel of the linear head.
+    With other optimizers, the loss includes all trainable variables except those of batch norm.
 
     Args:
       model: a built `Model`.
-      weight_decay: number.
-      optimizer: name, one of momentum, adam and lars.
+      weight_decay: float.
+      optimizer: momentum, adam or lars.
 
     Returns:
       Scalar.
@@ -428,35 +450,36 @@ def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Te
     return weight_decay * tf.add_n([tf.nn.l2_loss(v) for v in decayed])
 
 
-# ------------------------------------------------------------------------------- a learning rate for the linear head
+# -------------------------------------------------------------------------------- learning rate of the linear head
 
 
 def linear_head_rate_ratio(config: Config) -> float:
-    """Learning rate of the linear head over that of the encoder."""
+    """Returns the ratio of the learning rates of the linear head and the encoder."""
     if config.linear_head_learning_rate is None:
         return 1.0
-    own = scaled_learning_rate(config.linear_head_learning_rate, "linear", config.train_batch_size)
-    return own / scaled_learning_rate(config.learning_rate, config.learning_rate_scaling, config.train_batch_size)
+    head_rate = scaled_learning_rate(config.linear_head_learning_rate, "linear", config.train_batch_size)
+    return head_rate / scaled_learning_rate(config.learning_rate, config.learning_rate_scaling, config.train_batch_size)
 
 
 def linear_head_gradients(
     head: SupervisedHead, variables: list[tf.Variable], gradients: list[tf.Tensor], mean: tf.Tensor,
     variance: tf.Tensor, rate_ratio: float
 ) -> list[tf.Tensor]:
-    """Replaces the gradients of the linear head by those that `--linear_head_learning_rate` asks for.
+    """Standardizes and scales the gradients of the linear head, to implement `--linear_head_learning_rate`.
 
-    LARS without trust ratio and momentum SGD are linear in the gradient, so that a factor acts as a learning rate.
+    Updates of momentum SGD and of LARS without trust ratio are linear in the gradient: scaling the gradient is the
+    same as scaling the learning rate.
 
     Args:
       head: the linear head.
-      variables: the variables that `gradients` belong to.
-      gradients: the share of this replica, in which the result is linear.
-      mean: [inputs], of the input of the head over the batch of all replicas.
-      variance: [inputs], likewise.
-      rate_ratio: learning rate of the head over that of the encoder.
+      variables: trainable variables.
+      gradients: their gradients on this replica. The result is linear in them, so that it can be summed over replicas.
+      mean: [inputs], mean of the head's input over the global batch.
+      variance: [inputs], variance of the head's input over the global batch.
+      rate_ratio: ratio of the learning rates of the head and the encoder.
 
     Returns:
-      The gradients of all variables.
+      `gradients`, with those of the head replaced.
     """
     index_of = {variable.ref(): index for index, variable in enumerate(variables)}
     kernel, bias = (index_of[variable.ref()] for variable in (head.linear_layer.dense.kernel,
@@ -469,22 +492,22 @@ def linear_head_gradients(
 
 def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
                            ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Turns the gradients of a linear layer into those of gradient descent on standardized inputs.
+    """Converts the gradients of a linear layer to those of gradient descent on standardized inputs.
 
-    With z = (h - mean) / s, the layer h W + b is z V + c, where V = s W and c = b + mean W. A step along the gradients
-    of V and c, written in W and b, is what this returns; so the layer learns as fast as behind a batch norm without
-    scale and offset, and yet is a plain linear layer.
+    With standardized inputs x = (h - mean) / s, the layer h W + b equals x V + c, where V = s W and c = b + mean W.
+    The result is the gradient with respect to V and c, expressed as a step of W and b. The layer then learns as fast
+    as if it followed a batch norm without scale and offset, yet remains a plain linear layer.
 
     Args:
-      kernel_gradient: [inputs, classes], of W.
-      bias_gradient: [classes], of b.
-      mean: [inputs], of h over the batch.
-      variance: [inputs], of h over the batch.
+      kernel_gradient: [inputs, classes], gradient of W.
+      bias_gradient: [classes], gradient of b.
+      mean: [inputs], mean of h over the batch.
+      variance: [inputs], variance of h over the batch.
 
     Returns:
-      The two gradients to descend along instead.
+      The gradients that replace `kernel_gradient` and `bias_gradient`.
     """
-    # Inputs that hardly vary must not get huge steps.
+    # The floor of the variance avoids huge steps for nearly constant inputs.
     variance = variance + 1e-3 * tf.reduce_mean(variance) + 1e-12
     kernel = (kernel_gradient - mean[:, tf.newaxis] * bias_gradient) / variance[:, tf.newaxis]
     return kernel, bias_gradient - tf.linalg.matvec(kernel, mean, transpose_a=True)

@@ -1,1 +1,1 @@
-"""Exact computation for batches that do not fit into memory; enabled by flags."""
+"""Exact NT-Xent and gradients for batches that do not fit into memory; enabled by flags."""

@@ -1,14 +1,14 @@
-"""Training steps in micro-batches, with the gradient of the loss of the whole batch (Gao et al., arXiv:2101.06983).
+"""Training steps in micro-batches, with the exact gradient of the loss of the batch (Gao et al., arXiv:2101.06983).
 
-The contrastive loss L compares all images of a batch, so it does not split into losses of parts. Its gradient does:
-with the projections z_i of micro-batch i and the weights w,
+The contrastive loss L compares all images of a batch, so it is not a sum over micro-batches, but its gradient is. With
+the projections z_i of micro-batch i and the weights w,
 
-    dL / dw = sum over i of  (dL / dz_i) (dz_i / dw).
+    dL / dw = sum over i of (dL / dz_i) (dz_i / dw).
 
-A first pass computes all z_i without keeping activations, dL / dz_i follows from them, and a second pass computes
-z_i again and differentiates <z_i, dL / dz_i>, where the second factor is constant. Memory is that of one micro-batch;
-every image is embedded twice. Both passes see the same views and the same batch statistics, those of the micro-batch;
-only the second one updates the moving statistics.
+The first pass computes all z_i without storing activations, from which dL / dz_i is derived. The second pass computes
+z_i again and differentiates <z_i, dL / dz_i>, where the second factor is constant. This needs the memory of a single
+micro-batch, but computes every projection twice. Both passes use the same views and the batch statistics of the
+micro-batch. Only the second pass updates the moving statistics.
 """
 
 from __future__ import annotations
@@ -22,76 +22,76 @@ import resnet
 
 
 def train_step(step: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Takes a step; call it in cross-replica context, inside a `tf.function`.
+    """Runs a training step. Call the function in cross-replica context, inside a `tf.function`.
 
     Args:
-      step: `train.TrainStep`, which provides model, losses and update.
+      step: `train.TrainStep`, which provides the model, the losses and the update.
       batch: distributed views and labels.
 
     Returns:
-      What `TrainStep.__call__` returns, per replica.
+      The per-replica results of `TrainStep.__call__`.
     """
     return _MicroBatches(step).train_step(batch)
 
 
 class _MicroBatches:
-    """The two passes over the micro-batches of a step."""
+    """The two passes of a step over its micro-batches."""
 
     def __init__(self, step):
         self._step, self._model, self._config, self._run = step, step.model, step.config, step.strategy.run
         self._count = step.config.train_batch_size // step.config.micro_batch_size
-        self._rows = step.replica_batch_size // self._count  # of a micro-batch, on this replica
+        self._rows = step.replica_batch_size // self._count  # rows of a micro-batch on one replica
 
-    @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and looking for it in tf_keras takes long.
+    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and autograph takes long to inspect tf_keras.
     def train_step(self, batch):
-        gradients_of_z, contrast_loss, metrics = (), (), ()
+        grad_z, contrast_loss, metrics = (), (), ()
         if self._config.pretraining:
-            with resnet.moving_statistics_kept(self._model):
-                z = self._for_each(self._embed, batch, (), self._run(self._empty_z))
-            gradients_of_z, contrast_loss, metrics = self._run(self._differentiate_loss, args=(z,))
-        sums = self._for_each(self._differentiate, batch, gradients_of_z, self._run(self._empty_sums))
-        return self._run(self._finish, args=(sums, contrast_loss, metrics))
+            with resnet.without_statistics_updates(self._model):
+                z = self._loop(self._project, batch, (), self._run(self._zero_z))
+            grad_z, contrast_loss, metrics = self._run(self._differentiate_loss, args=(z,))
+        sums = self._loop(self._add_gradients, batch, grad_z, self._run(self._zero_sums))
+        return self._run(self._update, args=(sums, contrast_loss, metrics))
 
-    def _for_each(self, function, batch, constants, state):
-        """Runs `function(batch, constants, number, state)` -> state on each micro-batch, one after the other."""
-        def body(number, state):
-            return number + 1, self._run(function, args=(batch, constants, number, state))
+    def _loop(self, function, batch, constants, state):
+        """Computes `state = function(batch, constants, index, state)` for one micro-batch after the other."""
+        def body(index, state):
+            return index + 1, self._run(function, args=(batch, constants, index, state))
 
-        # The loop is outside of replica context, since replicas cannot communicate from within a loop.
-        return tf.while_loop(lambda number, _: number < self._count, body, (tf.constant(0), state),
+        # The loop is outside of replica context, since replicas cannot communicate within a loop.
+        return tf.while_loop(lambda index, _: index < self._count, body, (tf.constant(0), state),
                              parallel_iterations=1)[1]
 
-    # In replica context.
+    # The methods below run in replica context.
 
-    def _micro_batch(self, batch, number):
+    def _micro_batch(self, batch, index):
         """Returns the images and labels of one micro-batch."""
-        first = number * self._rows
-        views, labels = (part[first:first + self._rows] for part in batch)
+        first = index * self._rows
+        views, labels = (tensor[first:first + self._rows] for tensor in batch)
         views.set_shape([self._rows, *batch[0].shape[1:]])
         labels.set_shape([self._rows, *batch[1].shape[1:]])
         return self._step.network_input(views, first), labels
 
-    def _empty_z(self):
-        """Zeros for the projections of all micro-batches: [micro-batches, views, rows, width]."""
+    def _zero_z(self):
+        """Returns zeros for the projections of all micro-batches, [micro-batches, views, rows, d]."""
         return tf.zeros([self._count, 2, self._rows, self._model.projection_dim], keras.backend.floatx())
 
-    def _embed(self, batch, _, number, z):
-        """First pass: fills in the projections of one micro-batch."""
-        images, _ = self._micro_batch(batch, number)
+    def _project(self, batch, _, index, z):
+        """First pass: writes the projections of one micro-batch to `z`."""
+        images, _ = self._micro_batch(batch, index)
         projections = self._model(images, training=True)["proj_head_output"]
-        return tf.tensor_scatter_nd_update(z, [[number]], [tf.reshape(projections, z.shape[1:])])
+        return tf.tensor_scatter_nd_update(z, [[index]], [tf.reshape(projections, z.shape[1:])])
 
     def _differentiate_loss(self, z):
         """Returns dL / dz for the `replica_loss` of this replica, the contrastive loss L, and its metrics."""
         with tf.GradientTape() as tape:
             tape.watch(z)
-            hidden = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]])
-            loss, metrics = self._step.contrastive_loss(hidden)
-            share = self._step.replica_loss(loss)
-        return tape.gradient(share, z), loss, metrics
+            batch_z = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]])
+            loss, metrics = self._step.contrastive_loss(batch_z)
+            replica_loss = self._step.replica_loss(loss)
+        return tape.gradient(replica_loss, z), loss, metrics
 
-    def _empty_sums(self):
-        """Zeros for what `_differentiate` sums up."""
+    def _zero_sums(self):
+        """Returns zeros for the sums of `_add_gradients`."""
         config, floatx = self._config, keras.backend.floatx()
         gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
         head_moments, supervised = (), ()
@@ -102,26 +102,26 @@ class _MicroBatches:
             supervised = tf.zeros([], floatx), tf.zeros([])  # loss and accuracy
         return gradients, head_moments, supervised
 
-    def _differentiate(self, batch, gradients_of_z, number, sums):
-        """Second pass: adds the share of one micro-batch in the gradients, and in loss and accuracy of the head."""
-        images, labels = self._micro_batch(batch, number)
-        supervised, parts = (), []
+    def _add_gradients(self, batch, grad_z, index, sums):
+        """Second pass: adds the gradients of one micro-batch, and the loss and accuracy of the linear head."""
+        images, labels = self._micro_batch(batch, index)
+        supervised, terms = (), []
         with tf.GradientTape() as tape:
             endpoints = self._model(images, training=True)
             if self._config.has_linear_head:
                 supervised = tuple(value / self._count for value in self._step.supervised_loss(endpoints, labels))
-                parts.append(self._step.replica_loss(supervised[0]))
+                terms.append(self._step.replica_loss(supervised[0]))
             if self._config.pretraining:
-                z = tf.reshape(endpoints["proj_head_output"], gradients_of_z.shape[1:])
-                parts.append(tf.reduce_sum(gradients_of_z[number] * z))
-            share = tf.add_n([tf.cast(part, parts[-1].dtype) for part in parts])
-        gradients = tape.gradient(share, self._model.trainable_variables, unconnected_gradients="zero")
-        head_moments = tuple(tf.tensor_scatter_nd_update(tf.zeros_like(total), [[number]], [moment])
+                z = tf.reshape(endpoints["proj_head_output"], grad_z.shape[1:])
+                terms.append(tf.reduce_sum(grad_z[index] * z))
+            replica_loss = tf.add_n([tf.cast(term, terms[-1].dtype) for term in terms])
+        gradients = tape.gradient(replica_loss, self._model.trainable_variables, unconnected_gradients="zero")
+        head_moments = tuple(tf.tensor_scatter_nd_update(tf.zeros_like(total), [[index]], [moment])
                              for total, moment in zip(sums[1], self._step.linear_head_moments(endpoints)))
         return tf.nest.map_structure(tf.add, sums, (gradients, head_moments, supervised))
 
-    def _finish(self, sums, contrast_loss, metrics):
-        """Adds the weight decay, and updates the variables."""
+    def _update(self, sums, contrast_loss, metrics):
+        """Adds the gradient of the weight decay, and updates the variables."""
         gradients, head_moments, supervised = sums
         losses, metrics = {}, dict(metrics)
         if self._config.pretraining:
@@ -130,7 +130,7 @@ class _MicroBatches:
             losses["supervised_loss"], metrics["supervised_acc"] = supervised
         with tf.GradientTape() as tape:
             losses["weight_decay"] = self._step.weight_decay()
-            share = self._step.replica_loss(losses["weight_decay"])
-        decay = tape.gradient(share, self._model.trainable_variables, unconnected_gradients="zero")
-        gradients = [gradient + extra for gradient, extra in zip(gradients, decay)]
+            replica_loss = self._step.replica_loss(losses["weight_decay"])
+        decay_gradients = tape.gradient(replica_loss, self._model.trainable_variables, unconnected_gradients="zero")
+        gradients = [gradient + decay for gradient, decay in zip(gradients, decay_gradients)]
         return self._step.update(gradients, losses, metrics, head_moments)

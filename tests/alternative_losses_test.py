@@ -1,4 +1,4 @@
-"""The losses of the paper's Table 2 against loops, against the table's gradients, and over replicas."""
+"""The losses of the paper's Table 2, compared with loops, with the gradients of the table, and between replicas."""
 
 import math
 
@@ -17,7 +17,7 @@ TEMPERATURE, MARGIN = 0.4, 0.6
 
 
 def unit_views(images, width=5):
-    """First and second views [images, width] of length 1; some find each other, some do not."""
+    """Returns unit vectors [images, width] of first and second views; some positives are the most similar, some not."""
     random = np.random.default_rng(images)
     first = random.standard_normal((images, width))
     views = first, first + random.standard_normal((images, width))
@@ -29,39 +29,40 @@ def sigma(x):
 
 
 def loop_loss(name, semi_hard, both_views, first, second):
-    """One pair of a view and its positive after the other, one negative after the other."""
+    """Computes a loss with a loop over positive pairs and their negatives."""
     total, images = 0.0, len(first)
-    for own, other in ((first, second), (second, first)):
+    for anchors, others in ((first, second), (second, first)):
         for i in range(images):
-            positive = float(own[i] @ other[i])
-            negatives = [float(own[i] @ other[j]) for j in range(images) if j != i]
-            negatives += [float(own[i] @ own[j]) for j in range(images) if j != i and both_views]
+            positive = float(anchors[i] @ others[i])
+            negatives = [float(anchors[i] @ others[j]) for j in range(images) if j != i]
+            negatives += [float(anchors[i] @ anchors[j]) for j in range(images) if j != i and both_views]
             if semi_hard:
-                suitable = [s for s in negatives if positive - MARGIN < s < positive]
-                negatives = [max(suitable)] if suitable else []
+                candidates = [s for s in negatives if positive - MARGIN < s < positive]
+                negatives = [max(candidates)] if candidates else []
             if name == "nt_xent":
-                z = sum(math.exp(s / TEMPERATURE) for s in [positive, *negatives])
-                total += -math.log(math.exp(positive / TEMPERATURE) / z)
+                partition = sum(math.exp(s / TEMPERATURE) for s in [positive, *negatives])
+                total += -math.log(math.exp(positive / TEMPERATURE) / partition)
             elif name == "nt_logistic":
-                parts = [-math.log(sigma(-s / TEMPERATURE)) for s in negatives]
-                total += -math.log(sigma(positive / TEMPERATURE)) + sum(parts) / max(len(parts), 1)
+                terms = [-math.log(sigma(-s / TEMPERATURE)) for s in negatives]
+                total += -math.log(sigma(positive / TEMPERATURE)) + sum(terms) / max(len(terms), 1)
             else:
-                parts = [max(s - positive + MARGIN, 0) for s in negatives]
-                total += sum(parts) / max(len(parts), 1)
+                terms = [max(s - positive + MARGIN, 0) for s in negatives]
+                total += sum(terms) / max(len(terms), 1)
     return total / images
 
 
-def loss_of(name, semi_hard, both_views, hidden, strategy=None):
+def compute_loss(name, semi_hard, both_views, z, strategy=None):
     return objective.add_alternative_contrastive_loss(
-        hidden, name, True, TEMPERATURE, MARGIN, semi_hard, not both_views, strategy)
+        z, name, True, TEMPERATURE, MARGIN, semi_hard, not both_views, strategy)
 
 
 @pytest.mark.parametrize("both_views", [False, True])
 @pytest.mark.parametrize("name, semi_hard", LOSSES)
-def test_losses_are_those_of_loops(name, semi_hard, both_views):
+def test_losses_equal_those_computed_by_loops(name, semi_hard, both_views):
     for images in (2, 9):
         first, second = unit_views(images)
-        loss, logits_ab, labels = loss_of(name, semi_hard, both_views, tf.constant(3 * np.concatenate([first, second])))
+        z = tf.constant(3 * np.concatenate([first, second]))
+        loss, logits_ab, labels = compute_loss(name, semi_hard, both_views, z)
         np.testing.assert_allclose(loss, loop_loss(name, semi_hard, both_views, first, second), rtol=1e-12)
         np.testing.assert_allclose(logits_ab, first @ second.T / TEMPERATURE, rtol=1e-12)
         np.testing.assert_array_equal(labels, np.eye(images))
@@ -69,7 +70,7 @@ def test_losses_are_those_of_loops(name, semi_hard, both_views):
 
 @pytest.mark.parametrize("negatives", ["cross_view", "both"])
 @pytest.mark.parametrize("name, semi_hard", LOSSES)
-def test_flags_lead_to_their_losses(name, semi_hard, negatives):
+def test_flags_select_the_loss(name, semi_hard, negatives):
     margin = MARGIN if semi_hard or name == "margin_triplet" else None
     config = Config(contrastive_loss=name, semi_hard=semi_hard, negatives=negatives, margin=margin,
                     temperature=TEMPERATURE)
@@ -80,23 +81,23 @@ def test_flags_lead_to_their_losses(name, semi_hard, negatives):
     assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
 
 
-def test_nt_xent_with_both_views_is_the_usual_loss():
-    hidden = tf.constant(np.concatenate(unit_views(7)))
+def test_nt_xent_with_both_views_equals_add_contrastive_loss():
+    z = tf.constant(np.concatenate(unit_views(7)))
     with tf.GradientTape(persistent=True) as tape:
-        tape.watch(hidden)
-        ours = loss_of("nt_xent", False, True, hidden)[0]
-        usual = objective.add_contrastive_loss(hidden, True, TEMPERATURE)[0]
-    np.testing.assert_allclose(ours, usual, rtol=1e-12)
-    np.testing.assert_allclose(tape.gradient(ours, hidden), tape.gradient(usual, hidden), rtol=1e-9, atol=1e-12)
+        tape.watch(z)
+        alternative = compute_loss("nt_xent", False, True, z)[0]
+        default = objective.add_contrastive_loss(z, True, TEMPERATURE)[0]
+    np.testing.assert_allclose(alternative, default, rtol=1e-12)
+    np.testing.assert_allclose(tape.gradient(alternative, z), tape.gradient(default, z), rtol=1e-9, atol=1e-12)
 
 
 def table_2_gradient(name, u, positive, negatives):
-    """The last column of Table 2: the gradient of the negative loss with respect to u."""
+    """Returns the gradient of the negative loss with respect to u, the last column of Table 2."""
     if name == "nt_xent":
         weights = [math.exp(u @ v / TEMPERATURE) for v in (positive, *negatives)]
-        z = sum(weights)
-        return (1 - weights[0] / z) / TEMPERATURE * positive - sum(
-            weight / z / TEMPERATURE * v for weight, v in zip(weights[1:], negatives))
+        partition = sum(weights)
+        return (1 - weights[0] / partition) / TEMPERATURE * positive - sum(
+            weight / partition / TEMPERATURE * v for weight, v in zip(weights[1:], negatives))
     (negative,) = negatives
     if name == "nt_logistic":
         return (sigma(-u @ positive / TEMPERATURE) / TEMPERATURE * positive
@@ -105,8 +106,8 @@ def table_2_gradient(name, u, positive, negatives):
 
 
 @pytest.mark.parametrize("name, count", [("nt_xent", 4), ("nt_logistic", 1), ("margin_triplet", 1)])
-def test_gradients_are_those_of_table_2(name, count):
-    seen = set()
+def test_gradients_equal_those_of_table_2(name, count):
+    nonzero = set()
     for row in range(8):
         first, second = unit_views(9)
         u, positive = tf.constant(first[row]), second[row]
@@ -119,64 +120,64 @@ def test_gradients_are_those_of_table_2(name, count):
                 MARGIN if name == "margin_triplet" else TEMPERATURE)
         gradient = -tape.gradient(loss, u).numpy()
         np.testing.assert_allclose(gradient, table_2_gradient(name, first[row], positive, negatives), atol=1e-12)
-        seen.add(bool(gradient.any()))
-    assert seen == ({True, False} if name == "margin_triplet" else {True})
+        nonzero.add(bool(gradient.any()))
+    assert nonzero == ({True, False} if name == "margin_triplet" else {True})
 
 
 def test_semi_hard_negatives_by_hand():
     positive = tf.constant([0.5, 0.5, 0.5, 0.5])
-    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # the second is the closest that is farther than the positive
-                          [0.9, 0.5, 0.1, -1.0],     # the third, within the margin of 0.45; the second is no farther
-                          [0.9, 0.05, -0.1, 0.04],   # none within the margin
-                          [0.3, 0.3, 0.4, 0.1]])     # the third is no negative; of equals, one
+    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest; the first ties with the positive.
+                          [0.9, 0.5, 0.1, -1.0],     # Only the third is within the margin of 0.45.
+                          [0.9, 0.05, -0.1, 0.04],   # None is within the margin.
+                          [0.3, 0.3, 0.4, 0.1]])     # The third is not a negative; the first two are tied.
     negatives = tf.constant([[True] * 4] * 3 + [[True, True, False, True]])
     np.testing.assert_array_equal(objective.semi_hard_negatives(positive, others, negatives, 0.45), [
         [False, True, False, False], [False, False, True, False], [False] * 4, [True, False, False, False]])
 
 
 @pytest.mark.parametrize("both_views", [False, True])
-def test_two_replicas_compute_what_one_does(both_views, two_replicas):
-    hidden = np.stack([np.concatenate([view[part] for view in unit_views(6)])
-                       for part in (slice(0, 3), slice(3, 6))])  # replica, 3 first views and 3 second views, width
-    parts = two_replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(hidden[context.replica_id_in_sync_group]))
+def test_two_replicas_compute_the_same_losses_as_one(both_views, two_replicas):
+    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])  # 3 first, 3 second views
+                             for rows in (slice(0, 3), slice(3, 6))])
+    local_z = two_replicas.experimental_distribute_values_from_function(
+        lambda context: tf.constant(z_by_replica[context.replica_id_in_sync_group]))
 
-    def step(part):
-        found = []
+    def step(z):
+        results = []
         for name, semi_hard in LOSSES:
             with tf.GradientTape() as tape:
-                tape.watch(part)
-                loss, _, labels = loss_of(name, semi_hard, both_views, part, two_replicas)
-                scaled = loss / 2
-            found.append((loss, tape.gradient(scaled, part), labels))
-        return found
+                tape.watch(z)
+                loss, _, labels = compute_loss(name, semi_hard, both_views, z, two_replicas)
+                loss_share = loss / 2
+            results.append((loss, tape.gradient(loss_share, z), labels))
+        return results
 
-    results = tf.function(lambda parts: two_replicas.run(step, args=(parts,)))(parts)
-    whole = tf.constant(np.concatenate(unit_views(6)))
+    results = tf.function(lambda z: two_replicas.run(step, args=(z,)))(local_z)
+    global_z = tf.constant(np.concatenate(unit_views(6)))
     for (name, semi_hard), result in zip(LOSSES, results):
         losses, gradients, labels = (two_replicas.experimental_local_results(value) for value in result)
         with tf.GradientTape() as tape:
-            tape.watch(whole)
-            loss, _, _ = loss_of(name, semi_hard, both_views, whole)
+            tape.watch(global_z)
+            loss, _, _ = compute_loss(name, semi_hard, both_views, global_z)
         np.testing.assert_allclose(np.mean(losses), loss, rtol=1e-12)
         joined = np.concatenate([np.stack(gradients)[:, :3].reshape(6, -1), np.stack(gradients)[:, 3:].reshape(6, -1)])
-        np.testing.assert_allclose(joined, tape.gradient(loss, whole), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(joined, tape.gradient(loss, global_z), rtol=1e-9, atol=1e-12)
         np.testing.assert_array_equal(np.concatenate(labels), np.eye(6))
 
 
-@pytest.mark.parametrize("settings, words", [
+@pytest.mark.parametrize("settings, message", [
     (dict(semi_hard=True), "--semi_hard is for --contrastive_loss=nt_logistic"),
     (dict(margin=0.4), "--margin=0.4 is for --contrastive_loss=margin_triplet"),
     (dict(contrastive_loss="nt_logistic", semi_hard=True, margin=0.0), "--margin=0 leaves --semi_hard no negatives"),
     (dict(contrastive_loss="nt_logistic", loss_block_rows=4), "--loss_block_rows is for"),
     (dict(negatives="cross_view", loss_block_rows=4), "--loss_block_rows is for"),
     (dict(contrastive_loss="margin_triplet", margin=-0.1), "--margin=-0.1 must be at least 0")])
-def test_what_does_not_belong_together_is_told(settings, words):
-    with pytest.raises(UserError, match=words):
+def test_incompatible_settings_are_rejected(settings, message):
+    with pytest.raises(UserError, match=message):
         Config(**settings)
 
 
-def test_the_margin_has_a_default_where_there_is_one():
+def test_margin_defaults_only_for_margin_triplet():
     assert Config().effective_margin is None
     assert Config(contrastive_loss="margin_triplet").effective_margin == 0.8
     assert Config(contrastive_loss="margin_triplet", margin=0.0).effective_margin == 0

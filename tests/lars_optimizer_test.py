@@ -1,4 +1,4 @@
-"""LARS against recorded steps and against steps worked by hand."""
+"""LARS compared with recorded steps and with steps computed by hand."""
 
 import json
 
@@ -14,7 +14,7 @@ NAMES = [str(name) for name in ARRAYS["names"]]
 
 
 def run_case(case, **changes):
-    """The four parameter states of a recorded case under our optimizer."""
+    """Yields the variables after each of the four steps of a recorded case."""
     variables = [tf.Variable(ARRAYS[f"{case}/init/{name}"], name=name) for name in NAMES]
     settings = {**json.loads(str(ARRAYS[f"{case}/config"])), **changes}
     optimizer = LARSOptimizer(**settings)
@@ -25,14 +25,14 @@ def run_case(case, **changes):
 
 
 @pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
-def test_steps_equal_the_originals(case):
+def test_steps_equal_the_original(case):
     for step, variables in run_case(case):
         for name, variable in zip(NAMES, variables):
             expected = ARRAYS[f"{case}/param{step}/{name}"]
             np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_predicates_do_what_name_patterns_do():
+def test_predicates_select_the_same_variables_as_name_patterns():
     def rule(variable):
         return variable.shape.rank <= 1 or "head_supervised" in variable.name
 
@@ -42,11 +42,11 @@ def test_predicates_do_what_name_patterns_do():
 
 
 @pytest.mark.parametrize("classic, nesterov, expected", [
-    # param [3, 4] (norm 5), gradient [0, 2], weight decay 0.5 -> g = [1.5, 4]; norm sqrt(18.25)
+    # param [3, 4] (norm 5), gradient [0, 2], weight decay 0.5: g = [1.5, 4], with norm sqrt(18.25).
     (True, False, lambda g, r: [3, 4] - r * 0.1 * g),
     (True, True, lambda g, r: [3, 4] - (0.9 * r * 0.1 * g + r * 0.1 * g)),
     (False, False, lambda g, r: [3, 4] - r * 0.1 * g),
-    (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # 1.9 g, but its ratio is smaller by 1.9
+    (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # The update is 1.9 g, its trust ratio r / 1.9.
 ])
 def test_first_step_by_hand(classic, nesterov, expected):
     g = np.array([1.5, 4.0])
@@ -59,7 +59,7 @@ def test_first_step_by_hand(classic, nesterov, expected):
 
 @pytest.mark.parametrize("use_nesterov", [False, True])
 @pytest.mark.parametrize("classic_momentum", [False, True])
-def test_optimizer_is_the_function_in_float64(classic_momentum, use_nesterov):
+def test_optimizer_equals_lars_update_in_float64(classic_momentum, use_nesterov):
     settings = dict(momentum=0.9, weight_decay=0.1, classic_momentum=classic_momentum, use_nesterov=use_nesterov)
     variable = tf.Variable([[3.0, 4.0, -1.0]], dtype=tf.float64)
     optimizer = LARSOptimizer(tf.constant(0.3, tf.float64), **settings)
@@ -72,27 +72,27 @@ def test_optimizer_is_the_function_in_float64(classic_momentum, use_nesterov):
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-def test_norms_of_half_precision_do_not_overflow(dtype):
+def test_norms_do_not_overflow_in_half_precision(dtype):
     param, grad = tf.fill([200, 200], tf.constant(8, dtype)), tf.fill([200, 200], tf.constant(2, dtype))
     new, _ = lars_update(param, grad, tf.zeros_like(param), learning_rate=100.0, momentum=0.9, eeta=0.01)
     assert new.dtype == dtype  # |param| = 1600, |grad| = 400: a step of 0.01 * 4 * 100 * 2.
     np.testing.assert_allclose(tf.cast(new, tf.float32), np.zeros([200, 200]), atol=0.05)
 
 
-def test_zero_norms_leave_the_learning_rate_alone():
+def test_trust_ratio_is_1_if_a_norm_is_zero():
     for param, grad in (([0.0, 0.0], [1.0, 2.0]), ([1.0, 2.0], [0.0, 0.0])):
         new, _ = lars_update(tf.constant(param), tf.constant(grad), tf.zeros(2), learning_rate=0.5, momentum=0.9)
         np.testing.assert_allclose(new, np.subtract(param, np.multiply(0.5, grad)))
 
 
-def test_config_keeps_everything():
+def test_get_config_restores_all_arguments():
     optimizer = LARSOptimizer(0.2, 0.8, True, 1e-3, ["bias"], ["gamma", "beta"], False, 0.01)
     copy = LARSOptimizer.from_config(optimizer.get_config())
     assert copy.get_config() == optimizer.get_config()
     assert copy.exclude_from_weight_decay == ["bias"] and copy.exclude_from_layer_adaptation == ["gamma", "beta"]
 
 
-def test_slot_name_is_the_originals():
+def test_slot_name_equals_the_original():
     variable = tf.Variable([1.0])
     optimizer = LARSOptimizer(0.1)
     optimizer.apply_gradients([(tf.constant([1.0]), variable)])

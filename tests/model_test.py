@@ -1,4 +1,4 @@
-"""Schedule, steps, networks, heads and training steps against recorded numbers and against plain expectations."""
+"""Schedule, networks, heads and training steps, compared with recorded and with independently computed numbers."""
 
 import json
 
@@ -24,7 +24,7 @@ CASES = [str(case) for case in NETWORK["cases"]]
 
 
 @pytest.mark.parametrize("case", [str(case) for case in SCHEDULE["cases"]])
-def test_schedule_equals_the_originals(case):
+def test_schedule_equals_the_original(case):
     settings = json.loads(str(SCHEDULE[f"{case}/config"]))
     base, examples = settings.pop("learning_rate"), settings.pop("num_examples")
     schedule = model_lib.WarmUpAndCosineDecay(base, examples, **settings)
@@ -33,7 +33,7 @@ def test_schedule_equals_the_originals(case):
     np.testing.assert_allclose(rates, SCHEDULE[f"{case}/lr"], rtol=1e-5, atol=schedule.peak * 1e-6)
 
 
-def test_steps_round_as_the_original():
+def test_epochs_are_rounded_to_steps_as_in_the_original():
     config = Config(train_batch_size=512, train_epochs=3, warmup_epochs=2.5, checkpoint_epochs=2)
     steps = model_lib.count_steps(config, 50_000)
     assert steps == model_lib.Steps(train=50_000 * 3 // 512 + 1, warmup=244, epoch=98, checkpoint=196)
@@ -41,13 +41,13 @@ def test_steps_round_as_the_original():
     assert model_lib.count_steps(config.replace(train_steps=7, checkpoint_steps=5), 50_000).checkpoint == 5
 
 
-def test_training_shorter_than_its_warm_up_stays_finite():
+def test_schedule_shorter_than_its_warmup_is_finite():
     schedule = model_lib.WarmUpAndCosineDecay(0.3, 50_000, train_batch_size=512, train_steps=10, warmup_epochs=10)
     rates = [float(schedule(step)) for step in range(11)]
     np.testing.assert_allclose(rates, [0.6 * step / 976 for step in range(11)], rtol=1e-5)
 
 
-def test_linear_head_rate_is_per_256_examples_and_linear():
+def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
     config = Config(train_batch_size=512, learning_rate=0.2, learning_rate_scaling="sqrt",
                                linear_head_learning_rate=0.1)
     assert model_lib.linear_head_rate_ratio(config) == pytest.approx(0.1 * 2 / (0.2 * 512**0.5))
@@ -57,14 +57,14 @@ def test_linear_head_rate_is_per_256_examples_and_linear():
 
 
 def case_views(arrays, case, size):
-    """The recorded input: views stacked [view 1; view 2]."""
+    """Returns the recorded input, all first views before all second views."""
     pairs = np.random.default_rng(int(arrays[f"{case}/views_seed"])).uniform(0, 1, (4, size, size, 6))
     pairs = pairs.astype(np.float32)
     return np.concatenate([pairs[..., :3], pairs[..., 3:]])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_network_equals_the_originals(case):
+def test_network_in_inference_equals_the_original(case):
     config, _ = golden.config_of(NETWORK, case)
     model = model_lib.build_model(config, 10)
     variables = golden.assign_formula_weights(model)
@@ -76,7 +76,7 @@ def test_network_equals_the_originals(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_network_in_training_equals_the_originals(case, float64):
+def test_network_in_training_equals_the_original(case, float64):
     config, _ = golden.config_of(NETWORK_TRAIN, case)
     model = model_lib.build_model(config, 10)
     golden.assign_formula_weights(model)
@@ -86,7 +86,7 @@ def test_network_in_training_equals_the_originals(case, float64):
 
 
 @pytest.mark.parametrize("case", [str(case) for case in TRAIN_STEP["cases"]])
-def test_three_training_steps_equal_the_originals(case, float64):
+def test_three_training_steps_equal_the_original(case, float64):
     config, settings = golden.config_of(TRAIN_STEP, case)
     model = model_lib.build_model(config, 10)
     variables = golden.assign_formula_weights(model)
@@ -96,37 +96,37 @@ def test_three_training_steps_equal_the_originals(case, float64):
     step = tf.function(TrainStep(model, optimizer, config.replace(seed=0), tf.distribute.get_strategy()))
     random = np.random.default_rng(settings["data_seed"])
     size = config.image_size
-    for number in range(3):
+    for step_index in range(3):
         views = random.uniform(0, 1, (16, size, size, 6)).astype(np.float32)
         reported, _ = step(tf.constant(views), tf.constant(random.integers(0, 10, 16)))
         losses = [reported[f"train/{name}"] for name in ("contrast_loss", "supervised_loss", "weight_decay")]
-        np.testing.assert_allclose(losses, TRAIN_STEP[f"{case}/step{number}/losses"], rtol=2e-6)
+        np.testing.assert_allclose(losses, TRAIN_STEP[f"{case}/step{step_index}/losses"], rtol=2e-6)
         moved = [np.linalg.norm(variables[str(key)].numpy() - start[str(key)]) for key in TRAIN_STEP[f"{case}/keys"]]
-        np.testing.assert_allclose(moved, TRAIN_STEP[f"{case}/step{number}/delta_norms"], rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(moved, TRAIN_STEP[f"{case}/step{step_index}/delta_norms"], rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("width, millions", [(1, 24), (2, 94), (4, 375)])
 def test_parameter_counts_of_table_6(width, millions):
-    with tf.Graph().as_default():  # Where no weight is ever drawn.
+    with tf.Graph().as_default():  # In a graph, weights are never initialized.
         encoder = resnet.resnet(50, width)
         tf.autograph.experimental.do_not_convert(encoder)(tf.zeros([1, 64, 64, 3]))
     assert round(sum(np.prod(v.shape) for v in encoder.trainable_variables) / 1e6) == millions
 
 
 @pytest.mark.parametrize("depth", sorted(resnet.DEPTHS))
-def test_depth_counts_weighted_layers(depth):
+def test_resnet_depth_equals_the_number_of_weighted_layers(depth):
     bottleneck, blocks = resnet.DEPTHS[depth]
     assert sum(blocks) * (3 if bottleneck else 2) + 2 == depth
 
 
-def test_initial_weights_are_the_originals():
+def test_initial_weights_have_the_distribution_of_the_original():
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
     for layer in model.submodules:
         if isinstance(layer, keras.layers.Conv2D) and np.prod(layer.kernel.shape) > 30_000:
             values = layer.kernel.numpy()
             expected = np.sqrt(1 / np.prod(values.shape[:-1]))
             assert values.std() == pytest.approx(expected, rel=0.03)
-            assert np.abs(values).max() < 2.3 * expected  # truncated at two deviations of the wider normal
+            assert np.abs(values).max() < 2.3 * expected  # Truncated at two standard deviations.
         if isinstance(layer, keras.layers.Dense):
             assert layer.kernel.numpy().std() == pytest.approx(0.01, rel=0.05)
             assert not layer.use_bias or not layer.bias.numpy().any()
@@ -138,7 +138,7 @@ def test_initial_weights_are_the_originals():
 @pytest.mark.parametrize("settings", [
     dict(resnet_depth=18, sk_ratio=0.0625), dict(resnet_depth=50, sk_ratio=0.0625, se_ratio=0.25),
     dict(resnet_depth=50, se_ratio=0.25), dict(resnet_depth=18, stem="imagenet", width_multiplier=2)])
-def test_other_architectures_run_and_train(settings):
+def test_every_weight_of_other_architectures_has_a_gradient(settings):
     config = Config(image_size=32, **settings)
     model = model_lib.build_model(config, 3)
     with tf.GradientTape() as tape:
@@ -149,15 +149,15 @@ def test_other_architectures_run_and_train(settings):
     assert outputs["final_avg_pool"].shape == [4, channels]
     keys = restoring.variables_by_key(model=model)
     if settings["resnet_depth"] == 50 and "se_ratio" in settings:
-        place = 8 if "sk_ratio" in settings else 9
-        assert f"model/resnet_model/block_groups/0/layers/0/conv_relu_dropblock_layers/{place}/se_reduce/kernel" in keys
+        index = 8 if "sk_ratio" in settings else 9
+        assert f"model/resnet_model/block_groups/0/layers/0/conv_relu_dropblock_layers/{index}/se_reduce/kernel" in keys
 
 
 # ----------------------------------------------------------------------------------------------------------- heads
 
 
 @pytest.mark.parametrize("mode, layers", [("none", 0), ("linear", 1), ("nonlinear", 2)])
-def test_every_projection_head_trains(mode, layers):
+def test_projection_heads_have_the_right_layers_and_outputs(mode, layers):
     config = Config(resnet_depth=10, image_size=8, proj_head_mode=mode, num_proj_layers=2, proj_out_dim=16)
     model = model_lib.build_model(config, 4)
     outputs = model(tf.random.uniform([4, 8, 8, 3]), training=True)
@@ -166,7 +166,7 @@ def test_every_projection_head_trains(mode, layers):
     assert ("proj_head_output" in model.endpoint_names) == bool(layers)
 
 
-def test_selector_chooses_what_the_linear_head_stands_on():
+def test_ft_proj_selector_selects_the_input_of_the_classifier():
     for selector, width in ((0, 512), (1, 512), (-1, 16), (2, 16), (-3, 512)):
         config = Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16,
                                    ft_proj_selector=selector)
@@ -179,20 +179,20 @@ def test_selector_chooses_what_the_linear_head_stands_on():
             np.testing.assert_array_equal(outputs["sup_head_input"], outputs["proj_head_output"])
 
 
-def test_no_gradient_from_the_linear_head_into_the_encoder():
+def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.random.uniform([2, 8, 8, 3]), training=True)["logits_sup"])
-    touched = [v for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables))
+    reached = [v for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables))
                if g is not None]
-    assert {v.ref() for v in touched} == {v.ref() for v in model.supervised_head.variables}
+    assert {v.ref() for v in reached} == {v.ref() for v in model.supervised_head.variables}
 
 
 # ------------------------------------------------------------------------------------------------------ batch norm
 
 
 @pytest.mark.parametrize("shape", [(8, 5, 5, 3), (16, 3)])
-def test_batch_norm_against_numpy(shape):
+def test_batch_norm_equals_numpy(shape):
     layer = resnet.BatchNorm(momentum=0.7)
     inputs = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * 3 + 1
     outputs = layer(inputs, training=True)
@@ -209,7 +209,7 @@ def test_batch_norm_against_numpy(shape):
     np.testing.assert_array_equal(layer.moving_mean, moving[0])
 
 
-def test_fused_and_plain_batch_norm_agree():
+def test_fused_and_unfused_batch_norm_agree():
     inputs = np.random.default_rng(1).standard_normal((4, 6, 6, 5)).astype(np.float32)
     results = []
     for plain in (False, True):
@@ -235,10 +235,10 @@ def test_moving_statistics_do_not_depend_on_the_number_of_replicas(two_replicas)
     with two_replicas.scope():
         layer = resnet.BatchNorm()
         layer.build((None, 4, 4, 3))
-    parts = two_replicas.experimental_distribute_values_from_function(
+    local_inputs = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(inputs[context.replica_id_in_sync_group * 4:][:4]))
-    run = tf.function(lambda: two_replicas.run(lambda part: layer(part, training=True), args=(parts,)))
-    outputs = np.concatenate([part.numpy() for part in two_replicas.experimental_local_results(run())])
+    run = tf.function(lambda: two_replicas.run(lambda x: layer(x, training=True), args=(local_inputs,)))
+    outputs = np.concatenate([output.numpy() for output in two_replicas.experimental_local_results(run())])
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
     np.testing.assert_allclose(layer.moving_variance.numpy(), single.moving_variance, rtol=1e-6)
     np.testing.assert_allclose(layer.moving_mean.numpy(), single.moving_mean, rtol=1e-5, atol=1e-8)
@@ -247,7 +247,7 @@ def test_moving_statistics_do_not_depend_on_the_number_of_replicas(two_replicas)
 # ---------------------------------------------------------------------------------------------------- weight decay
 
 
-def test_weight_decay_by_rank_and_owner():
+def test_weight_decay_of_the_loss_covers_what_the_optimizer_omits():
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     kernel = model.supervised_head.linear_layer.dense.kernel
     expected = 0.25 * np.sum(np.square(kernel))
@@ -257,11 +257,11 @@ def test_weight_decay_by_rank_and_owner():
     np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "momentum"), 0.25 * total, rtol=1e-5)
 
 
-def test_lars_leaves_vectors_and_the_linear_head_alone():
+def test_lars_excludes_vectors_and_the_linear_head():
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     optimizer = model_lib.build_optimizer(Config(), 0.1, model)
-    left_alone = {v.ref() for v in model.trainable_variables if optimizer.exclude_from_weight_decay(v)}
+    excluded = {v.ref() for v in model.trainable_variables if optimizer.exclude_from_weight_decay(v)}
     by_name = {v.ref() for v in model.trainable_variables
                if any(word in v.name for word in ("gamma", "beta", "bias"))}
     head = {v.ref() for v in model.supervised_head.variables}
-    assert left_alone == by_name | head
+    assert excluded == by_name | head

@@ -1,4 +1,4 @@
-"""Data sets whose images show several classes, as PASCAL VOC's do: labels, loss, metric, training and evaluation."""
+"""Multi-label data sets such as PASCAL VOC: labels, loss, metrics, training and evaluation."""
 
 import json
 import warnings
@@ -22,24 +22,25 @@ from transfer import cli, measures
 CLASSES = ("red", "green", "blue")
 
 
-def shown(number):
-    """Classes of image `number`: those whose channel is bright; the last one is difficult in every fourth image."""
-    return [place for place in range(3) if number >> place & 1]
+def classes_of(index):
+    """Returns the classes of image `index`, whose channels are bright. The last is difficult in every fourth image."""
+    return [channel for channel in range(3) if index >> channel & 1]
 
 
 @pytest.fixture(scope="module")
 def tiny_voc(tmp_path_factory):
-    """A TFDS data set with the features of voc/2007: channels are bright where their class is shown."""
+    """A TFDS data set with the features of voc/2007; the channels of the present classes are bright."""
     import tensorflow_datasets as tfds
 
-    def rows(first, last):
-        found = []
-        for number in range(first, last):
+    def make_examples(first, last):
+        examples = []
+        for index in range(first, last):
+            classes = classes_of(index)
             image = np.full([40, 40, 3], 20, np.uint8)
-            image[..., shown(number)] = 220
-            sure = [place for place in shown(number) if place < 2 or number % 4]
-            found.append((number, {"image": image, "labels": shown(number), "labels_no_difficult": sure}))
-        return found
+            image[..., classes] = 220
+            not_difficult = [label for label in classes if label < 2 or index % 4]
+            examples.append((index, {"image": image, "labels": classes, "labels_no_difficult": not_difficult}))
+        return examples
 
     directory = tmp_path_factory.mktemp("tfds")
     names = tfds.features.ClassLabel(names=CLASSES)
@@ -47,23 +48,24 @@ def tiny_voc(tmp_path_factory):
         "image": tfds.features.Image(shape=(None, None, 3)), "labels": tfds.features.Sequence(names),
         "labels_no_difficult": tfds.features.Sequence(names)})
     tfds.dataset_builders.store_as_tfds_dataset(
-        "tiny_voc", "1.0.0", features, {"train": rows(0, 64), "test": rows(64, 96)}, data_dir=directory)
+        "tiny_voc", "1.0.0", features, {"train": make_examples(0, 64), "test": make_examples(64, 96)},
+        data_dir=directory)
     return str(directory)
 
 
-def test_difficult_objects_are_neither_shown_nor_absent(tiny_voc):
+def test_difficult_objects_are_labeled_unknown(tiny_voc):
     source = datasets.open_source("tiny_voc", tiny_voc)
     assert source.multi_label and source.class_names == list(CLASSES)
-    found = set()
+    rows = set()
     for _, item, label in source.records("train"):
         bright = (source.decode(item)[0, 0] > 100).numpy().astype(int)
-        found.add((*bright, *label.numpy()))
+        rows.add((*bright, *label.numpy()))
         np.testing.assert_array_equal(bright[:2], label[:2])
         assert label[2] in ((1, -1) if bright[2] else (0,))
-    assert {row[5] for row in found if row[2]} == {1, -1} and len(found) >= 8
+    assert {row[5] for row in rows if row[2]} == {1, -1} and len(rows) >= 8
 
 
-def test_evaluation_batches_are_filled_up_without_labels(tiny_voc):
+def test_padding_of_evaluation_batches_is_unlabeled(tiny_voc):
     source = datasets.open_source("tiny_voc", tiny_voc)
     config = Config(dataset="tiny_voc", image_size=8)
     *_, (_, labels, weights) = data.build_eval_dataset(config, source, "test", 20)
@@ -71,7 +73,7 @@ def test_evaluation_batches_are_filled_up_without_labels(tiny_voc):
     assert (labels.numpy()[weights == 0] == -1).all() and (weights.numpy() == 0).sum() == 8
 
 
-def test_loss_against_loops():
+def test_multi_label_loss_equals_a_loop():
     random = np.random.default_rng(0)
     labels, logits = random.integers(-1, 2, (5, 4)), random.standard_normal((5, 4)) * 3
     total = 0
@@ -80,74 +82,70 @@ def test_loss_against_loops():
         total -= {1: np.log(probability), 0: np.log(1 - probability), -1: 0}[label]
     loss = objective.add_multi_label_loss(tf.constant(labels), tf.constant(logits))
     assert float(loss) == pytest.approx(total / 5, rel=1e-9)
-    known = labels >= 0
+    is_known = labels >= 0
     accuracy = metrics.multi_label_accuracy(tf.constant(labels), tf.constant(logits))
-    assert float(accuracy) == pytest.approx(((logits > 0) == labels)[known].mean())
+    assert float(accuracy) == pytest.approx(((logits > 0) == labels)[is_known].mean())
 
 
-def test_eleven_points_by_hand():
-    """Ranked: yes no yes no no yes. Precision 1 at recall 1/3, 2/3 at 2/3, 1/2 at 1."""
+def test_average_precision_11_equals_hand_computed_values():
+    # Precision is 1 at recall 1/3, 2/3 at recall 2/3, and 1/2 at recall 1.
     relevant, scores = np.array([1, 0, 1, 0, 0, 1], bool), np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    # Recalls 0 to 0.3: 1; 0.4 to 0.6: 2/3; 0.7 to 1: 1/2.
+    # Recall levels 0 to 0.3 count 1, 0.4 to 0.6 count 2/3, and 0.7 to 1 count 1/2.
     expected = (4 * 1 + 3 * 2 / 3 + 4 / 2) / 11
     assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
     shuffled = np.random.default_rng(0).permutation(6)
     assert metrics.average_precision_11(relevant[shuffled], scores[shuffled]) == pytest.approx(expected)
-    # Ten relevant ones, the worst last: a recall of exactly 3 / 10 counts for 0.3.
+    # With ten relevant examples, a recall of exactly 3/10 counts for level 0.3.
     relevant = np.array([1] * 3 + [0] * 7 + [1] * 7, bool)
     assert metrics.average_precision_11(relevant, -np.arange(17)) == pytest.approx((4 * 1 + 7 * 10 / 17) / 11)
     assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == pytest.approx((8 * 1 + 3 * 10 / 17) / 11)
 
 
-def test_average_precision_against_scikit_learn():
-    """Which gives precisions and recalls; the eleven points are interpolated here."""
+def test_average_precision_11_equals_the_curve_of_scikit_learn():
     from sklearn.metrics import precision_recall_curve
 
     random = np.random.default_rng(2)
     for _ in range(20):
         relevant, scores = random.random(50) < 0.3, random.standard_normal(50)
         precision, recall, _ = precision_recall_curve(relevant, scores)
-        found = precision[:-1], recall[:-1]  # The last point is an end of the curve, not a threshold.
-        expected = np.mean([found[0][found[1] >= tenth / 10 - 1e-9].max() for tenth in range(11)])
+        precision, recall = precision[:-1], recall[:-1]  # The last point does not belong to a threshold.
+        expected = np.mean([precision[recall >= tenth / 10 - 1e-9].max() for tenth in range(11)])
         assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
 
 
-def test_accuracies_against_scikit_learn():
+def test_accuracies_equal_scikit_learn():
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, top_k_accuracy_score
 
     random = np.random.default_rng(1)
     labels, logits = random.choice([0, 1, 3, 4, 5, 6, 7], 90), random.standard_normal((90, 8)).astype(np.float32)
     logits[np.arange(90), labels] += 1
-    found, guesses = evaluate.linear_results(labels, logits), logits.argmax(1)
-    assert found[evaluate.LINEAR_TOP_1] == pytest.approx(accuracy_score(labels, guesses))
-    assert found[evaluate.LINEAR_TOP_5] == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=range(8)))
+    results, predictions = evaluate.linear_results(labels, logits), logits.argmax(1)
+    assert results[evaluate.LINEAR_TOP_1] == pytest.approx(accuracy_score(labels, predictions))
+    assert results[evaluate.LINEAR_TOP_5] == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=range(8)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Class 2 is guessed and never true.
-        assert found[evaluate.MEAN_PER_CLASS] == pytest.approx(balanced_accuracy_score(labels, guesses))
-    assert measures.METRICS["mean_per_class"](labels, logits) == found[evaluate.MEAN_PER_CLASS]
-    assert found[evaluate.MEAN_PER_CLASS] != pytest.approx(found[evaluate.LINEAR_TOP_1], abs=1e-3)
+        warnings.simplefilter("ignore")  # Class 2 is predicted but never true.
+        assert results[evaluate.MEAN_PER_CLASS] == pytest.approx(balanced_accuracy_score(labels, predictions))
+    assert measures.METRICS["mean_per_class"](labels, logits) == results[evaluate.MEAN_PER_CLASS]
+    assert results[evaluate.MEAN_PER_CLASS] != pytest.approx(results[evaluate.LINEAR_TOP_1], abs=1e-3)
 
 
-def test_classes_are_averaged_without_what_is_left_out():
+def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
     labels = np.array([[1, 0, 0], [0, -1, 0], [1, 1, 0], [0, 0, 0]])
     scores = np.array([[4, 1, 0], [3, 9, 0], [2, 8, 0], [1, 0, 0.0]])
-    # First class: yes no yes no: precision 1 to recall 0.5, then 2/3. Second: the best is left out, then right.
+    # First class: precision 1 up to recall 0.5, then 2/3. Second class: the unknown example is ignored.
     expected = ((6 * 1 + 5 * 2 / 3) / 11 + 1) / 2
     assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
 
 
-def test_linear_transfer(tiny_voc, tmp_path, monkeypatch, capsys):
-    """As of PASCAL VOC: one classifier a class, judged by mean average precision.
-
-    Before the tests with `tiny_resnet`, as files of such networks are not recognised.
-    """
+def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, monkeypatch, capsys):
+    # This test runs before those that use `tiny_resnet`, whose checkpoints have no recognizable architecture.
     settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
     path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps(settings))
     monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
     command = ["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
                "--validation=train[50%:]"]
-    with pytest.raises(SystemExit):  # One example is not enough to learn a class.
+    with pytest.raises(SystemExit):  # A single example has no class with both positives and negatives.
         cli.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
     assert "too few labeled examples" in capsys.readouterr().err
     cli.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
@@ -158,7 +156,7 @@ def test_linear_transfer(tiny_voc, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
-def test_training_and_evaluation(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
+def test_training_and_evaluation_with_several_labels(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
     config = Config(
         mode="train_then_eval", train_mode=train_mode, dataset="tiny_voc", data_dir=tiny_voc, image_size=8,
@@ -173,10 +171,10 @@ def test_training_and_evaluation(tiny_voc, tiny_resnet, train_mode, tmp_path, mo
     mean_precision = results["eval/label_mean_average_precision"]
     assert mean_precision == pytest.approx(metrics.mean_average_precision_11(saved["labels"], saved["logits"]))
     if train_mode == "supervised":
-        assert mean_precision > 0.9  # Bright channels are easy to see.
+        assert mean_precision > 0.9  # The task is easy.
 
 
-def test_what_needs_one_label_is_refused(tiny_voc, tmp_path):
+def test_single_label_settings_are_rejected(tiny_voc, tmp_path):
     shared = dict(dataset="tiny_voc", data_dir=tiny_voc, image_size=8, train_batch_size=8, train_steps=1,
                   model_dir=str(tmp_path / "run"), resnet_depth=10)
     with pytest.raises(UserError, match="--eval_protocol=knn is for one label an example, and tiny_voc has several"):

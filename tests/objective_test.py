@@ -1,4 +1,4 @@
-"""Losses against recorded numbers, against the paper's Algorithm 1 as loops, and against other formulas."""
+"""Losses compared with recorded numbers, with the paper's Algorithm 1 written as loops, and with other formulas."""
 
 import math
 
@@ -18,21 +18,21 @@ ARRAYS = golden.load("nt_xent")
 
 
 @pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
-def test_contrastive_loss_equals_the_originals(case):
+def test_contrastive_loss_equals_the_original(case):
     temperature = float(case.split("tau")[1].split("_")[0])
-    hidden = tf.constant(ARRAYS[f"{case}/hidden"])
+    z = tf.constant(ARRAYS[f"{case}/hidden"])
     with tf.GradientTape() as tape:
-        tape.watch(hidden)
-        loss, logits_ab, labels = objective.add_contrastive_loss(hidden, case.endswith("norm1"), temperature)
+        tape.watch(z)
+        loss, logits_ab, labels = objective.add_contrastive_loss(z, case.endswith("norm1"), temperature)
     np.testing.assert_allclose(loss, ARRAYS[f"{case}/loss"], rtol=1e-5)
-    assert golden.relative_error(tape.gradient(loss, hidden), ARRAYS[f"{case}/grad"]) < 1e-5
+    assert golden.relative_error(tape.gradient(loss, z), ARRAYS[f"{case}/grad"]) < 1e-5
     accuracy = metrics.contrastive_accuracy(logits_ab, labels)
     np.testing.assert_allclose(accuracy, ARRAYS[f"{case}/contrast_acc"], rtol=1e-6)
     np.testing.assert_allclose(metrics.contrastive_entropy(logits_ab), ARRAYS[f"{case}/contrast_entropy"], rtol=1e-5)
 
 
 def algorithm_1(z, temperature):
-    """The paper's Algorithm 1, word by word; z holds the views interleaved, 0-based."""
+    """Computes the loss of the paper's Algorithm 1; rows 2k and 2k + 1 of z are a positive pair, counting from 0."""
     count = len(z)
     s = [[float(np.dot(z[i], z[j]) / (np.linalg.norm(z[i]) * np.linalg.norm(z[j]))) for j in range(count)]
          for i in range(count)]
@@ -52,39 +52,39 @@ def test_contrastive_loss_is_twice_algorithm_1(images, temperature):
     np.testing.assert_allclose(loss, 2 * algorithm_1(interleaved, temperature), rtol=1e-12)
 
 
-def test_contrastive_labels_are_the_second_views():
-    hidden = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
-    _, logits_ab, labels = objective.add_contrastive_loss(tf.constant(hidden), False, 2.0)
+def test_contrastive_labels_point_at_the_second_views():
+    z = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    _, logits_ab, labels = objective.add_contrastive_loss(tf.constant(z), False, 2.0)
     np.testing.assert_array_equal(labels, np.eye(4, 8))
-    np.testing.assert_allclose(logits_ab, hidden[:4] @ hidden[4:].T / 2.0, rtol=1e-5)
+    np.testing.assert_allclose(logits_ab, z[:4] @ z[4:].T / 2.0, rtol=1e-5)
 
 
-def value_and_gradient(function, hidden):
-    """Scalars and gradient of the first of them; `function` gives (loss, accuracy, entropy)."""
+def value_and_gradient(function, z):
+    """Returns the scalars (loss, accuracy, entropy) of `function`, and the gradient of the loss."""
     with tf.GradientTape() as tape:
-        tape.watch(hidden)
-        scalars = function(hidden)
-    return [float(scalar) for scalar in scalars], tape.gradient(scalars[0], hidden).numpy()
+        tape.watch(z)
+        scalars = function(z)
+    return [float(scalar) for scalar in scalars], tape.gradient(scalars[0], z).numpy()
 
 
-def plain(hidden, hidden_norm=True, temperature=1.0, strategy=None):
-    """Loss and metrics without blocks."""
-    loss, logits_ab, labels = objective.add_contrastive_loss(hidden, hidden_norm, temperature, strategy)
+def plain(z, hidden_norm=True, temperature=1.0, strategy=None):
+    """Returns loss and metrics as computed without blocks."""
+    loss, logits_ab, labels = objective.add_contrastive_loss(z, hidden_norm, temperature, strategy)
     return loss, metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
 
 
 def similar_views(images, width, dtype, noise=1.0):
-    """[2 * images, width]: second views are the first with noise, so that some are found and some are not."""
-    first, other = np.random.default_rng(images).standard_normal((2, images, width))
-    return tf.constant(np.concatenate([first, first + noise * other]), dtype)
+    """Returns projections [2 * images, width] in which only some positives are the most similar second views."""
+    first, difference = np.random.default_rng(images).standard_normal((2, images, width))
+    return tf.constant(np.concatenate([first, first + noise * difference]), dtype)
 
 
 @pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
-def test_blocks_give_the_originals_loss_metrics_and_gradient(case):
+def test_blocked_loss_metrics_and_gradient_equal_the_original(case):
     temperature = float(case.split("tau")[1].split("_")[0])
     scalars, gradient = value_and_gradient(
-        lambda hidden: blocked_nt_xent.contrastive_loss(
-            hidden, case.endswith("norm1"), temperature, block_rows=3), tf.constant(ARRAYS[f"{case}/hidden"]))
+        lambda z: blocked_nt_xent.contrastive_loss(
+            z, case.endswith("norm1"), temperature, block_rows=3), tf.constant(ARRAYS[f"{case}/hidden"]))
     recorded = [ARRAYS[f"{case}/{name}"] for name in ("loss", "contrast_acc", "contrast_entropy")]
     np.testing.assert_allclose(scalars, recorded, rtol=1e-5)
     assert golden.relative_error(gradient, ARRAYS[f"{case}/grad"]) < 1e-5
@@ -93,120 +93,120 @@ def test_blocks_give_the_originals_loss_metrics_and_gradient(case):
 @pytest.mark.parametrize("dtype, tolerance", [(tf.float32, 1e-5), (tf.float64, 1e-12)])
 @pytest.mark.parametrize("block_rows, xla", [
     (0, False), (1, False), (4, False), (5, False), (13, False), (64, False), (0, True), (5, True)])
-def test_blocks_do_not_change_the_loss(dtype, tolerance, block_rows, xla, monkeypatch):
-    # What a TPU needs differs in form, and XLA compiles it for any device. There, a replica's offset is a tensor.
+def test_blocked_loss_equals_the_plain_loss(dtype, tolerance, block_rows, xla, monkeypatch):
+    # The TPU code path can be compiled by XLA for any device. On a TPU, a replica's row offset is a tensor.
     monkeypatch.setattr(blocked_nt_xent, "_needs_static_shapes", lambda strategy: xla)
-    hidden = similar_views(13, 6, dtype)
+    z = similar_views(13, 6, dtype)
 
     @tf.function(autograph=False, jit_compile=xla)
-    def blocked(hidden, offset):
+    def blocked(z, offset):
         monkeypatch.setattr(replicas, "row_offset", lambda local, strategy: offset)
-        return blocked_nt_xent.contrastive_loss(hidden, True, 0.2, None, block_rows)
+        return blocked_nt_xent.contrastive_loss(z, True, 0.2, None, block_rows)
 
-    scalars, gradient = value_and_gradient(lambda hidden: blocked(hidden, tf.constant(0)), hidden)
+    scalars, gradient = value_and_gradient(lambda z: blocked(z, tf.constant(0)), z)
     monkeypatch.undo()
-    expected, expected_gradient = value_and_gradient(lambda hidden: plain(hidden, True, 0.2), hidden)
+    expected, expected_gradient = value_and_gradient(lambda z: plain(z, True, 0.2), z)
     assert 0 < expected[1] < 1
     np.testing.assert_allclose(scalars[0], expected[0], rtol=tolerance)
     np.testing.assert_allclose(scalars[1:], expected[1:], rtol=1e-6)
     assert golden.relative_error(gradient, expected_gradient) < tolerance
 
 
-def test_blocks_of_a_batch_of_unknown_size():
+def test_blocked_loss_supports_an_unknown_batch_size():
     signature = [tf.TensorSpec([None, 6], tf.float64)]
-    blocked = tf.function(lambda hidden: blocked_nt_xent.contrastive_loss(hidden, True, 0.2), signature)
+    blocked = tf.function(lambda z: blocked_nt_xent.contrastive_loss(z, True, 0.2), signature)
     for images in (1, 13):
-        hidden = similar_views(images, 6, tf.float64)
-        np.testing.assert_allclose(blocked(hidden), plain(hidden, True, 0.2), rtol=1e-6, atol=1e-7)
+        z = similar_views(images, 6, tf.float64)
+        np.testing.assert_allclose(blocked(z), plain(z, True, 0.2), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("hidden_norm, temperature, scale", [(True, 0.01, 1.0), (False, 0.1, 30.0), (False, 1.0, 1e4)])
-def test_blocks_bear_large_logits_and_losses_near_0(hidden_norm, temperature, scale):
-    hidden = scale * similar_views(9, 8, tf.float64, 0.5)
-    expected, expected_gradient = value_and_gradient(lambda hidden: plain(hidden, hidden_norm, temperature), hidden)
+def test_blocked_loss_is_accurate_for_large_logits_and_small_losses(hidden_norm, temperature, scale):
+    z = scale * similar_views(9, 8, tf.float64, 0.5)
+    expected, expected_gradient = value_and_gradient(lambda z: plain(z, hidden_norm, temperature), z)
     scalars, gradient = value_and_gradient(
-        lambda hidden: blocked_nt_xent.contrastive_loss(hidden, hidden_norm, temperature, block_rows=4),
-        tf.cast(hidden, tf.float32))
+        lambda z: blocked_nt_xent.contrastive_loss(z, hidden_norm, temperature, block_rows=4),
+        tf.cast(z, tf.float32))
     np.testing.assert_allclose(scalars[:2], expected[:2], rtol=1e-4)
-    # Probabilities near 1 are rounded by 6e-8, in another way on every processor.
+    # Probabilities near 1 have rounding errors of 6e-8, which differ between processors.
     np.testing.assert_allclose(scalars[2], expected[2], rtol=1e-4, atol=2e-7)
     assert golden.relative_error(gradient, expected_gradient) < 1e-4
 
 
-def test_equal_projections_find_only_the_first_image():
+def test_equal_projections_count_as_one_hit():
     scalars, _ = value_and_gradient(
-        lambda hidden: blocked_nt_xent.contrastive_loss(hidden, block_rows=2), tf.ones([10, 3]))
+        lambda z: blocked_nt_xent.contrastive_loss(z, block_rows=2), tf.ones([10, 3]))
     np.testing.assert_allclose(scalars, [2 * math.log(9), 1 / 5, math.log(5)], rtol=1e-6)
 
 
-def test_not_a_number_is_not_hidden():
-    hidden = tf.tensor_scatter_nd_update(similar_views(6, 4, tf.float32), [[3, 1]], [np.nan])
-    assert np.isnan(blocked_nt_xent.contrastive_loss(hidden, block_rows=2)[0])
+def test_nan_in_a_projection_makes_the_loss_nan():
+    z = tf.tensor_scatter_nd_update(similar_views(6, 4, tf.float32), [[3, 1]], [np.nan])
+    assert np.isnan(blocked_nt_xent.contrastive_loss(z, block_rows=2)[0])
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
-    hidden = tf.cast(similar_views(7, 5, tf.float32), dtype)
-    expected, expected_gradient = value_and_gradient(plain, tf.cast(hidden, tf.float32))
+    z = tf.cast(similar_views(7, 5, tf.float32), dtype)
+    expected, expected_gradient = value_and_gradient(plain, tf.cast(z, tf.float32))
     for function in (plain, blocked_nt_xent.contrastive_loss):
-        scalars, gradient = value_and_gradient(function, hidden)
+        scalars, gradient = value_and_gradient(function, z)
         np.testing.assert_allclose(scalars, expected, rtol=1e-6)
         assert gradient.dtype == dtype.as_numpy_dtype
         np.testing.assert_allclose(gradient.astype(np.float32), expected_gradient, rtol=1e-2, atol=1e-4)
 
 
-def test_gradient_follows_the_loss_alone_and_its_scale():
-    hidden = similar_views(6, 5, tf.float64)
+def test_gradient_ignores_metrics_and_scales_with_the_loss():
+    z = similar_views(6, 5, tf.float64)
 
-    def scaled(hidden):
-        loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(hidden, True, 0.3, block_rows=4)
+    def scaled(z):
+        loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(z, True, 0.3, block_rows=4)
         return 3 * loss + accuracy + entropy, accuracy, entropy
 
-    _, gradient = value_and_gradient(scaled, hidden)
-    _, expected = value_and_gradient(lambda hidden: plain(hidden, True, 0.3), hidden)
+    _, gradient = value_and_gradient(scaled, z)
+    _, expected = value_and_gradient(lambda z: plain(z, True, 0.3), z)
     np.testing.assert_allclose(gradient, 3 * expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_step_holds_no_more_rows_than_it_may(monkeypatch):
-    made, multiply = [], tf.matmul
+def test_blocks_have_at_most_loss_block_rows_rows(monkeypatch):
+    products, original_matmul = [], tf.matmul
 
-    def matmul(*args, **kwargs):
-        made.append(multiply(*args, **kwargs))
-        return made[-1]
+    def recording_matmul(*args, **kwargs):
+        products.append(original_matmul(*args, **kwargs))
+        return products[-1]
 
-    monkeypatch.setattr(tf, "matmul", matmul)  # Run eagerly, every product passes here with its real shape.
-    hidden, config = similar_views(100, 4, tf.float32), Config(loss_block_rows=30)
-    loss, _ = model_lib.contrastive_loss(hidden, config, None)
-    assert [tuple(product.shape) for product in made] == [(25, 200), (25, 4), (200, 4)] * 8
-    np.testing.assert_allclose(loss, plain(hidden, True, config.temperature)[0], rtol=1e-5)
+    monkeypatch.setattr(tf, "matmul", recording_matmul)  # In eager execution, it sees the shapes of all products.
+    z, config = similar_views(100, 4, tf.float32), Config(loss_block_rows=30)
+    loss, _ = model_lib.contrastive_loss(z, config, None)
+    assert [tuple(product.shape) for product in products] == [(25, 200), (25, 4), (200, 4)] * 8
+    np.testing.assert_allclose(loss, plain(z, True, config.temperature)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["plain", "one block", "blocks", "static shapes"])
-def test_two_replicas_have_the_loss_metrics_and_gradient_of_one(two_replicas, form, monkeypatch):
+def test_two_replicas_compute_the_same_loss_metrics_and_gradient_as_one(two_replicas, form, monkeypatch):
     monkeypatch.setattr(blocked_nt_xent, "_needs_static_shapes", lambda strategy: form == "static shapes")
     block_rows = {"blocks": 2, "static shapes": 2}.get(form, 0)
-    hidden = similar_views(6, 5, tf.float64).numpy()
-    expected, expected_gradient = value_and_gradient(lambda hidden: plain(hidden, True, 0.3), tf.constant(hidden))
-    parts = two_replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(np.concatenate([hidden[:6].reshape(2, 3, 5), hidden[6:].reshape(2, 3, 5)], 1)[
+    z = similar_views(6, 5, tf.float64).numpy()
+    expected, expected_gradient = value_and_gradient(lambda z: plain(z, True, 0.3), tf.constant(z))
+    local_z = two_replicas.experimental_distribute_values_from_function(
+        lambda context: tf.constant(np.concatenate([z[:6].reshape(2, 3, 5), z[6:].reshape(2, 3, 5)], 1)[
             context.replica_id_in_sync_group]))
 
-    def step(part):
+    def step(z):
         with tf.GradientTape() as tape:
-            tape.watch(part)
+            tape.watch(z)
             if form == "plain":
-                scalars = plain(part, True, 0.3, two_replicas)
+                scalars = plain(z, True, 0.3, two_replicas)
             else:
-                scalars = blocked_nt_xent.contrastive_loss(part, True, 0.3, two_replicas, block_rows)
-            shared = scalars[0] / 2
-        return tape.gradient(shared, part), *scalars
+                scalars = blocked_nt_xent.contrastive_loss(z, True, 0.3, two_replicas, block_rows)
+            loss_share = scalars[0] / 2
+        return tape.gradient(loss_share, z), *scalars
 
-    results = tf.function(lambda: two_replicas.run(step, args=(parts,)))()
+    results = tf.function(lambda: two_replicas.run(step, args=(local_z,)))()
     gradients = [value.numpy() for value in two_replicas.experimental_local_results(results[0])]
     joined = np.concatenate([gradients[0][:3], gradients[1][:3], gradients[0][3:], gradients[1][3:]])
     np.testing.assert_allclose(joined, expected_gradient, rtol=1e-10, atol=1e-14)
-    for value, wanted in zip(results[1:], expected):
-        np.testing.assert_allclose(two_replicas.reduce("MEAN", value, axis=None), wanted, rtol=1e-6)
+    for value, expected_value in zip(results[1:], expected):
+        np.testing.assert_allclose(two_replicas.reduce("MEAN", value, axis=None), expected_value, rtol=1e-6)
 
 
 def test_supervised_loss_is_the_mean_negative_log_probability():
@@ -216,7 +216,7 @@ def test_supervised_loss_is_the_mean_negative_log_probability():
     np.testing.assert_allclose(objective.add_supervised_loss(tf.one_hot(labels, 4), tf.constant(logits)), by_hand)
 
 
-def test_standardized_gradients_are_those_of_a_layer_on_standardized_inputs():
+def test_standardized_gradients_equal_those_of_a_layer_on_standardized_inputs():
     random = np.random.default_rng(3)
     h = tf.constant(random.standard_normal((40, 6)) * [1, 5, 0.3, 2, 1, 9] + [0, 3, -2, 7, 1, 50])
     mean, variance = tf.reduce_mean(h, 0), tf.math.reduce_variance(h, 0)
