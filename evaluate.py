@@ -1,4 +1,4 @@
-"""Evaluation of a trained model: once, or of every checkpoint as it appears."""
+"""Evaluation of a trained model, once or for every new checkpoint."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from sources import classes
 from sources.source import Source
 
 _POLL_SECONDS = 5.0
-_RAW_PIXELS = 32  # side length of the raw-pixel baseline's images, at most
+_RAW_PIXELS = 32  # maximum side length of the images of the raw-pixel baseline
 LINEAR_TOP_1 = "eval/label_top_1_accuracy"
 LINEAR_TOP_5 = "eval/label_top_5_accuracy"
 MEAN_PER_CLASS = "eval/label_mean_per_class_accuracy"
-MEAN_PRECISION = "eval/label_mean_average_precision"  # 11 points; where examples have several labels
+MEAN_PRECISION = "eval/label_mean_average_precision"  # 11-point; for examples with several labels
 LBFGS = "eval/lbfgs_top_1_accuracy"
 KNN = "eval/knn_top_1_accuracy"
 WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
 _LABELS = {
     LINEAR_TOP_1: "linear head, top-1", LINEAR_TOP_5: "linear head, top-5",
-    MEAN_PER_CLASS: "linear head, mean of classes", MEAN_PRECISION: "linear head, 11-point mAP",
+    MEAN_PER_CLASS: "linear head, mean per class", MEAN_PRECISION: "linear head, 11-point mAP",
     LBFGS: "logistic regression",
-    KNN: f"{nearest_neighbors.KNN_NEIGHBORS} nearest neighbours",
-    WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} neighbours, weighted",
+    KNN: f"{nearest_neighbors.KNN_NEIGHBORS} nearest neighbors",
+    WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} neighbors, weighted",
     "eval/contrast_loss": "contrastive loss", "eval/contrast_acc": "contrastive accuracy",
 }
 _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untrained_encoder": ", untrained encoder",
@@ -49,27 +49,27 @@ _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untraine
 
 
 def protocols(config: Config, source: Source) -> list[str]:
-    """The protocols to run: without a linear head, `linear_head` gives way to what works without one."""
+    """Returns the protocols to run. Without a linear head, protocols that do not need one replace `linear_head`."""
     substitute = ("contrastive",) + (("knn",) if source.num_classes and not source.multi_label else ())
-    names = [name for asked in config.eval_protocols
-             for name in (substitute if asked == "linear_head" and not config.has_linear_head else (asked,))]
+    names = [name for requested in config.eval_protocols
+             for name in (substitute if requested == "linear_head" and not config.has_linear_head else (requested,))]
     return list(dict.fromkeys(names))
 
 
 def eval_batches(config: Config, source: Source, split: str, strategy: tf.distribute.Strategy
                 ) -> tf.distribute.DistributedDataset:
-    """The distributed evaluation data of a split, cut after `eval_steps` batches if that is set.
+    """Returns the distributed evaluation data of a split, limited to `eval_steps` batches if that is set.
 
-    In addition to images, labels and weights it has positions [batch] int64, by which `features.extract` restores the
-    order that a single host would have.
+    In addition to images, labels and weights, it has positions [batch] int64, with which `features.extract` restores
+    the order of a single host.
     """
     replicas = strategy.num_replicas_in_sync
     size = data.eval_batch_size(config, source, split, replicas)
     limit = config.eval_steps if split == config.eval_split and config.eval_steps else -1
 
     def build(context, replicas_here):
-        def add_positions(number, batch):
-            rows = number * size + tf.range(size, dtype=tf.int64)
+        def add_positions(batch_index, batch):
+            rows = batch_index * size + tf.range(size, dtype=tf.int64)
             return (*batch, rows * context.num_input_pipelines + context.input_pipeline_id)
 
         batches = data.build_eval_dataset(config, source, split, size, context, replicas_here).take(
@@ -79,7 +79,7 @@ def eval_batches(config: Config, source: Source, split: str, strategy: tf.distri
 
 
 def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Maps labels of a data set to the columns of a linear head that was trained on other classes.
+    """Maps labels of a data set to the columns of a linear head that was trained with other classes.
 
     Args:
       labels: int [n] or [n, classes of the data set], see `source.Source`.
@@ -87,8 +87,8 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
       columns: for each class of the data set, its column, or -1.
 
     Returns:
-      labels [m] or [n, columns of the head], and the logits [m, columns] or [n, columns] that belong to them: examples
-      of a class without a column are left out. With several labels per example, columns without a class are -1.
+      Labels [m] or [n, columns of the head], and their logits [m, columns] or [n, columns]. Examples of a class without
+      a column are left out. With several labels per example, columns without a class have label -1.
     """
     columns = np.array(columns)
     if labels.ndim == 1:
@@ -102,34 +102,34 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
 def _head_names(config, source, file):
     """Returns the class names of the linear head in a `weight_files.WeightFile`, or None if the data set has the same.
 
-    Logs how other names are matched. Raises `UserError` if the head was trained on other classes.
+    Logs how different names are matched. Raises `UserError` if the head was trained on other classes.
     """
     names = source.class_names
     if "linear_head" not in protocols(config, source) or names is None or names == file.class_names:
         return None
     if file.class_names is None:
-        console.log(f"linear head: the names of its classes are not recorded next to {file.path}; its columns are "
-                     f"taken in the order of the classes of {source.name}")
+        console.log(f"linear head: its class names are not recorded next to {file.path}; its columns are assumed to be "
+                    f"in the order of the classes of {source.name}")
         return None
     columns = classes.match_columns(names, file.class_names)
     if columns is None:
         raise UserError(
             f"--dataset={config.dataset}: the linear head of {file.path} was trained on other classes "
             f"({classes.differences(names, file.class_names, 'the data set', 'the checkpoint')}). Rename the classes, "
-            "or evaluate without the head by --eval_protocol=lbfgs or knn.")
+            "or evaluate without the head, with --eval_protocol=lbfgs or knn.")
     missing = [name for name, column in zip(names, columns) if column < 0]
-    left_out = f"; examples of {', '.join(missing)} are left out, which it was not trained on" if missing else ""
+    left_out = f"; examples of {', '.join(missing)} are left out: it was not trained on them" if missing else ""
     console.log(f"linear head: the classes of {source.name} are matched with its {len(file.class_names)} by name"
-                 f"{left_out}")
+                f"{left_out}")
     return file.class_names
 
 
 def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-    """Metrics of logits [n, classes], as floats by key.
+    """Returns the metrics of the linear head's logits, as floats by key.
 
     Args:
-      labels: [n], for top-1 and top-5 accuracy and the mean of the classes' accuracies; or [n, classes] of 1, 0 and -1,
-        for the mean of the classes' 11-point average precisions.
+      labels: [n], for top-1, top-5 and mean per-class accuracy; or [n, classes] of 1, 0 and -1, for the mean over the
+        classes of the 11-point average precision.
       logits: [n, classes].
     """
     if labels.ndim == 2:
@@ -140,32 +140,32 @@ def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
 
 
 def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
-    """The results as (what, value) pairs of text, for people."""
+    """Returns the results as rows (description, value) of a table."""
     rows = []
     for key, label in _LABELS.items():
         for suffix, encoder in _ENCODERS.items():
             if key + suffix in results:
-                of_features = key in (LBFGS, KNN, WEIGHTED_KNN)
-                rows.append((label + (encoder if of_features else ""), f"{results[key + suffix]:.4f}"))
+                uses_features = key in (LBFGS, KNN, WEIGHTED_KNN)
+                rows.append((label + (encoder if uses_features else ""), f"{results[key + suffix]:.4f}"))
     return rows
 
 
 def results_dir(config: Config) -> str:
-    """Where results are written."""
+    """Returns the directory that results are written to."""
     return os.path.join(config.model_dir, config.eval_name) if config.eval_name else config.model_dir
 
 
 class Evaluator:
-    """Evaluation of one model, as often as its weights change.
+    """Evaluation of one model, whose weights may change between calls.
 
-    Functions are traced, data sets built and the TensorBoard writer opened once, so that memory does not grow with the
-    number of evaluations. Use it as a context manager, which closes the writer.
+    Functions are traced, data sets built and the TensorBoard writer opened only once, so that memory does not grow with
+    the number of evaluations. Use it as a context manager, which closes the writer.
     """
 
     def __init__(self, config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
                  is_chief: bool = True, weights_flag: str | None = None, head_names: list[str] | None = None,
                  check: Callable[[], None] = lambda: None):
-        """Creates the evaluator; nothing is traced or written yet.
+        """Creates the evaluator, without tracing or writing anything.
 
         Args:
           config: settings.
@@ -173,8 +173,8 @@ class Evaluator:
           model: a built model, whose variables may change between evaluations.
           strategy: the strategy that the model was built in.
           is_chief: whether this process writes the results.
-          weights_flag: the flag and value that name the weights, for errors; None: --model_dir.
-          head_names: names of the classes of the linear head; None: those of the data set.
+          weights_flag: the flag that names the weights and its value, for errors; None: --model_dir.
+          head_names: class names of the linear head; None: those of the data set.
           check: called before anything is written; may raise `UserError`.
         """
         self._config, self._source, self._model, self._strategy = config, source, model, strategy
@@ -184,7 +184,7 @@ class Evaluator:
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
         self._batches = {}  # by split
         self._writer = None
-        self._baselines = None  # results of the untrained encoder and of raw pixels, which no checkpoint changes
+        self._baselines = None  # results of the untrained encoder and raw pixels, equal for all checkpoints
         self._logits = features.compile_function(
             strategy, lambda images: model(images, training=False)["logits_sup"])
         self._encoders = {"": features.compile_function(strategy, features.encoder_function(model))}
@@ -200,24 +200,24 @@ class Evaluator:
         self.close()
 
     def close(self) -> None:
-        """Closes the file of TensorBoard events."""
+        """Closes the TensorBoard writer."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def evaluate_and_write(self, step: int, complete: bool = True) -> dict[str, float]:
-        """Runs the protocols of the config on the present weights and writes the results.
+        """Runs the protocols of the config on the current weights and writes the results.
 
-        If a protocol fails, the results of those before it are written, unless there are results of this step already.
+        If a protocol fails, the results of the earlier ones are written, unless this step has a result file already.
 
         Args:
           step: training step of the weights.
-          complete: whether all parts of the model were loaded. If not, neither weight decay nor the best checkpoint
-            have a meaning.
+          complete: whether all parts of the model were loaded. If not, weight decay is not evaluated and the weights
+            are not kept as the best.
 
         Returns:
           The results under the original's keys (`eval/label_top_1_accuracy`, `eval/label_top_5_accuracy`,
-          `eval/regularization_loss`, `global_step`) and under those of this module's constants.
+          `eval/regularization_loss`, `global_step`) and this module's constants.
 
         Raises:
           UserError: a result, logits or features contain NaN or Inf, or there are no labels to evaluate on.
@@ -226,11 +226,11 @@ class Evaluator:
         result_file = os.path.join(results_dir(self._config), f"result_{step}.json")
         try:
             for protocol in self._protocols(complete):
-                found = protocol(step)
-                for key, value in found.items():
+                protocol_results = protocol(step)
+                for key, value in protocol_results.items():
                     if not np.isfinite(value):
                         raise UserError(f"{self._weights}: {key} at step {step} is {value}. {features.DIVERGED}")
-                results.update(found)
+                results.update(protocol_results)
             finished = True
         finally:
             if self._is_chief and (finished or len(results) > 1 and not tf.io.gfile.exists(result_file)):
@@ -238,15 +238,16 @@ class Evaluator:
         if self._config.keep_best and complete:
             self._keep_best(step, results)
         elif self._config.keep_best and self._is_chief:
-            console.log("--keep_best: these weights are not kept, since parts of the model were left out")
+            console.log("--keep_best: weights not kept, since parts of the model are missing from the checkpoint")
         return results
 
     def _protocols(self, complete):
-        """The functions to run in order, each from the step to its results."""
+        """Returns the methods to run in order; each takes the step and returns results."""
         names = protocols(self._config, self._source)
-        chosen = {self.regularization: complete, self.linear_head: "linear_head" in names,
-                  self.contrastive: "contrastive" in names, self.frozen: bool({"lbfgs", "knn"} & set(names))}
-        return [function for function, wanted in chosen.items() if wanted]
+        selection = {self.regularization: complete, self.linear_head: "linear_head" in names,
+                     self.contrastive: "contrastive" in names,
+                     self.probe_frozen_encoder: bool({"lbfgs", "knn"} & set(names))}
+        return [method for method, is_selected in selection.items() if is_selected]
 
     def _write(self, step, results):
         self._check()
@@ -257,17 +258,17 @@ class Evaluator:
         storage.write_scalars(self._writer, step, scalars)
 
     def _keep_best(self, step, results):
-        """Saves the weights to model_dir/best if the accuracy of the linear head is better than the best so far."""
+        """Saves the weights to model_dir/best if the linear head is more accurate than the best so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
-            # result.json of the run is not compared: it is written before the checkpoint, which may be missing.
-            there = checkpoint_files.latest_checkpoint(directory)
-            result_file = there and os.path.join(
-                directory, f"result_{checkpoint_files.step_from_prefix(there)}.json")
-            best = _main_metric((there and storage.read_json(result_file)) or {})
+            # result.json is not compared: it is written before the checkpoint, which may be missing.
+            saved = checkpoint_files.latest_checkpoint(directory)
+            result_file = saved and os.path.join(
+                directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
+            best = _main_metric((saved and storage.read_json(result_file)) or {})
             is_best = self._is_chief and (not isinstance(best, float) or _main_metric(results) > best)
-            if is_best and os.path.islink(directory):  # The checkpoints there may be others' to delete.
-                console.log(f"--keep_best: these weights are not kept, since {directory} is a link")
+            if is_best and os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
+                console.log(f"--keep_best: weights not kept, since {directory} is a link")
                 is_best = False
             if not hosts.gather_integers([int(is_best)], self._strategy).any():
                 return
@@ -278,11 +279,11 @@ class Evaluator:
             trackable = tf.train.Checkpoint(model=self._model, global_step=tf.Variable(step, dtype=tf.int64))
             checkpoint_files.save(trackable, directory, step, keep=1)
             for other in checkpoint_files.list_steps(directory):
-                if other != step:  # The best so far may be of a later step.
+                if other != step:  # `keep` removes older steps; the previous best may be a later one.
                     checkpoint_files.remove(directory, other)
 
     def _extract(self, function, split, step):
-        """Vectors and labels of a split, checked; `function` is compiled."""
+        """Returns vectors and labels of a split, checked for NaN and Inf; `function` is compiled."""
         if split not in self._batches:
             self._batches[split] = eval_batches(self._config, self._source, split, self._strategy)
         vectors, labels = features.collect(function, self._batches[split], f"features of {split}")
@@ -296,15 +297,15 @@ class Evaluator:
         return {"eval/regularization_loss": float(decay)}
 
     def linear_head(self, step: int) -> dict[str, float]:
-        """Returns the metrics of the linear head, every labelled example once; see `linear_results`.
+        """Returns the metrics of the linear head on all labelled examples; see `linear_results`.
 
-        With `--save_predictions`, also writes the labels and logits of `step`.
+        With `--save_predictions`, also writes the labels and logits.
         """
         config = self._config
         logits, labels = self._extract(self._logits, config.eval_split, step)
         if not len(labels):
-            raise UserError(f"--eval_split={config.eval_split}: {self._source.name} has no labels there. Use a split "
-                            "with labels.")
+            raise UserError(f"--eval_split={config.eval_split}: the split of {self._source.name} has no labels. "
+                            "Use a split with labels.")
         if self._head_columns is not None:
             labels, logits = map_labels(labels, logits, self._head_columns)
         if config.save_predictions and self._is_chief:
@@ -320,19 +321,19 @@ class Evaluator:
             size = min(config.eval_batch_size, self._source.num_examples(config.eval_split))
             pairs = data.build_view_pairs(config, self._source, config.eval_split, config.seed, size)
             self._pairs = pairs.take(config.eval_steps or -1).enumerate()
-        bag = metrics.MeanMetrics()
-        for number, (views, _) in self._pairs:
-            bag.add(self._losses(views, number))
-        return {f"eval/{name}": value for name, value in bag.means().items()}
+        mean_metrics = metrics.MeanMetrics()
+        for batch_index, (views, _) in self._pairs:
+            mean_metrics.add(self._losses(views, batch_index))
+        return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
-    def _contrastive_losses(self, views, number):
-        images = model_lib.blurred_views(views, self._config, self._config.seed, number)
+    def _contrastive_losses(self, views, batch_index):
+        images = model_lib.blurred_views(views, self._config, self._config.seed, batch_index)
         hidden = self._model(images, training=False)["proj_head_output"]
         loss, scalars = model_lib.contrastive_loss(hidden, self._config, None)
         return {"contrast_loss": loss, **scalars}
 
-    def frozen(self, step: int) -> dict[str, float]:
-        """Returns the results of `lbfgs` and `knn` on the frozen encoder and, if asked for, on the baselines."""
+    def probe_frozen_encoder(self, step: int) -> dict[str, float]:
+        """Returns the results of `lbfgs` and `knn` on the frozen encoder and, if requested, on the baselines."""
         results = self._probe(self._encoders, step)
         if self._config.eval_baselines:
             if self._baselines is None:
@@ -341,7 +342,7 @@ class Evaluator:
         return results
 
     def _baseline_functions(self):
-        keras.utils.set_random_seed(self._config.seed + 1)  # As at the start of the training.
+        keras.utils.set_random_seed(self._config.seed + 1)  # The seed of training, for the same initial weights.
         with self._strategy.scope():
             untrained = model_lib.build_model(self._config, self._source.num_classes)
         functions = {"/untrained_encoder": features.encoder_function(untrained),
@@ -349,7 +350,7 @@ class Evaluator:
         return {suffix: features.compile_function(self._strategy, function) for suffix, function in functions.items()}
 
     def _probe(self, functions, step):
-        """Results of `lbfgs` and `knn` on the vectors that compiled functions (suffix of the keys -> function) make."""
+        """Returns the results of `lbfgs` and `knn` on the outputs of compiled functions, a dict by key suffix."""
         config, names, results = self._config, protocols(self._config, self._source), {}
         for suffix, function in functions.items():
             train_set, test_set = (self._extract(function, split, step)
@@ -374,12 +375,12 @@ def _main_metric(results):
 
 
 def _check_labels(train_set, test_set, config):
-    """Raises `UserError` if the splits have too few labels to train or to test on."""
-    classes = len(set(train_set[1].tolist()))
-    if classes < 2 or not len(test_set[1]):
-        raise UserError(f"--eval_protocol={config.eval_protocol} needs labelled examples of two classes: --train_split="
-                        f"{config.train_split} has {classes}, --eval_split={config.eval_split} has {len(test_set[1])} "
-                        "labelled examples")
+    """Raises `UserError` if the splits have too few labels for training or testing."""
+    num_classes = len(set(train_set[1].tolist()))
+    if num_classes < 2 or not len(test_set[1]):
+        raise UserError(f"--eval_protocol={config.eval_protocol}: --train_split={config.train_split} has labelled "
+                        f"examples of {num_classes} classes, and --eval_split={config.eval_split} has "
+                        f"{len(test_set[1])} labelled examples. Use splits with labels of at least two classes.")
 
 
 def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
@@ -395,29 +396,29 @@ def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[
 
     Args:
       model_dir: where checkpoints appear.
-      last_step: the step after which there is nothing to wait for.
-      timeout: seconds without a new one after which to give up; 0: never.
+      last_step: the iterator ends after the checkpoint of this step.
+      timeout: seconds without a new checkpoint after which the iterator ends; 0: never.
     """
-    seen, patience = set(), progress.stopwatch()
+    seen, seconds_waited = set(), progress.stopwatch()
     console.log(f"waiting for checkpoints in {model_dir}, up to step {last_step}")
     while True:
         signals.safe_point()
-        fresh = [step for step in checkpoint_files.list_steps(model_dir) if step not in seen]
-        for step in fresh:
+        new_steps = [step for step in checkpoint_files.list_steps(model_dir) if step not in seen]
+        for step in new_steps:
             seen.add(step)
             yield checkpoint_files.checkpoint_prefix(model_dir, step)
-            patience = progress.stopwatch()
+            seconds_waited = progress.stopwatch()
         if any(step >= last_step for step in seen):
             return
-        if timeout and patience() > timeout:
-            console.log(f"no new checkpoint in {model_dir} for {timeout:.0f} s: stopped (--eval_timeout)")
+        if timeout and seconds_waited() > timeout:
+            console.log(f"stopped: no new checkpoint in {model_dir} for {timeout:.0f} s (--eval_timeout)")
             return
-        if not fresh:
+        if not new_steps:
             time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
 
 
-def _needed_parts(config, source):
-    """The parts of a model, names in `restoring.PARTS`, that the protocols look at."""
+def _required_parts(config, source):
+    """Returns the parts of a model, named as in `restoring.PARTS`, that the protocols use."""
     names = protocols(config, source)
     projections = "contrastive" in names or config.eval_projections or (
         "linear_head" in names and config.linear_head_on_projections)
@@ -426,7 +427,7 @@ def _needed_parts(config, source):
 
 
 def _build_evaluator(config, source, strategy, is_chief, path, flag):
-    """Builds the model whose weights `path` has, and returns it with its `Evaluator`; `flag` is for errors."""
+    """Returns a model for the weights at `path`, and its `Evaluator`; `flag` names the path in errors."""
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
     with strategy.scope():
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
@@ -435,10 +436,10 @@ def _build_evaluator(config, source, strategy, is_chief, path, flag):
 
 def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
                        ) -> dict[str, float]:
-    """Evaluates the weights that `--checkpoint` names, once, and returns the results."""
+    """Evaluates the weights of `--checkpoint` once, and returns the results."""
     model, evaluator = _build_evaluator(config, source, strategy, is_chief, config.checkpoint, "--checkpoint")
     with evaluator:
-        loaded = restoring.load_parts(model, config.checkpoint, _needed_parts(config, source))
+        loaded = restoring.load_parts(model, config.checkpoint, _required_parts(config, source))
         for line in loaded.lines:
             console.log(line)
         return evaluator.evaluate_and_write(loaded.file.step or 0, not loaded.not_loaded)
@@ -446,8 +447,8 @@ def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.
 
 def evaluate_continuously(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
                          ) -> dict[str, float] | None:
-    """Evaluates every checkpoint once, as it appears; returns the last results, or None if none appeared."""
-    needed = _needed_parts(config, source)
+    """Evaluates every new checkpoint once. Returns the last results, or None if there were no checkpoints."""
+    required = _required_parts(config, source)
     last_step = model_lib.count_steps(config, source.num_examples(config.train_split)).train
     model = evaluator = results = None
     with contextlib.ExitStack() as stack:
@@ -456,7 +457,7 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
                 if evaluator is None:
                     model, evaluator = _build_evaluator(config, source, strategy, is_chief, path, "--model_dir")
                     stack.enter_context(evaluator)
-                loaded = restoring.load_parts(model, path, needed, "--model_dir")
+                loaded = restoring.load_parts(model, path, required, "--model_dir")
             except (tf.errors.OpError, UserError):
                 if _is_usable(path):
                     raise
@@ -471,17 +472,17 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
 
 
 def _is_usable(path):
-    """Returns whether a checkpoint is still there and can be read; if not, logs why it is skipped."""
+    """Returns whether a checkpoint still exists and can be read. If not, logs why it is skipped."""
     if not tf.io.gfile.exists(f"{path}.index"):
-        console.log(f"skipped {path}: it was removed before it could be read (--keep_checkpoint_max)")
+        console.log(f"skipped {path}: removed before it could be read (--keep_checkpoint_max)")
         return False
     reason = checkpoint_files.find_corruption(path)
     if reason:
-        console.log(f"warning: skipped {path}: it is corrupt ({reason})")
+        console.log(f"warning: skipped {path}: corrupt ({reason})")
     return not reason
 
 
 def write_results(directory: str, step: int, results: dict[str, float]) -> None:
-    """Writes result.json (the latest) and result_<step>.json."""
+    """Writes result.json (latest results) and result_<step>.json."""
     for name in ("result.json", f"result_{step}.json"):
         storage.write_json(os.path.join(directory, name), results)

@@ -1,4 +1,4 @@
-"""SimCLR: pretrains, evaluates and exports from the command line. `python run.py --help` lists the settings."""
+"""Command line of SimCLR: pretrains, fine-tunes, evaluates and exports. `python run.py --help` lists the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from runtime import console
 
 if __name__ == "__main__":
-    console.set_up()  # Before other modules keep sys.stderr, which may be closed.
+    console.set_up()  # Before other modules store sys.stderr, which may be closed.
 
 from absl import app, flags
 
@@ -25,7 +25,7 @@ flags.adopt_module_key_flags(config_lib)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Parses the command line with absl; errors are one line, and end the program with status 2."""
+    """Parses the command line with absl. An error prints one line and ends the program with status 2."""
     warnings = io.StringIO()
     try:
         with contextlib.redirect_stderr(warnings):
@@ -34,21 +34,21 @@ def parse_flags(argv: list[str]) -> list[str]:
         _fail(f"--flagfile: {str(error.__context__ or error)}. Check its path and permissions.")
     except flags.Error as error:
         _fail(error)
-    except ValueError as error:  # absl passes on what reading a file raises.
+    except ValueError as error:  # absl does not catch the errors of decoding a flag file.
         _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
-    if warnings.getvalue():  # The only warning there is: a file that includes itself is ignored.
+    if warnings.getvalue():  # The only warning of absl: a file that includes itself is ignored.
         _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from it.")
     if rest[1:]:
-        _fail(f"{rest[1]!r} is not a flag: settings are written --name=value")
+        _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
     return rest
 
 
 def _fail(message):
-    """Ends the program with status 2 because of an error of the user."""
+    """Prints an error of the user and ends the program with status 2."""
     command_line.exit_with_error("run.py", message)
 
 
-if __name__ == "__main__":  # --help and errors in the flags are answered before TensorFlow is loaded.
+if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlow to load.
     app.define_help_flags()
     parse_flags(sys.argv)
     command_line.run_command("run.py", config_lib.from_flags)
@@ -67,13 +67,13 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     from sources.source import Source
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-_FEWER_EXAMPLES = "Input dataset was expected to contain"  # by `tf.data.experimental.assert_cardinality`
+_FEWER_EXAMPLES = "Input dataset was expected to contain"  # message of `tf.data.experimental.assert_cardinality`
 
-# ----------------------------------------------------------------------------------------------------- the settings
+# ---------------------------------------------------------------------------------------------------------- settings
 
 
 def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: bool) -> config_lib.Config:
-    """Returns the settings with directory, evaluation split, linear head and seed filled in, and logs them."""
+    """Fills in the run directory, the evaluation split, the linear head and the seed, and logs these choices."""
     if config.model_dir is None:
         config = config.replace(model_dir=config.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes there)")
@@ -86,26 +86,26 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
         config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
                                 zero_init_logits_layer=False)
     if config.seed is None:
-        known = (run_directory.read_flags(config.model_dir) or {}).get("seed")
-        if known is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
-            raise UserError(f"--model_dir={config.model_dir} has checkpoints, but no flags.json that tells their seed: "
-                            "give --seed")
-        drawn = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)  # Evaluations can be repeated.
-        config = config.replace(seed=drawn if known is None else known)
+        stored = (run_directory.read_flags(config.model_dir) or {}).get("seed")
+        if stored is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
+            raise UserError(f"--model_dir={config.model_dir}: it has checkpoints, but no flags.json with their seed. "
+                            "Set --seed.")
+        new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)  # Evaluations are repeatable.
+        config = config.replace(seed=new if stored is None else stored)
     return config
 
 
 def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if data, replicas or paths do not fit the settings, before anything is built or written."""
+    """Raises `UserError` if data, replicas or paths do not fit the settings. Nothing is built or written before."""
     _check_data(config, source, strategy)
     if source.num_classes is None:
         _check_unlabelled(config, source)
     if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
-        raise UserError(f"--eval_protocol={config.eval_protocol} is for one label an example, and {source.name} has "
-                        "several: use linear_head, or `python -m transfer linear`")
+        raise UserError(f"--eval_protocol={config.eval_protocol}: lbfgs and knn need one label per example, and "
+                        f"{source.name} has several. Use linear_head, or `python -m transfer linear`.")
     if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
-        raise UserError(f"--model_dir={config.model_dir} is the directory of the images, among which views.png would "
-                        "count at the next start. Choose another directory.")
+        raise UserError(f"--model_dir={config.model_dir}: it is also the image folder, and the next start would read "
+                        "views.png as one of the images. Choose another directory.")
     devices.check_precision(config.precision, config.use_tpu)
     if config.mode != "eval":
         _check_start(config)
@@ -122,38 +122,37 @@ def _check_data(config, source, strategy):
 
 
 def _check_unlabelled(config, source):
-    remedy = "sort its images into one sub-folder a class"
+    remedy = "Sort its images into one sub-folder per class"
     if not config.pretraining:
-        raise UserError(f"--train_mode={config.train_mode} needs labels, and --dataset={source.name} has none: "
-                        f"{remedy}")
+        raise UserError(f"--train_mode={config.train_mode}: --dataset={source.name} has no labels. {remedy}.")
     if config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
-        raise UserError(f"--eval_protocol={config.eval_protocol} needs labels, and {source.name} has none: {remedy}, "
-                        "or use --eval_protocol=contrastive")
+        raise UserError(f"--eval_protocol={config.eval_protocol}: {source.name} has no labels. {remedy}, or use "
+                        "--eval_protocol=contrastive.")
 
 
 def _check_start(config):
-    """A new run has what it starts from."""
+    """Checks that the weights that a new run starts from exist."""
     if checkpoint_files.list_steps(config.model_dir):
         return
     if config.checkpoint:
         weight_files.locate(config.checkpoint)
     elif config.train_mode == "finetune":
-        raise UserError("--train_mode=finetune needs --checkpoint, the pretrained encoder to start from")
+        raise UserError("--train_mode=finetune: there is no pretrained encoder to start from. Set --checkpoint.")
 
 
 # ------------------------------------------------------------------------------------------------------------- run
 
 
 def main(config: config_lib.Config, eval_split_given: bool) -> None:
-    """Trains, evaluates and exports, as `config` says.
+    """Trains, evaluates and exports according to `config`.
 
     Args:
-      config: settings as given.
-      eval_split_given: whether `--eval_split` was set, so that it must exist.
+      config: settings from the command line.
+      eval_split_given: whether `--eval_split` was set. If not, the test split may take its place.
 
     Raises:
-      UserError: settings, data or files cannot be used.
-      errors.Stopped: a signal requested it.
+      UserError: settings, data or files are not usable.
+      errors.Stopped: a signal requested a stop.
     """
     elapsed = progress.stopwatch()
     strategy = connect(config)
@@ -185,11 +184,11 @@ def main(config: config_lib.Config, eval_split_given: bool) -> None:
 
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
-    """Waits for the other hosts, if there are any, and returns the strategy."""
+    """Waits for the other hosts, if any, and returns the distribution strategy."""
     hosts.check_multi_host_settings(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    # A separate context: TensorFlow installs signal handlers when it connects to other hosts.
+    # This context ends early, since TensorFlow installs its own signal handlers when it connects to other hosts.
     with signals.StopSignals() as stop, stop.interruptible():
         hosts.wait_for_hosts()
     return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
@@ -197,13 +196,13 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
 
 @contextlib.contextmanager
 def _translate_errors(config):
-    """Translates errors of data, hosts, memory and files in the middle of a run into a `UserError`."""
+    """Translates errors of data, hosts, memory and files during a run into a `UserError` or `Stopped`."""
     again = "start the same command again; it resumes from the newest checkpoint"
     try:
         yield
     except (tf.errors.OpError, OSError, MemoryError) as error:
         reason = first_line(error)
-        # Memory and disk first: data may be what was read when they ran out.
+        # Memory and disk first, since they may run out while data are read.
         if _is_full_disk(error):
             raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free some space, and {again}."
                             ) from error
@@ -213,54 +212,54 @@ def _translate_errors(config):
             raise UserError(f"--{flag}={getattr(config, flag)}: out of memory ({reason}). Use {remedy}.") from error
         if "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError) or (
                 isinstance(error, tf.errors.FailedPreconditionError) and _FEWER_EXAMPLES in str(error)):
-            raise UserError(f"--dataset={config.dataset} cannot be read any more ({reason}): mend it or bring it back, "
-                            f"and {again}") from error
+            raise UserError(f"--dataset={config.dataset}: it can no longer be read ({reason}). Repair or restore it, "
+                            f"and {again}.") from error
         if hosts.is_lost_host(error):
-            raise Stopped("another host has stopped or cannot be reached any more: see its output, then restart all "
-                          "hosts; they resume from the newest checkpoint") from error
+            raise Stopped("another host has stopped or is unreachable. Check its output, then restart all hosts; they "
+                          "resume from the newest checkpoint.") from error
         if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
-            raise UserError(f"--model_dir={config.model_dir} or another file cannot be used any more ({reason}): mend "
-                            f"that, and {again}") from error
+            raise UserError(f"--model_dir={config.model_dir}: it, or another file, can no longer be used ({reason}). "
+                            f"Fix this, and {again}.") from error
         raise
 
 
 def _is_full_disk(error):
-    """Returns whether an error is that of a full disk or quota."""
+    """Returns whether an error means that a disk is full or a quota is exceeded."""
     if isinstance(error, OSError):
         return error.errno in _FULL_DISK
-    # TensorFlow's errors have no errno, and the same class as those of memory; their text is the system's.
+    # TensorFlow's errors have no errno, and the same class as for memory. Only the system's message differs.
     return isinstance(error, tf.errors.ResourceExhaustedError) and any(
-        os.strerror(number) in str(error) for number in _FULL_DISK)
+        os.strerror(code) in str(error) for code in _FULL_DISK)
 
 
 def _prepare_source(config, source, strategy):
-    """What is found out by reading the data: images that cannot be used, labels that may be."""
+    """Reads the data once to check the images and to select the labels that may be used."""
     image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
-    _check_data(config, source, strategy)  # Once more: there may be fewer examples now.
+    _check_data(config, source, strategy)  # Again, since fewer examples may be left.
 
 
 def _evaluate(config, source, strategy):
-    """`--mode=eval`: of what `--checkpoint` names, or of every checkpoint of a training."""
-    chief = devices.is_chief(strategy)
-    begun_with = (run_directory.read_flags(config.model_dir) or {}).get("checkpoint")
-    if not config.checkpoint or config.checkpoint == begun_with:
-        evaluate.evaluate_continuously(config, source, strategy, chief)
+    """Evaluates the weights of `--checkpoint`, or every checkpoint of the run in `--model_dir`."""
+    is_chief = devices.is_chief(strategy)
+    initial_checkpoint = (run_directory.read_flags(config.model_dir) or {}).get("checkpoint")
+    if not config.checkpoint or config.checkpoint == initial_checkpoint:
+        evaluate.evaluate_continuously(config, source, strategy, is_chief)
         return
-    results = evaluate.evaluate_checkpoint(config, source, strategy, chief)
-    if chief:
+    results = evaluate.evaluate_checkpoint(config, source, strategy, is_chief)
+    if is_chief:
         rows = [*evaluate.result_rows(results), None,
                 ("results", os.path.join(evaluate.results_dir(config), "result.json"))]
         console.log(console.format_table(f"{config.network_name} on {source.name}", rows))
 
 
 def _prepare_directory(config, source, strategy):
-    """Repairs the directory of the run, and checks that a run in it can be resumed with these settings."""
+    """Repairs the run directory, and checks that a run in it can be resumed with these settings."""
     if devices.is_chief(strategy):
         run_directory.remove_temporary_files(config.model_dir)
         checkpoint_files.repair(config.model_dir)
-    hosts.barrier(strategy)  # The others look at the checkpoints after that.
+    hosts.barrier(strategy)  # The other hosts must not read the checkpoints before the repair.
     if checkpoint_files.latest_checkpoint(config.model_dir) is not None:
         run_directory.check_flags(config)
         run_directory.check_data(config, source)
@@ -269,7 +268,7 @@ def _prepare_directory(config, source, strategy):
 
 
 def _summary(config, source, trained, results, saved_model, seconds):
-    """The table at the end of a run."""
+    """Returns the table that is printed at the end of a run."""
     rows = evaluate.result_rows(results)
     rows += [None] if rows else []
     rows += [("steps", trained.step), ("time", console.format_duration(seconds))]
@@ -282,7 +281,7 @@ def _summary(config, source, trained, results, saved_model, seconds):
 
 
 def run_from_flags(argv: list[str]) -> None:
-    """Calls `main` with the parsed flags; errors become one line, see `command_line.reporting_errors`."""
+    """Calls `main` with the parsed flags; `command_line.reporting_errors` prints errors in one line."""
     del argv
     with command_line.reporting_errors("run.py"):
         config = config_lib.from_flags()

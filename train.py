@@ -1,4 +1,4 @@
-"""Training: the step, and the loop around it."""
+"""Training step and training loop."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from runtime import console, hosts, progress, replicas, signals, storage
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources.source import Source
 
-_SECONDS_PER_CALL = 1.0  # aim of one call to the device: long enough to hide the host, short enough to watch
-_COLLAPSED = 0.01  # of train/embedding_std
-_PREVIEW_PAIRS = 8
-_PREVIEW_PIXELS = 96  # least side length of one view in the preview
+_SECONDS_PER_CALL = 1.0  # Long enough to hide the overhead of a call to the device, short enough to show progress.
+_COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is below this value.
+_PREVIEW_EXAMPLES = 8
+_PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _PROGRESS_METRICS = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc",
                      "train/supervised_loss": "head_loss", "train/supervised_acc": "head_acc"}  # tag -> label
-_LEAST_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer halves no further.
+_MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not go below this value.
 
 
-# ------------------------------------------------------------------------------------------------------- the step
+# ------------------------------------------------------------------------------------------------------- step
 
 
 class TrainStep:
-    """One training step on the part of a batch that one replica has (paper, Algorithm 1).
+    """One training step on one replica's part of a batch (paper, Algorithm 1).
 
-    Call it in replica context, inside a `tf.function`. With `--micro_batch_size`, `micro_batches.train_step` takes its
-    place, and uses its methods.
+    Call it in replica context, inside a `tf.function`. With `--micro_batch_size`, `micro_batches.train_step` calls its
+    methods instead.
     """
 
     def __init__(self, model: model_lib.Model, optimizer: keras.optimizers.legacy.Optimizer, config: Config,
@@ -62,16 +62,16 @@ class TrainStep:
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
         self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples on this replica
 
-    @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and looking for it in tf_keras takes long.
+    @tf.autograph.experimental.do_not_convert  # Nothing needs it, and converting tf_keras is slow.
     def __call__(self, views: tf.Tensor, labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """Takes a step.
+        """Runs the step.
 
         Args:
           views: [n, h, w, 3 * number of views] in [0, 1].
           labels: int [n], or [n, classes] of 1, 0 and -1.
 
         Returns:
-          scalars: dict of float32 scalars by the names of `metric_names`, means over the replicas.
+          scalars: dict of float32 scalars, averaged over the replicas. The keys are those of `metric_names`.
           is_finite: bool scalar; see `update`.
         """
         with tf.GradientTape() as tape:
@@ -87,7 +87,7 @@ class TrainStep:
         return self.update(gradients, losses, metrics, self.linear_head_moments(endpoints))
 
     def network_input(self, views: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
-        """Returns the input of the network for the views of this replica from row `first` on."""
+        """Returns the network's input for `views`, rows of this replica's batch from row `first` on."""
         views = tf.cast(views, keras.backend.floatx())
         if not self.config.uses_pretraining_augmentation:
             return views
@@ -104,16 +104,19 @@ class TrainStep:
         return model_lib.supervised_loss(endpoints["logits_sup"], labels)
 
     def weight_decay(self) -> tf.Tensor:
-        """Returns the weight decay that the optimizer does not apply by itself, as a loss."""
+        """Returns the part of the weight decay that the optimizer does not apply, as a loss."""
         return model_lib.add_weight_decay(self.model, self.config.weight_decay, self.config.optimizer)
 
     def replica_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns what this replica differentiates: gradients are summed over the replicas, and float16 scales them."""
+        """Returns the loss that this replica differentiates.
+
+        It is divided by the number of replicas, over which gradients are summed, and scaled for float16.
+        """
         share = loss / self.strategy.num_replicas_in_sync
         return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
 
     def linear_head_moments(self, endpoints: dict[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """Returns mean and variance [inputs] of the input of the linear head, if it has its own learning rate."""
+        """Returns mean and variance [inputs] of the linear head's input, or () if its learning rate is not set."""
         if self.config.linear_head_learning_rate is None:
             return ()
         return tf.nn.moments(endpoints["sup_head_input"], [0])
@@ -124,14 +127,14 @@ class TrainStep:
 
         Args:
           gradients: of the `replica_loss` of this replica.
-          losses: dict of scalars that add up to the total loss.
-          metrics: dict of further scalars.
-          head_moments: those of `linear_head_moments`, or stacked for equal parts of the batch, [parts, inputs].
+          losses: dict of scalars, whose sum is the total loss.
+          metrics: dict of other scalars to report.
+          head_moments: from `linear_head_moments`; stacked for micro-batches, [micro-batches, inputs].
 
         Returns:
           scalars: as for `__call__`.
           is_finite: whether losses and gradients are finite on all replicas. A step that is skipped because gradients
-            overflow in float16 counts as finite as long as its loss scale can shrink.
+            overflow in float16 counts as finite while the loss scale can still be reduced.
         """
         variables, optimizer, config = self.model.trainable_variables, self.optimizer, self.config
         if scales_loss(config):
@@ -148,10 +151,10 @@ class TrainStep:
             update = optimizer.apply_gradients(zip(gradients, variables))
         if scale is not None:
             with tf.control_dependencies([update]):
-                # After a skipped step the count of good steps starts again, and the scale has not grown.
+                # A skipped step resets the count of finite steps without increasing the scale.
                 is_skipped = tf.equal(optimizer.dynamic_counter, 0) & (optimizer.loss_scale <= scale)
             scalars.update(loss_scale=scale, skipped_steps=is_skipped)
-            is_finite |= all_finite(losses.values()) & is_skipped & (scale > _LEAST_LOSS_SCALE)
+            is_finite |= all_finite(losses.values()) & is_skipped & (scale > _MIN_LOSS_SCALE)
         scalars = {**{f"train/{name}": value for name, value in scalars.items()}, "learning_rate": learning_rate,
                    "is_finite": is_finite}
         scalars = replicas.mean({name: tf.cast(value, tf.float32) for name, value in scalars.items()}, self.strategy)
@@ -159,7 +162,7 @@ class TrainStep:
 
 
 def metric_names(config: Config) -> list[str]:
-    """Returns the names of the scalars of a step: the TensorBoard tags of the original, and ours for float16."""
+    """Returns the names of a step's scalars: the original's TensorBoard tags, and additional ones."""
     names = ["contrast_loss", "contrast_acc", "contrast_entropy", "embedding_std"] if config.pretraining else []
     names += ["supervised_loss", "supervised_acc"] if config.has_linear_head else []
     names += ["weight_decay", "total_loss"] + (["loss_scale", "skipped_steps"] if scales_loss(config) else [])
@@ -167,66 +170,66 @@ def metric_names(config: Config) -> list[str]:
 
 
 def scales_loss(config: Config) -> bool:
-    """Returns whether the loss is scaled, which keeps gradients in float16 from vanishing."""
+    """Returns whether the loss is scaled, which keeps float16 gradients from underflowing."""
     return config.precision == "mixed_float16"
 
 
 def sum_losses(losses: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the total loss, in the widest type of its parts."""
+    """Returns the total loss, in the widest dtype of its terms."""
     dtype = tf.float64 if any(loss.dtype == tf.float64 for loss in losses.values()) else tf.float32
     return tf.add_n([tf.cast(loss, dtype) for loss in losses.values()])
 
 
 def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Returns whether all elements of all tensors are finite, a bool scalar."""
+    """Returns a bool scalar: whether all elements of all tensors are finite."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
 def make_run_steps(train_step: TrainStep) -> Callable:
-    """Makes a function that takes several steps on the device.
+    """Builds a function that runs several steps per call to the device.
 
     Args:
-      train_step: the step on one replica.
+      train_step: the step of one replica.
 
     Returns:
-      Function of an iterator of distributed batches and a number of steps. It returns the means of the scalars, and the
-      number of steps before the first one that was not finite.
+      Function of an iterator over distributed batches and a number of steps. It returns the means of the scalars, and
+      the number of steps before the first non-finite one.
     """
     strategy, config = train_step.strategy, train_step.config
 
     @tf.function
     def run_steps(iterator, steps):
         totals, num_finite_steps = {name: tf.zeros([]) for name in metric_names(config)}, 0
-        for number in tf.range(steps):
+        for index in tf.range(steps):
             if config.micro_batch_size:
                 results = micro_batches.train_step(train_step, next(iterator))
             else:
                 results = strategy.run(train_step, args=next(iterator))
-            # They are the same on all replicas.
+            # The scalars are the same on all replicas.
             scalars, is_finite = tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
             totals = {name: total + scalars[name] for name, total in totals.items()}
-            num_finite_steps += tf.cast(is_finite & (num_finite_steps == number), tf.int32)
+            num_finite_steps += tf.cast(is_finite & (num_finite_steps == index), tf.int32)
         return {name: total / tf.cast(steps, tf.float32) for name, total in totals.items()}, num_finite_steps
 
     return run_steps
 
 
-# ------------------------------------------------------------------------------------------------------- the loop
+# ------------------------------------------------------------------------------------------------------- loop
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """What a training leaves behind."""
+    """Result of `train`."""
 
     model: object
     step: int
-    checkpoint: str  # prefix of the last one
-    images_per_second: float  # mean rate, without compilation and saving; 0 if nothing was left to train
-    skipped_steps: int  # left out because gradients overflowed in float16, counted since the last resumption
+    checkpoint: str  # prefix of the last checkpoint
+    images_per_second: float  # mean rate, without compilation and saving; 0 if training was already complete
+    skipped_steps: int  # because gradients overflowed in float16; counted since the run was last resumed
 
 
 class _StepsPerCall:
-    """The number of steps per call to the device: one at first, since it compiles, then `_SECONDS_PER_CALL` of them."""
+    """Number of steps per call to the device. The first call, which compiles, runs one; later calls take a second."""
 
     def __init__(self):
         self._seconds_per_step = None
@@ -238,13 +241,13 @@ class _StepsPerCall:
         return min(self._agreed, limit)
 
     def record(self, steps: int, seconds: float) -> None:
-        """Records the time that a call took."""
+        """Records the duration of a call."""
         if self.is_compiled:
             self._seconds_per_step = seconds / steps
         self.is_compiled = True
 
     def agree(self, stop: bool, strategy: tf.distribute.Strategy) -> bool:
-        """Agrees on the next call with the other hosts, and returns whether any of them wants to `stop`."""
+        """Agrees with the other hosts on the next call, and returns whether any host requests a `stop`."""
         proposal = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
         stops, proposals = hosts.gather_integers([int(stop), proposal], strategy).T
         self._agreed = int(proposals.min())
@@ -256,42 +259,44 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
     newest = checkpoint_files.latest_checkpoint(config.model_dir)
     may_differ = settings_with("per_host")
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ}
-    mine = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
-            -1 if newest is None else checkpoint_files.step_from_prefix(newest)]
-    gathered = hosts.gather_integers(mine, strategy)
+    summary = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
+               -1 if newest is None else checkpoint_files.step_from_prefix(newest)]
+    gathered = hosts.gather_integers(summary, strategy)
     flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
     if len(set(flags)) > 1:
-        raise UserError("the hosts of TF_CONFIG were started with different flags: give all of them the same")
+        raise UserError("TF_CONFIG: the hosts were started with different flags. Pass the same flags to all of them.")
     if len(set(examples)) > 1:
-        raise UserError(f"--dataset={config.dataset}: the hosts find different numbers of training examples "
-                        f"({', '.join(examples)}): give all of them the same data")
+        raise UserError(f"--dataset={config.dataset}: the hosts have different numbers of training examples "
+                        f"({', '.join(examples)}). Provide the same data on all of them.")
     if len(set(steps)) > 1:
         raise UserError(f"--model_dir={config.model_dir}: the hosts find different checkpoints (steps "
-                        f"{', '.join(steps)}; -1: none): it must be on storage that all of them see")
+                        f"{', '.join(steps)}; -1: none). Use a directory on storage that all of them share.")
 
 
 def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Batch sizes against data set and replicas. Raises `UserError`."""
+    """Raises `UserError` if batch sizes do not fit the data set or the number of replicas."""
     replicas = strategy.num_replicas_in_sync
     for flag in ("train_batch_size", "eval_batch_size"):
         size = getattr(config, flag)
         if size % replicas:
             nearest = max(round(size / replicas), 1) * replicas
-            raise UserError(f"--{flag}={size} does not divide among {replicas} replicas: use {nearest}")
+            raise UserError(f"--{flag}={size}: it is not divisible by the number of replicas ({replicas}). Use "
+                            f"{nearest}.")
     if config.micro_batch_size % replicas:
-        raise UserError(f"--micro_batch_size={config.micro_batch_size} does not divide among {replicas} replicas: it "
-                        f"must be a multiple of {replicas} that divides --train_batch_size={config.train_batch_size}")
+        raise UserError(f"--micro_batch_size={config.micro_batch_size}: it is not divisible by the number of replicas "
+                        f"({replicas}). Use a multiple of {replicas} that divides --train_batch_size="
+                        f"{config.train_batch_size}.")
     examples = source.num_examples(config.train_split)
     if config.mode != "eval" and config.train_batch_size > examples:
-        raise UserError(f"--train_batch_size={config.train_batch_size} is larger than the {examples} examples of "
-                        f"--train_split={config.train_split}: use at most {examples // replicas * replicas}")
+        raise UserError(f"--train_batch_size={config.train_batch_size}: it is larger than the {examples} examples of "
+                        f"--train_split={config.train_split}. Use at most {examples // replicas * replicas}.")
 
 
 def build_training_state(config: Config, source: Source, strategy: tf.distribute.Strategy, directory: str
                         ) -> TrainingState:
-    """A fresh or resumed `TrainingState`; says what was loaded."""
+    """Builds the `TrainingState` of a new or resumed run, and logs which weights were loaded."""
     with strategy.scope():
-        keras.utils.set_random_seed(config.seed + 1)  # tf.data does not accept 0 together with a seed that is a tensor.
+        keras.utils.set_random_seed(config.seed + 1)  # With a global seed of 0, tf.data rejects seed tensors.
         model = model_lib.build_model(config, source.num_classes)
         if not config.pretraining:
             model.freeze(config.fine_tune_after_block)
@@ -303,12 +308,12 @@ def build_training_state(config: Config, source: Source, strategy: tf.distribute
             state.resume(newest)
             console.log(f"resumed at step {state.step} from {newest}")
         else:
-            _start_weights(config, model, source.class_names)
+            _initialize_weights(config, model, source.class_names)
     return state
 
 
-def _start_weights(config, model, class_names):
-    """Assigns the weights that a new run starts from: those of `--checkpoint`, a linear head of zeros."""
+def _initialize_weights(config, model, class_names):
+    """Loads the weights of `--checkpoint` and sets the linear head to zero, as the settings of a new run say."""
     if config.checkpoint:
         required = ("encoder", "projection head") if not config.pretraining and config.linear_head_on_projections else (
             "encoder",)
@@ -316,8 +321,8 @@ def _start_weights(config, model, class_names):
         for line in loaded.lines:
             console.log(line)
         if not (config.pretraining or config.zero_init_logits_layer or "linear head" in loaded.not_loaded):
-            console.log("the linear head goes on from the checkpoint's, and from the labels that it has seen; "
-                         "--zero_init_logits_layer begins a new one")
+            console.log("linear head: it starts from the checkpoint's weights, which were trained on labels; "
+                        "--zero_init_logits_layer resets it")
     if config.zero_init_logits_layer:
         for variable in model.supervised_head.variables:
             variable.assign(tf.zeros_like(variable))
@@ -325,24 +330,24 @@ def _start_weights(config, model, class_names):
 
 def train_dataset(config: Config, source: Source, strategy: tf.distribute.Strategy, start_step: int
                   ) -> tf.distribute.DistributedDataset:
-    """Returns the endless, distributed training data, from `start_step` on."""
+    """Returns the endless, distributed training data, starting at `start_step`."""
     batch_size = config.train_batch_size // strategy.num_replicas_in_sync
     return data.distribute(strategy, lambda context, _: data.build_train_dataset(
         config, source, config.seed, batch_size, start_step, context))
 
 
 def write_preview(config: Config, source: Source, directory: str, writer: tf.summary.SummaryWriter) -> None:
-    """Writes a grid of augmented views, an image a column, to views.png and to TensorBoard."""
-    pairs = min(_PREVIEW_PAIRS, source.num_examples(config.train_split))
-    views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, pairs)))
+    """Writes a grid of augmented views, one column per image, to views.png and to TensorBoard."""
+    count = min(_PREVIEW_EXAMPLES, source.num_examples(config.train_split))
+    views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, count)))
     if config.uses_pretraining_augmentation:
         images = model_lib.blurred_views(views, config, config.seed, 0)
     else:
         images = views
-    enlarged = -(-_PREVIEW_PIXELS // config.image_size)
-    images = tf.repeat(tf.repeat(images, enlarged, axis=1), enlarged, axis=2)
+    scale = -(-_PREVIEW_PIXELS // config.image_size)
+    images = tf.repeat(tf.repeat(images, scale, axis=1), scale, axis=2)
     images = tf.pad(images, [[0, 0], [2, 2], [2, 2], [0, 0]], constant_values=1.0)
-    rows = tf.split(images, images.shape[0] // pairs)
+    rows = tf.split(images, images.shape[0] // count)
     grid = tf.concat([tf.concat(tf.unstack(row), axis=1) for row in rows], axis=0)
     grid = tf.image.convert_image_dtype(grid, tf.uint8, saturate=True)
     storage.write_bytes(os.path.join(directory, "views.png"), tf.io.encode_png(grid).numpy())
@@ -352,21 +357,21 @@ def write_preview(config: Config, source: Source, directory: str, writer: tf.sum
 
 def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop: signals.StopSignals,
           lock: Lock | None) -> TrainingResult:
-    """Trains to the last step, from the newest checkpoint of `config.model_dir` if there is one.
+    """Trains up to the last step, resuming from the newest checkpoint of `config.model_dir` if there is one.
 
     Args:
       config: settings, with `seed` and `model_dir` filled in.
       source: the data set.
-      strategy: that of this process.
-      stop: when a signal requests it, on any host, all of them save and raise `errors.Stopped`.
+      strategy: the strategy of this process.
+      stop: the handler of stop signals. After a signal on any host, all hosts save and raise `errors.Stopped`.
       lock: the lock of `model_dir`, checked before every save; None on all hosts but the chief.
 
     Raises:
-      UserError: a loss or a gradient is not finite any more, a checkpoint cannot be written, or `model_dir` was removed
-        or replaced.
+      UserError: a loss, gradient or weight is NaN or Inf, a checkpoint cannot be written, or `model_dir` was removed or
+        replaced.
     """
     steps, is_chief = model_lib.count_steps(config, source.num_examples(config.train_split)), lock is not None
-    # All hosts must take part in saving; the files of the others are temporary.
+    # All hosts must take part in saving, but only the chief's files are kept.
     with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory:
         state = build_training_state(config, source, strategy, directory)
         writer = _start_directory(config, source, state, lock)
@@ -374,15 +379,15 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
         if step < steps.train:
             run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
             iterator = iter(train_dataset(config, source, strategy, step))
-        steps_per_call, means_to_log, logged = _StepsPerCall(), metrics.MeanMetrics(), time.monotonic()
+        steps_per_call, mean_metrics, last_log = _StepsPerCall(), metrics.MeanMetrics(), time.monotonic()
         bar = progress.Progress(step, steps.train, config.train_batch_size, config.log_seconds, _PROGRESS_METRICS,
                                 is_chief)
-        to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
+        steps_to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
         while step < steps.train:
-            due = min(steps.train, step + steps.checkpoint - step % steps.checkpoint)  # the next checkpoint
-            count, profile = steps_per_call.limited_to(due - step), contextlib.nullcontext()
-            if steps_per_call.is_compiled and 0 < to_profile <= due - step:
-                count, to_profile = to_profile, 0
+            next_save = min(steps.train, step + steps.checkpoint - step % steps.checkpoint)
+            count, profile = steps_per_call.limited_to(next_save - step), contextlib.nullcontext()
+            if steps_per_call.is_compiled and 0 < steps_to_profile <= next_save - step:
+                count, steps_to_profile = steps_to_profile, 0
                 profile = _profile(os.path.join(directory, "train"), step + 1, step + count, is_chief)
             seconds = progress.stopwatch()
             with profile:
@@ -394,27 +399,27 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
             skipped += count * means.get("train/skipped_steps", 0.0)
             bar.update(step, seconds(), means, timed=steps_per_call.is_compiled)
             steps_per_call.record(count, seconds())
-            means_to_log.add(means, count)
+            mean_metrics.add(means, count)
             is_stopping = steps_per_call.agree(stop.requested, strategy)
             if lock is not None:
                 lock.check()
-            if is_stopping or step == due:
+            if is_stopping or step == next_save:
                 checkpoint = _save(config, state, means, checkpoint)
-            if is_stopping or step == due or time.monotonic() - logged > config.log_seconds:
-                _log(writer, step, means_to_log, is_chief)
-                logged = time.monotonic()
+            if is_stopping or step == next_save or time.monotonic() - last_log > config.log_seconds:
+                _log(writer, step, mean_metrics, is_chief)
+                last_log = time.monotonic()
             if is_stopping:
                 bar.close()
-                stop.stop(f"saved {checkpoint}; the same command goes on from there")
+                stop.stop(f"saved {checkpoint}; the same command resumes from there")
         bar.close()
         return TrainingResult(state.model, step, checkpoint, bar.images_per_second, round(skipped))
 
 
 def _start_directory(config, source, state, lock):
-    """Writes what describes the run to its directory, and returns the writer of TensorBoard events."""
+    """Writes the description of the run to its directory, and returns the writer of TensorBoard events."""
     if lock is not None:
         lock.check()
-    # Not earlier: settings that do not fit the run in this directory must not replace its own.
+    # Only after restoring has succeeded: invalid settings must not replace those of the run in this directory.
     run_directory.write_flags(state.directory, config, source.class_names, source.multi_label)
     run_directory.write_data(state.directory, source)
     writer = tf.summary.create_file_writer(os.path.join(state.directory, "train"))
@@ -425,7 +430,7 @@ def _start_directory(config, source, state, lock):
 
 @contextlib.contextmanager
 def _profile(directory, first, last, is_chief):
-    """Writes a TensorBoard profile of what is done within it, the steps `first` to `last`; the chief says where."""
+    """Returns a context that writes a TensorBoard profile of the steps `first` to `last`; the chief logs its path."""
     with tf.profiler.experimental.Profile(directory):
         yield
     if is_chief:
@@ -434,35 +439,35 @@ def _profile(directory, first, last, is_chief):
 
 
 def _divergence(config, step, means, prefix):
-    """The error for a loss or a gradient that is not finite."""
+    """Returns the error for a loss, gradient or weight that is NaN or Inf. `prefix`: newest checkpoint, or None."""
     kept = f"{prefix} is the newest checkpoint" if prefix else "no checkpoint was written yet"
-    float16 = ", another --precision than mixed_float16" if config.precision == "mixed_float16" else ""
+    float16 = ", or a --precision other than mixed_float16" if config.precision == "mixed_float16" else ""
     return TrainingDiverged(
-        f"training has diverged: at step {step}, loss, gradients or weights are not finite (--learning_rate="
-        f"{config.learning_rate:g}, by its schedule {means['learning_rate']:.3g}); {kept}: try a lower "
-        f"--learning_rate, longer --warmup_epochs{float16} (with --allow_flag_changes, to go on from there)")
+        f"--learning_rate={config.learning_rate:g}: training has diverged at step {step}: loss, gradients or weights "
+        f"are NaN or Inf (scheduled learning rate {means['learning_rate']:.3g}); {kept}. Use a lower --learning_rate, "
+        f"longer --warmup_epochs{float16}, with --allow_flag_changes to resume.")
 
 
-def _log(writer, step, bag, is_chief):
-    """Writes the mean metrics since the last call to TensorBoard, and warns if the encoder has collapsed."""
-    means = bag.means()
-    bag.clear()
+def _log(writer, step, mean_metrics, is_chief):
+    """Writes the means since the last call to TensorBoard, and warns if the encoder has collapsed."""
+    means = mean_metrics.means()
+    mean_metrics.clear()
     try:
         storage.write_scalars(writer, step, means)
-    except tf.errors.OpError as error:  # Pictures of the training are not worth its end.
-        console.log(f"warning: TensorBoard's events of step {step} could not be written ({first_line(error)})")
+    except tf.errors.OpError as error:  # A failed TensorBoard write must not stop training.
+        console.log(f"warning: TensorBoard events of step {step} could not be written ({first_line(error)})")
     spread = means.get("train/embedding_std")
-    if is_chief and spread is not None and spread < _COLLAPSED:
-        console.log(f"warning: at step {step} all images have nearly the same embedding (train/embedding_std "
-                     f"{spread:.4f}; 1: spread in all directions): the encoder has collapsed; try a lower "
-                     "--learning_rate or another --temperature")
+    if is_chief and spread is not None and spread < _COLLAPSED_STD:
+        console.log(f"warning: the encoder has collapsed: at step {step}, all images have nearly the same projection "
+                    f"(train/embedding_std {spread:.4f}; 1: spread in all directions). Try a lower --learning_rate or "
+                    "another --temperature.")
 
 
 def _save(config, state, means, newest):
-    """Writes a checkpoint; all hosts do that together.
+    """Writes a checkpoint, on all hosts together, and returns its prefix.
 
     Raises:
-      UserError: it cannot, or should not, be written; names the `newest` one there is.
+      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The text names the `newest` checkpoint.
     """
     variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):
@@ -472,7 +477,7 @@ def _save(config, state, means, newest):
     except (tf.errors.OpError, OSError) as error:
         if hosts.is_lost_host(error):
             raise
-        kept = f"{newest} is whole" if newest else "there is none before it"
+        kept = f"{newest} is intact" if newest else "there is no earlier checkpoint"
         raise UserError(f"--model_dir={state.directory}: ckpt-{state.step} could not be written "
-                        f"({first_line(error)}); {kept}: make room or mend the directory, and start the same command "
-                        "again") from error
+                        f"({first_line(error)}); {kept}. Free some space or restore access, then start the same "
+                        "command again.") from error
