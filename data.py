@@ -1,6 +1,7 @@
-"""Sources into per-replica `tf.data`: order, augmentation and position are functions of seed, epoch and key alone.
+"""Input pipelines: builds per-replica `tf.data` from a source.
 
-What is shuffled is encoded; decoding comes after.
+The order of examples and their augmentation depend only on seed, epoch and key. Examples are shuffled before they are
+decoded.
 """
 
 from __future__ import annotations
@@ -24,56 +25,58 @@ _ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # purposes of random draws, folded into 
 
 
 def _chunk_size(size, batch_size):
-    """Images whose colours are changed together: the divisor of `batch_size` next below 32 images of 32 x 32 pixels.
+    """Returns the number of images whose colors are changed together: a divisor of `batch_size` up to a limit.
 
-    More would not stay in the processor's cache. A divisor, so that training continued at any step has the same chunks.
+    The limit is 32 images of 32 x 32 pixels, or as many pixels at another size; more would not fit into the processor's
+    cache. It is a divisor, so that a run resumed at any step has the same chunks.
     """
-    most = max(32**3 // size**2, 1)
-    return max(count for count in range(1, min(most, batch_size) + 1) if batch_size % count == 0)
+    limit = max(32**3 // size**2, 1)
+    return max(count for count in range(1, min(limit, batch_size) + 1) if batch_size % count == 0)
 
 
 def _decode_windows(source, item, draw, size):
-    """Decodes what windows of an image need of it.
+    """Decodes only the region of an image that is covered by crop windows.
 
     Args:
-      source: of the item.
-      item: an image.
-      draw: from an image's shape [3] to the windows' begins and sizes, two sequences of int32 [3].
-      size: side of what will be made of a window, in pixels.
+      source: the data set, which decodes items.
+      item: an encoded or decoded image.
+      draw: function of the image's shape [3], which returns the windows' begins and sizes, two sequences of int32 [3].
+      size: side length, in pixels, that the windows will be resized to.
 
     Returns:
-      part of the image, uint8 [h, w, 3]; begins in it; sizes.
+      The region, uint8 [h, w, 3], and the windows' begins in the region and sizes.
     """
-    def whole():
+    def decode_all():
         image = source.decode(item)
         return image, *map(tf.stack, draw(tf.shape(image)))
 
-    def jpeg():
+    def decode_jpeg_region():
         shape = tf.image.extract_jpeg_shape(item)
         begins, sizes = map(tf.stack, draw(shape))
-        # One pixel more: the colours at the edge of what is decoded depend on how far that reaches.
+        # A margin of one pixel: the decoder interpolates colors differently at the edge of the decoded region.
         low = tf.maximum(tf.reduce_min(begins[:, :2], 0) - 1, 0)
         high = tf.minimum(tf.reduce_max(begins[:, :2] + sizes[:, :2], 0) + 1, shape[:2])
-        part = tf.image.decode_and_crop_jpeg(item, tf.concat([low, high - low], 0), channels=3)
-        return part, begins - tf.pad(low, [[0, 1]]), sizes
+        region = tf.image.decode_and_crop_jpeg(item, tf.concat([low, high - low], 0), channels=3)
+        return region, begins - tf.pad(low, [[0, 1]]), sizes
 
-    # Small images are decoded faster than it is found out what they are.
-    window = whole() if item.dtype != tf.string or size <= 32 else tf.cond(tf.io.is_jpeg(item), jpeg, whole)
-    return window[0], *map(tf.unstack, window[1:])
+    # For small images, detecting the format costs more than a full decode.
+    region, *windows = decode_all() if item.dtype != tf.string or size <= 32 else tf.cond(
+        tf.io.is_jpeg(item), decode_jpeg_region, decode_all)
+    return region, *map(tf.unstack, windows)
 
 
 def _batch_views(records, read, source, config, batch_size):
-    """Augments and batches.
+    """Augments examples and batches their views.
 
     Args:
       records: dataset of (seed, reference); `seed` is an int64 scalar, the same for all examples of an epoch.
       read: from a reference to (key, item, label).
       source: decodes items.
       config: settings of the views.
-      batch_size: examples an element; a last incomplete batch is left out.
+      batch_size: examples per batch; a last incomplete batch is dropped.
 
     Returns:
-      dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]).
+      Dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]).
     """
     policies, size = view_policies(config), config.image_size
     chunk = _chunk_size(size, batch_size)
@@ -81,7 +84,7 @@ def _batch_views(records, read, source, config, batch_size):
     def view_seed(seed, view):
         return rng.nth_seed(seed, view, rng.VIEW)
 
-    @tf.autograph.experimental.do_not_convert  # Nothing to convert, and long to look for it.
+    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and the search is slow.
     def crop(seed, reference):
         key, item, label = read(*tf.nest.flatten(reference))
         seed = tf.stack([seed, key])
@@ -90,29 +93,29 @@ def _batch_views(records, read, source, config, batch_size):
             return zip(*[data_util.random_window(shape, view_seed(seed, view), policy.area_range)
                          for view, policy in enumerate(policies[:1] if config.branch_operators else policies)])
 
-        part, begins, sizes = _decode_windows(source, item, draw, size)
-        crops = [data_util.resize_window(part, *window, size, size) for window in zip(begins, sizes)]
-        return seed, label, *crops * (len(policies) // len(crops))  # Branches share a crop.
+        region, begins, sizes = _decode_windows(source, item, draw, size)
+        crops = [data_util.resize_window(region, *window, size, size) for window in zip(begins, sizes)]
+        return seed, label, *crops * (len(policies) // len(crops))  # Both branches use the same crop.
 
     @tf.autograph.experimental.do_not_convert
-    def finish(seeds, labels, *crops):
+    def augment_crops(seeds, labels, *crops):
         channels = [data_util.apply_after_crop(data_util.to_channels(images), policy, view_seed(seeds, view))
                   for view, (images, policy) in enumerate(zip(crops, policies))]
         return data_util.from_channels(sum(channels, [])), labels
 
     if chunk == 1:
-        views = records.map(lambda *record: _first(finish(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)
+        views = records.map(lambda *record: _unbatch(augment_crops(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)
         return views.batch(batch_size, drop_remainder=True)
-    chunks = records.map(crop, tf.data.AUTOTUNE).batch(chunk, drop_remainder=True).map(finish, tf.data.AUTOTUNE)
+    chunks = records.map(crop, tf.data.AUTOTUNE).batch(chunk, drop_remainder=True).map(augment_crops, tf.data.AUTOTUNE)
     batches = chunks.batch(batch_size // chunk, drop_remainder=True)
     return batches.map(lambda views, labels: (
         tf.reshape(views, [batch_size, *views.shape[2:]]), tf.reshape(labels, [batch_size, *labels.shape[2:]])))
 
 
-def _read_ahead(dataset):
-    """The end of every training pipeline."""
+def _with_prefetching(dataset):
+    """Sets the options of a training pipeline, and prefetches."""
     options = tf.data.Options()
-    # Examples are worked on in parallel already: to divide each small operation as well costs more than it gains.
+    # Examples are processed in parallel; parallelism within each small operation would only add overhead.
     options.threading.max_intra_op_parallelism = 1
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
 
@@ -121,85 +124,85 @@ def _as_batch(tensors):
     return [tensor[tf.newaxis] for tensor in tensors]
 
 
-def _first(tensors):
+def _unbatch(tensors):
     return tuple(tf.squeeze(tensor, 0) for tensor in tensors)
 
 
 def _with_seed(seed, references):
-    """(seed, reference) for every reference."""
-    # Zipped, not mapped: a function call for every record would cost more than all else that happens to it here.
+    """Returns a dataset of (seed, reference)."""
+    # zip instead of map, whose function call per record would dominate the cost of this stage.
     return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), references))
 
 
 def build_train_dataset(config: Config, source: Source, seed: int, batch_size: int, start_step: int = 0,
                         input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-    """The endless training data of one input pipeline.
+    """Returns the endless training data of one input pipeline.
 
-    Memory: encoded examples are shuffled, at most `config.shuffle_buffer_mb` of them (images in folders and `digits`: 8
-    bytes an example, a full permutation of indices); `config.cache_dataset` keeps all encoded examples. Beyond that, a
-    few chunks of decoded views for each core, and the batches that are read ahead, which `tf.data` limits to a part of
-    the free memory.
+    Memory: the shuffle buffer holds up to `config.shuffle_buffer_mb` of encoded examples (for image folders and
+    `digits` only a permutation of indices, 8 bytes per example), and `config.cache_dataset` keeps all encoded examples.
+    In addition, there are a few chunks of decoded views per core, and prefetched batches, which `tf.data` limits to a
+    fraction of the free memory.
 
     Args:
       config: settings.
-      source: where the records come from.
+      source: the data set.
       seed: the run's seed, an int.
-      batch_size: examples an element, that is, of one replica.
-      start_step: step to begin at, as if the steps before had been taken.
+      batch_size: batch size per replica.
+      start_step: the first batch is that of this step; earlier steps are skipped.
       input_context: `tf.distribute.InputContext`, or None for a single pipeline.
 
     Returns:
-      dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
+      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
     """
     shards, shard = _shards(input_context)
     split = config.train_split
-    in_epoch = source.num_examples(split, shards, shard)
-    first_epoch, done = divmod(start_step * (config.train_batch_size // shards), in_epoch)
+    epoch_size = source.num_examples(split, shards, shard)
+    first_epoch, num_skipped = divmod(start_step * (config.train_batch_size // shards), epoch_size)
     cache = config.cache_dataset or source.is_sparse(split)
     cached = source.records(split, None, shards, shard).cache() if cache else None
     read = source.reader(split) if cached is None else lambda *record: record
 
     @tf.autograph.experimental.do_not_convert
-    def epoch(number):
-        order, views = (rng.scalar_seed(rng.fold_in(tf.constant([seed, purpose], tf.int64), number))
+    def records_of_epoch(epoch):
+        order, views = (rng.scalar_seed(rng.fold_in(tf.constant([seed, purpose], tf.int64), epoch))
                         for purpose in (_ORDER, _VIEWS))
         if cached is None:
             references = source.references(split, order, shards, shard, config.shuffle_buffer_mb)
         else:
-            references = cached.shuffle(in_epoch, seed=order, reshuffle_each_iteration=False)
+            references = cached.shuffle(epoch_size, seed=order, reshuffle_each_iteration=False)
         return _with_seed(views, references)
 
-    records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch).skip(done)
+    records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(records_of_epoch).skip(num_skipped)
     dataset = _batch_views(records, read, source, config, batch_size)
-    # Otherwise several hosts ask each other at every step whether there is one more.
+    # With unknown cardinality, hosts would synchronize at every step to check for the end of the data.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return _read_ahead(dataset)
+    return _with_prefetching(dataset)
 
 
 def eval_batch_size(config: Config, source: Source, split: str, replicas: int) -> int:
-    """Returns the examples of an evaluation batch on each replica, for `build_eval_dataset`.
+    """Returns the evaluation batch size per replica, for `build_eval_dataset`.
 
-    That is `config.eval_batch_size` over the replicas, but not more than the split has for each of them: batches are
-    filled up, and larger ones would only take memory.
+    It is `config.eval_batch_size` divided by the number of replicas, or less for a small split: batches are padded, so
+    that larger ones would only waste memory.
     """
     return max(min(config.eval_batch_size // replicas, -(-source.num_examples(split) // replicas)), 1)
 
 
 def build_eval_dataset(config: Config, source: Source, split: str, batch_size: int,
                        input_context: tf.distribute.InputContext | None = None, replicas: int = 1) -> tf.data.Dataset:
-    """Every example of a split once, in order, in full batches; the last ones are filled up with weight 0.
+    """Returns every example of a split once, in order, in full batches; the last ones are padded with weight 0.
 
     Args:
       config: settings.
-      source: where the records come from.
-      split: name, slices allowed.
-      batch_size: examples an element, that is, of one replica.
+      source: the data set.
+      split: name of a split or slice.
+      batch_size: batch size per replica.
       input_context: `tf.distribute.InputContext`, or None for a single pipeline.
       replicas: number of replicas that this pipeline feeds.
 
     Returns:
-      dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, or [batch, classes] where
-      examples have several, weights [batch] float32).
+      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, or [batch, classes] if examples
+      have several, weights [batch] float32).
     """
     shards, shard = _shards(input_context)
     size = config.image_size
@@ -210,24 +213,25 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
         return image, label, tf.ones([])
 
     dataset = source.records(split, None, shards, shard).map(preprocess, tf.data.AUTOTUNE)
-    most = max(source.num_examples(split, shards, number) for number in range(shards))
-    elements = -(-most // (batch_size * replicas)) * replicas
-    missing = elements * batch_size - source.num_examples(split, shards, shard)
-    filler = (tf.zeros([size, size, 3]), source.no_label(), tf.zeros([]))
-    dataset = dataset.concatenate(tf.data.Dataset.from_tensors(filler).repeat(missing))
+    # All shards get the same number of batches.
+    largest_shard = max(source.num_examples(split, shards, index) for index in range(shards))
+    num_batches = -(-largest_shard // (batch_size * replicas)) * replicas
+    num_padding = num_batches * batch_size - source.num_examples(split, shards, shard)
+    padding = (tf.zeros([size, size, 3]), source.no_label(), tf.zeros([]))
+    dataset = dataset.concatenate(tf.data.Dataset.from_tensors(padding).repeat(num_padding))
     return dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
 def build_view_pairs(config: Config, source: Source, split: str, seed: int, batch_size: int) -> tf.data.Dataset:
-    """Augmented views of a split's examples, each once, in order; a last incomplete batch is left out.
+    """Returns augmented views of each example of a split once, in order; a last incomplete batch is dropped.
 
     Returns:
-      dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
+      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
     """
     seed = rng.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.references(split))
     dataset = _batch_views(records, source.reader(split), source, config, batch_size)
-    return _read_ahead(dataset)
+    return _with_prefetching(dataset)
 
 
 def _shards(input_context):
@@ -238,7 +242,7 @@ def _shards(input_context):
 
 def distribute(strategy: tf.distribute.Strategy, build: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
               ) -> Any:
-    """The strategy's dataset of `build(input_context, replicas fed by this pipeline)`."""
+    """Returns the distributed dataset of `build(input_context, number of replicas that this pipeline feeds)`."""
     def function(context):
         return build(context, context.num_replicas_in_sync // context.num_input_pipelines)
     return strategy.distribute_datasets_from_function(function)

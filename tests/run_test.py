@@ -313,7 +313,7 @@ def test_a_checkpoint_is_evaluated_on_other_classes_where_the_head_is_not_needed
     assert not (tmp_path / "run").exists()
     run(tmp_path / "run", **settings, eval_protocol="knn,lbfgs")
     printed = capsys.readouterr().out
-    assert "left out: linear head" in printed and "200 neighbours, weighted, frozen encoder" in printed
+    assert "left out: linear head" in printed and "200 neighbors, weighted, frozen encoder" in printed
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(results) == {evaluate.KNN, evaluate.WEIGHTED_KNN, evaluate.LBFGS, "eval/lbfgs_l2", "global_step"}
     assert results["global_step"] == 4
@@ -327,8 +327,8 @@ def test_a_checkpoint_is_evaluated_on_other_classes_where_the_head_is_not_needed
     (dict(dataset="folder:/nonesuch"), "--dataset=folder:/nonesuch"),
     (dict(train_split="training"), "--train_split=training"),
     (dict(mode="train_then_eval", eval_split="dev"), "--eval_split=dev"),
-    (dict(train_batch_size=65), "--train_batch_size=65 is larger than the 64 examples"),
-    (dict(train_mode="finetune"), "needs --checkpoint"),
+    (dict(train_batch_size=65), "--train_batch_size=65: it is larger than the 64 examples"),
+    (dict(train_mode="finetune"), "--train_mode=finetune: .* Set --checkpoint"),
     (dict(train_mode="finetune", checkpoint="/nonesuch"), "--checkpoint=/nonesuch"),
     (dict(use_tpu=True, tpu_name="grpc://127.0.0.1:1"), "--use_tpu: no TPU")])
 def test_bad_input_is_refused_before_anything_is_written(settings, words, tmp_path):
@@ -376,12 +376,12 @@ def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
 
 
 def test_micro_batches_must_divide_among_replicas(two_replicas):
-    with pytest.raises(UserError, match="--micro_batch_size=1 does not divide among 2 replicas"):
+    with pytest.raises(UserError, match="--micro_batch_size=1: .*number of replicas .2."):
         train.check_batch(Config(**TINY, micro_batch_size=1), digits.digits_source(), two_replicas)
 
 
 def test_batches_must_divide_among_replicas(two_replicas):
-    with pytest.raises(UserError, match="--train_batch_size=33 does not divide among 2 replicas: use 32"):
+    with pytest.raises(UserError, match="--train_batch_size=33: .*number of replicas .2.. Use 32"):
         train.check_batch(Config(**{**TINY, "train_batch_size": 33}), digits.digits_source(), two_replicas)
 
 
@@ -392,7 +392,7 @@ def test_one_class_is_nothing_to_evaluate_on(tmp_path):
     source = datasets.open_source(config.dataset)
     model = model_lib.build_model(config, 1)
     with pytest.raises(UserError, match="two classes"):
-        evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).frozen(1)
+        evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).probe_frozen_encoder(1)
 
 
 def read(dataset):
@@ -434,14 +434,14 @@ def missing_file():
 
 
 @pytest.mark.parametrize("fail, words", [
-    (broken_png, r"--dataset=digits cannot be read any more \(Invalid PNG. Failed to initialize decoder.\)"),
-    (too_few_examples, "--dataset=digits cannot .*expected to contain 5 elements but contained only 0 elements.\\)"),
-    (too_few_examples_outside_of_an_iterator, "--dataset=digits cannot .*expected to contain 5 elements"),
+    (broken_png, r"--dataset=digits: it can no longer be read \(Invalid PNG. Failed to initialize decoder.\)"),
+    (too_few_examples, "--dataset=digits: it can no .*to contain 5 elements but contained only 0 elements.\\)"),
+    (too_few_examples_outside_of_an_iterator, "--dataset=digits: it can no .*expected to contain 5 elements"),
     (data_that_do_not_fit_into_memory, r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size"),
     (memory_of_python, r"--train_batch_size=32: out of memory \(Unable to allocate"),
     (full_disk_of_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
     (full_disk_of_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
-    (missing_file, "--model_dir=run or another file cannot be used")])
+    (missing_file, "--model_dir=run: it, or another file, can no longer be used")])
 def test_errors_in_the_middle_of_a_run_are_translated(fail, words):
     with pytest.raises(UserError, match=words) as error, run_lib._translate_errors(Config(**TINY, model_dir="run")):
         fail()

@@ -227,8 +227,9 @@ def test_a_head_on_projections_needs_them(selector, refused, tmp_path):
     config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
                     train_mode="finetune", ft_proj_selector=selector)
     model = model_lib.build_model(config, 10)
-    needed = evaluate._needed_parts(config, digits.digits_source())
-    for load in (lambda: train._start_weights(config, model, None), lambda: restoring.load_parts(model, path, needed)):
+    parts = evaluate._required_parts(config, digits.digits_source())
+    for load in (lambda: train._initialize_weights(config, model, None),
+                 lambda: restoring.load_parts(model, path, parts)):
         with pytest.raises(UserError, match="--num_proj_layers=3") if refused else contextlib.nullcontext():
             load()
 
@@ -238,8 +239,8 @@ def test_a_linear_head_that_has_seen_labels_is_told_or_begins_anew(anew, tmp_pat
     path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     config = Config(resnet_depth=18, image_size=32, train_mode="finetune", checkpoint=path, zero_init_logits_layer=anew)
     model = model_lib.build_model(config, 10)
-    train._start_weights(config, model, None)
-    assert ("--zero_init_logits_layer begins a new one" in capsys.readouterr().out) == (not anew)
+    train._initialize_weights(config, model, None)
+    assert ("--zero_init_logits_layer resets it" in capsys.readouterr().out) == (not anew)
     assert model.supervised_head.linear_layer.dense.kernel.numpy().any() == (not anew)
 
 

@@ -191,7 +191,7 @@ def test_a_folder_that_vanishes_is_told(folder, tmp_path, monkeypatch):
             path.unlink()
 
     monkeypatch.setattr(image_checks, "check_images", check_and_remove)
-    with pytest.raises(UserError, match="--dataset=folder:.* cannot be read any more .*same command") as error:
+    with pytest.raises(UserError, match="--dataset=folder:.* can no longer be read .*same command") as error:
         run(tmp_path, folder, corrupt_images="skip")
     assert "\n" not in str(error.value)
 
@@ -207,7 +207,7 @@ def test_a_damaged_record_file_is_told(tmp_path, monkeypatch):
     source = digits.digits_source()
     broken = Broken("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: broken)
-    with pytest.raises(UserError, match="--dataset=digits cannot be read any more .*mend it") as error:
+    with pytest.raises(UserError, match="--dataset=digits: it can no longer be read .*Repair or restore") as error:
         runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)
 
@@ -390,6 +390,6 @@ def test_a_record_file_that_is_cut_ends_training_with_one_line(tmp_path, monkeyp
     source = digits.digits_source()
     cut = Cut("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: cut)
-    with pytest.raises(UserError, match="--dataset=digits cannot be read any more") as error:
+    with pytest.raises(UserError, match="--dataset=digits: it can no longer be read") as error:
         runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)

@@ -179,7 +179,7 @@ def test_hosts_end_with_one_of_them_and_go_on_from_the_same_step(victim, number,
     if number == signal.SIGTERM:
         assert "stopped by SIGTERM: saved" in told[victim] and "stopped by another host: saved" in told[1 - victim]
     else:
-        assert "another host has stopped or cannot be reached any more" in told[1 - victim]
+        assert "another host has stopped or is unreachable" in told[1 - victim]
     assert [process.wait(200) for process in start_hosts(tmp_path / "run", **HOSTS_FLAGS)] == [0, 0]
     logs = [processes.log_of(tmp_path / f"run_{index}") for index in range(2)]
     resumed = {log.split("resumed at step ")[1].split()[0] for log in logs}

@@ -147,7 +147,7 @@ def test_continuous_evaluation_goes_on_past_a_damaged_checkpoint(trained, run, t
     spoil(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "cut")
     (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # The list is not relied on.
     said = run(mode="eval", eval_timeout=0.1)
-    assert "ckpt-6: it is corrupt (" in said and said.count("warning: skipped") == 1
+    assert "ckpt-6: corrupt (" in said and said.count("warning: skipped") == 1
     assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {"result_3.json", "result_9.json"}
 
 
@@ -189,7 +189,7 @@ def test_a_disk_that_fails_for_a_while_is_no_damage(trained, run, tmp_path):
 def test_without_flags_json_the_seed_must_be_given(content, trained, run, tmp_path):
     trained(3)
     (tmp_path / "run" / "flags.json").write_text(content)
-    with pytest.raises(UserError, match="no flags.json that tells their seed: give --seed"):
+    with pytest.raises(UserError, match="no flags.json with their seed. Set --seed"):
         run(train_steps=6, seed=None)
     if content != "{}":
         assert "has no readable flags.json" in run(train_steps=6)

@@ -321,4 +321,4 @@ def test_hosts_that_do_not_fit_together_are_told(tmp_path):
     for text in run_hosts([with_checkpoint, without], SETTINGS, status=2):
         assert "error: --model_dir=" in text and "different checkpoints (steps 3, -1" in text
     for text in run_hosts([without, without], [SETTINGS, {**SETTINGS, "learning_rate": 0.2}], status=2):
-        assert "error: the hosts of TF_CONFIG were started with different flags" in text
+        assert "error: TF_CONFIG: the hosts were started with different flags" in text
