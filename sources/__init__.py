@@ -1,1 +1,1 @@
-"""Sources of examples: TFDS, folders of images, and the embedded data set `digits`."""
+"""Data sets: TFDS, image folders, and the embedded `digits`; image file checks; class-balanced subsets."""

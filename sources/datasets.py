@@ -1,4 +1,4 @@
-"""The data set that `--dataset` names, and its splits."""
+"""Opening of the data set that `--dataset` selects, and checks of its splits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from sources.tfds_source import TfdsSource
 
 
 def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = False) -> Source:
-    """The source that `--dataset` names. Raises `UserError`."""
+    """Opens the data set that `--dataset` selects: `digits`, `folder:PATH`, or a TFDS name.
+
+    Args:
+      dataset: value of `--dataset`.
+      data_dir: directory of prepared TFDS data; None: the default of TFDS.
+      follow_links: accept links that lead out of an image folder.
+
+    Raises:
+      UserError: the data set is unknown or cannot be read.
+    """
     if dataset == "digits":
         return digits.digits_source()
     if dataset.startswith("folder:"):
@@ -17,25 +26,37 @@ def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = 
     return TfdsSource(dataset, data_dir)
 
 
-# --------------------------------------------------------------------------------------------------------------- checks
-
-
 def check_split(source: Source, flag: str, split: str) -> int:
-    """Returns the number of examples of a split. Raises `UserError` if it is unknown or empty, or lacks files."""
+    """Returns the number of examples in a split.
+
+    Args:
+      source: the data set.
+      flag: name of the flag that selects the split, without dashes, for the errors.
+      split: a split or a slice of it.
+
+    Raises:
+      UserError: the split is unknown or empty, or its files are missing or empty.
+    """
     try:
         count = source.num_examples(split)
-    except (ValueError, KeyError, NotImplementedError) as error:  # The latter: TFDS does not slice `all`.
+    except (ValueError, KeyError, NotImplementedError) as error:  # NotImplementedError: TFDS cannot slice `all`.
         raise UserError(
-            f"--{flag}={split}: {source.name} has no such split; it has {', '.join(source.split_names)}, and slices "
-            "such as train[:90%]") from error
+            f"--{flag}={split}: {source.name} has no such split. Use {', '.join(source.split_names)}, or a slice such "
+            "as train[:90%].") from error
     if count == 0:
-        raise UserError(f"--{flag}={split} of {source.name} is empty: widen the slice")
+        raise UserError(f"--{flag}={split}: this slice of {source.name} is empty. Use a larger slice.")
     source.check_files(split)
     return count
 
 
 def choose_eval_split(source: Source, eval_split: str, explicit: bool) -> str:
-    """The evaluation split: `eval_split`, or `test` if it was not `explicit` and does not exist."""
+    """Returns the evaluation split: `test` if `eval_split` is a default that does not exist, else `eval_split`.
+
+    Args:
+      source: the data set.
+      eval_split: value of `--eval_split`.
+      explicit: the user set the flag.
+    """
     if not explicit and eval_split not in source.split_names and "test" in source.split_names:
         return "test"
     return eval_split

@@ -12,14 +12,17 @@ from sources.indexed import IndexedSource
 
 @functools.cache
 def _load_digits():
-    """scikit-learn's data set, whose text file takes a while to read."""
-    from sklearn import datasets  # Here, as below: only this data set needs it.
+    """Loads scikit-learn's data set once: parsing its text file is slow."""
+    from sklearn import datasets  # Imported here, as below, because only this data set needs scikit-learn.
 
     return datasets.load_digits()
 
 
 def digits_source() -> IndexedSource:
-    """scikit-learn's 1,797 handwritten digits, 8x8 pixels; four fifths train, one fifth test, stratified."""
+    """Returns the 1,797 handwritten digits of scikit-learn, 8x8 pixels.
+
+    A fixed stratified split assigns four fifths of them to `train`, and one fifth to `test`.
+    """
     from sklearn import model_selection
 
     digits = _load_digits()

@@ -1,4 +1,4 @@
-"""Folders of images, with or without classes and splits."""
+"""Image folders, with or without classes and splits."""
 
 from __future__ import annotations
 
@@ -17,26 +17,33 @@ from runtime.errors import UserError
 from sources import image_files
 from sources.indexed import IndexedSource
 
-# Names of split folders, in any case, and the splits that they stand for; also `train_set`, `val2017` and the like.
+# Names of split folders, case-insensitive, and their splits. Names such as `train_set` and `val2017` match, too.
 _SPLITS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
            "val": "validation", "dev": "validation", "test": "test", "testing": "test", "eval": "test"}
 _SPLIT_FOLDER = re.compile(rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE)
-_KEY_BITS = 62  # of the keys of images in folders
-_NAMED = 10  # names in a message
+_KEY_BITS = 62
+_MAX_NAMES = 10  # listed in a message
 
 
 class FolderSource(IndexedSource):
-    """Images in files, some of which may be found unusable.
+    """A folder of image files.
 
-    The key of an image is a hash of its path below the root, and the order of a split is that of its keys, so that both
-    depend on names only. Percent slices select by the key as a fraction of all possible keys: `train[:90%]` holds each
-    image with a probability of 90 %, and images that are added or removed never move others to another side of a
-    boundary. Absolute slices (`train[:100]`) count in the order of keys. `train+validation` and `all` are sums.
+    The key of an image is a hash of its path below the root, and a split is ordered by key, so that both depend on file
+    names only. Percent slices select a range of the key space: `train[:90%]` contains each image with a probability of
+    90 %, and adding or removing images never moves another image across a slice boundary. Absolute slices, such as
+    `train[:100]`, count images in the order of their keys. `train+validation` and `all` concatenate splits.
     """
 
     def __init__(self, name: str, root: str | os.PathLike, splits: dict[str, tuple[np.ndarray, np.ndarray]],
                  class_names: list[str] | None):
-        """`name`: as in `--dataset`; `root`: the folder; `splits`: name -> (paths that begin with it, labels)."""
+        """Creates a source from the paths of the image files.
+
+        Args:
+          name: value of `--dataset`.
+          root: the folder.
+          splits: dict: split name -> (paths, each of which starts with `root`, labels), two arrays of the same length.
+          class_names: names of the classes, in the order of their labels; None if images have no labels.
+        """
         self.root = str(root)
         self._prefix = os.path.join(self.root, "")
         self._keys = {}
@@ -46,48 +53,48 @@ class FolderSource(IndexedSource):
             order = np.argsort(keys, kind="stable")
             self._keys[split], ordered[split] = keys[order], (paths[order], labels[order])
         super().__init__(name, ordered, class_names, tf.io.read_file)
-        self._unusable = np.array([], str)
+        self._excluded = np.array([], str)
 
     def paths(self) -> list[str]:
         """Returns the paths of all image files of all splits, sorted."""
         return sorted(str(path) for paths, _ in self._splits.values() for path in paths)
 
     def exclude(self, paths: Iterable[str]) -> None:
-        """Removes files from all splits; keys and slices of the others stay."""
-        self._unusable = np.array(sorted(paths), str)
+        """Excludes files from all splits. The keys and percent slices of the remaining images do not change."""
+        self._excluded = np.array(sorted(paths), str)
         self._selected.clear()
 
     def _permute(self, split):
-        parts = []
+        slices = []
         for name, rows in self._rows(split):
             paths, labels = self._splits[name]
-            kept = ~np.isin(paths[rows], self._unusable)
-            parts.append([column[rows][kept] for column in (self._keys[name], paths, labels)])
-        return [np.concatenate(column) for column in zip(*parts)]
+            included = ~np.isin(paths[rows], self._excluded)
+            slices.append([column[rows][included] for column in (self._keys[name], paths, labels)])
+        return [np.concatenate(column) for column in zip(*slices)]
 
     def _rows(self, split):
-        """Yields (split name, slice of its rows) for each summand of `split`. Raises ValueError."""
-        for part in self.split_names if split == "all" else split.split("+"):
-            name = part.strip()
+        """Yields (split name, slice of its rows) for each term of `split`. Raises ValueError."""
+        for term in self.split_names if split == "all" else split.split("+"):
+            name = term.strip()
             begin = end = None
             if name not in self._splits:
-                import tensorflow_datasets as tfds  # Here: it takes a while, and only slices need it.
+                import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
                 spec = tfds.core.ReadInstruction.from_spec(name)
                 name, begin, end = spec.split_name, spec.from_, spec.to
                 if name not in self._splits or spec.unit == "shard":
-                    raise ValueError(f"{part} is not a slice of a split by number or percent")
+                    raise ValueError(f"{term} is not a slice of a split by number or percent")
                 begin, end = (self._row(name, boundary, spec.unit == "%") for boundary in (begin, end))
             yield name, slice(begin, end)
 
     def _row(self, split, boundary, is_percent):
-        """Returns the row of a slice's boundary, which is a number of images or percent; negative: from the end."""
+        """Returns the row of a slice boundary, given in images or percent. Negative boundaries count from the end."""
         if boundary is None:
             return None
         count = len(self._keys[split])
         if is_percent:
-            share = boundary if boundary >= 0 else 100 + boundary
-            return int(np.searchsorted(self._keys[split], round(share * 2**_KEY_BITS / 100)))
+            percent = boundary if boundary >= 0 else 100 + boundary
+            return int(np.searchsorted(self._keys[split], round(percent * 2**_KEY_BITS / 100)))
         if abs(boundary) > count:
             raise ValueError(f"{split} has {count} images")
         return boundary if boundary >= 0 else count + boundary
@@ -97,14 +104,14 @@ class FolderSource(IndexedSource):
         lines = []
         for split in self.split_names if self.class_names else ():
             present = set(self._select(split)[2].tolist())
-            missing = [name for number, name in enumerate(self.class_names) if number not in present]
+            missing = [name for label, name in enumerate(self.class_names) if label not in present]
             if missing:
                 lines.append(f"{self.name}: {split} has no images of {len(missing)} of {self.num_classes} classes "
-                             f"({_enumerate(missing)})")
+                             f"({_join_names(missing)})")
         return lines
 
     def describe_data(self) -> dict:
-        """See `Source`. `files` is a hash of the paths below the root and the sizes of all image files."""
+        """See `Source`. `files` is a hash of the relative paths and sizes of all image files."""
         digest = hashlib.sha256()
         for path in self.paths():
             size = os.path.getsize(path) if os.path.exists(path) else None
@@ -113,74 +120,75 @@ class FolderSource(IndexedSource):
 
 
 def _path_key(path):
-    """Returns a non-negative key of `_KEY_BITS` bits for a relative path."""
+    """Returns the non-negative key of a relative path, a hash of `_KEY_BITS` bits."""
     return int.from_bytes(hashlib.sha256(os.fsencode(path)).digest()[:8], "big") >> 64 - _KEY_BITS
 
 
-def _enumerate(names):
-    """Returns names as text, the first `_NAMED` of them."""
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+def _join_names(names):
+    """Returns the first `_MAX_NAMES` names as text, with the number of the others."""
+    rest = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def folder_source(path: str, follow_links: bool = False) -> FolderSource:
-    """Returns the source of the images under `path`.
+    """Returns the source of the images below `path`.
 
-    Sub-folders are classes, with or without split folders above them (`train` or `training`, `validation`, `valid` or
-    `val`, `test` or `testing`, in any case); without sub-folders, images are unlabelled. Labels number the sorted names
-    of the classes of all splits. Folders without images and those of `image_files.is_ignored` do not count. Logs which
-    folders and classes have no images.
+    Sub-folders are classes; without sub-folders, images have no labels. The classes may be grouped in split folders
+    (`train` or `training`, `validation`, `valid` or `val`, `test` or `testing`, in any case). Labels are the indices of
+    the sorted class names of all splits. Folders without images, and folders for which `image_files.is_ignored` is
+    true, are ignored; messages list them and classes that a split lacks.
 
     Args:
       path: the folder; `~` is expanded.
       follow_links: accept links that lead out of the folder.
 
     Raises:
-      UserError: the folder is missing, empty, mixes images with class folders or split folders with others, or has
-        links that lead out of it.
+      UserError: the folder is missing, has no images, mixes images with class folders or split folders with other
+        folders, or contains links that lead out of it.
     """
     root, flag = pathlib.Path(os.path.expanduser(path)).absolute(), f"--dataset=folder:{path}"
     if not path or not root.is_dir():
-        raise UserError(f"{flag}: there is no such directory. Check the path.")
+        raise UserError(f"{flag}: the directory does not exist. Check the path.")
     try:
-        listing = _list(root)
-        roots = _split_folders(root, listing, flag)
-        found = {split: _scan(folder, flag) for split, folder in roots.items()}
+        listing = _list_folder(root)
+        split_roots = _split_folders(root, listing, flag)
+        scans = {split: _scan_split(folder, flag) for split, folder in split_roots.items()}
     except OSError as error:
-        raise UserError(f"{flag}: it cannot be read ({error.strerror}). Fix this, or choose another directory."
+        raise UserError(f"{flag}: the directory cannot be read ({error.strerror}). Fix this, or choose another one."
                         ) from error
-    if not any(files for files, _ in found.values()):
-        raise UserError(f"{flag}: it has no images ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the path.")
+    if not any(images for images, _ in scans.values()):
+        raise UserError(f"{flag}: the directory has no images ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the "
+                        "path.")
     if not follow_links:
-        _check_links(root, [file for files, _ in found.values() for _, file in files], flag)
-    names = sorted({name for files, _ in found.values() for name, _ in files if name is not None})
-    if names and any(name is None for files, _ in found.values() for name, _ in files):
-        raise UserError(f"{flag}: it has class folders in one split and none in another. Use one layout.")
-    number = {name: label for label, name in enumerate(names)} or {None: -1}
-    splits = {split: (np.array([file for _, file in files]), np.array([number[name] for name, _ in files], np.int64))
-              for split, (files, _) in found.items()}
+        _check_links(root, [file for images, _ in scans.values() for _, file in images], flag)
+    names = sorted({name for images, _ in scans.values() for name, _ in images if name is not None})
+    if names and any(name is None for images, _ in scans.values() for name, _ in images):
+        raise UserError(f"{flag}: one split has class folders and another has none. Use the same layout in all splits.")
+    labels = {name: label for label, name in enumerate(names)} or {None: -1}
+    splits = {split: (np.array([file for _, file in images]), np.array([labels[name] for name, _ in images], np.int64))
+              for split, (images, _) in scans.items()}
     source = FolderSource(f"folder:{path}", root, splits, names or None)
-    if root not in roots.values() and listing.empty:
-        console.log(f"left out: folders without images: {_enumerate(listing.empty)}")
-    empty = sorted({name for _, without_images in found.values() for name in without_images} - set(names))
+    if root not in split_roots.values() and listing.empty:
+        console.log(f"ignored: folders without images: {_join_names(listing.empty)}")
+    empty = sorted({name for _, empty_folders in scans.values() for name in empty_folders} - set(names))
     if names and empty:
-        console.log(f"left out: class folders without images: {_enumerate(empty)}")
-    runs = [name for folder in dict.fromkeys([root, *roots.values()]) for name in _runs_in(folder)]
+        console.log(f"ignored: class folders without images: {_join_names(empty)}")
+    runs = [name for folder in dict.fromkeys([root, *split_roots.values()]) for name in _run_directories(folder)]
     if runs:
-        console.log(f"left out: directories of runs: {_enumerate(runs)}")
+        console.log(f"ignored: run directories: {_join_names(runs)}")
     for line in source.describe_missing_classes():
         console.log(line)
     return source
 
 
-def _runs_in(folder):
-    """Returns the names of the sub-folders that are directories of runs."""
+def _run_directories(folder):
+    """Returns the names of the sub-folders that are run directories."""
     return [child.name for child in sorted(folder.iterdir()) if child.is_dir() and image_files.is_run_directory(child)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Listing:
-    """Content of a folder: paths of images, sub-folders with images at any depth, and names of those without."""
+    """Content of a folder: its images, its sub-folders with images at any depth, and the names of the others."""
 
     images: list[str]
     folders: list[pathlib.Path]
@@ -188,68 +196,68 @@ class _Listing:
 
 
 def _split_of(folder):
-    """Returns the split that a folder's name stands for, or None."""
+    """Returns the split that a folder's name denotes, or None."""
     match = _SPLIT_FOLDER.fullmatch(folder.name)
     return match and _SPLITS[match[1].lower()]
 
 
-def _list(folder):
+def _list_folder(folder):
     children = sorted(folder.iterdir())
     folders = [child for child in children if child.is_dir() and not image_files.is_ignored(folder, child.name)]
     has_images = [next(image_files.iterate_images(child), None) is not None for child in folders]
     return _Listing(
         [str(child) for child in children if image_files.is_image_name(child.name) and not child.is_dir()],
-        [child for child, filled in zip(folders, has_images) if filled],
-        [child.name for child, filled in zip(folders, has_images) if not filled])
+        [child for child, nonempty in zip(folders, has_images) if nonempty],
+        [child.name for child, nonempty in zip(folders, has_images) if not nonempty])
 
 
 def _split_folders(root, listing, flag):
-    """Returns a dict: split -> folder, which is `root` alone if its sub-folders are not splits. Raises `UserError`."""
-    named = [folder for folder in listing.folders if _split_of(folder)]
-    others = [folder.name for folder in listing.folders if folder not in named]
-    text = _enumerate([folder.name for folder in named])
-    if not named:
+    """Returns a dict: split -> folder; `train` is `root` if there are no split folders. Raises `UserError`."""
+    split_folders = [folder for folder in listing.folders if _split_of(folder)]
+    others = [folder.name for folder in listing.folders if folder not in split_folders]
+    names = _join_names([folder.name for folder in split_folders])
+    if not split_folders:
         return {"train": root}
-    if others and (len(named) > 1 or _list(named[0]).folders):
-        raise UserError(f"{flag}: it has folders of splits ({text}) next to others ({_enumerate(others)}). Move the "
+    if others and (len(split_folders) > 1 or _list_folder(split_folders[0]).folders):
+        raise UserError(f"{flag}: split folders ({names}) are next to other folders ({_join_names(others)}). Move the "
                         "others into the split folders or out of the data set, or rename the split folders if they are "
                         "classes.")
     if others:
-        console.log(f"{flag.removeprefix('--dataset=')}: {text} is a class, not a split, since it is next to "
-                     f"{_enumerate(others)}")
+        console.log(f"{flag.removeprefix('--dataset=')}: {names} is used as a class, not as a split, because it is "
+                    f"next to {_join_names(others)}")
         return {"train": root}
-    roots = {_split_of(folder): folder for folder in named}
-    if len(roots) < len(named):
-        raise UserError(f"{flag}: it has two folders for one split ({text}). Keep one of them.")
+    roots = {_split_of(folder): folder for folder in split_folders}
+    if len(roots) < len(split_folders):
+        raise UserError(f"{flag}: two folders denote the same split ({names}). Keep one of them.")
     if listing.images:
-        raise UserError(f"{flag}: it has images ({os.path.basename(listing.images[0])}, ...) next to its split folders "
-                        f"({text}). Move them into one of the split folders.")
+        raise UserError(f"{flag}: images ({os.path.basename(listing.images[0])}, ...) are next to split folders "
+                        f"({names}). Move them into one of the split folders.")
     return roots
 
 
-def _scan(folder, flag):
-    """Returns (class name or None, path) of every image below a split's folder, and names of empty class folders."""
-    listing = _list(folder)
+def _scan_split(folder, flag):
+    """Returns the (class name or None, path) of all images of a split, and the names of empty class folders."""
+    listing = _list_folder(folder)
     if listing.images and listing.folders:
         raise UserError(
             f"{flag}: {folder} has both images ({os.path.basename(listing.images[0])}, ...) and sub-folders "
-            f"({listing.folders[0].name}, ...). Sub-folders are classes, so move the images into them.")
+            f"({listing.folders[0].name}, ...). Move the images into the sub-folders, which are the classes.")
     for child in listing.folders:
-        named = [inner for inner in _list(child).folders if _split_of(inner)]
-        if len(named) > 1 or any(_list(inner).folders for inner in named):
-            raise UserError(f"{flag}: {child.name} would be a class, but has folders of splits "
-                            f"({_enumerate([inner.name for inner in named])}). Put the split folders above the "
-                            f"classes, or pass --dataset=folder:{child} if that is the data set.")
+        split_folders = [inner for inner in _list_folder(child).folders if _split_of(inner)]
+        if len(split_folders) > 1 or any(_list_folder(inner).folders for inner in split_folders):
+            raise UserError(f"{flag}: {child.name} would be a class, but contains split folders "
+                            f"({_join_names([inner.name for inner in split_folders])}). Put the split folders above "
+                            f"the classes, or pass --dataset=folder:{child} if that is the data set.")
     files = [(child.name, file) for child in listing.folders for file in image_files.find_images(child)]
     return [(None, file) for file in listing.images] + files, listing.empty
 
 
 def _check_links(root, files, flag):
-    """Raises `UserError` for files that lie outside of `root`."""
+    """Raises `UserError` if links lead to files outside of `root`."""
     inside = os.path.realpath(root) + os.sep
-    real = {folder: os.path.realpath(folder) for folder in {os.path.dirname(file) for file in files}}
-    outside = [file for file in files if not (
-        os.path.realpath(file) if os.path.islink(file) else real[os.path.dirname(file)] + os.sep).startswith(inside)]
+    real_paths = {folder: os.path.realpath(folder) for folder in {os.path.dirname(file) for file in files}}
+    outside = [file for file in files if not (os.path.realpath(file) if os.path.islink(file) else
+                                              real_paths[os.path.dirname(file)] + os.sep).startswith(inside)]
     if outside:
-        raise UserError(f"{flag}: {len(outside)} images are links that lead out of it ({outside[0]}, ...). Set "
-                        "--follow_links if this is intended.")
+        raise UserError(f"{flag}: {len(outside)} images are links to files outside of the directory ({outside[0]}, "
+                        "...). Set --follow_links if this is intended.")

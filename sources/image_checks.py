@@ -1,4 +1,4 @@
-"""Checks of all images of a folder before a run."""
+"""Checks of all images of a folder before training starts."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from sources import image_files
 from sources.folders import FolderSource
 from sources.source import Source
 
-_IMAGES = "images.json"
-_NAMED = 10  # images that a message names
+_CHECK_FILE = "images.json"
+_MAX_NAMES = 10  # images listed in a message
 
 
 def check_images(config: Config, source: Source, is_chief: bool) -> None:
-    """Checks all images of a folder, and applies `--corrupt_images` to those that cannot be used.
+    """Decodes all images of a folder, and applies `--corrupt_images` to the images that cannot be used.
 
-    All files are read. With a `model_dir`, the result is stored in its images.json and reused until a file changes.
+    With a `model_dir`, the result is stored in its images.json and reused until a file changes.
 
     Raises:
-      UserError: images cannot be used, and `--corrupt_images=error` or no image is left.
+      UserError: some images cannot be used and `--corrupt_images=error`, or no image can be used.
     """
     if not isinstance(source, FolderSource):
         return
-    paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _IMAGES)
-    checked = dict(digest=files_digest(paths), max_image_pixels=config.max_image_pixels)
-    known = path and storage.read_json(path)
-    if not isinstance(known, dict) or not isinstance(known.get("unusable"), dict) or known != {**known, **checked}:
-        known = dict(checked, unusable=image_files.find_unusable(paths, config.max_image_pixels))
+    paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _CHECK_FILE)
+    inputs = dict(digest=files_digest(paths), max_image_pixels=config.max_image_pixels)
+    result = path and storage.read_json(path)
+    if not isinstance(result, dict) or not isinstance(result.get("unusable"), dict) or result != {**result, **inputs}:
+        result = dict(inputs, unusable=image_files.find_unusable(paths, config.max_image_pixels))
         if path and is_chief and config.mode != "eval":
-            storage.write_json(path, known)
-    unusable = known["unusable"]
+            storage.write_json(path, result)
+    unusable = result["unusable"]
     if not unusable:
         return
-    named = [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()][:_NAMED]
-    named += [f"and {len(unusable) - _NAMED} more"] if len(unusable) > _NAMED else []
-    text = f"{len(unusable)} of {len(paths)} images cannot be used: {', '.join(named)}"
+    names = [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()][:_MAX_NAMES]
+    names += [f"and {len(unusable) - _MAX_NAMES} more"] if len(unusable) > _MAX_NAMES else []
+    problem = f"{len(unusable)} of {len(paths)} images cannot be used: {', '.join(names)}"
     if config.corrupt_images == "error" or len(unusable) == len(paths):
-        raise UserError(f"--dataset={config.dataset}: {text}. Repair or remove them, or leave them out with "
+        raise UserError(f"--dataset={config.dataset}: {problem}. Fix or remove them, or skip them with "
                         "--corrupt_images=skip.")
-    known_to_miss = source.describe_missing_classes()
+    logged_before = source.describe_missing_classes()
     source.exclude(unusable)
     if is_chief:
-        for line in [f"left out: {text}", *source.describe_missing_classes()]:
-            if line not in known_to_miss:
+        for line in [f"skipped: {problem}", *source.describe_missing_classes()]:
+            if line not in logged_before:
                 console.log(line)
 
 
 def files_digest(paths: Iterable[str]) -> str:
-    """Changes with the names, sizes and times of files."""
+    """Returns a hash of the names, sizes and modification times of files."""
     digest = hashlib.sha256()
     for path in paths:
         try:
             status = os.stat(path)
             line = f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}\n"
-        except OSError:  # A link to nothing: an image that cannot be used.
+        except OSError:  # A broken link, which `find_unusable` reports.
             line = f"{path}|\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

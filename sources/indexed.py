@@ -1,4 +1,4 @@
-"""Examples with random access."""
+"""Data sets whose examples have random access."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from sources.source import Source
 
 
 class IndexedSource(Source):
-    """Examples with random access: every epoch is a full permutation."""
+    """A data set with random access: the order of an epoch is a full permutation of its examples."""
 
     def __init__(self, name: str, splits: dict[str, tuple[np.ndarray, np.ndarray]], class_names: list[str] | None,
                  load: Callable):
-        """`splits`: name -> (items, labels), two arrays of one length; `load`: from an item's tensor to a record's."""
+        """Creates a source from arrays.
+
+        Args:
+          name: name of the data set.
+          splits: dict: split name -> (items, labels), two arrays of the same length.
+          class_names: names of the classes, in the order of their labels; None if examples have no labels.
+          load: TensorFlow function from an element of `items`, such as a path, to the item of the record.
+        """
         self.name = name
         self.class_names = class_names
         self._splits = splits
@@ -37,23 +44,23 @@ class IndexedSource(Source):
         return len(self._select(split)[0][shard::shards])
 
     def _select(self, split):
-        """Returns keys, items and labels of a split, permuted: slices of sorted files would miss classes."""
+        """Returns keys, items and labels of a split in a fixed random order, so that slices contain all classes."""
         if split not in self._selected:
             self._selected[split] = self._permute(split)
         return self._selected[split]
 
     def _permute(self, split):
-        import tensorflow_datasets as tfds  # Here: it takes a while, and only slices need it.
+        import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
         infos = {name: tfds.core.SplitInfo(name=name, shard_lengths=[len(items)], num_bytes=0)
                  for name, (items, _) in self._splits.items()}
-        parts = []
-        for part in tfds.core.ReadInstruction.from_spec(split).to_absolute(infos):
-            items, labels = self._splits[part.splitname]
-            index = np.random.default_rng(0).permutation(len(items))[part.from_:part.to]
-            offset = sorted(self._splits).index(part.splitname) << 40
-            parts.append((index + offset, items[index], labels[index]))
-        return [np.concatenate(column) for column in zip(*parts)]
+        slices = []
+        for instruction in tfds.core.ReadInstruction.from_spec(split).to_absolute(infos):
+            items, labels = self._splits[instruction.splitname]
+            rows = np.random.default_rng(0).permutation(len(items))[instruction.from_:instruction.to]
+            offset = sorted(self._splits).index(instruction.splitname) << 40  # Makes keys unique across splits.
+            slices.append((rows + offset, items[rows], labels[rows]))
+        return [np.concatenate(column) for column in zip(*slices)]
 
     def restrict(self, split: str, fraction: float, seed: int) -> None:
         """See `Source`."""
@@ -63,7 +70,7 @@ class IndexedSource(Source):
 
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """See `Source`; `buffer_mb` has no use, since only indices are shuffled."""
+        """See `Source`. References are indices, so all of them are shuffled, whatever `buffer_mb` is."""
         count = len(self._select(split)[0])
         indices = tf.data.Dataset.range(count)
         if seed is not None:

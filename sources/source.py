@@ -1,8 +1,8 @@
-"""Where examples come from: TFDS, folders of images, and the embedded `digits`.
+"""Interface of the data sets, which yield undecoded records `(key, item, label)`.
 
-A source yields undecoded records `(key, item, label)`: `key` is an int64 that names the example for good, `item` the
-encoded image (or a small uint8 array), `label` an int64, -1 without labels; where examples have several labels, int64
-[classes], see `Source.multi_label`. Order is a function of the seed alone.
+`key` is an int64 that identifies the example permanently. `item` is the encoded image, or a small uint8 array. `label`
+is an int64, or -1 without labels; int64 [classes] if examples have several labels, see `Source.multi_label`. The order
+of the records depends on the seed alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Source(abc.ABC):
     Attributes:
       name: name of the data set.
       class_names: names of the classes, in the order of their labels; None if examples have no labels.
-      multi_label: whether an example may show several classes. Then its label is, for each class, 1: shown; 0: not; -1:
-        neither is to be learnt or tested (objects that PASCAL VOC calls difficult).
+      multi_label: an example may have several classes. Its label is then, for each class, 1: present; 0: absent; -1:
+        ignored in training and evaluation (objects that PASCAL VOC marks as difficult).
     """
 
     name: str
@@ -39,7 +39,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def num_examples(self, split: str, shards: int = 1, shard: int = 0) -> int:
-        """Returns the number of examples of a split or a slice of it, or of one of its shards.
+        """Returns the number of examples in a split or a slice of it, or in one of its shards.
 
         Raises ValueError for an unknown split.
         """
@@ -47,51 +47,54 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """Returns a dataset of handles: small values that stand for examples until `reader` reads them.
+        """Returns a dataset of references: values that are cheap to shuffle, from which `reader` makes records.
+
+        A reference is an index if the source has random access, else a key with a serialized example.
 
         Args:
           split: a split or a slice of it.
-          seed: int64 scalar that decides the order; None: the same order each time.
-          shards: number of parts that the split is divided into.
-          shard: index of the part to return.
-          buffer_mb: largest memory for shuffling, in MB, where examples have no random access.
+          seed: int64 scalar that determines the order; None: the same order each time.
+          shards: number of shards that the split is divided into.
+          shard: index of the shard to return.
+          buffer_mb: maximum memory of the shuffle buffer in MB, for sources without random access.
         """
 
     @abc.abstractmethod
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
-        """Returns a function from a handle of `split` to `(key, item, label)`."""
+        """Returns a TensorFlow function from a reference to `split` to its record `(key, item, label)`."""
 
     @abc.abstractmethod
     def restrict(self, split: str, fraction: float, seed: int) -> None:
-        """Restricts `split` from now on to a class-balanced share of its examples, see `label_subsets.choose_balanced`.
+        """Restricts `split`, permanently, to a class-balanced subset, see `label_subsets.choose_balanced`.
 
-        Raises `UserError` if it has too few labelled examples for that.
+        Raises `UserError` if the split has too few labeled examples.
         """
 
     @abc.abstractmethod
     def describe_data(self) -> dict:
-        """Returns what identifies the data, as JSON types: at least `name` and `splits`, name -> number of examples.
+        """Returns a description that identifies the data, as a dict of JSON types.
 
-        Neither slices, `restrict` nor images that are left out change it, so that a run can compare it at each start.
+        It has at least `name` and `splits` (split name -> number of examples). Slices, `restrict` and excluded images
+        do not change it, so that a run can detect changed data when it resumes.
         """
 
-    def check_files(self, split: str) -> None:  # noqa: B027 (Most sources have nothing to check.)
-        """Raises `UserError` if files that hold the split are missing or empty, where that can be checked quickly."""
+    def check_files(self, split: str) -> None:  # noqa: B027 (Optional: most sources have nothing to check.)
+        """Raises `UserError` if files of the split are missing or empty. Reads no content."""
 
     def no_label(self) -> tf.Tensor:
-        """Returns the label of an example without one: int64 scalar, or [classes], of -1."""
+        """Returns the label of an unlabeled example, -1: int64 scalar, or [classes] if `multi_label`."""
         return tf.fill([self.num_classes] if self.multi_label else [], tf.constant(-1, tf.int64))
 
     def is_sparse(self, split: str) -> bool:
-        """Returns whether reading the split means to read much more than its examples, so that caching them pays."""
+        """Returns whether reading the split reads far more data than its examples, so that caching them pays off."""
         del split
         return False
 
     def records(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """Returns a dataset of `(key, item, label)`; arguments as for `references`."""
+        """Returns a dataset of records `(key, item, label)`. The arguments are those of `references`."""
         return self.references(split, seed, shards, shard, buffer_mb).map(self.reader(split), tf.data.AUTOTUNE)
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
-        """Returns the image of an item: uint8 [h, w, 3]."""
+        """Decodes an item to an image: uint8 [height, width, 3]."""
         return tf.io.decode_image(item, channels=3, expand_animations=False)

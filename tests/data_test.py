@@ -96,15 +96,15 @@ def said(monkeypatch):
 
 
 @pytest.mark.parametrize("names, word", [
-    ((), "no images"), (("a.png", "b/c.png"), "both images"), (("train/a.png", "test/b/c.png"), "one layout"),
-    (("train/a/b.png", "d.png"), "next to its split folders"),
-    (("val/a/b.png", "validation/a/b.png"), "two folders for one split .val, validation.. Keep one"),
-    (("Train/a/b.png", "training/a/b.png"), "two folders for one split"),
-    (("train/a/b.png", "test/a/b.png", "extra/b.png"), "folders of splits .test, train. next to others .extra.. Move"),
-    (("train/a/b.png", "car/b.png"), "folders of splits .train. next to others .car.. Move"),
-    (("photos/train/cat/a.png", "photos/test/cat/b.png"), "photos would be a class, but has folders of splits .test, "),
+    ((), "no images"), (("a.png", "b/c.png"), "both images"), (("train/a.png", "test/b/c.png"), "Use the same layout"),
+    (("train/a/b.png", "d.png"), "are next to split folders"),
+    (("val/a/b.png", "validation/a/b.png"), "two folders denote the same split .val, validation.. Keep one"),
+    (("Train/a/b.png", "training/a/b.png"), "two folders denote the same split"),
+    (("train/a/b.png", "test/a/b.png", "extra/b.png"), "split folders .test, train. are next to other folders .ex"),
+    (("train/a/b.png", "car/b.png"), "split folders .train. are next to other folders .car.. Move"),
+    (("photos/train/cat/a.png", "photos/test/cat/b.png"), "photos would be a class, but contains split folders .test,"),
     (("photos/train/cat/a.png", "photos/train/dog/b.png"), "photos would be a class, .*pass --dataset=folder:.*photos"),
-    (("cat/train/a.png", "cat/test/b.png", "dog/c.png"), "cat would be a class, but has folders of splits")])
+    (("cat/train/a.png", "cat/test/b.png", "dog/c.png"), "cat would be a class, but contains split folders")])
 def test_folders_that_cannot_be_read_are_refused_in_one_line(tmp_path, names, word):
     write_images(tmp_path, *names)
     with pytest.raises(UserError, match=word) as error:
@@ -130,7 +130,7 @@ def test_a_class_may_have_the_name_of_a_split(tmp_path, said):
     write_images(tmp_path, "train/1.png", "car/2.png", "ship/3.png")
     source = folders.folder_source(str(tmp_path))
     assert source.class_names == ["car", "ship", "train"] and source.split_names == ["train"]
-    assert said == [f"folder:{tmp_path}: train is a class, not a split, since it is next to car, ship"]
+    assert said == [f"folder:{tmp_path}: train is used as a class, not as a split, because it is next to car, ship"]
 
 
 def test_class_folders_without_images_are_named(tmp_path, said):
@@ -139,7 +139,7 @@ def test_class_folders_without_images_are_named(tmp_path, said):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "train" / "raw" / "deep" / "a.tiff").write_bytes(b"II*")
     assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
-    assert said == ["left out: class folders without images: empty, raw",
+    assert said == ["ignored: class folders without images: empty, raw",
                     f"folder:{tmp_path}: test has no images of 1 of 2 classes (dog)"]
 
 
@@ -172,7 +172,7 @@ def test_directories_of_runs_are_not_data(tmp_path, said):
     for name in ("flags.json", "ckpt-3.index"):
         (tmp_path / "copied" / name).touch()
     assert folders.folder_source(str(tmp_path)).describe_data() == before
-    assert "left out: directories of runs: copied, run" in said
+    assert "ignored: run directories: copied, run" in said
     flat = tmp_path / "runs" / "first"  # The folder that is named is read, whatever it holds.
     assert folders.folder_source(str(flat)).num_examples("train") == 1
 
@@ -243,7 +243,7 @@ def test_slices_by_number_follow_the_order_and_sums_are_joined(tmp_path):
         assert list(keys_of(source, split)) == expected, split
     for split in ("validation", "train[:21]", "train[-21:]", "train[:101%]", "train[0shard]", "train[5]", "train[a:]",
                   "train+", "all[:5]", "", "train[:", "train[1:2:3]"):
-        with pytest.raises(UserError, match="--train_split=.* has no such split; it has test, train") as error:
+        with pytest.raises(UserError, match="--train_split=.* has no such split. Use test, train, or a slice") as error:
             datasets.check_split(source, "train_split", split)
         assert "\n" not in str(error.value)
 
@@ -347,7 +347,7 @@ def test_labels_without_a_class_name_are_an_error(damaged_tfds):
     features.write_text(features.read_text().replace('"numClasses": "4"', '"numClasses": "2"'))
     source = datasets.open_source("tiny_shapes", directory)
     assert source.num_classes == 2
-    with pytest.raises(tf.errors.InvalidArgumentError, match="tiny_shapes has labels for which it has no class name"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tiny_shapes has labels without a class name"):
         list(source.records("train"))
 
 
@@ -554,8 +554,8 @@ def test_training_sees_only_the_fraction(name, tiny_tfds):
 
 
 def test_too_small_a_fraction_is_told(tiny_tfds):
-    with pytest.raises(UserError, match="--label_fraction=0.05 of --train_split=train is 2 examples for 4 classes: use "
-                                        "at least 0.1"):
+    with pytest.raises(UserError, match="--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
+                                        "classes. Use at least 0.1."):
         restricted("tfds", tiny_tfds, 0.05)
 
 
@@ -617,9 +617,9 @@ def test_view_pairs_are_reproducible():
 
 
 def test_unknown_data_set_and_split():
-    with pytest.raises(UserError, match="--dataset=cifar11 is not known.*did you mean cifar10"):
+    with pytest.raises(UserError, match="--dataset=cifar11: unknown data set .*Did you mean cifar10"):
         datasets.open_source("cifar11")
-    with pytest.raises(UserError, match="--dataset=folder:/no/such: there is no such directory"):
+    with pytest.raises(UserError, match="--dataset=folder:/no/such: the directory does not exist"):
         datasets.open_source("folder:/no/such")
     source = digits.digits_source()
     for split in ("validation", "train[:10", "train[99%%:]"):

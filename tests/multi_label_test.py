@@ -179,5 +179,5 @@ def test_single_label_settings_are_rejected(tiny_voc, tmp_path):
                   model_dir=str(tmp_path / "run"), resnet_depth=10)
     with pytest.raises(UserError, match="--eval_protocol=knn: .* one label per example, and tiny_voc has several"):
         run_lib.main(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
-    with pytest.raises(UserError, match="--label_fraction=0.5 is for one label an example"):
+    with pytest.raises(UserError, match="--label_fraction=0.5: tiny_voc has several labels per example"):
         run_lib.main(Config(**shared, train_mode="supervised", label_fraction=0.5), True)

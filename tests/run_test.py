@@ -323,7 +323,7 @@ def test_a_checkpoint_is_evaluated_on_other_classes_where_the_head_is_not_needed
 
 
 @pytest.mark.parametrize("settings, words", [
-    (dict(dataset="nonesuch"), "--dataset=nonesuch is not known"),
+    (dict(dataset="nonesuch"), "--dataset=nonesuch: unknown data set"),
     (dict(dataset="folder:/nonesuch"), "--dataset=folder:/nonesuch"),
     (dict(train_split="training"), "--train_split=training"),
     (dict(mode="train_then_eval", eval_split="dev"), "--eval_split=dev"),

@@ -57,19 +57,20 @@ GOOD = {  # name -> (content, the pixels it stands for, greatest difference)
     "png_called.jpg": (PNG, PIXELS, 0),
     "jpeg_called.gif": (JPEG, SMOOTH, 16),
 }
-BAD = {  # name -> (content, why)
+CONVERT = "; convert it to JPEG or PNG"
+BAD = {  # name -> (content, reason)
     "empty.png": (b"", "empty"),
     "cut.jpg": (JPEG[:len(JPEG) // 2], "truncated or corrupt"),
     "cut.png": (PNG[:len(PNG) // 2], "truncated or corrupt"),
     "head_only.gif": (b"GIF89a", "truncated or corrupt"),
     "text.jpg": (b"not an image at all", "not an image"),
-    "page.jpg": (b"<html>404</html>", "HTML or SVG: convert it to JPEG or PNG"),
-    "webp_called.jpg": (encoded(Image.fromarray(PIXELS), "webp"), "WebP: convert it to JPEG or PNG"),
-    "tiff_called.png": (encoded(Image.fromarray(PIXELS), "tiff"), "TIFF: convert it to JPEG or PNG"),
+    "page.jpg": (b"<html>404</html>", "unsupported format: HTML or SVG" + CONVERT),
+    "webp_called.jpg": (encoded(Image.fromarray(PIXELS), "webp"), "unsupported format: WebP" + CONVERT),
+    "tiff_called.png": (encoded(Image.fromarray(PIXELS), "tiff"), "unsupported format: TIFF" + CONVERT),
     "palette.bmp": (encoded(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "bmp"),
-                    "BMP with a palette: convert it to JPEG or PNG"),
+                    "unsupported format: BMP with a palette" + CONVERT),
     "black_and_white.bmp": (encoded(Image.fromarray(PIXELS[..., 0]).convert("1"), "bmp"),
-                            "BMP with a palette: convert it to JPEG or PNG"),
+                            "unsupported format: BMP with a palette" + CONVERT),
 }
 
 
@@ -113,20 +114,20 @@ def run(tmp_path, folder, **settings):
 
 
 def test_corrupt_images_are_an_error_at_the_start_that_names_ten(folder, tmp_path):
-    with pytest.raises(UserError, match="12 of 36 images cannot be used: dog/black_and_white.bmp .BMP with a") as error:
+    with pytest.raises(UserError, match="12 of 36 images cannot be used: dog/black_and_white.bmp .unsup") as error:
         run(tmp_path, folder)
-    assert "and 2 more. Repair or remove them, or leave them out with --corrupt_images=skip" in str(error.value)
+    assert "and 2 more. Fix or remove them, or skip them with --corrupt_images=skip" in str(error.value)
     assert "\n" not in str(error.value) and str(error.value).count("dog/") == 10
     assert not list((tmp_path / "run").glob("ckpt*"))
 
 
 def test_corrupt_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, monkeypatch):
-    assert "left out: 12 of 36 images cannot be used: dog/black" in run(tmp_path, folder, corrupt_images="skip")
+    assert "skipped: 12 of 36 images cannot be used: dog/black" in run(tmp_path, folder, corrupt_images="skip")
     looked = []
     monkeypatch.setattr(image_files, "find_unusable", lambda paths, _: looked.append(paths) or {})
-    assert "left out: 12 of 36" in run(tmp_path, folder, corrupt_images="skip") and not looked
+    assert "skipped: 12 of 36" in run(tmp_path, folder, corrupt_images="skip") and not looked
     (folder / "cat" / "0.png").touch()
-    assert "left out" not in run(tmp_path, folder, corrupt_images="skip") and len(looked) == 1
+    assert "skipped" not in run(tmp_path, folder, corrupt_images="skip") and len(looked) == 1
 
 
 def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
@@ -134,7 +135,7 @@ def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
     runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
                         train_steps=1, corrupt_images="skip", eval_split="train[:8]", eval_split_given=True)
     printed = capsys.readouterr().out
-    assert "left out: 13 of 36 images cannot be used: cat/\\udcff.png (its name is not UTF-8), dog/black" in printed
+    assert "skipped: 13 of 36 images cannot be used: cat/\\udcff.png (file name is not UTF-8), dog/black" in printed
     assert (tmp_path / "run" / "ckpt-1.index").exists()
 
 
@@ -169,7 +170,7 @@ def test_links_out_of_the_folder_need_leave(folder, tmp_path):
     (folder / "cat" / "outside.png").symlink_to(tmp_path / "elsewhere" / "a.png")
     (folder / "cat" / "more").symlink_to(tmp_path / "elsewhere" / "deep")
     (folder / "cat" / "circle").symlink_to(folder / "cat")
-    with pytest.raises(UserError, match="2 images are links that lead out of it .*--follow_links"):
+    with pytest.raises(UserError, match="2 images are links to files outside of the directory .*--follow_links"):
         folders.folder_source(str(folder))
     assert folders.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
 
@@ -227,7 +228,7 @@ def test_random_damage_is_an_image_or_a_reason_and_never_more(name, tmp_path):
         reasons.add(re.sub(r"\d+ pixels, more.*", "too many pixels", str(image_files.why_unusable(str(path)))))
     assert len(reasons) > 1
     assert reasons <= {"None", "empty", "not an image", "truncated or corrupt", "too many pixels",
-                       "BMP with a palette: convert it to JPEG or PNG"}
+                       "unsupported format: BMP with a palette" + CONVERT}
 
 
 # ------------------------------------------------------------------------------------------------- sizes and kinds
@@ -292,7 +293,7 @@ def test_a_sparse_file_is_refused_unread(tmp_path, monkeypatch):
     os.truncate(path, 60 * 2**30)
     monkeypatch.setattr(image_files, "_read", lambda _: pytest.fail("read"))
     assert image_files.why_unusable(str(path)) == (
-        "64424509440 bytes, which is more than 100000000 pixels need (--max_image_pixels)")
+        "64424509440 bytes, too many for --max_image_pixels=100000000")
 
 
 def test_a_large_file_that_is_no_image_is_not_read(tmp_path):
@@ -326,7 +327,7 @@ def test_broken_links_are_named(tmp_path):
     os.symlink("nowhere.png", tmp_path / "a.png")
     os.symlink("b.png", tmp_path / "b.png")
     assert [image_files.why_unusable(str(tmp_path / name)) for name in ("a.png", "b.png", "c.png")] == [
-        "a broken link", "a broken link", "missing"]
+        "broken link", "broken link", "missing"]
 
 
 @pytest.mark.parametrize("large", ["files", "images", "neither"])
@@ -357,7 +358,7 @@ def test_the_limit_is_a_setting_and_another_limit_checks_again(folder, tmp_path)
         path.unlink()
     for path in folder.glob("dog/[a-z]*.png"):
         path.unlink()
-    assert "left out" not in run(tmp_path, folder, max_image_pixels=480)
+    assert "skipped" not in run(tmp_path, folder, max_image_pixels=480)
     with pytest.raises(UserError, match="24 of 24 images cannot be used: cat/0.png .480 pixels, more than --max"):
         run(tmp_path, folder, max_image_pixels=479)
 
