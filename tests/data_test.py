@@ -623,7 +623,7 @@ def test_unknown_data_set_and_split():
         datasets.open_source("folder:/no/such")
     source = digits.digits_source()
     for split in ("validation", "train[:10", "train[99%%:]"):
-        with pytest.raises(UserError, match="--eval_split=.*it has test, train"):
+        with pytest.raises(UserError, match="--eval_split=.*Use test, train"):
             datasets.check_split(source, "eval_split", split)
     with pytest.raises(UserError, match="is empty"):
         datasets.check_split(source, "train_split", "train[5:5]")
