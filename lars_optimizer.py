@@ -29,16 +29,6 @@ def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))
 
 
-def _scale_update(param, update, learning_rate, adapt, eeta):
-    """Returns update * learning rate * trust ratio (1 unless `adapt`), in the dtype of `update`."""
-    rate = tf.cast(trust_ratio(param, update, eeta), update.dtype) * learning_rate if adapt else learning_rate
-    return rate * update
-
-
-def _add_weight_decay(param, grad, weight_decay):
-    return grad + weight_decay * param if weight_decay else grad
-
-
 def lars_update(param: tf.Tensor, grad: tf.Tensor, velocity: tf.Tensor, *, learning_rate: float | tf.Tensor,
                 momentum: float, weight_decay: float = 0.0, adapt: bool = True, classic_momentum: bool = True,
                 use_nesterov: bool = False, eeta: float = EETA_DEFAULT) -> tuple[tf.Tensor, tf.Tensor]:
@@ -64,13 +54,17 @@ def lars_update(param: tf.Tensor, grad: tf.Tensor, velocity: tf.Tensor, *, learn
     Returns:
       The new param and the new velocity.
     """
-    step = _add_weight_decay(param, grad, weight_decay)
+    def scale(update):
+        ratio = tf.cast(trust_ratio(param, update, eeta), update.dtype) if adapt else 1
+        return ratio * learning_rate * update
+
+    step = grad + weight_decay * param if weight_decay else grad
     if classic_momentum:
-        step = _scale_update(param, step, learning_rate, adapt, eeta)
+        step = scale(step)
     velocity = momentum * velocity + step
     update = momentum * velocity + step if use_nesterov else velocity
     if not classic_momentum:
-        update = _scale_update(param, update, learning_rate, adapt, eeta)
+        update = scale(update)
     return param - update, velocity
 
 
@@ -125,20 +119,11 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         slot = self.get_slot(var, "Momentum")
         settings = (apply_state or {}).get((var.device, var.dtype.base_dtype)) or self._fallback_apply_state(
             var.device, var.dtype.base_dtype)
-        learning_rate, rule = settings["lr_t"], self._rules[slot.ref()]
-        if self.classic_momentum:
-            return self._apply_in_place(var, grad, slot, learning_rate, **rule)
         param, velocity = lars_update(
-            var, grad, slot, learning_rate=learning_rate, momentum=self.momentum, classic_momentum=False,
-            use_nesterov=self.use_nesterov, eeta=self.eeta, **rule)
+            var, grad, slot, learning_rate=settings["lr_t"], momentum=self.momentum,
+            classic_momentum=self.classic_momentum, use_nesterov=self.use_nesterov, eeta=self.eeta,
+            **self._rules[slot.ref()])
         return tf.group(slot.assign(velocity), var.assign(param))
-
-    def _apply_in_place(self, var, grad, slot, learning_rate, weight_decay, adapt):
-        """Applies `lars_update` with classic momentum, updating the variable and its slot in place."""
-        step = _scale_update(var, _add_weight_decay(var, grad, weight_decay), learning_rate, adapt, self.eeta)
-        one, momentum = tf.constant(1, step.dtype), tf.constant(self.momentum, step.dtype)
-        return tf.raw_ops.ResourceApplyMomentum(
-            var=var.handle, accum=slot.handle, lr=one, grad=step, momentum=momentum, use_nesterov=self.use_nesterov)
 
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
         raise ValueError(f"LARS does not support sparse gradients (variable {var.name})")
