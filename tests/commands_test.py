@@ -1,4 +1,4 @@
-"""Command lines: help without TensorFlow, modules that are not programs, and `make help`."""
+"""Command lines: --help without TensorFlow, modules that are not programs, and `make help`."""
 
 import re
 import subprocess
@@ -26,16 +26,17 @@ finally:
     *([name] for name in COMMANDS), ["inference", "embed"], ["checkpoints", "describe"], ["transfer", "finetune"],
     ["paper.tables", "run"]], ids=" ".join)
 def test_help_is_printed_without_loading_tensorflow(arguments):
-    done = subprocess.run([sys.executable, "-c", HELP, *arguments, "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == (arguments == ["run"]) and not done.stderr  # absl's --help has status 1.
-    assert len(done.stdout.splitlines()) > 5 and done.stdout.endswith("loaded: None\n")
+    process = subprocess.run([sys.executable, "-c", HELP, *arguments, "--help"], cwd=ROOT, capture_output=True,
+                             text=True)
+    assert process.returncode == (arguments == ["run"]) and not process.stderr  # absl's --help has status 1.
+    assert len(process.stdout.splitlines()) > 5 and process.stdout.endswith("loaded: None\n")
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_that_is_not_a_program_names_the_command(name):
-    done = subprocess.run([sys.executable, name], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and not done.stdout
-    assert re.fullmatch(rf"{name}: error: .* Use `python run\.py( --mode=\w+)?`; .*\n", done.stderr)
+def test_modules_that_are_not_programs_suggest_the_command(name):
+    process = subprocess.run([sys.executable, name], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 2 and not process.stdout
+    assert re.fullmatch(rf"{name}: error: .* Use `python run\.py( --mode=\w+)?`; .*\n", process.stderr)
 
 
 def test_make_help_lists_all_commands_and_targets():

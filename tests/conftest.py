@@ -1,10 +1,10 @@
-"""Shared set-up: the project on the path, two CPU devices for the one strategy of the process, float64 on demand."""
+"""Shared fixtures and set-up: import paths, two logical CPU devices, float64."""
 
 import os
 import pathlib
 import sys
 
-# Small matrices; and with two processes of tests, threads of BLAS would wait for each other.
+# Matrices are small, and the BLAS threads of two test processes would wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -20,7 +20,7 @@ import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
 
-# The suites always try the same; `--hypothesis-profile=soak` tries something new, and more.
+# The suites always try the same examples; `--hypothesis-profile=soak` tries new and more examples.
 hypothesis.settings.register_profile("suites", derandomize=True, database=None)
 hypothesis.settings.register_profile("soak", max_examples=800, print_blob=True)
 hypothesis.settings.load_profile("suites")
@@ -31,7 +31,7 @@ tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfigu
 
 @pytest.fixture(scope="session")
 def two_replicas():
-    """The process's only MirroredStrategy: two of them in one process abort."""
+    """The only MirroredStrategy of the process: a second one would abort it."""
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 
 
@@ -45,7 +45,7 @@ def float64():
 
 @pytest.fixture
 def unoptimized_graphs():
-    """Graphs as they are traced: for tests of a few steps, where optimizing takes longer than running."""
+    """Graphs without Grappler, for tests of a few steps, in which optimizing takes longer than running."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -59,7 +59,7 @@ def _fresh_keras():
 
 @pytest.fixture(scope="module")
 def tiny_resnet():
-    """`resnet_depth=10` with two groups of blocks rather than four, for tests whose time is that of tracing."""
+    """ResNet-10 with two block groups instead of four, for tests that spend their time on tracing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(resnet.DEPTHS, 10, (False, (1, 1)))
         yield

@@ -1,4 +1,4 @@
-"""Sources and pipelines: what is read, in which order, and how often."""
+"""Data sources and input pipelines: contents, order and repetition of examples."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def make_config(**settings):
 
 @pytest.fixture(scope="module")
 def tiny_tfds(tmp_path_factory):
-    """A TFDS data set, two files a split: 40 training and 10 test images, image i of grey level i."""
+    """Directory of a TFDS data set with two files per split and 50 images; image i has gray level i."""
     import tensorflow_datasets as tfds
 
     def rows(first, last):
@@ -44,14 +44,14 @@ def tiny_tfds(tmp_path_factory):
 
 
 def levels_of(records, source):
-    """The grey levels of records, in order."""
+    """Returns the gray levels of records, in order."""
     return [int(source.decode(item)[0, 0, 0]) for _, item, _ in records]
 
 
 # -------------------------------------------------------------------------------------------------------- sources
 
 
-def test_digits_are_real_balanced_and_divided_once_for_all():
+def test_digits_has_fixed_balanced_and_disjoint_splits():
     source = digits.digits_source()
     assert (source.num_examples("train"), source.num_examples("test"), source.num_classes) == (1437, 360, 10)
     rows = {split: list(source.records(split).as_numpy_iterator()) for split in ("train", "test")}
@@ -62,17 +62,17 @@ def test_digits_are_real_balanced_and_divided_once_for_all():
     assert rows["train"][0][1].shape == (8, 8, 3) and rows["train"][0][1].max() > 200
 
 
-def test_folder_of_classes(tmp_path):
+def test_sub_folders_are_classes(tmp_path):
     levels = write_images(tmp_path, "cats/a.png", "cats/deep/er/b.png", "dogs/c.png", ".hidden/d.png", "dogs/.e.png",
                           "dogs/.thumbs/f.png")
     (tmp_path / "dogs" / "notes.txt").write_text("not an image")
     source = folders.folder_source(str(tmp_path))
     assert source.class_names == ["cats", "dogs"] and source.split_names == ["train"]
-    found = {(int(source.decode(item)[0, 0, 0]), int(label)) for _, item, label in source.records("train")}
-    assert found == {(levels["cats/a.png"], 0), (levels["cats/deep/er/b.png"], 0), (levels["dogs/c.png"], 1)}
+    rows = {(int(source.decode(item)[0, 0, 0]), int(label)) for _, item, label in source.records("train")}
+    assert rows == {(levels["cats/a.png"], 0), (levels["cats/deep/er/b.png"], 0), (levels["dogs/c.png"], 1)}
 
 
-def test_folder_with_splits(tmp_path):
+def test_split_folders_share_their_classes(tmp_path):
     write_images(tmp_path, "train/x/1.png", "train/y/2.png", "test/y/3.png", "val/x/4.png")
     source = folders.folder_source(str(tmp_path))
     assert source.split_names == ["test", "train", "validation"] and source.class_names == ["x", "y"]
@@ -88,8 +88,8 @@ def test_folder_without_classes_is_unlabelled(tmp_path, names):
 
 
 @pytest.fixture
-def said(monkeypatch):
-    """The lines that are logged."""
+def log_lines(monkeypatch):
+    """Log lines of a test."""
     lines = []
     monkeypatch.setattr(console, "log", lines.append)
     return lines
@@ -105,7 +105,7 @@ def said(monkeypatch):
     (("photos/train/cat/a.png", "photos/test/cat/b.png"), "photos would be a class, but contains split folders .test,"),
     (("photos/train/cat/a.png", "photos/train/dog/b.png"), "photos would be a class, .*pass --dataset=folder:.*photos"),
     (("cat/train/a.png", "cat/test/b.png", "dog/c.png"), "cat would be a class, but contains split folders")])
-def test_folders_that_cannot_be_read_are_refused_in_one_line(tmp_path, names, word):
+def test_ambiguous_folder_layouts_are_refused_in_one_line(tmp_path, names, word):
     write_images(tmp_path, *names)
     with pytest.raises(UserError, match=word) as error:
         folders.folder_source(str(tmp_path))
@@ -116,7 +116,7 @@ def test_folders_that_cannot_be_read_are_refused_in_one_line(tmp_path, names, wo
     ("train valid test", "test train validation"), ("Train Test", "test train"), ("TRAINING Val", "train validation"),
     ("training testing", "test train"), ("train", "train"), ("training_set test_set", "test train"),
     ("train2017 val2017", "train validation"), ("train dev eval", "test train validation")])
-def test_split_folders_have_several_names(tmp_path, names, splits):
+def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
     write_images(tmp_path, *(f"{folder}/{name}/1.png" for folder in names.split() for name in "xy"))
     write_images(tmp_path, "__MACOSX/train/._1.png", "__MACOSX/x.png", "@eaDir/y.png", "lost+found/z.png", ".git/a.png")
     (tmp_path / "annotations").mkdir()
@@ -126,45 +126,46 @@ def test_split_folders_have_several_names(tmp_path, names, splits):
     assert {source.num_examples(split) for split in source.split_names} == {2}
 
 
-def test_a_class_may_have_the_name_of_a_split(tmp_path, said):
+def test_a_class_may_have_the_name_of_a_split(tmp_path, log_lines):
     write_images(tmp_path, "train/1.png", "car/2.png", "ship/3.png")
     source = folders.folder_source(str(tmp_path))
     assert source.class_names == ["car", "ship", "train"] and source.split_names == ["train"]
-    assert said == [f"folder:{tmp_path}: train is used as a class, not as a split, because it is next to car, ship"]
+    assert log_lines == [f"folder:{tmp_path}: train is used as a class, not as a split, because it is next to "
+                         "car, ship"]
 
 
-def test_class_folders_without_images_are_named(tmp_path, said):
+def test_class_folders_without_images_are_reported(tmp_path, log_lines):
     write_images(tmp_path, "train/cat/1.png", "train/dog/2.png", "test/cat/3.png")
     for name in ("train/empty", "train/raw/deep", "test/empty", "test/dog"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "train" / "raw" / "deep" / "a.tiff").write_bytes(b"II*")
     assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
-    assert said == ["ignored: class folders without images: empty, raw",
+    assert log_lines == ["ignored: class folders without images: empty, raw",
                     f"folder:{tmp_path}: test has no images of 1 of 2 classes (dog)"]
 
 
-def test_labels_are_by_name_over_all_splits(tmp_path, said):
+def test_classes_have_the_same_label_in_all_splits(tmp_path, log_lines):
     levels = write_images(tmp_path, "train/blue/1.png", "train/green/2.png", "test/green/3.png", "test/amber/4.png")
     source = folders.folder_source(str(tmp_path))
     for split in ("train", "test"):
         for _, item, label in source.records(split):
             name = next(name for name, level in levels.items() if level == int(source.decode(item)[0, 0, 0]))
             assert name.startswith(f"{split}/{source.class_names[int(label)]}/")
-    assert said == [f"folder:{tmp_path}: test has no images of 1 of 3 classes (blue)",
+    assert log_lines == [f"folder:{tmp_path}: test has no images of 1 of 3 classes (blue)",
                     f"folder:{tmp_path}: train has no images of 1 of 3 classes (amber)"]
 
 
-def test_many_missing_classes_are_counted(tmp_path, said):
+def test_reports_of_missing_classes_are_shortened(tmp_path, log_lines):
     write_images(tmp_path, *(f"train/{number:02}/1.png" for number in range(14)), "test/00/1.png")
     folders.folder_source(str(tmp_path))
-    assert said == [f"folder:{tmp_path}: test has no images of 13 of 14 classes (01, 02, 03, 04, 05, 06, 07, 08, 09, "
-                    "10 and 3 more)"]
+    assert log_lines == [f"folder:{tmp_path}: test has no images of 13 of 14 classes (01, 02, 03, 04, 05, 06, 07, 08, "
+                         "09, 10 and 3 more)"]
 
 
-def test_directories_of_runs_are_not_data(tmp_path, said):
+def test_run_directories_in_an_image_folder_are_left_out(tmp_path, log_lines):
     write_images(tmp_path, "cat/1.png", "dog/2.png")
     before = folders.folder_source(str(tmp_path)).describe_data()
-    assert not said
+    assert not log_lines
     write_images(tmp_path, "runs/first/views.png", "run/views.png", "cat/run/best/views.png", "copied/views.png")
     for lock in ("runs/first", "run", "cat/run"):
         (tmp_path / lock / "train.lock").touch()
@@ -172,12 +173,12 @@ def test_directories_of_runs_are_not_data(tmp_path, said):
     for name in ("flags.json", "ckpt-3.index"):
         (tmp_path / "copied" / name).touch()
     assert folders.folder_source(str(tmp_path)).describe_data() == before
-    assert "ignored: run directories: copied, run" in said
-    flat = tmp_path / "runs" / "first"  # The folder that is named is read, whatever it holds.
+    assert "ignored: run directories: copied, run" in log_lines
+    flat = tmp_path / "runs" / "first"  # The folder passed by the user is always read.
     assert folders.folder_source(str(flat)).num_examples("train") == 1
 
 
-def test_a_folder_of_flags_is_data(tmp_path):
+def test_a_class_named_flags_is_not_taken_for_a_run_directory(tmp_path):
     write_images(tmp_path, "flags/1.png", "maps/2.png")
     (tmp_path / "flags" / "flags.json").touch()
     (tmp_path / "maps" / "train.lock").touch()
@@ -189,7 +190,7 @@ def test_a_folder_of_flags_is_data(tmp_path):
 def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     levels = write_images(tmp_path / name, f"{name.rstrip('/')}/1.png", "b/2.png")
-    write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")  # what patterns would find as well
+    write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")  # Patterns would match these, too.
     for path in (f"./{name}", str(tmp_path / name), *([] if name == "~" else [name])):
         source = datasets.open_source(f"folder:{path}")
         assert source.class_names == sorted([name.rstrip("/"), "b"])
@@ -197,13 +198,13 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
 
 
 def keys_of(source, split):
-    """Paths below the root -> keys of a split, in its order."""
+    """Returns a dict: path below the root -> key, in the order of the split."""
     keys, paths, _ = source._select(split)
     return {str(pathlib.Path(path).relative_to(source.root)): int(key) for key, path in zip(keys, paths)}
 
 
-def test_images_keep_their_side_when_others_come_or_go(tmp_path):
-    """Key: the first 62 bits of SHA-256 of the path below the root."""
+def test_adding_or_removing_images_does_not_move_others_to_another_slice(tmp_path):
+    """The key of an image is the first 62 bits of the SHA-256 of its path below the root."""
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     write_images(tmp_path, *names)
     fractions = {name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names}
@@ -221,9 +222,9 @@ def test_images_keep_their_side_when_others_come_or_go(tmp_path):
             name: key for name, key in after.items() if "new" not in name}
 
 
-def test_keys_do_not_depend_on_where_the_folder_lies(tmp_path, monkeypatch):
-    for place in ("one", "two/deeper"):
-        write_images(tmp_path / place, "train/a/1.png", "train/b/1.png", "test/a/1.png")
+def test_keys_do_not_depend_on_the_location_of_the_folder(tmp_path, monkeypatch):
+    for directory in ("one", "two/deeper"):
+        write_images(tmp_path / directory, "train/a/1.png", "train/b/1.png", "test/a/1.png")
     monkeypatch.chdir(tmp_path / "two")
     one, two = folders.folder_source(str(tmp_path / "one")), folders.folder_source("deeper/")
     assert keys_of(one, "all") == keys_of(two, "all")
@@ -231,7 +232,7 @@ def test_keys_do_not_depend_on_where_the_folder_lies(tmp_path, monkeypatch):
     assert one.describe_data() == two.describe_data()
 
 
-def test_slices_by_number_follow_the_order_and_sums_are_joined(tmp_path):
+def test_absolute_slices_and_sums_of_splits_follow_the_order(tmp_path):
     write_images(tmp_path, *(f"{split}/{name}/{number}.png" for split in ("train", "test") for name in "ab"
                              for number in range(10)))
     source = folders.folder_source(str(tmp_path))
@@ -254,7 +255,7 @@ def test_a_slice_of_a_folder_has_all_classes(tmp_path):
     assert len(labels) == 20 and 4 < sum(labels) < 16
 
 
-def test_data_are_described_by_names_counts_and_files(tmp_path, tiny_tfds):
+def test_describe_data_depends_on_splits_classes_and_files(tmp_path, tiny_tfds):
     assert digits.digits_source().describe_data() == {"name": "digits", "splits": {"test": 360, "train": 1437}}
     assert datasets.open_source("tiny_shapes", tiny_tfds).describe_data() == {
         "name": "tiny_shapes", "version": "1.0.0", "config": None, "splits": {"test": 10, "train": 40}}
@@ -275,7 +276,7 @@ def test_data_are_described_by_names_counts_and_files(tmp_path, tiny_tfds):
     assert folders.folder_source(str(tmp_path)).describe_data()["files"] != described["files"]
 
 
-def test_tfds_records(tiny_tfds):
+def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
     source = datasets.open_source("tiny_shapes", tiny_tfds)
     assert source.num_classes == 4 and source.split_names == ["test", "train"]
     records = list(source.records("train"))
@@ -287,8 +288,8 @@ def test_tfds_records(tiny_tfds):
 
 
 @pytest.fixture
-def damaged_tfds(tiny_tfds, tmp_path):
-    """A copy of `tiny_tfds`: its directory, and the second record file of the training split."""
+def tfds_copy(tiny_tfds, tmp_path):
+    """A copy of `tiny_tfds` for tests to corrupt: its directory, and the second record file of the training split."""
     directory = shutil.copytree(tiny_tfds, tmp_path / "tfds")
     return str(directory), next(directory.glob("**/*train*-00001-of-00002"))
 
@@ -303,12 +304,12 @@ def cut_records(path, count):
 
 @pytest.mark.parametrize("split, expected, cut_fails", [
     ("train", 40, True), ("train[:10]", 10, False), ("train[25:27]", 2, False), ("train[38:]", 2, True)])
-def test_a_record_file_that_was_cut_between_records_is_an_error(damaged_tfds, split, expected, cut_fails):
-    directory, path = damaged_tfds
+def test_a_record_file_truncated_between_records_is_an_error(tfds_copy, split, expected, cut_fails):
+    directory, path = tfds_copy
     source = datasets.open_source("tiny_shapes", directory)
     assert len(list(source.records(split))) == expected
     cut_records(path, 13)  # of 20
-    assert datasets.check_split(source, "train_split", split) == expected  # Not seen from outside.
+    assert datasets.check_split(source, "train_split", split) == expected  # The metadata does not show it.
     if not cut_fails:
         assert len(list(source.records(split))) == expected
         return
@@ -317,12 +318,12 @@ def test_a_record_file_that_was_cut_between_records_is_an_error(damaged_tfds, sp
     assert "contained only" in str(error.value)
 
 
-@pytest.mark.parametrize("damage", ["empty", "missing"])
-def test_record_files_that_are_empty_or_missing_are_named_at_the_start(damaged_tfds, damage):
-    directory, path = damaged_tfds
-    path.write_bytes(b"") if damage == "empty" else path.unlink()
+@pytest.mark.parametrize("problem", ["empty", "missing"])
+def test_empty_or_missing_record_files_are_reported_at_the_start(tfds_copy, problem):
+    directory, path = tfds_copy
+    path.write_bytes(b"") if problem == "empty" else path.unlink()
     source = datasets.open_source("tiny_shapes", directory)
-    with pytest.raises(UserError, match=f"--dataset=tiny_shapes: .*-00001-of-00002 is {damage} .1 of 2 files") as error:
+    with pytest.raises(UserError, match=f"--dataset=tiny_shapes: .*-00001-of-00002 is {problem} .1 of 2") as error:
         datasets.check_split(source, "train_split", "train")
     assert "\n" not in str(error.value)
     assert datasets.check_split(source, "train_split", "train[:20]") == 20
@@ -330,8 +331,8 @@ def test_record_files_that_are_empty_or_missing_are_named_at_the_start(damaged_t
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b'{"splits": 5}', None])
-def test_a_corrupt_description_of_prepared_data_is_refused_in_one_line(content, damaged_tfds):
-    directory, path = damaged_tfds
+def test_corrupt_tfds_metadata_are_refused_in_one_line(content, tfds_copy):
+    directory, path = tfds_copy
     info = pathlib.Path(path).parent / "dataset_info.json"
     info.unlink()
     if content is not None:
@@ -341,8 +342,8 @@ def test_a_corrupt_description_of_prepared_data_is_refused_in_one_line(content, 
     assert "\n" not in str(error.value)
 
 
-def test_labels_without_a_class_name_are_an_error(damaged_tfds):
-    directory, path = damaged_tfds
+def test_labels_without_a_class_name_are_an_error(tfds_copy):
+    directory, path = tfds_copy
     features = pathlib.Path(path).parent / "features.json"
     features.write_text(features.read_text().replace('"numClasses": "4"', '"numClasses": "2"'))
     source = datasets.open_source("tiny_shapes", directory)
@@ -351,8 +352,8 @@ def test_labels_without_a_class_name_are_an_error(damaged_tfds):
         list(source.records("train"))
 
 
-def test_empty_record_files_do_not_spin_on_resume(damaged_tfds):
-    directory, _ = damaged_tfds
+def test_empty_record_files_do_not_cause_an_endless_loop_on_resume(tfds_copy):
+    directory, _ = tfds_copy
     source = datasets.open_source("tiny_shapes", directory)
     for path in pathlib.Path(directory).glob("**/*train*-of-00002"):
         path.write_bytes(b"")
@@ -361,17 +362,17 @@ def test_empty_record_files_do_not_spin_on_resume(damaged_tfds):
         next(iter(dataset))
 
 
-def test_keys_are_the_same_in_slices(tiny_tfds):
+def test_examples_have_the_same_key_in_slices(tiny_tfds):
     tiny = datasets.open_source("tiny_shapes", tiny_tfds)
     for source, split in ((tiny, "train[30:]"), (digits.digits_source(), "train[9:19]")):
         def named(split, source=source):
             return {np.array(item).tobytes(): int(key) for key, item, _ in source.records(split).as_numpy_iterator()}
-        whole, part = named("train"), named(split)
-        assert part and all(whole[item] == key for item, key in part.items())
+        whole, selected = named("train"), named(split)
+        assert selected and all(whole[item] == key for item, key in selected.items())
 
 
 @pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
-def test_order_depends_on_the_seed_alone(name, tiny_tfds):
+def test_order_depends_only_on_the_seed(name, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
 
     def keys(seed, **kwargs):
@@ -383,12 +384,12 @@ def test_order_depends_on_the_seed_alone(name, tiny_tfds):
 
 @pytest.mark.parametrize("name, split", [("digits", "test"), ("tiny_shapes", "train"), ("tiny_shapes", "test")])
 @pytest.mark.parametrize("shards", [2, 3])
-def test_shards_divide_a_split(name, split, shards, tiny_tfds):
+def test_shards_partition_a_split(name, split, shards, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
     for seed in (None, 4):
-        parts = [[int(key) for key, _, _ in source.records(split, seed, shards, shard)] for shard in range(shards)]
-        assert [len(part) for part in parts] == [source.num_examples(split, shards, shard) for shard in range(shards)]
-        assert sorted(sum(parts, [])) == sorted(int(key) for key, _, _ in source.records(split))
+        keys = [[int(key) for key, _, _ in source.records(split, seed, shards, shard)] for shard in range(shards)]
+        assert list(map(len, keys)) == [source.num_examples(split, shards, shard) for shard in range(shards)]
+        assert sorted(sum(keys, [])) == sorted(int(key) for key, _, _ in source.records(split))
 
 
 def test_shuffle_buffer_is_bounded_by_memory(tiny_tfds):
@@ -413,7 +414,7 @@ def test_training_data_has_the_shapes_and_range_of_the_network():
 
 @pytest.mark.parametrize("name, cache, strength", [
     ("digits", False, 1.0), ("tiny_shapes", False, 0.0), ("tiny_shapes", True, 0.0)])
-def test_any_step_can_be_continued_at(name, cache, strength, tiny_tfds):
+def test_training_data_can_start_at_any_step(name, cache, strength, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
     config = make_config(train_split="train[:40]", cache_dataset=cache, color_jitter_strength=strength)
     whole = data.build_train_dataset(config, source, 5, 16)
@@ -435,7 +436,7 @@ def test_every_epoch_has_every_example_once_in_another_order(name, tiny_tfds):
     assert (labels[0] != labels[1]).any()
 
 
-def test_views_follow_seed_and_epoch_not_the_order():
+def test_views_depend_on_seed_and_epoch_but_not_on_the_order():
     config = make_config(train_split="train[:40]", train_batch_size=40, color_jitter_strength=0.0)
     source = digits.digits_source()
 
@@ -444,13 +445,13 @@ def test_views_follow_seed_and_epoch_not_the_order():
         return [views[np.lexsort(views.reshape(40, -1).T)] for views, _ in dataset.take(2).as_numpy_iterator()]
 
     first, second = batches(1)
-    assert np.abs(first - second).max() > 0.1  # epochs differ
-    np.testing.assert_array_equal(first, batches(1, cache_dataset=True)[0])  # cached: another order, the same views
+    assert np.abs(first - second).max() > 0.1  # The views of another epoch differ.
+    np.testing.assert_array_equal(first, batches(1, cache_dataset=True)[0])  # Caching changes only the order.
     assert np.abs(first - batches(2)[0]).max() > 0.1
 
 
 def test_views_do_not_depend_on_the_batch_size():
-    """Batches of 1, 6 and 20 are cropped and coloured in chunks of as many, and in other company."""
+    """Batches of 1, 6 and 20 are augmented in chunks of these sizes, so that images are grouped differently."""
     source = digits.digits_source()
     reference = None
     for batch_size in (1, 6, 20):
@@ -469,12 +470,12 @@ def test_chunks_divide_the_batch(size, batch_size, expected):
 
 
 @pytest.mark.parametrize("pixels", ["jpeg", "jpeg_gray", "jpeg_without_subsampling", "png"])
-def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
+def test_only_the_region_of_crop_windows_is_decoded_in_large_jpegs(pixels, tmp_path):
     colors = np.random.default_rng(0).integers(0, 256, [13, 17, 1 if pixels == "jpeg_gray" else 3])
     image = np.uint8(tf.image.resize(colors, [130, 171], tf.image.ResizeMethod.BICUBIC))
     options = {"chroma_downsampling": False} if pixels == "jpeg_without_subsampling" else {}
     encoded = tf.io.encode_png(image) if pixels == "png" else tf.io.encode_jpeg(image, quality=80, **options)
-    (tmp_path / "a.png").write_bytes(encoded.numpy())  # Contents count, not suffixes.
+    (tmp_path / "a.png").write_bytes(encoded.numpy())  # The format is detected from the content, not from the suffix.
     source = datasets.open_source(f"folder:{tmp_path}")
     whole = source.decode(encoded).numpy()
 
@@ -482,14 +483,14 @@ def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
     def decode(seed):
         def draw(shape):
             return zip(*[data_util.random_window(shape, seed + view) for view in range(2)])
-        part, begins, sizes = data._decode_windows(source, encoded, draw, 64)
-        return part, [tf.slice(part, *window) for window in zip(begins, sizes)]
+        region, begins, sizes = data._decode_windows(source, encoded, draw, 64)
+        return region, [tf.slice(region, *window) for window in zip(begins, sizes)]
 
     smaller = 0
     for number in range(40):
         seed = tf.constant([number, 7], tf.int64)
-        part, windows = decode(seed)
-        smaller += part.shape[0] * part.shape[1] < 0.8 * 130 * 171
+        region, windows = decode(seed)
+        smaller += region.shape[0] * region.shape[1] < 0.8 * 130 * 171
         for view, window in enumerate(windows):
             begin, size = data_util.random_window(whole.shape, seed + view)
             np.testing.assert_array_equal(window, tf.slice(whole, begin, size))
@@ -501,7 +502,7 @@ def test_large_images_are_decoded_only_where_windows_need_it(pixels, tmp_path):
 
 @pytest.mark.parametrize("fraction, expected", [(0.1, [3, 3, 4]), (0.31, [10, 10, 11]), (0.61, [10, 25, 26]),
                                                 (1.0, [10, 30, 60])])
-def test_a_fraction_has_as_many_of_every_class_as_there_are(fraction, expected):
+def test_label_fraction_balances_classes_as_far_as_possible(fraction, expected):
     labels = np.random.default_rng(0).permutation([0] * 10 + [1] * 30 + [2] * 60 + [-1] * 50)
     rows = label_subsets.choose_balanced(labels, fraction, 3)
     counts = np.bincount(labels[rows], minlength=3)
@@ -521,24 +522,24 @@ def restricted(name, tiny_tfds, fraction=0.2, seed=0):
 def test_a_restricted_split_is_the_same_on_every_host_and_run(name, total, shards, tiny_tfds):
     def records(seed):
         source = restricted(name, tiny_tfds)
-        parts = [list(source.records("train", seed, shards, shard).as_numpy_iterator()) for shard in range(shards)]
-        assert [len(part) for part in parts] == [source.num_examples("train", shards, n) for n in range(shards)]
-        return sorted((int(key), int(label)) for part in parts for key, _, label in part)
+        rows = [list(source.records("train", seed, shards, shard).as_numpy_iterator()) for shard in range(shards)]
+        assert list(map(len, rows)) == [source.num_examples("train", shards, shard) for shard in range(shards)]
+        return sorted((int(key), int(label)) for key, _, label in sum(rows, []))
 
-    found = records(None)
-    assert found == records(5) and len(found) == len(set(found)) == total
-    counts = np.bincount([label for _, label in found])
+    selected = records(None)
+    assert selected == records(5) and len(selected) == len(set(selected)) == total
+    counts = np.bincount([label for _, label in selected])
     assert counts.max() - counts.min() <= 1
     whole = digits.digits_source() if name == "digits" else TfdsSource("tiny_shapes", tiny_tfds)
-    assert set(found) < {(int(key), int(label)) for key, _, label in whole.records("train").as_numpy_iterator()}
+    assert set(selected) < {(int(key), int(label)) for key, _, label in whole.records("train").as_numpy_iterator()}
     other = restricted(name, tiny_tfds, seed=1)
-    assert set(found) != {(int(key), int(label)) for key, _, label in other.records("train").as_numpy_iterator()}
+    assert set(selected) != {(int(key), int(label)) for key, _, label in other.records("train").as_numpy_iterator()}
 
 
 @pytest.mark.parametrize("name", ["digits", "tfds"])
-def test_training_sees_only_the_fraction(name, tiny_tfds):
+def test_training_uses_only_the_selected_label_fraction(name, tiny_tfds):
     source = restricted(name, tiny_tfds)
-    chosen = source.num_examples("train")
+    num_selected = source.num_examples("train")
     config = make_config(train_mode="finetune", label_fraction=0.2)
     keys = {int(key) for key, _, _ in source.records("train").as_numpy_iterator()}
     seen = set()
@@ -548,18 +549,18 @@ def test_training_sees_only_the_fraction(name, tiny_tfds):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "_batch_views", spy)
-        for key in data.build_train_dataset(config, source, 3, 16).take(2 * chosen):
+        for key in data.build_train_dataset(config, source, 3, 16).take(2 * num_selected):
             seen.add(int(key))
     assert seen == keys
 
 
-def test_too_small_a_fraction_is_told(tiny_tfds):
+def test_a_label_fraction_without_examples_of_all_classes_is_refused(tiny_tfds):
     with pytest.raises(UserError, match="--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
                                         "classes. Use at least 0.1."):
         restricted("tfds", tiny_tfds, 0.05)
 
 
-def test_cache_reads_files_once(tmp_path):
+def test_cache_dataset_reads_files_only_once(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(10)))
     source = folders.folder_source(str(tmp_path))
     config = make_config(train_batch_size=10, cache_dataset=True)
@@ -577,7 +578,7 @@ def test_evaluation_sees_every_example_once(batch, replicas):
     dataset = data.build_eval_dataset(make_config(), source, "test", batch, replicas=replicas)
     batches = list(dataset.as_numpy_iterator())
     assert len(batches) % replicas == 0 and all(len(images) == batch for images, _, _ in batches)
-    labels, weights = (np.concatenate([part[column] for part in batches]) for column in (1, 2))
+    labels, weights = (np.concatenate([arrays[column] for arrays in batches]) for column in (1, 2))
     assert weights.sum() == 360
     assert sorted(labels[weights > 0]) == sorted(int(label) for _, _, label in source.records("test"))
     assert (labels[weights == 0] == -1).all()
@@ -595,14 +596,14 @@ def test_evaluation_batches_are_at_most_as_large_as_the_split(given, split, repl
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
-def test_hosts_evaluate_as_many_batches(hosts):
+def test_all_hosts_evaluate_the_same_number_of_batches(hosts):
     source = digits.digits_source()
     counts, total = set(), 0
     for host in range(hosts):
         context = tf.distribute.InputContext(hosts, host, hosts)
-        parts = list(data.build_eval_dataset(make_config(), source, "test[:101]", 16, context).as_numpy_iterator())
-        counts.add(len(parts))
-        total += sum(weights.sum() for _, _, weights in parts)
+        batches = list(data.build_eval_dataset(make_config(), source, "test[:101]", 16, context).as_numpy_iterator())
+        counts.add(len(batches))
+        total += sum(weights.sum() for _, _, weights in batches)
     assert len(counts) == 1 and total == 101
 
 
@@ -616,7 +617,7 @@ def test_view_pairs_are_reproducible():
 # --------------------------------------------------------------------------------------------------------- errors
 
 
-def test_unknown_data_set_and_split():
+def test_unknown_data_sets_and_splits_are_refused():
     with pytest.raises(UserError, match="--dataset=cifar11: unknown data set .*Did you mean cifar10"):
         datasets.open_source("cifar11")
     with pytest.raises(UserError, match="--dataset=folder:/no/such: the directory does not exist"):

@@ -1,4 +1,4 @@
-"""Modules import only from groups further left, and packages have no import cycles."""
+"""Import rules: modules import only from earlier groups, and packages have no import cycles."""
 
 import ast
 import graphlib
@@ -30,7 +30,7 @@ def name_of(path):
 
 
 def imports(path):
-    """Yields the dotted names that a file imports, anywhere in it; and those that it loads by name."""
+    """Yields the dotted names that a file imports, including local imports and modules loaded by name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -48,15 +48,15 @@ def test_every_module_has_a_group():
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_imports_only_from_groups_further_left(path):
-    own = name_of(path).split(".")[0]
+def test_modules_import_only_from_earlier_groups(path):
+    importer = name_of(path).split(".")[0]
     for imported in imports(path):
         name = imported.split(".")[0]
-        assert name == own and path.parent != ROOT or GROUP_OF.get(name, -1) < GROUP_OF[own], imported
+        assert name == importer and path.parent != ROOT or GROUP_OF.get(name, -1) < GROUP_OF[importer], imported
 
 
 def listed_settings(tree):
-    """Yields the names of settings in each tuple, list or set that is written out in a syntax tree."""
+    """Yields the names of settings in each literal tuple, list or set of a syntax tree."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
             values = {element.value for element in node.elts if isinstance(element, ast.Constant)}
@@ -65,7 +65,7 @@ def listed_settings(tree):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "config"], ids=name_of)
 def test_settings_are_classified_only_in_config(path):
-    """By roles. Elsewhere, a short list within a function may say what one algorithm needs."""
+    """Roles classify settings. Elsewhere, only short lists inside functions are allowed."""
     tree = ast.parse(path.read_text())
     constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
     assert not [names for node in constants for names in listed_settings(node) if len(names) > 1]
@@ -76,8 +76,8 @@ def test_settings_are_classified_only_in_config(path):
 def test_a_package_has_no_import_cycles(package):
     graph = {}
     for path in (ROOT / package).glob("*.py"):
-        inside = {".".join(imported.split(".")[:2]) for imported in imports(path) if imported.startswith(f"{package}.")}
-        graph[name_of(path)] = inside
+        graph[name_of(path)] = {".".join(imported.split(".")[:2]) for imported in imports(path)
+                                if imported.startswith(f"{package}.")}
     order = list(graphlib.TopologicalSorter(graph).static_order())  # Raises CycleError.
     assert set(order) >= set(graph)
 

@@ -1,4 +1,4 @@
-"""Two and four replicas compute what one device computes; local batch norm is each replica's own."""
+"""Training on two and four replicas equals training on one; local batch norm is computed per replica."""
 
 import json
 import subprocess
@@ -17,17 +17,17 @@ BLUR, PLAIN, LOCAL = ({"use_blur": True}, {"use_blur": False}, {"use_blur": Fals
 
 
 def assert_equal(results, expected, rtol=1e-9):
-    """All arrays agree to `rtol` of the largest entry of each; those that are zero but for rounding, to 1e-12."""
+    """Asserts that arrays agree to `rtol` of their largest entry, or to 1e-12 if they are zero except for rounding."""
     assert set(results) == set(expected)
     for name, value in expected.items():
-        # What passes through float32 on its way to the logs is not exact.
+        # Logged scalars are float32.
         tolerance = 2e-7 if np.asarray(value).dtype == np.float32 else rtol
         np.testing.assert_allclose(results[name], value, rtol=0, atol=max(tolerance * np.abs(value).max(), 1e-12),
                                    err_msg=name)
 
 
 def assert_different(results, expected, words):
-    """Some array whose name has `words` differs by more than rounding."""
+    """Asserts that an array whose name contains `words` differs by more than rounding."""
     names = [name for name in expected if words in name]
     assert names and any(np.abs(results[name] - expected[name]).max() > 1e-3 * np.abs(expected[name]).max()
                          for name in names), words
@@ -35,7 +35,7 @@ def assert_different(results, expected, words):
 
 @pytest.fixture(scope="module")
 def four_replicas(tmp_path_factory):
-    """A function that waits for what four replicas compute in a process of their own, which begins at once."""
+    """Starts a process with four replicas, and returns a function that waits for its results."""
     out = tmp_path_factory.mktemp("four") / "out.npz"
     command = [sys.executable, replica_worker.__file__, "4", str(out), json.dumps(BLUR)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -49,7 +49,7 @@ def four_replicas(tmp_path_factory):
     process.kill()
 
 
-def test_two_replicas_train_as_one_and_with_local_statistics_as_themselves(four_replicas, two_replicas, float64):
+def test_two_replicas_equal_one_and_local_batch_norm_equals_naive_steps(four_replicas, two_replicas, float64):
     one, two, local = (replica_worker.train_case(*case) for case in (
         (ONE, PLAIN), (two_replicas, PLAIN), (two_replicas, LOCAL)))
     assert one["train/contrast_loss"] > 1
@@ -57,12 +57,12 @@ def test_two_replicas_train_as_one_and_with_local_statistics_as_themselves(four_
     assert_equal(two, one)
     for words in ("contrast_loss", "gradient", "step 1", "step 3"):
         assert_different(local, one, words)
-    by_hand = naive_local_step(replica_worker.make_config(LOCAL), 2)
-    assert_equal({name: local[name] for name in by_hand}, by_hand)
+    expected = naive_local_step(replica_worker.make_config(LOCAL), 2)
+    assert_equal({name: local[name] for name in expected}, expected)
 
 
 def naive_local_step(config, replicas):
-    """The first step with local batch norm, on one device: a forward pass for each replica, and one loss over all."""
+    """Computes the first step with local batch norm on one device: a forward pass per replica, and one joint loss."""
     model = replica_worker.build_model(config)
     variables = restoring.variables_by_key(model=model)
     start = {key: variable.numpy() for key, variable in variables.items()}
@@ -84,15 +84,15 @@ def naive_local_step(config, replicas):
         "train/contrast_loss": np.float32(loss),
         "train/contrast_acc": np.mean(np.argmax(labels, 1) == np.argmax(logits, 1), dtype=np.float32),
         **{f"gradient: {key}": gradient.numpy() for key, gradient in gradients.items()},
-        **{f"step 1: {key}": np.mean([each[key] for each in statistics], axis=0) for key in statistics[0]}}
+        **{f"step 1: {key}": np.mean([values[key] for values in statistics], axis=0) for key in statistics[0]}}
 
 
-def test_four_replicas_train_as_one_with_blur(four_replicas, float64):
+def test_four_replicas_with_blur_equal_one(four_replicas, float64):
     assert_equal(four_replicas(), replica_worker.train_case(ONE, BLUR))
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-9)])
-def test_the_first_loss_agrees_in_both_precisions(dtype, rtol, two_replicas, request):
+def test_the_first_loss_agrees_in_float32_and_float64(dtype, rtol, two_replicas, request):
     if dtype == "float64":
         request.getfixturevalue("float64")
     one, two = (replica_worker.first_loss(strategy, BLUR) for strategy in (ONE, two_replicas))
@@ -100,7 +100,7 @@ def test_the_first_loss_agrees_in_both_precisions(dtype, rtol, two_replicas, req
     np.testing.assert_allclose(two["contrast_loss"], one["contrast_loss"], rtol=rtol)
 
 
-def test_each_replica_has_its_own_positives_and_all_negatives(two_replicas):
+def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
     hidden = np.random.default_rng(1).standard_normal((2, 6, 5))  # replica, 3 first views and 3 second views, width
     parts = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(hidden[context.replica_id_in_sync_group]))
@@ -115,4 +115,4 @@ def test_each_replica_has_its_own_positives_and_all_negatives(two_replicas):
         np.testing.assert_allclose(logits[replica], hidden[replica, :3] @ all_b.T / 0.5, rtol=1e-12)
     operations = {node.op for graph in (function.get_concrete_function(parts).graph.as_graph_def(),)
                   for node in graph.node}
-    assert any(operation.startswith("CollectiveGather") for operation in operations)  # no padded sums
+    assert any(operation.startswith("CollectiveGather") for operation in operations)  # not a padded all-reduce

@@ -1,4 +1,4 @@
-"""Whole runs: train, resume, evaluate, export; and what bad input leads to."""
+"""Complete runs: training, resuming, evaluation, export, and errors for invalid input."""
 
 import dataclasses
 import json
@@ -32,8 +32,8 @@ def weights(model_dir, step):
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """A run of four steps with everything, and what it printed."""
+def complete_run(tmp_path_factory):
+    """Directory and output of a run of four steps with all evaluations and an export."""
     directory = tmp_path_factory.mktemp("run")
     printed = []
     with pytest.MonkeyPatch.context() as patch:
@@ -47,8 +47,8 @@ def whole_run(tmp_path_factory):
 # ------------------------------------------------------------------------------------------------------- one run
 
 
-def test_a_run_leaves_what_it_promises(whole_run):
-    directory, printed = whole_run
+def test_a_run_writes_all_documented_files(complete_run):
+    directory, printed = complete_run
     names = {path.name for path in directory.iterdir()}
     assert {"ckpt-3.index", "ckpt-4.index", "checkpoint", "flags.json", "result.json", "result_4.json", "views.png",
             "train", "eval", "saved_model"} <= names
@@ -57,30 +57,30 @@ def test_a_run_leaves_what_it_promises(whole_run):
     assert flags["seed"] == 7 and flags["eval_split"] == "test" and set(flags) == set(Config.__dataclass_fields__)
     result = json.loads((directory / "result.json").read_text())
     assert result["global_step"] == 4 and 0 <= result[evaluate.LINEAR_TOP_1] <= result[evaluate.LINEAR_TOP_5] <= 1
-    assert result[evaluate.LBFGS + "/raw_pixels"] > 0.6  # even 64 labels are enough for that
+    assert result[evaluate.LBFGS + "/raw_pixels"] > 0.6  # 64 labels are enough for this accuracy.
     assert result["eval/regularization_loss"] > 0
     for words in ("eval_split: test", "logistic regression, projections", "logistic regression, untrained encoder",
                   "saved_model/4", "linear head, top-1"):
         assert words in printed
 
 
-def test_a_run_writes_the_originals_scalars(whole_run):
-    events = [event for path in (whole_run[0] / "train").iterdir()
+def test_a_run_writes_the_tensorboard_scalars_of_the_original(complete_run):
+    events = [event for path in (complete_run[0] / "train").iterdir()
               for event in tf.compat.v1.train.summary_iterator(str(path))]
     tags = {value.tag for event in events for value in event.summary.value}
     assert set(train.metric_names(Config(**TINY))) | {"views"} <= tags
     assert max(event.step for event in events) == 4
 
 
-def test_preview_shows_pairs(whole_run):
-    preview = tf.io.decode_png((whole_run[0] / "views.png").read_bytes())
+def test_the_preview_shows_pairs_of_views(complete_run):
+    preview = tf.io.decode_png((complete_run[0] / "views.png").read_bytes())
     assert preview.shape == [200, 800, 3] and np.std(preview) > 10
 
 
-def test_the_linear_head_is_evaluated_on_every_example(whole_run):
-    config = Config(**TINY, model_dir=str(whole_run[0])).replace(eval_split="test", eval_batch_size=77)
+def test_the_linear_head_is_evaluated_on_every_example(complete_run):
+    config = Config(**TINY, model_dir=str(complete_run[0])).replace(eval_split="test", eval_batch_size=77)
     source, model = digits.digits_source(), model_lib.build_model(Config(**TINY), 10)
-    restoring.load_model(model, str(whole_run[0] / "ckpt-4"))
+    restoring.load_model(model, str(complete_run[0] / "ckpt-4"))
     result = evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).linear_head(4)
     images, labels, weights = next(iter(data.build_eval_dataset(config, source, "test", 360)))
     logits = model(images, training=False)["logits_sup"].numpy()
@@ -89,21 +89,21 @@ def test_the_linear_head_is_evaluated_on_every_example(whole_run):
     assert result[evaluate.LINEAR_TOP_5] == pytest.approx(np.mean(in_top_5))
 
 
-def test_projections_are_evaluated_in_place_of_h(whole_run):
-    result = json.loads((whole_run[0] / "result.json").read_text())
+def test_eval_projections_evaluates_the_output_of_the_projection_head(complete_run):
+    result = json.loads((complete_run[0] / "result.json").read_text())
     keys = [evaluate.LBFGS, evaluate.KNN, evaluate.WEIGHTED_KNN]
     assert all(0 <= result[key + "/projections"] <= 1 for key in keys)
     assert any(result[key + "/projections"] != result[key] for key in keys)
     model = model_lib.build_model(Config(**TINY), 10)
-    restoring.load_model(model, str(whole_run[0] / "ckpt-4"))
+    restoring.load_model(model, str(complete_run[0] / "ckpt-4"))
     images = np.random.default_rng(0).uniform(size=[3, 8, 8, 3]).astype(np.float32)
     h = model.resnet_model(images, training=False)["final_avg_pool"]
     np.testing.assert_allclose(features.projection_function(model)(images), model._projection_head(h)[-1], rtol=1e-5)
 
 
-def test_resuming_continues_as_if_never_stopped(whole_run, tmp_path, capsys):
+def test_a_resumed_run_equals_an_uninterrupted_run(complete_run, tmp_path, capsys):
     settings = dict(checkpoint_steps=3, linear_head_learning_rate=0.1, train_epochs=2)
-    # The schedule's length is that of the first run, so that only the interruption differs.
+    # Both runs have a schedule of four steps, so that they differ only in the interruption.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_lib, "get_train_steps", lambda *_: 4)
         counted = model_lib.count_steps
@@ -111,20 +111,20 @@ def test_resuming_continues_as_if_never_stopped(whole_run, tmp_path, capsys):
         run(tmp_path, **settings)
     run(tmp_path, **settings, train_steps=4)
     assert "resumed at step 3" in capsys.readouterr().out
-    ours, theirs = weights(tmp_path, 4), weights(whole_run[0], 4)
-    assert set(ours) == set(theirs)
-    for key in ours:
-        np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
+    resumed, expected = weights(tmp_path, 4), weights(complete_run[0], 4)
+    assert set(resumed) == set(expected)
+    for key in resumed:
+        np.testing.assert_array_equal(resumed[key], expected[key], err_msg=key)
 
 
-def test_a_finished_run_is_not_trained_again(whole_run, capsys):
-    before = (whole_run[0] / "ckpt-4.index").stat().st_mtime_ns
-    run(whole_run[0], train_steps=4, linear_head_learning_rate=0.1)
+def test_a_finished_run_is_not_trained_again(complete_run, capsys):
+    before = (complete_run[0] / "ckpt-4.index").stat().st_mtime_ns
+    run(complete_run[0], train_steps=4, linear_head_learning_rate=0.1)
     assert "resumed at step 4" in capsys.readouterr().out
-    assert (whole_run[0] / "ckpt-4.index").stat().st_mtime_ns == before
+    assert (complete_run[0] / "ckpt-4.index").stat().st_mtime_ns == before
 
 
-def test_training_ends_at_train_steps_not_at_a_checkpoint(tmp_path):
+def test_training_ends_at_train_steps_between_two_checkpoints(tmp_path):
     run(tmp_path, with_export=True, train_steps=2, checkpoint_steps=5)
     assert {path.name for path in tmp_path.glob("ckpt*.index")} == {"ckpt-2.index"}
     assert (tmp_path / "saved_model" / "2" / "saved_model.pb").exists()  # exported without evaluation
@@ -133,25 +133,25 @@ def test_training_ends_at_train_steps_not_at_a_checkpoint(tmp_path):
 # ------------------------------------------------------------------------------------------------------- evaluation
 
 
-def test_continuous_evaluation_sees_each_checkpoint_once_and_ends(whole_run):
+def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends(complete_run):
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {})
-        run(whole_run[0], mode="eval", train_steps=4)
+        run(complete_run[0], mode="eval", train_steps=4)
     assert seen == [3, 4]
 
 
-def test_continuous_evaluation_gives_up_after_the_timeout(whole_run, capsys):
-    run(whole_run[0], mode="eval", train_steps=400, eval_timeout=0.5, eval_name="again", eval_steps=1,
+def test_continuous_evaluation_ends_after_the_timeout(complete_run, capsys):
+    run(complete_run[0], mode="eval", train_steps=400, eval_timeout=0.5, eval_name="again", eval_steps=1,
         linear_head_learning_rate=0.1)
     assert "--eval_timeout" in capsys.readouterr().out
-    results = json.loads((whole_run[0] / "again" / "result_3.json").read_text())
+    results = json.loads((complete_run[0] / "again" / "result_3.json").read_text())
     assert set(results) == {evaluate.LINEAR_TOP_1, evaluate.LINEAR_TOP_5, evaluate.MEAN_PER_CLASS,
                             "eval/regularization_loss", "global_step"}
     assert results[evaluate.LINEAR_TOP_1] * 90 == pytest.approx(round(results[evaluate.LINEAR_TOP_1] * 90))
 
 
-def test_without_labels_it_pretrains_and_evaluates_the_contrastive_task(tmp_path, capsys):
+def test_without_labels_only_the_contrastive_task_is_trained_and_evaluated(tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{number}.png" for number in range(40)))
     run(tmp_path / "run", dataset=f"folder:{tmp_path / 'images'}", train_split="train[:32]", eval_split="train[32:]",
         eval_split_given=True, mode="train_then_eval", train_steps=1, train_batch_size=16, eval_batch_size=8)
@@ -161,14 +161,14 @@ def test_without_labels_it_pretrains_and_evaluates_the_contrastive_task(tmp_path
     assert not any("top_1" in name for name in results)
 
 
-def test_without_a_linear_head_labels_still_serve_knn():
+def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
     config = Config(**TINY, lineareval_while_pretraining=False)
     assert evaluate.protocols(config, digits.digits_source()) == ["contrastive", "knn"]
 
 
 @pytest.fixture(scope="module")
 def small_model():
-    """Settings for evaluations of 40 examples with all protocols but the slow `lbfgs`, and a model."""
+    """Settings for evaluations on 40 examples with all protocols except the slow `lbfgs`, and a model."""
     config = Config(**{**TINY, "train_split": "train[:30]", "eval_batch_size": 20}).replace(
         eval_split="test[:40]", eval_protocol="linear_head,contrastive,knn", eval_baselines=True, eval_projections=True)
     keras.utils.set_random_seed(1)
@@ -176,7 +176,7 @@ def small_model():
 
 
 def set_moving_means(model, value):
-    """Sets the moving means of the encoder's batch norm, on which the weight decay does not depend."""
+    """Sets the moving means of the encoder's batch norm, which do not affect the weight decay."""
     for variable in model.resnet_model.non_trainable_variables:
         if "moving_mean" in variable.name:
             variable.assign(tf.fill(variable.shape, value))
@@ -203,7 +203,7 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(small_model, t
 
 
 @pytest.mark.parametrize("protocol", ["linear_head", "contrastive", "knn", "lbfgs"])
-def test_weights_that_are_nan_have_no_results(protocol, small_model, tmp_path):
+def test_nan_weights_are_refused_and_have_no_results(protocol, small_model, tmp_path):
     config = small_model[0].replace(model_dir=str(tmp_path), eval_protocol=protocol, eval_baselines=False,
                                     eval_projections=False)
     set_moving_means(small_model[1], np.nan)
@@ -215,7 +215,7 @@ def test_weights_that_are_nan_have_no_results(protocol, small_model, tmp_path):
     set_moving_means(small_model[1], 0.0)
 
 
-def test_results_of_the_protocols_before_a_failure_are_written_once(small_model, tmp_path, monkeypatch):
+def test_results_before_a_failing_protocol_are_written_but_not_replaced(small_model, tmp_path, monkeypatch):
     config, source = small_model[0].replace(model_dir=str(tmp_path), eval_baselines=False), digits.digits_source()
 
     def fail(*_):
@@ -246,27 +246,27 @@ def test_evaluation_batches_are_no_larger_than_the_split(two_replicas):
 
 
 @pytest.mark.parametrize("block", [-1, 0, 2, 4])
-def test_frozen_means_frozen(whole_run, tmp_path, block):
-    run(tmp_path, train_mode="finetune", checkpoint=str(whole_run[0]), fine_tune_after_block=block, train_steps=2,
+def test_fine_tuning_does_not_change_frozen_layers(complete_run, tmp_path, block):
+    run(tmp_path, train_mode="finetune", checkpoint=str(complete_run[0]), fine_tune_after_block=block, train_steps=2,
         optimizer="momentum", num_proj_layers=2, weight_decay=0.01)
-    before, after = weights(whole_run[0], 4), weights(tmp_path, 2)
-    moved = {key for key in after if key.startswith("model/") and "OPTIMIZER_SLOT" not in key
+    before, after = weights(complete_run[0], 4), weights(tmp_path, 2)
+    changed = {key for key in after if key.startswith("model/") and "OPTIMIZER_SLOT" not in key
              and (before[key] != after[key]).any()}
     encoder = "model/resnet_model/"
-    free = [f"{encoder}block_groups/{group}/" for group in range(max(block, 0), 4)]
-    free += [f"{encoder}initial_conv"] if block == -1 else []
-    assert all(key.startswith(("model/supervised_head/", *free)) for key in moved)
-    for prefix in ("model/supervised_head/", *free):
-        for kind in ("kernel",) + (("moving_mean",) if prefix in free else ()):
-            keys = [key for key in after if key.startswith(prefix) and key.split("/.ATTR")[0].endswith(kind)
+    trained = [f"{encoder}block_groups/{group}/" for group in range(max(block, 0), 4)]
+    trained += [f"{encoder}initial_conv"] if block == -1 else []
+    assert all(key.startswith(("model/supervised_head/", *trained)) for key in changed)
+    for prefix in ("model/supervised_head/", *trained):
+        for name in ("kernel",) + (("moving_mean",) if prefix in trained else ()):
+            keys = [key for key in after if key.startswith(prefix) and key.split("/.ATTR")[0].endswith(name)
                     and "OPTIMIZER_SLOT" not in key]
-            assert keys and set(keys) <= moved, (prefix, kind)
+            assert keys and set(keys) <= changed, (prefix, name)
 
 
-def test_fine_tuning_to_other_classes_from_a_head_of_zeros(whole_run, tmp_path, capsys):
+def test_fine_tuning_on_other_classes_starts_from_a_zero_classifier(complete_run, tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train", train_mode="finetune",
-                    checkpoint=str(whole_run[0] / "ckpt-4"), train_batch_size=12, zero_init_logits_layer=True)
+                    checkpoint=str(complete_run[0] / "ckpt-4"), train_batch_size=12, zero_init_logits_layer=True)
     config = Config(**{**TINY, **settings, "model_dir": str(tmp_path / "run")})
     state = train.build_training_state(config, datasets.open_source(config.dataset), tf.distribute.get_strategy(),
                                        config.model_dir)
@@ -280,15 +280,15 @@ def test_fine_tuning_to_other_classes_from_a_head_of_zeros(whole_run, tmp_path, 
 def test_supervised_training_from_scratch_on_a_fraction_of_the_labels(tmp_path, capsys):
     run(tmp_path, train_mode="supervised", label_fraction=0.5, train_split="train[:80]", train_batch_size=16,
         train_epochs=1, mode="train_then_eval", eval_steps=1, color_jitter_strength=0.5, optimizer="momentum")
-    saved = weights(tmp_path, 3)  # 40 examples, 16 a step
+    saved = weights(tmp_path, 3)  # 40 examples in batches of 16
     assert not any("_projection_head" in key for key in saved)
     assert saved["model/supervised_head/linear_layer/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"].shape == (512, 10)
     image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
-    assert image.shape[1] > 5 * image.shape[0]  # one view an image
+    assert image.shape[1] > 5 * image.shape[0]  # one view per image
     assert "linear head, top-1" in capsys.readouterr().out
 
 
-def test_supervised_views_have_colour_and_blur_and_fine_tuning_has_not():
+def test_color_and_blur_are_for_supervised_training_not_fine_tuning():
     for mode, blurred in (("supervised", True), ("finetune", False)):
         config = Config(**{**TINY, "image_size": 24}, train_mode=mode, optimizer="momentum")
         assert len(view_policies(config)) == 1
@@ -303,10 +303,10 @@ def test_supervised_views_have_colour_and_blur_and_fine_tuning_has_not():
         assert 8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24 if blurred else not tf.reduce_any(changed)
 
 
-def test_a_checkpoint_is_evaluated_on_other_classes_where_the_head_is_not_needed(whole_run, tmp_path, capsys):
+def test_evaluation_on_other_classes_is_possible_only_without_the_linear_head(complete_run, tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train[:16]", eval_split="train[16:]",
-                    eval_split_given=True, mode="eval", checkpoint=str(whole_run[0] / "ckpt-4"))
+                    eval_split_given=True, mode="eval", checkpoint=str(complete_run[0] / "ckpt-4"))
     with pytest.raises(UserError, match="trained on other classes .only in the data set: a, b, c; only in the "
                        "checkpoint: 0, 1, 2 and 7 more"):
         run(tmp_path / "run", **settings)
@@ -319,7 +319,7 @@ def test_a_checkpoint_is_evaluated_on_other_classes_where_the_head_is_not_needed
     assert results["global_step"] == 4
 
 
-# ------------------------------------------------------------------------------------------------------- bad input
+# ------------------------------------------------------------------------------------------------------- invalid input
 
 
 @pytest.mark.parametrize("settings, words", [
@@ -331,31 +331,31 @@ def test_a_checkpoint_is_evaluated_on_other_classes_where_the_head_is_not_needed
     (dict(train_mode="finetune"), "--train_mode=finetune: .* Set --checkpoint"),
     (dict(train_mode="finetune", checkpoint="/nonesuch"), "--checkpoint=/nonesuch"),
     (dict(use_tpu=True, tpu_name="grpc://127.0.0.1:1"), "--use_tpu: no TPU")])
-def test_bad_input_is_refused_before_anything_is_written(settings, words, tmp_path):
+def test_invalid_input_is_refused_before_anything_is_written(settings, words, tmp_path):
     with pytest.raises(UserError, match=words) as error:
         run(tmp_path / "run", eval_split_given=True, **settings)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_another_architecture_in_model_dir_is_refused_and_nothing_is_lost(whole_run):
-    before = {path: path.read_bytes() for path in whole_run[0].rglob("*") if path.is_file()}
+def test_a_model_dir_with_another_architecture_is_refused_and_kept(complete_run):
+    before = {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"--model_dir=.*was begun with --resnet_depth=10 \(now 34\)"):
-        run(whole_run[0], resnet_depth=34)
+        run(complete_run[0], resnet_depth=34)
     with pytest.raises(UserError, match="--model_dir=.*another network"):
-        run(whole_run[0], resnet_depth=34, allow_flag_changes=True)
+        run(complete_run[0], resnet_depth=34, allow_flag_changes=True)
     with pytest.raises(UserError, match="--model_dir.*another network"):
-        run(whole_run[0], resnet_depth=34, mode="eval")
-    assert before == {path: path.read_bytes() for path in whole_run[0].rglob("*") if path.is_file()}
+        run(complete_run[0], resnet_depth=34, mode="eval")
+    assert before == {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
 
 
-def test_a_model_dir_that_cannot_be_written_to_is_told(tmp_path):
+def test_an_unwritable_model_dir_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--model_dir=.*cannot be written to"):
         run(tmp_path / "file" / "run")
 
 
-def test_a_run_in_micro_batches_half_precision_and_with_a_profile(tmp_path, capsys):
+def test_micro_batches_half_precision_and_a_profile_work_together(tmp_path, capsys):
     run(tmp_path, micro_batch_size=16, precision="mixed_bfloat16", profile_steps=2, train_steps=4, checkpoint_steps=4)
     assert f"profile of steps 2 to 3: {tmp_path}" in capsys.readouterr().out
     assert list(tmp_path.glob("train/plugins/profile/*/*.xplane.pb"))
@@ -363,7 +363,7 @@ def test_a_run_in_micro_batches_half_precision_and_with_a_profile(tmp_path, caps
 
 
 @pytest.mark.parametrize("capability, refused", [((7, 5), True), ((8, 0), False), (None, False)])
-def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
+def test_bfloat16_is_refused_on_gpus_that_do_not_support_it(capability, refused, monkeypatch):
     details = {"device_name": "Card", **({"compute_capability": capability} if capability else {})}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
@@ -375,17 +375,17 @@ def test_bfloat16_needs_a_gpu_that_knows_it(capability, refused, monkeypatch):
         devices.check_precision("mixed_bfloat16", use_tpu=False)
 
 
-def test_micro_batches_must_divide_among_replicas(two_replicas):
+def test_micro_batch_size_must_be_divisible_by_the_number_of_replicas(two_replicas):
     with pytest.raises(UserError, match="--micro_batch_size=1: .*number of replicas .2."):
         train.check_batch(Config(**TINY, micro_batch_size=1), digits.digits_source(), two_replicas)
 
 
-def test_batches_must_divide_among_replicas(two_replicas):
+def test_batch_size_must_be_divisible_by_the_number_of_replicas(two_replicas):
     with pytest.raises(UserError, match="--train_batch_size=33: .*number of replicas .2.. Use 32"):
         train.check_batch(Config(**{**TINY, "train_batch_size": 33}), digits.digits_source(), two_replicas)
 
 
-def test_one_class_is_nothing_to_evaluate_on(tmp_path):
+def test_knn_evaluation_with_a_single_class_is_refused(tmp_path):
     write_images(tmp_path, *(f"only/{number}.png" for number in range(8)))
     config = Config(**{**TINY, "dataset": f"folder:{tmp_path}"}, eval_protocol="knn").replace(
         train_split="train[:6]", eval_split="train[6:]", eval_batch_size=4)
@@ -412,20 +412,20 @@ def too_few_examples_outside_of_an_iterator():
     raise tf.errors.FailedPreconditionError(None, None, "Input dataset was expected to contain 5 elements")
 
 
-def data_that_do_not_fit_into_memory():
+def too_large_a_tensor():
     read(tf.data.Dataset.from_tensors(10**6).map(lambda side: tf.zeros([side, side, side])))
 
 
-def full_disk_of_tensorflow():
+def full_disk_in_tensorflow():
     tf.io.write_file("/dev/full", "x" * 10**5)
 
 
-def full_disk_of_python():
+def full_disk_in_python():
     with open("/dev/full", "w") as file:
         file.write("x")
 
 
-def memory_of_python():
+def out_of_memory_in_numpy():
     np.zeros([10**7, 10**7])
 
 
@@ -437,12 +437,12 @@ def missing_file():
     (broken_png, r"--dataset=digits: it can no longer be read \(Invalid PNG. Failed to initialize decoder.\)"),
     (too_few_examples, "--dataset=digits: it can no .*to contain 5 elements but contained only 0 elements.\\)"),
     (too_few_examples_outside_of_an_iterator, "--dataset=digits: it can no .*expected to contain 5 elements"),
-    (data_that_do_not_fit_into_memory, r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size"),
-    (memory_of_python, r"--train_batch_size=32: out of memory \(Unable to allocate"),
-    (full_disk_of_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
-    (full_disk_of_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
+    (too_large_a_tensor, r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size"),
+    (out_of_memory_in_numpy, r"--train_batch_size=32: out of memory \(Unable to allocate"),
+    (full_disk_in_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
+    (full_disk_in_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
     (missing_file, "--model_dir=run: it, or another file, can no longer be used")])
-def test_errors_in_the_middle_of_a_run_are_translated(fail, words):
+def test_errors_during_a_run_become_one_line_with_a_remedy(fail, words):
     with pytest.raises(UserError, match=words) as error, run_lib._translate_errors(Config(**TINY, model_dir="run")):
         fail()
     assert "\n" not in str(error.value)
@@ -451,7 +451,7 @@ def test_errors_in_the_middle_of_a_run_are_translated(fail, words):
 # ------------------------------------------------------------------------------------------------------- replicas
 
 
-def test_two_replicas_evaluate_as_one(two_replicas):
+def test_two_replicas_give_the_same_evaluation_as_one(two_replicas):
     config = Config(**{**TINY, "train_split": "train[:30]"}).replace(eval_split="test[:101]", eval_batch_size=14)
     source, results = digits.digits_source(), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):

@@ -1,4 +1,4 @@
-"""TPUs, as far as a CPU can tell: the order of the calls, errors, and whether XLA knows all operations."""
+"""TPU support, as far as it can be tested on a CPU: connection, errors, and XLA support of all operations."""
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=4
 
 
 class FakeTpu:
-    """Stands in for TensorFlow's TPU functions and notes their calls."""
+    """Fake of TensorFlow's TPU functions, which records their calls."""
 
     def __init__(self, monkeypatch, master="", fails_at=None):
         self.calls = []
 
-        def note(name, result=None):
+        def record(name, result=None):
             def function(*args, **kwargs):
                 self.calls.append((name, args, kwargs))
                 if name == fails_at:
@@ -38,10 +38,10 @@ class FakeTpu:
                             (tf.config, "experimental_connect_to_cluster"),
                             (tf.tpu.experimental, "initialize_tpu_system"), (tf.distribute, "TPUStrategy"),
                             (devices.socket, "create_connection")):
-            monkeypatch.setattr(owner, name, note(name))
+            monkeypatch.setattr(owner, name, record(name))
 
     def close(self):
-        """That of a socket."""
+        """Does nothing; `create_connection` returns this object as the socket."""
 
     @property
     def names(self):
@@ -53,7 +53,7 @@ def make_strategy(**settings):
     return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
 
 
-def test_a_tpu_is_connected_in_the_order_of_the_guide(monkeypatch):
+def test_a_tpu_is_connected_in_the_documented_order(monkeypatch):
     tpu = FakeTpu(monkeypatch, "grpc://10.0.0.2:8470")
     assert make_strategy(tpu_name="mine", tpu_zone="zone", gcp_project="project") is tpu
     assert tpu.names == ["TPUClusterResolver", "create_connection", "experimental_connect_to_cluster",
@@ -63,7 +63,7 @@ def test_a_tpu_is_connected_in_the_order_of_the_guide(monkeypatch):
     assert all(call[1:] == ((tpu,), {}) for call in tpu.calls[2:])
 
 
-def test_the_tpu_of_a_tpu_vm_is_not_looked_for_in_the_network(monkeypatch):
+def test_the_local_tpu_of_a_tpu_vm_is_not_searched_on_the_network(monkeypatch):
     tpu = FakeTpu(monkeypatch)
     make_strategy(tpu_name="local")
     assert tpu.calls[0][2]["tpu"] == "local" and "create_connection" not in tpu.names
@@ -72,7 +72,7 @@ def test_the_tpu_of_a_tpu_vm_is_not_looked_for_in_the_network(monkeypatch):
 @pytest.mark.parametrize("step", [
     "TPUClusterResolver", "create_connection", "experimental_connect_to_cluster", "initialize_tpu_system",
     "TPUStrategy"])
-def test_a_tpu_that_cannot_be_had_is_told_in_one_line(step, monkeypatch):
+def test_an_unreachable_tpu_is_reported_in_one_line(step, monkeypatch):
     FakeTpu(monkeypatch, "grpc://10.0.0.2:8470", step)
     with pytest.raises(UserError, match="--use_tpu: no TPU could be reached .TPUs not found.") as error:
         make_strategy(master="mine")
@@ -81,7 +81,7 @@ def test_a_tpu_that_cannot_be_had_is_told_in_one_line(step, monkeypatch):
 
 @pytest.mark.parametrize("settings, environment, started", [
     (dict(use_tpu=False), "", True), (dict(use_tpu=True), "", False), (dict(use_tpu=False), '{"cluster": {}}', False)])
-def test_nothing_is_started_before_a_tpu_or_hosts_are_connected(settings, environment, started, monkeypatch):
+def test_the_runtime_starts_only_after_a_tpu_or_hosts_are_connected(settings, environment, started, monkeypatch):
     calls = []
     monkeypatch.setenv("TF_CONFIG", environment)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))
@@ -91,12 +91,12 @@ def test_nothing_is_started_before_a_tpu_or_hosts_are_connected(settings, enviro
 
 @pytest.fixture
 def few_blocks(monkeypatch):
-    """A network that is quick to trace; more blocks bring no other operations."""
+    """A network that is fast to trace; more blocks would not add operations."""
     monkeypatch.setitem(resnet.DEPTHS, SMALL["resnet_depth"], (False, (1, 2)))
 
 
 def lower_to_xla(function, *arguments):
-    """The HLO text of `function`; raises if XLA has no kernel for one of its operations."""
+    """Returns the HLO text of `function`; raises if XLA does not support one of its operations."""
     compiled = tf.function(function, jit_compile=True, autograph=False)
     return compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
 
@@ -104,7 +104,7 @@ def lower_to_xla(function, *arguments):
 @pytest.mark.parametrize("settings", [
     dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet"),
     dict(contrastive_loss="nt_logistic", semi_hard=True, lineareval_while_pretraining=False)])
-def test_xla_knows_all_operations_of_the_training_step(settings, few_blocks, tmp_path):
+def test_xla_supports_all_operations_of_the_training_step(settings, few_blocks, tmp_path):
     config = Config(**{**SMALL, **settings})
     model = model_lib.build_model(config, 10)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
@@ -113,7 +113,7 @@ def test_xla_knows_all_operations_of_the_training_step(settings, few_blocks, tmp
     assert "convolution" in lower_to_xla(step, *batch)
 
 
-def test_xla_knows_all_operations_of_the_evaluation(few_blocks):
+def test_xla_supports_all_operations_of_the_evaluation(few_blocks):
     config = Config(**SMALL)
     model = model_lib.build_model(config, 10)
     encode = features.encoder_function(model)

@@ -1,4 +1,4 @@
-"""Micro-batches against one tape over all of them; precision: dtypes, skipped steps, checkpoints for all."""
+"""Micro-batches against a single gradient tape, and mixed precision: dtypes, skipped steps, checkpoints."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ CLASSES = 4
 
 
 def make_state(config, directory, strategy=None):
-    """Model and optimizer with gradients that reach everything."""
+    """Returns a `TrainingState` in which gradients reach all variables."""
     with (strategy or tf.distribute.get_strategy()).scope():
         keras.utils.set_random_seed(3)
         model = model_lib.build_model(config, CLASSES)
@@ -46,7 +46,7 @@ def batches(config, count=2):
 
 
 def take_steps(config, state, order=None, strategy=None):
-    """Steps on `batches`, their rows in another `order` if given; returns what they report."""
+    """Takes a step on each of `batches`, with rows in another `order` if given; returns the reported scalars."""
     strategy = strategy or tf.distribute.get_strategy()
     run_steps, reported = train.make_run_steps(make_step(config, state, strategy)), []
     rows = config.train_batch_size // strategy.num_replicas_in_sync
@@ -60,8 +60,8 @@ def take_steps(config, state, order=None, strategy=None):
     return reported
 
 
-def step_in_one_go(config, state, views, labels, micro):
-    """One tape over the embeddings of all micro-batches: what two passes must amount to."""
+def step_with_one_tape(config, state, views, labels, micro):
+    """Takes a step with one gradient tape over all micro-batches, as a reference for the two passes."""
     model, optimizer = state.model, state.optimizer
     with tf.GradientTape() as tape:
         images = model_lib.blurred_views(tf.constant(views), config, 5, optimizer.iterations)
@@ -90,27 +90,27 @@ def step_in_one_go(config, state, views, labels, micro):
 
 
 def assert_same_variables(one, other, rtol=1e-9):
-    for ours, theirs in zip(one.model.variables + one.optimizer.variables(),
-                            other.model.variables + other.optimizer.variables()):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=rtol, atol=1e-12, err_msg=ours.name)
+    for actual, expected in zip(one.model.variables + one.optimizer.variables(),
+                                other.model.variables + other.optimizer.variables()):
+        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=rtol, atol=1e-12, err_msg=actual.name)
 
 
 @pytest.mark.parametrize("settings", [
     dict(micro_batch_size=4, linear_head_learning_rate=0.1),
     dict(micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True)])
-def test_micro_batches_have_the_gradient_and_statistics_of_one_go(settings, float64, tmp_path):
+def test_micro_batches_have_the_gradient_and_statistics_of_one_tape(settings, float64, tmp_path):
     config = Config(**SMALL, **settings)
     state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
     start = [variable.numpy() for variable in state.model.variables]
     reported = take_steps(config, state)
     for scalars, (views, labels) in zip(reported, batches(config)):
-        for name, value in step_in_one_go(config, reference, views, labels, config.micro_batch_size).items():
+        for name, value in step_with_one_tape(config, reference, views, labels, config.micro_batch_size).items():
             assert scalars[name] == pytest.approx(float(value), rel=1e-6), name
     assert_same_variables(state, reference)
     assert all((variable.numpy() != old).any() for variable, old in zip(state.model.variables, start))
 
 
-def test_one_micro_batch_is_the_whole_batch(float64, tmp_path):
+def test_one_micro_batch_equals_the_whole_batch(float64, tmp_path):
     config = Config(**SMALL, linear_head_learning_rate=0.1)
     whole, micro = make_state(config, tmp_path), make_state(config, tmp_path)
     expected = take_steps(config, whole)
@@ -119,10 +119,10 @@ def test_one_micro_batch_is_the_whole_batch(float64, tmp_path):
     assert_same_variables(micro, whole)
 
 
-def test_micro_batches_of_two_replicas_are_those_of_one(two_replicas, float64, tmp_path):
+def test_micro_batches_on_two_replicas_equal_those_on_one(two_replicas, float64, tmp_path):
     config = Config(**SMALL, micro_batch_size=4, use_blur=False, linear_head_learning_rate=0.1)
     one, two = make_state(config, tmp_path), make_state(config, tmp_path, two_replicas)
-    # A micro-batch of four is two rows of each replica.
+    # A micro-batch of four takes two rows from each replica.
     expected = take_steps(config, one, order=[0, 1, 4, 5, 2, 3, 6, 7])
     reported = take_steps(config, two, strategy=two_replicas)
     for ours, theirs in zip(reported, expected):
@@ -130,10 +130,10 @@ def test_micro_batches_of_two_replicas_are_those_of_one(two_replicas, float64, t
     assert_same_variables(two, one)
 
 
-def test_micro_batches_of_fine_tuning_add_up(float64, tmp_path):
+def test_fine_tuning_in_micro_batches_equals_whole_batches(float64, tmp_path):
     config = Config(**SMALL, train_mode="finetune", optimizer="momentum", fine_tune_after_block=4)
     states = []
-    for micro in (0, 4):  # Frozen statistics: the cut into micro-batches leaves nothing that could differ.
+    for micro in (0, 4):  # With frozen statistics, micro-batches make no difference.
         state = make_state(config, tmp_path)
         state.model.freeze(4)
         states.append(state)
@@ -146,12 +146,12 @@ def test_micro_batches_of_fine_tuning_add_up(float64, tmp_path):
 
 
 @pytest.mark.parametrize("precision, micro", [("mixed_bfloat16", 0), ("mixed_bfloat16", 4), ("mixed_float16", 4)])
-def test_half_precision_trains_near_float32(precision, micro, tmp_path):
+def test_half_precision_losses_are_close_to_float32(precision, micro, tmp_path):
     config = Config(**SMALL, micro_batch_size=micro)
     expected = take_steps(config, make_state(config, tmp_path))[0]
     state = make_state(config.replace(precision=precision), tmp_path)
     if precision == "mixed_float16":
-        set_loss_scale(state, 64.0)  # The first scale is too large for these weights, and would cost some steps.
+        set_loss_scale(state, 64.0)  # The default scale is too large for these weights, whose first steps it skips.
     start = [variable.numpy() for variable in state.model.trainable_variables]
     reported = take_steps(config.replace(precision=precision), state)[0]
     for name in ("train/contrast_loss", "train/supervised_loss"):
@@ -160,31 +160,31 @@ def test_half_precision_trains_near_float32(precision, micro, tmp_path):
     assert all((variable.numpy() != old).any() for variable, old in zip(state.model.trainable_variables, start))
 
 
-def test_half_precision_is_for_the_layers_between():
+def test_half_precision_excludes_variables_and_outputs_of_heads():
     half = model_lib.build_model(Config(**SMALL, precision="mixed_bfloat16"), CLASSES)
     images = tf.random.stateless_uniform([4, 8, 8, 3], [1, 2])
     for training in (True, False):
         outputs = half(images, training=training)
         for name, value in outputs.items():
-            within = name.startswith(("initial", "block"))
-            assert value.dtype == (tf.bfloat16 if within else tf.float32), name
+            is_half = name.startswith(("initial", "block"))
+            assert value.dtype == (tf.bfloat16 if is_half else tf.float32), name
     assert {variable.dtype for variable in half.variables} == {tf.float32}
     whole = model_lib.build_model(Config(**SMALL), CLASSES)
     for ours, theirs in zip(whole.variables, half.variables):
         ours.assign(theirs)
     expected = whole(images, training=False)
-    assert expected["block_group2"].dtype == tf.float32  # The policy ends with the model that it was for.
+    assert expected["block_group2"].dtype == tf.float32  # The precision policy of one model must not affect the next.
     for name in ("final_avg_pool", "proj_head_output", "logits_sup"):
         assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_step_that_overflows_is_left_out_and_counted(replicas, two_replicas, tmp_path):
+def test_a_step_with_overflowing_gradients_is_skipped_and_counted(replicas, two_replicas, tmp_path):
     strategy = two_replicas if replicas == 2 else None
     config = Config(**SMALL, precision="mixed_float16")
     state = make_state(config, tmp_path, strategy)
     set_loss_scale(state, 1e30)
-    weights = state.model.trainable_variables + state.optimizer.variables()[1:]  # all but the number of steps
+    weights = state.model.trainable_variables + state.optimizer.variables()[1:]  # without the step counter
     start = [variable.numpy() for variable in weights]
     first, _ = take_steps(config, state, strategy=strategy)
     assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30) and first["finite"]
@@ -200,7 +200,7 @@ def test_a_step_that_overflows_is_left_out_and_counted(replicas, two_replicas, t
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 @pytest.mark.parametrize("micro", [0, 4])
-def test_a_step_that_is_not_finite_is_not_sound(precision, micro, tmp_path):
+def test_steps_with_nan_weights_are_reported_as_non_finite(precision, micro, tmp_path):
     config = Config(**SMALL, micro_batch_size=micro, precision=precision)
     state = make_state(config, tmp_path)
     if precision == "mixed_float16":
@@ -211,7 +211,7 @@ def test_a_step_that_is_not_finite_is_not_sound(precision, micro, tmp_path):
     assert not any(step["finite"] for step in take_steps(config, state))
 
 
-def test_a_loss_scale_that_cannot_shrink_is_not_sound(tmp_path, monkeypatch):
+def test_overflow_at_the_minimum_loss_scale_is_reported_as_non_finite(tmp_path, monkeypatch):
     config = Config(**SMALL, precision="mixed_float16")
     state = make_state(config, tmp_path)
     set_loss_scale(state, 1.0)
@@ -222,16 +222,16 @@ def test_a_loss_scale_that_cannot_shrink_is_not_sound(tmp_path, monkeypatch):
     assert first["train/skipped_steps"] == 1 and np.isfinite(first["train/total_loss"]) and not first["finite"]
 
 
-@pytest.mark.parametrize("wrote, reads", [("float32", "mixed_float16"), ("mixed_float16", "mixed_bfloat16"),
-                                          ("mixed_float16", "mixed_float16")])
-def test_a_run_goes_on_in_another_precision(wrote, reads, tmp_path):
+@pytest.mark.parametrize("precision, new_precision", [("float32", "mixed_float16"), ("mixed_float16", "mixed_bfloat16"),
+                                                      ("mixed_float16", "mixed_float16")])
+def test_a_run_can_be_resumed_with_another_precision(precision, new_precision, tmp_path):
     config = Config(**SMALL)
-    state = make_state(config.replace(precision=wrote), tmp_path)
-    if wrote == "mixed_float16":
+    state = make_state(config.replace(precision=precision), tmp_path)
+    if precision == "mixed_float16":
         set_loss_scale(state, 128.0)
-    take_steps(config.replace(precision=wrote), state)
+    take_steps(config.replace(precision=precision), state)
     path = state.save()
-    other = make_state(config.replace(precision=reads), tmp_path)
+    other = make_state(config.replace(precision=new_precision), tmp_path)
     other.resume(path)
     assert other.step == 2
     for ours, theirs in zip(other.model.variables, state.model.variables):
@@ -240,5 +240,5 @@ def test_a_run_goes_on_in_another_precision(wrote, reads, tmp_path):
         slots = [s.optimizer.get_slot(v, "Momentum").numpy() for s, v in ((other, variable), (state, same))]
         assert slots[0].any()
         np.testing.assert_array_equal(*slots)
-    if wrote == reads:
+    if precision == new_precision:
         assert other.optimizer.loss_scale == 128.0

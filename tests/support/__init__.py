@@ -1,4 +1,4 @@
-"""Functions and data that several tests share."""
+"""Functions and data shared by several test modules."""
 
 import pathlib
 

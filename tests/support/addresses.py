@@ -1,4 +1,4 @@
-"""TF_CONFIG, and free ports of this machine."""
+"""TF_CONFIG and free local ports."""
 
 import contextlib
 import json
@@ -12,6 +12,6 @@ def tf_config(cluster, job="worker", index=0):
 def free_addresses(count):
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+        for free_socket in sockets:
+            free_socket.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{free_socket.getsockname()[1]}" for free_socket in sockets]

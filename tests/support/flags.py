@@ -1,4 +1,4 @@
-"""Flags that are not those of the process."""
+"""Flag values that are separate from those of the process."""
 
 from absl import flags
 

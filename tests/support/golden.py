@@ -1,4 +1,4 @@
-"""The golden numbers, and weights that are a formula of their checkpoint keys."""
+"""Golden numbers, and weights computed from their checkpoint keys."""
 
 import json
 import zlib
@@ -13,24 +13,24 @@ _DIRECTORY = ROOT / "tests" / "golden"
 
 
 def load(name):
-    """The arrays of golden/<name>.npz."""
+    """Loads the arrays of golden/<name>.npz."""
     return np.load(_DIRECTORY / f"{name}.npz")
 
 
 def load_json(name):
-    """The content of golden/<name>.json."""
+    """Loads golden/<name>.json."""
     return json.loads((_DIRECTORY / f"{name}.json").read_text())
 
 
 def config_of(arrays, case):
-    """The `Config` of a network case."""
+    """Returns the `Config` of a recorded network and its settings."""
     settings = json.loads(str(arrays[f"{case}/config"]))
     names = Config.__dataclass_fields__
     return Config(**{name: value for name, value in settings.items() if name in names}), settings
 
 
 def formula_weight(key, shape):
-    """The weight that every recorded network has under `key`."""
+    """Returns the weight under `key`, the same in every recorded network."""
     x = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(shape).astype(np.float32)
     leaf = key.rsplit("/", 1)[-1]
     if leaf == "kernel":
@@ -43,7 +43,7 @@ def formula_weight(key, shape):
 
 
 def assign_formula_weights(model):
-    """Gives `model` its formula weights; returns its variables by key."""
+    """Assigns `formula_weight` to the variables of a model, and returns them by key."""
     variables = restoring.variables_by_key(model=model)
     for key, variable in variables.items():
         variable.assign(formula_weight(key, tuple(variable.shape)))
@@ -51,6 +51,6 @@ def assign_formula_weights(model):
 
 
 def relative_error(actual, expected):
-    """|actual - expected| / |expected| in l2 norms."""
+    """Returns |actual - expected| / |expected| in L2 norms."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     return np.linalg.norm(actual - expected) / np.linalg.norm(expected)

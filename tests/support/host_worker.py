@@ -1,4 +1,4 @@
-"""One host of `hosts_test.py`, in double precision.
+"""Process of one host for `hosts_test.py`, in double precision.
 
     TF_CONFIG=... python tests/support/host_worker.py SETTINGS_JSON
 """
@@ -21,7 +21,7 @@ from runtime.errors import UserError
 
 
 def run(settings):
-    """A run, with the export, which takes seconds, only at its end."""
+    """Runs training. The export, which takes seconds, is left out with --mode=train."""
     config = Config(**settings)
     with contextlib.ExitStack() as stack:
         if config.mode == "train":
@@ -31,7 +31,8 @@ def run(settings):
 
 if __name__ == "__main__":
     keras.backend.set_floatx("float64")
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # takes longer than what it saves
+    # Optimizing graphs takes longer than it saves.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         run(json.loads(sys.argv[1]))
     except UserError as error:

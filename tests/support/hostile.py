@@ -1,4 +1,4 @@
-"""Contents of JSON files that are not what a program expects."""
+"""Invalid contents of JSON files."""
 
 HOSTILE = {"empty": b"", "list": b"[]", "null": b"null", "text": b'"x"', "number": b"7", "truncated": b'{"a": ',
            "not UTF-8": b'{"a": "\xff"}', "half of a UTF-16 character": b"\xff\xfe{", "deep": b"[" * 200_000,

@@ -1,4 +1,4 @@
-"""Image files, and real photographs."""
+"""Image files and photographs for tests."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from sklearn import datasets
 
 
 def write_images(root, *names, size=(12, 10)):
-    """Writes one PNG a name; each is of one grey level of its own. Returns the levels by name."""
+    """Writes one PNG file per name, each with a different gray level. Returns the levels by name."""
     levels = {}
     for number, name in enumerate(names):
         path = pathlib.Path(root, name)
@@ -19,6 +19,6 @@ def write_images(root, *names, size=(12, 10)):
 
 
 def photographs(height=None, width=None):
-    """Two real photographs, cut to the same size: uint8 [2, h, w, 3]."""
-    cuts = [datasets.load_sample_image(name)[100:400:5, 80:480:5] for name in ("china.jpg", "flower.jpg")]
-    return np.stack(cuts)[:, :height, :width]
+    """Returns two photographs, cropped to the same size: uint8 [2, h, w, 3]."""
+    crops = [datasets.load_sample_image(name)[100:400:5, 80:480:5] for name in ("china.jpg", "flower.jpg")]
+    return np.stack(crops)[:, :height, :width]

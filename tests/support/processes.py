@@ -1,4 +1,4 @@
-"""Trainings in processes of their own, to be killed; and what they leave behind."""
+"""Runs in separate processes, which tests can kill, and their checkpoints and logs."""
 
 import json
 import os
@@ -11,14 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-# Steps of 10 to 40 ms on digits. Checkpoints fall into the middle of epochs, which have four steps.
+# A step takes 10 to 40 ms on digits. Epochs have four steps, so that checkpoints fall within epochs.
 FLAGS = dict(dataset="digits", resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=16,
              train_split="train[:64]", learning_rate=0.02, train_steps=240, checkpoint_steps=17, seed=7,
              mode="train_then_eval", eval_batch_size=90, log_seconds=0.5, linear_head_learning_rate=0.1)
 
 
 def start(model_dir, environment=None, log=None, **flags):
-    """A training as a process, whose output goes to `log`, or model_dir.log. A flag that is None is left out."""
+    """Starts run.py as a process with output to `log` (default: model_dir.log). Flags that are None are left out."""
     flags = {name: value for name, value in {**FLAGS, "model_dir": model_dir, **flags}.items() if value is not None}
     command = [sys.executable, str(WORKER), *(f"--{name}={value}" for name, value in flags.items())]
     with open(log or f"{model_dir}.log", "a") as file:
@@ -26,22 +26,22 @@ def start(model_dir, environment=None, log=None, **flags):
 
 
 def log_of(model_dir):
-    """All that was printed so far."""
+    """Returns the output so far."""
     return pathlib.Path(f"{model_dir}.log").read_text()
 
 
 def finish(model_dir, environment=None, status=0, **flags):
-    """Runs to the end, and returns what was printed."""
+    """Runs to the end, and returns the output."""
     begin = len(log_of(model_dir)) if pathlib.Path(f"{model_dir}.log").exists() else 0
     process = start(model_dir, environment, **flags)
     assert process.wait(300) == status, log_of(model_dir)
     return log_of(model_dir)[begin:]
 
 
-def wait_until(happened, model_dir, process, seconds=120):
-    """Waits until `happened()`, while the process runs."""
+def wait_until(condition, model_dir, process, seconds=120):
+    """Waits until `condition()` is true, while the process runs."""
     end = time.monotonic() + seconds
-    while not happened():
+    while not condition():
         assert process.poll() is None and time.monotonic() < end, log_of(model_dir)
         time.sleep(0.02)
 
@@ -52,17 +52,17 @@ def wait_for(words, model_dir, process, begin=0):
 
 
 def tensors(model_dir, step):
-    """What a checkpoint holds, but for the count of savings."""
+    """Returns the tensors of a checkpoint, except the save counter."""
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, f"ckpt-{step}")))
     return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()
             if not key.startswith(("save_counter", "_CHECKPOINTABLE"))}
 
 
 def assert_same_run(one, two, step=FLAGS["train_steps"]):
-    """The weights, slots and results of two runs are equal, bit by bit."""
-    ours, theirs = tensors(one, step), tensors(two, step)
-    assert set(ours) == set(theirs) and sum("Momentum" in key for key in ours) > 10
-    for key in ours:
-        np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
+    """Asserts that the weights, slots and results of two runs are equal bit by bit."""
+    actual, expected = tensors(one, step), tensors(two, step)
+    assert set(actual) == set(expected) and sum("Momentum" in key for key in actual) > 10
+    for key in actual:
+        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
     results = [json.loads(pathlib.Path(path, f"result_{step}.json").read_text()) for path in (one, two)]
     assert results[0] == results[1] and "eval/label_top_1_accuracy" in results[0]

@@ -1,4 +1,4 @@
-"""What `replicas_test.py` runs on one device and on two replicas of its own process, and on four in another.
+"""Training steps that `replicas_test.py` runs on one and two replicas, and in a separate process on four.
 
     python tests/support/replica_worker.py 4 OUT.npz '{"use_blur": true}'
 """
@@ -33,11 +33,11 @@ from train import TrainStep  # noqa: E402
 BATCH, CLASSES, SEED = 8, 4, 5
 SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=BATCH, num_proj_layers=2,
              proj_out_dim=16, seed=SEED, learning_rate=0.3, warmup_epochs=0, linear_head_learning_rate=0.1)
-TWO_BLOCKS = (False, (1, 1))  # Four groups take twice as long to trace.
+TWO_BLOCKS = (False, (1, 1))  # Four block groups take twice as long to trace.
 
 
 class RecordingLARS(lars_optimizer.LARSOptimizer):
-    """LARS that keeps the gradient it was given last, summed over replicas, in a slot."""
+    """LARS optimizer that stores the last gradient, summed over the replicas, in a slot."""
 
     def _create_slots(self, var_list):
         super()._create_slots(var_list)
@@ -50,18 +50,18 @@ class RecordingLARS(lars_optimizer.LARSOptimizer):
 
 
 def make_config(settings):
-    """The settings of a case."""
+    """Returns the `Config` of a test case."""
     return Config(**{**SMALL, **settings})
 
 
 def batch_of(config):
-    """views [8, 8, 8, 6] float64 and labels [8] of the global batch."""
+    """Returns the views [8, 8, 8, 6] float64 and labels [8] of the global batch."""
     views = np.random.default_rng(0).uniform(0, 1, (BATCH, config.image_size, config.image_size, 6))
     return views, np.arange(BATCH) % CLASSES
 
 
 def build_model(config):
-    """The model of a case: always the same weights, and gammas that let gradients reach all of them."""
+    """Returns a model with fixed weights, and gammas of 1, so that gradients reach all layers."""
     keras.utils.set_random_seed(3)
     with unittest.mock.patch.dict(resnet.DEPTHS, {config.resnet_depth: TWO_BLOCKS}):
         model = model_lib.build_model(config, CLASSES)
@@ -72,14 +72,14 @@ def build_model(config):
 
 
 def distributed_batches(config, strategy):
-    """The same global batch for ever; replica r has rows [r n, (r + 1) n)."""
+    """Returns an endless iterator over the same global batch; replica r gets rows [r n, (r + 1) n)."""
     size = BATCH // strategy.num_replicas_in_sync
     rows = tf.data.Dataset.from_tensor_slices(batch_of(config))
     return iter(data.distribute(strategy, lambda *_: rows.repeat().batch(size, drop_remainder=True)))
 
 
 def train_case(strategy, settings):
-    """Three steps: name -> array of the first step's scalars and gradients, and of all variables at the end."""
+    """Takes three steps. Returns the scalars and gradients of the first step and the final variables, by name."""
     config = make_config(settings)
     with strategy.scope():
         model = build_model(config)
@@ -107,7 +107,7 @@ def train_case(strategy, settings):
 
 
 def first_loss(strategy, settings):
-    """The contrastive loss and metrics of the first step, without training."""
+    """Returns the contrastive loss and metrics of the first step, without training."""
     config = make_config(settings)
     with strategy.scope():
         model = build_model(config)
@@ -130,7 +130,8 @@ def first_loss(strategy, settings):
 
 if __name__ == "__main__":
     keras.backend.set_floatx("float64")
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # takes longer than the three steps
+    # Optimizing graphs takes longer than the steps.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS)
     mirrored = tf.distribute.MirroredStrategy([f"/cpu:{number}" for number in range(REPLICAS)])

@@ -1,4 +1,4 @@
-"""Small runs in this process."""
+"""Small runs in the test process."""
 
 import pytest
 
@@ -10,7 +10,7 @@ TINY = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=32
 
 
 def run(model_dir, eval_split_given=False, with_export=False, **settings):
-    """One run in this process; the SavedModel, which takes seconds, only if it is wanted."""
+    """Runs run.py's `main` in this process. The export, which takes seconds, is optional."""
     with pytest.MonkeyPatch.context() as patch:
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")

@@ -1,6 +1,6 @@
-"""`run.py` on a network that is traced in a second: `python tests/support/worker.py FLAGS...`.
+"""run.py with a network that is fast to trace: `python tests/support/worker.py FLAGS...`.
 
-REPLICAS=2 in the environment: two logical devices of this process share each batch.
+With REPLICAS=2 in the environment, two logical devices share each batch.
 """
 
 import os
@@ -22,8 +22,9 @@ from runtime import devices  # noqa: E402
 
 if __name__ == "__main__":
     resnet.DEPTHS[10] = (False, (1, 1))
-    saving.export_to_model_dir = lambda *_: "not made"  # needs four groups of blocks
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # takes longer than what it saves
+    saving.export_to_model_dir = lambda *_: "not made"  # The export needs four block groups.
+    # Optimizing graphs takes longer than it saves.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     if os.environ.get("REPLICAS"):
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
