@@ -173,7 +173,7 @@ class Evaluator:
           model: a built model, whose variables may change between evaluations.
           strategy: the strategy that the model was built in.
           is_chief: whether this process writes the results.
-          weights_flag: the flag that names the weights and its value, for errors; None: --model_dir.
+          weights_flag: flag and value that name the weights, for errors; None: --model_dir.
           head_names: class names of the linear head; None: those of the data set.
           check: called before anything is written; may raise `UserError`.
         """
@@ -297,7 +297,7 @@ class Evaluator:
         return {"eval/regularization_loss": float(decay)}
 
     def linear_head(self, step: int) -> dict[str, float]:
-        """Returns the metrics of the linear head on all labelled examples; see `linear_results`.
+        """Returns the metrics of the linear head on all labeled examples; see `linear_results`.
 
         With `--save_predictions`, also writes the labels and logits.
         """
@@ -378,9 +378,9 @@ def _check_labels(train_set, test_set, config):
     """Raises `UserError` if the splits have too few labels for training or testing."""
     num_classes = len(set(train_set[1].tolist()))
     if num_classes < 2 or not len(test_set[1]):
-        raise UserError(f"--eval_protocol={config.eval_protocol}: --train_split={config.train_split} has labelled "
+        raise UserError(f"--eval_protocol={config.eval_protocol}: --train_split={config.train_split} has labeled "
                         f"examples of {num_classes} classes, and --eval_split={config.eval_split} has "
-                        f"{len(test_set[1])} labelled examples. Use splits with labels of at least two classes.")
+                        f"{len(test_set[1])} labeled examples. Use splits with labels of at least two classes.")
 
 
 def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,

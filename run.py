@@ -96,10 +96,10 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
 
 
 def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if data, replicas or paths do not fit the settings. Nothing is built or written before."""
+    """Raises `UserError` if data, replicas or paths do not fit the settings. Runs before anything is written."""
     _check_data(config, source, strategy)
     if source.num_classes is None:
-        _check_unlabelled(config, source)
+        _check_unlabeled(config, source)
     if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
         raise UserError(f"--eval_protocol={config.eval_protocol}: lbfgs and knn need one label per example, and "
                         f"{source.name} has several. Use linear_head, or `python -m transfer linear`.")
@@ -121,7 +121,7 @@ def _check_data(config, source, strategy):
     train.check_batch(config, source, strategy)
 
 
-def _check_unlabelled(config, source):
+def _check_unlabeled(config, source):
     remedy = "Sort its images into one sub-folder per class"
     if not config.pretraining:
         raise UserError(f"--train_mode={config.train_mode}: --dataset={source.name} has no labels. {remedy}.")
@@ -227,7 +227,7 @@ def _is_full_disk(error):
     """Returns whether an error means that a disk is full or a quota is exceeded."""
     if isinstance(error, OSError):
         return error.errno in _FULL_DISK
-    # TensorFlow's errors have no errno, and the same class as for memory. Only the system's message differs.
+    # TensorFlow has no errno, and the same class for full disks and memory. Only the system's message differs.
     return isinstance(error, tf.errors.ResourceExhaustedError) and any(
         os.strerror(code) in str(error) for code in _FULL_DISK)
 

@@ -313,7 +313,7 @@ def build_training_state(config: Config, source: Source, strategy: tf.distribute
 
 
 def _initialize_weights(config, model, class_names):
-    """Loads the weights of `--checkpoint` and sets the linear head to zero, as the settings of a new run say."""
+    """Loads the weights of `--checkpoint` into the model of a new run, and zeros the linear head if requested."""
     if config.checkpoint:
         required = ("encoder", "projection head") if not config.pretraining and config.linear_head_on_projections else (
             "encoder",)
@@ -321,7 +321,7 @@ def _initialize_weights(config, model, class_names):
         for line in loaded.lines:
             console.log(line)
         if not (config.pretraining or config.zero_init_logits_layer or "linear head" in loaded.not_loaded):
-            console.log("linear head: it starts from the checkpoint's weights, which were trained on labels; "
+            console.log("classifier: it starts from the checkpoint's linear head, which was trained on labels; "
                         "--zero_init_logits_layer resets it")
     if config.zero_init_logits_layer:
         for variable in model.supervised_head.variables:
@@ -435,7 +435,7 @@ def _profile(directory, first, last, is_chief):
         yield
     if is_chief:
         console.log(f"profile of steps {first} to {last}: {directory}/plugins/profile (tensorboard --logdir "
-                     f"{directory})")
+                    f"{directory})")
 
 
 def _divergence(config, step, means, prefix):

@@ -80,7 +80,7 @@ def test_split_folders_share_their_classes(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("1.png", "2.jpg.png"), ("train/1.png", "test/2.png")])
-def test_folder_without_classes_is_unlabelled(tmp_path, names):
+def test_folder_without_classes_is_unlabeled(tmp_path, names):
     write_images(tmp_path, *names)
     source = folders.folder_source(str(tmp_path))
     assert source.num_classes is None

@@ -66,22 +66,22 @@ def step_with_one_tape(config, state, views, labels, micro):
     with tf.GradientTape() as tape:
         images = model_lib.blurred_views(tf.constant(views), config, 5, optimizer.iterations)
         pairs = tf.reshape(images, [2, 8, 8, 8, 3])
-        parts = [model(tf.concat([pairs[0, row:row + micro], pairs[1, row:row + micro]], 0), training=True)
-                 for row in range(0, 8, micro)]
-        hidden = tf.concat([part["proj_head_output"][view * micro:(view + 1) * micro]
-                            for view in range(2) for part in parts], 0)
+        outputs = [model(tf.concat([pairs[0, row:row + micro], pairs[1, row:row + micro]], 0), training=True)
+                   for row in range(0, 8, micro)]
+        hidden = tf.concat([output["proj_head_output"][view * micro:(view + 1) * micro]
+                            for view in range(2) for output in outputs], 0)
         if config.contrastive_loss == "nt_xent":
             contrast, _, _ = objective.add_contrastive_loss(hidden, config.hidden_norm, config.temperature)
         else:
             contrast, _, _ = objective.add_alternative_contrastive_loss(
                 hidden, config.contrastive_loss, config.hidden_norm, config.temperature, 0.8, config.semi_hard)
         targets = [tf.one_hot(np.tile(labels[row:row + micro], 2), CLASSES) for row in range(0, 8, micro)]
-        head = tf.reduce_mean([objective.add_supervised_loss(target, part["logits_sup"])
-                               for target, part in zip(targets, parts)])
+        head = tf.reduce_mean([objective.add_supervised_loss(target, output["logits_sup"])
+                               for target, output in zip(targets, outputs)])
         total = contrast + head + model_lib.add_weight_decay(model, config.weight_decay, config.optimizer)
     gradients = tape.gradient(total, model.trainable_variables)
     if config.linear_head_learning_rate:
-        inputs = tf.concat([part["sup_head_input"] for part in parts], 0)
+        inputs = tf.concat([output["sup_head_input"] for output in outputs], 0)
         gradients = model_lib.linear_head_gradients(
             model.supervised_head, model.trainable_variables, gradients, *tf.nn.moments(inputs, [0]),
             model_lib.linear_head_rate_ratio(config))
@@ -125,8 +125,8 @@ def test_micro_batches_on_two_replicas_equal_those_on_one(two_replicas, float64,
     # A micro-batch of four takes two rows from each replica.
     expected = take_steps(config, one, order=[0, 1, 4, 5, 2, 3, 6, 7])
     reported = take_steps(config, two, strategy=two_replicas)
-    for ours, theirs in zip(reported, expected):
-        assert ours == pytest.approx(theirs, rel=1e-5)
+    for scalars, expected_scalars in zip(reported, expected):
+        assert scalars == pytest.approx(expected_scalars, rel=1e-5)
     assert_same_variables(two, one)
 
 
@@ -169,10 +169,10 @@ def test_half_precision_excludes_variables_and_outputs_of_heads():
             is_half = name.startswith(("initial", "block"))
             assert value.dtype == (tf.bfloat16 if is_half else tf.float32), name
     assert {variable.dtype for variable in half.variables} == {tf.float32}
-    whole = model_lib.build_model(Config(**SMALL), CLASSES)
-    for ours, theirs in zip(whole.variables, half.variables):
-        ours.assign(theirs)
-    expected = whole(images, training=False)
+    full = model_lib.build_model(Config(**SMALL), CLASSES)
+    for variable, value in zip(full.variables, half.variables):
+        variable.assign(value)
+    expected = full(images, training=False)
     assert expected["block_group2"].dtype == tf.float32  # The precision policy of one model must not affect the next.
     for name in ("final_avg_pool", "proj_head_output", "logits_sup"):
         assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
@@ -234,8 +234,8 @@ def test_a_run_can_be_resumed_with_another_precision(precision, new_precision, t
     other = make_state(config.replace(precision=new_precision), tmp_path)
     other.resume(path)
     assert other.step == 2
-    for ours, theirs in zip(other.model.variables, state.model.variables):
-        np.testing.assert_array_equal(ours, theirs)
+    for actual, expected in zip(other.model.variables, state.model.variables):
+        np.testing.assert_array_equal(actual, expected)
     for variable, same in zip(other.model.trainable_variables, state.model.trainable_variables):
         slots = [s.optimizer.get_slot(v, "Momentum").numpy() for s, v in ((other, variable), (state, same))]
         assert slots[0].any()
