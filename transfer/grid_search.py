@@ -25,7 +25,7 @@ from transfer import measures, output, tasks
 from transfer.tasks import Task
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_MARKER = "trial.json"  # in the directory of each trial
+_MARKER = "trial.json"  # marks a directory as created by the search
 
 
 def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: float, weight_decay: float, steps: int,

@@ -105,8 +105,8 @@ def _read_features(path, digest):
     output.check_digest(path, str(settings), digest)
     if (output.find_label_problem(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2
             or len(labels) != len(vectors)):
-        raise UserError(f"{path}: the arrays {vectors.dtype} {vectors.shape} and {labels.dtype} {labels.shape} are not "
-                        "features and labels. Delete the file.")
+        raise UserError(f"{path}: it holds {vectors.dtype} {vectors.shape} and {labels.dtype} {labels.shape}, not "
+                        "features [n, d] and their labels. Delete the file.")
     if not np.isfinite(vectors).all():
         raise UserError(f"{path}: the features contain NaN or Inf. Use a checkpoint from before divergence, and a new "
                         "--out.")

@@ -41,7 +41,7 @@ class Task:
 
 
 # Food-101 names its test images "validation". DTD and SUN397 use the first of their official splits. For Caltech-101,
-# TFDS samples 30 training images per class, with another seed than the paper.
+# TFDS samples 30 training images per class, with a different seed from the paper's.
 TASKS = {
     "food101": Task("Food-101", "food101", test="validation"),
     "cifar10": Task("CIFAR-10", "cifar10"),

@@ -325,7 +325,7 @@ def test_features_and_sweeps_of_other_settings_are_refused(network, few_iteratio
             ("features_validation.npz", [{"vectors": np.full([20, 2], "x")},
                                          {"labels": np.float32(saved["labels"])},
                                          {"labels": saved["labels"][1:]}, {"labels": np.int64(3)}],
-             "are not features and labels"),
+             "not features [n, d] and their labels"),
             ("features_validation.npz", [{"vectors": np.array([None])}],
              "the arrays vectors, labels, settings cannot be read"),
             ("sweep.json", [{"settings": "0123"}, {"settings": None}], "was written with other settings"),
