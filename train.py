@@ -441,11 +441,12 @@ def _profile(directory, first, last, is_chief):
 def _divergence(config, step, means, prefix):
     """Returns the error for a loss, gradient or weight that is NaN or Inf. `prefix`: newest checkpoint, or None."""
     kept = f"{prefix} is the newest checkpoint" if prefix else "no checkpoint was written yet"
-    float16 = ", or a --precision other than mixed_float16" if config.precision == "mixed_float16" else ""
+    remedy = "a lower --learning_rate or longer --warmup_epochs"
+    remedy += " or another --precision" if config.precision == "mixed_float16" else ""
     return TrainingDiverged(
         f"--learning_rate={config.learning_rate:g}: training has diverged at step {step}: loss, gradients or weights "
-        f"are NaN or Inf (scheduled learning rate {means['learning_rate']:.3g}); {kept}. Use a lower --learning_rate, "
-        f"longer --warmup_epochs{float16}, with --allow_flag_changes to resume.")
+        f"are NaN or Inf (scheduled learning rate {means['learning_rate']:.3g}); {kept}. Use {remedy}, and resume with "
+        "--allow_flag_changes.")
 
 
 def _log(writer, step, mean_metrics, is_chief):
