@@ -7,7 +7,7 @@ the original's 48 flags are kept, except that `use_tpu` is off by default.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -31,7 +31,7 @@ from runtime.paths import check_path, check_weights_path, slug
 # depth -> (bottleneck blocks?, number of blocks in each of the four groups). It is not in resnet.py, because the
 # choices of --resnet_depth must be known before TensorFlow is loaded.
 RESNET_DEPTHS = {
-    10: (False, (1, 1, 1, 1)),  # Not in the paper: for trials on small machines.
+    10: (False, (1, 1, 1, 1)),  # Not in the paper; for trials on small machines.
     18: (False, (2, 2, 2, 2)),
     34: (False, (3, 4, 6, 3)),
     50: (True, (3, 4, 6, 3)),

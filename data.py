@@ -6,7 +6,7 @@ decoded.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -84,7 +84,7 @@ def _batch_views(records, read, source, config, batch_size):
     def view_seed(seed, view):
         return rng.nth_seed(seed, view, rng.VIEW)
 
-    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and the search is slow.
+    @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and the search is slow.
     def crop(seed, reference):
         key, item, label = read(*tf.nest.flatten(reference))
         seed = tf.stack([seed, key])

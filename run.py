@@ -12,7 +12,7 @@ import sys
 from runtime import console
 
 if __name__ == "__main__":
-    console.set_up()  # Before other modules store sys.stderr, which may be closed.
+    console.set_up()  # Must run before other modules store sys.stderr, which may be closed.
 
 from absl import app, flags
 
@@ -188,7 +188,7 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     hosts.check_multi_host_settings(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    # This context ends early, since TensorFlow installs its own signal handlers when it connects to other hosts.
+    # This context ends before TensorFlow connects to other hosts and installs its own signal handlers.
     with signals.StopSignals() as stop, stop.interruptible():
         hosts.wait_for_hosts()
     return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
@@ -202,7 +202,7 @@ def _translate_errors(config):
         yield
     except (tf.errors.OpError, OSError, MemoryError) as error:
         reason = first_line(error)
-        # Memory and disk first, since they may run out while data are read.
+        # Memory and disk are checked first, since they may run out while data are read.
         if _is_full_disk(error):
             raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free some space, and {again}."
                             ) from error
@@ -227,7 +227,7 @@ def _is_full_disk(error):
     """Returns whether an error means that a disk is full or a quota is exceeded."""
     if isinstance(error, OSError):
         return error.errno in _FULL_DISK
-    # TensorFlow has no errno, and the same class for full disks and memory. Only the system's message differs.
+    # TensorFlow uses one class for full disks and memory, without errno. Only the system's message differs.
     return isinstance(error, tf.errors.ResourceExhaustedError) and any(
         os.strerror(code) in str(error) for code in _FULL_DISK)
 
@@ -237,7 +237,7 @@ def _prepare_source(config, source, strategy):
     image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
-    _check_data(config, source, strategy)  # Again, since fewer examples may be left.
+    _check_data(config, source, strategy)  # Checked again, since fewer examples may be left.
 
 
 def _evaluate(config, source, strategy):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__, "python run.py --mode=train")
 
@@ -62,7 +62,7 @@ class TrainStep:
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
         self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples on this replica
 
-    @tf.autograph.experimental.do_not_convert  # Nothing needs it, and converting tf_keras is slow.
+    @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and the search is slow.
     def __call__(self, views: tf.Tensor, labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Runs the step.
 

@@ -151,7 +151,7 @@ def test_half_precision_losses_are_close_to_float32(precision, micro, tmp_path):
     expected = take_steps(config, make_state(config, tmp_path))[0]
     state = make_state(config.replace(precision=precision), tmp_path)
     if precision == "mixed_float16":
-        set_loss_scale(state, 64.0)  # The default scale is too large for these weights, whose first steps it skips.
+        set_loss_scale(state, 64.0)  # With the default scale, the first steps overflow.
     start = [variable.numpy() for variable in state.model.trainable_variables]
     reported = take_steps(config.replace(precision=precision), state)[0]
     for name in ("train/contrast_loss", "train/supervised_loss"):
