@@ -1,1 +1,1 @@
-"""Services that know nothing of SimCLR: errors, console, devices, hosts, signals, child processes, files."""
+"""Services independent of SimCLR: errors, console, devices, hosts, signals, child processes, files, random numbers."""

@@ -1,4 +1,4 @@
-"""Child processes: several at once, each with its log, stopped together."""
+"""Child processes that run in parallel, write one log each, and are stopped together."""
 
 from __future__ import annotations
 
@@ -17,146 +17,148 @@ from runtime import signals
 from runtime.errors import STOPPED_STATUS, JobFailed, Stopped
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_STOPPED_BETWEEN = "stopped: the same command goes on from there"
-_STOPPED = {STOPPED_STATUS, *(status for number in _SIGNALS for status in (128 + number, -number))}
-_TAIL_BYTES = 4096  # of a log, searched for its last line
+_STOPPED_BETWEEN_JOBS = "stopped: run the same command again to resume"
+_STOPPED_STATUSES = {STOPPED_STATUS, *(status for signum in _SIGNALS for status in (128 + signum, -signum))}
+_TAIL_BYTES = 4096  # end of a log that is searched for its last line
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A command, and the directory whose run.log gets its output."""
+    """A command whose output is appended to run.log in `directory`."""
 
     command: tuple[str, ...]
     directory: str
-    cwd: str | None = None  # working directory; None: that of this process
+    cwd: str | None = None  # working directory; None: the one of this process
 
 
 class Launcher:
-    """A context in which jobs may be run. SIGINT, SIGTERM and SIGHUP are passed on to all running jobs.
+    """A context manager that runs jobs and forwards SIGINT, SIGTERM and SIGHUP to all running jobs.
 
-    No job starts after a signal. A SIGHUP that is ignored, as under nohup, stays ignored.
+    No job starts after a signal. An ignored SIGHUP, as under nohup, stays ignored.
 
-    It raises `errors.Stopped` if a signal was received before it was entered, or while no job ran. Ctrl-C in a terminal
-    also reaches the processes directly; they take the two signals for one. Use it in the main thread.
+    The context raises `errors.Stopped` if a signal was received before it was entered, or while no job was running. A
+    Ctrl-C in a terminal also reaches the processes directly; they treat the two signals as one. Use the context in the
+    main thread.
     """
 
     def __init__(self):
-        self._lock, self._stopped, self._signalled = threading.Lock(), False, False
+        self._lock, self._stopped, self._signaled = threading.Lock(), False, False
 
     def __enter__(self) -> Launcher:
         outer = signals.active()
-        # Shared with `outer`, which still watches for a second signal, and then kills them.
+        # Shared with `outer`, which kills the processes if a second signal is received.
         self._running = set() if outer is None else outer.child_processes
-        self._old = {number: signal.signal(number, self._pass_on) for number in _SIGNALS
-                     if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
-        if outer is not None and outer.requested:  # By a signal that was received before.
+        self._old = {signum: signal.signal(signum, self._forward) for signum in _SIGNALS
+                     if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN}
+        if outer is not None and outer.requested:  # A signal was received before.
             self._restore()
             outer.stop()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         self._restore()
-        if kind is None and self._signalled:  # After the last job had ended.
-            raise Stopped(_STOPPED_BETWEEN)
+        if exception_type is None and self._signaled:  # The signal was received after the last job had ended.
+            raise Stopped(_STOPPED_BETWEEN_JOBS)
 
     def _restore(self):
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
+        for signum, handler in self._old.items():
+            signal.signal(signum, handler)
 
-    def _pass_on(self, number, _):
-        self._signalled = True
-        self._stop(number)
+    def _forward(self, signum, _):
+        self._signaled = True
+        self._stop(signum)
 
-    def _stop(self, number):
+    def _stop(self, signum):
         self._stopped = True
-        for process in tuple(self._running):  # Without the lock, which the interrupted thread may hold.
-            process.send_signal(number)
+        for process in tuple(self._running):  # No lock: the interrupted thread may hold it.
+            process.send_signal(signum)
 
     def run(self, job: Job, devices: str | None = None) -> None:
-        """Runs a job to its end.
+        """Runs a job and waits for its end.
 
         Args:
-          job: what to run.
-          devices: value of CUDA_VISIBLE_DEVICES; None: that of this process.
+          job: the command.
+          devices: value of CUDA_VISIBLE_DEVICES for the job; None: the value of this process.
 
         Raises:
-          JobFailed: it failed; the text has the last line of its output.
-          errors.Stopped: it was stopped; the same command continues it.
+          JobFailed: the job failed; the message contains the last line of its output.
+          errors.Stopped: the job was stopped by a signal; running the same command again resumes it.
         """
         os.makedirs(job.directory, exist_ok=True)
         log = os.path.join(job.directory, "run.log")
         visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
         with open(log, "ab") as file:
-            begin = file.tell()  # Earlier starts wrote to the same log.
+            start = file.tell()  # Earlier starts of the job wrote to the same log.
             with self._started(job, file, visible) as process:
                 status = process.wait()
-        if status in _STOPPED or self._stopped:  # A run may still exit with status 0 after the signal.
-            raise Stopped(f"stopped in {job.directory}: the same command goes on from there")
+        if status in _STOPPED_STATUSES or self._stopped:  # A run may still exit with status 0 after the signal.
+            raise Stopped(f"stopped in {job.directory}: run the same command again to resume")
         if status:
-            how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
-            raise JobFailed(f"{job.directory}: the run {how} ({_last_line(log, begin)}): see {log}", status)
+            outcome = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
+            raise JobFailed(f"{job.directory}: the run {outcome} ({_last_line(log, start)}). See {log}.", status)
 
     @contextlib.contextmanager
     def _started(self, job, file, variables):
         with self._lock:
             if self._stopped:
-                raise Stopped(_STOPPED_BETWEEN)
+                raise Stopped(_STOPPED_BETWEEN_JOBS)
             process = subprocess.Popen(job.command, cwd=job.cwd, stdout=file, stderr=subprocess.STDOUT,
                                        env={**os.environ, **variables})
             self._running.add(process)
         try:
-            if self._stopped:  # The signal came while the process was started.
+            if self._stopped:  # The signal was received while the process was starting.
                 process.terminate()
             yield process
         finally:
             self._running.discard(process)
 
-    def run_all(self, jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, JobFailed | None]]:
-        """Runs jobs, `at_once` of them in parallel; yields (job, None or its `JobFailed`) as each ends.
+    def run_all(self, jobs: Iterable[Job], num_parallel: int) -> Iterator[tuple[Job, JobFailed | None]]:
+        """Runs jobs, `num_parallel` at a time, and yields (job, None or its `JobFailed`) when a job ends.
 
-        If CUDA_VISIBLE_DEVICES names several devices, each of the parallel jobs gets a part of them. If the caller
-        closes the iterator early, running jobs are stopped by SIGTERM and waited for.
+        Several devices in CUDA_VISIBLE_DEVICES are divided among the parallel jobs. If the caller closes the iterator
+        early, running jobs receive SIGTERM, and their end is awaited.
 
         Raises:
-          errors.Stopped: as `run`.
+          errors.Stopped: a job was stopped by a signal, as for `run`.
         """
-        slots = queue.SimpleQueue()
-        for number in range(at_once):
-            slots.put(_share(os.environ.get("CUDA_VISIBLE_DEVICES"), number, at_once))
+        free_devices = queue.SimpleQueue()
+        for index in range(num_parallel):
+            free_devices.put(_device_share(os.environ.get("CUDA_VISIBLE_DEVICES"), index, num_parallel))
 
         def run(job):
-            devices = slots.get()
+            devices = free_devices.get()
             try:
                 self.run(job, devices)
             except JobFailed as error:
                 return job, error
             finally:
-                slots.put(devices)
+                free_devices.put(devices)
             return job, None
 
-        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-            waiting = [pool.submit(run, job) for job in jobs]
+        with concurrent.futures.ThreadPoolExecutor(num_parallel) as pool:
+            futures = [pool.submit(run, job) for job in jobs]
             try:
-                for done in concurrent.futures.as_completed(waiting):
-                    yield done.result()
+                for future in concurrent.futures.as_completed(futures):
+                    yield future.result()
             finally:
-                if not (self._stopped or all(each.done() for each in waiting)):  # A second signal would kill them.
+                # Jobs that were stopped before get no second signal, which would kill them.
+                if not (self._stopped or all(future.done() for future in futures)):
                     self._stop(signal.SIGTERM)
-                for each in waiting:
-                    each.cancel()
+                for future in futures:
+                    future.cancel()
 
 
-def _last_line(log, begin):
-    """Returns the last line of a log after its first `begin` bytes."""
+def _last_line(log, start):
+    """Returns the last line of a log, ignoring its first `start` bytes."""
     with open(log, "rb") as file:
         end = file.seek(0, os.SEEK_END)
-        file.seek(max(begin, end - _TAIL_BYTES))
+        file.seek(max(start, end - _TAIL_BYTES))
         text = file.read().decode(errors="replace").strip()
     return text.splitlines()[-1] if text else "nothing was printed"
 
 
 def cpu_info() -> tuple[str, int]:
-    """Returns the processor's name, and the number of cores that this process may use."""
+    """Returns the name of the CPU and the number of cores that this process may use."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
@@ -166,9 +168,9 @@ def cpu_info() -> tuple[str, int]:
         os, "sched_getaffinity") else os.cpu_count()
 
 
-def _share(devices, number, parts):
-    """Returns the devices of one of several parts: "0,1,2,3" in two parts are "0,2" and "1,3". None: all devices."""
+def _device_share(devices, index, num_shares):
+    """Returns one share of the devices: two shares of "0,1,2,3" are "0,2" and "1,3". None stands for all devices."""
     names = devices.split(",") if devices else []
-    if len(names) < 2 or parts < 2:
+    if len(names) < 2 or num_shares < 2:
         return None
-    return ",".join(names[number % len(names)::parts])
+    return ",".join(names[index % len(names)::num_shares])

@@ -1,4 +1,4 @@
-"""The devices to compute on: one device, several GPUs, several hosts, or a TPU."""
+"""Selection of the devices: one device, several GPUs, several hosts, or a TPU."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from runtime import hosts
 from runtime.errors import UserError, first_line
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
-_BFLOAT16_CAPABILITY = (8, 0)  # Nvidia's Ampere
+_BFLOAT16_CAPABILITY = (8, 0)  # compute capability of Nvidia's Ampere GPUs
 
 
 def start_runtime(use_tpu: bool) -> None:
-    """Starts TensorFlow's runtime, which prints messages, unless hosts or a TPU must be connected before that."""
+    """Starts TensorFlow's runtime, unless hosts or a TPU must be connected first.
+
+    The runtime prints messages when it starts, so it is started while native output is captured.
+    """
     if not use_tpu and not os.environ.get("TF_CONFIG"):
         tf.config.list_logical_devices()
 
 
-# ------------------------------------------------------------------------------------------------------- strategy
-
-
 def make_strategy(use_tpu: bool = False, tpu_address: str | None = None, tpu_zone: str | None = None,
                   gcp_project: str | None = None) -> tf.distribute.Strategy:
-    """Returns the strategy for a TPU, several hosts (TF_CONFIG), several GPUs, or one device.
+    """Returns the distribution strategy for a TPU, several hosts (TF_CONFIG), several GPUs, or one device.
 
     Args:
       use_tpu: compute on a TPU.
-      tpu_address: its name, its address grpc://host:port, or "local" for that of a TPU VM.
-      tpu_zone: its zone in Google Cloud; None: that of the environment.
-      gcp_project: its project in Google Cloud; None: that of the environment.
+      tpu_address: name of the TPU, its address grpc://host:port, or "local" on a TPU VM.
+      tpu_zone: Google Cloud zone of the TPU; None: taken from the environment.
+      gcp_project: Google Cloud project of the TPU; None: taken from the environment.
 
     Raises:
       UserError: the TPU or the other hosts cannot be connected.
@@ -46,22 +46,21 @@ def make_strategy(use_tpu: bool = False, tpu_address: str | None = None, tpu_zon
 
 
 def _hosts_strategy():
-    """Connects to the other hosts of TF_CONFIG."""
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:
-        raise UserError(f"TF_CONFIG: the hosts could not be connected ({first_line(error)}). Check the addresses and "
-                        "free ports, and start all hosts again.") from error
+        raise UserError(f"TF_CONFIG: the hosts cannot be connected ({first_line(error)}). Check that the addresses are "
+                        "correct and the ports free, then restart all hosts.") from error
 
 
 def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
-    """Connects to the TPU, as TensorFlow's guide 'Use TPUs' does: resolver, cluster, system, strategy.
+    """Connects to the TPU as in TensorFlow's guide 'Use TPUs': resolver, cluster, system, strategy.
 
-    Not tried on hardware. `--tpu_name=local` is a TPU VM's own TPU, to which nothing is connected; with another name
-    the input pipeline and all files are on the TPU's hosts, which see `gs://` only, so that `folder:` and local
-    directories do not work. `lbfgs` and `knn` fit on the coordinator; `contrastive`, which evaluates on one replica,
-    and the export run on the host's processor. The tests lower the training step and the evaluation to XLA, and so
-    show that XLA supports all operations in them; they show nothing about speed or memory.
+    This has not been tested on TPU hardware. `--tpu_name=local` selects the TPU of a TPU VM and needs no connection.
+    With any other name, the input pipeline runs on the TPU's hosts, which can read `gs://` only, so that `folder:` and
+    local directories do not work. The protocols `lbfgs` and `knn` are fitted on the coordinator; `contrastive`, which
+    evaluates on one replica, and the export run on the CPU of the coordinator. The tests compile the training step and
+    the evaluation with XLA, which shows that XLA supports all their operations, but nothing about speed or memory.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
@@ -70,13 +69,13 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    except Exception as error:  # The resolver asks Google's services, which fail in many ways; the remedy is the same.
+    except Exception as error:  # The resolver's requests to Google Cloud fail in many ways with the same remedy.
         raise UserError(f"--use_tpu: no TPU could be reached ({first_line(error)}). Check --tpu_name, or remove "
                         "--use_tpu.") from error
 
 
 def _check_reachable(address):
-    """Raises OSError if nothing listens at grpc://host:port, where TensorFlow would wait without end."""
+    """Raises OSError if nothing listens at grpc://host:port: TensorFlow would wait forever."""
     if address.startswith("grpc://"):
         host, _, port = address[len("grpc://"):].partition(":")
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
@@ -92,7 +91,7 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def check_precision(precision: str, use_tpu: bool) -> None:
-    """Raises `UserError` if the GPUs, if there are any, do not support the arithmetic `precision`."""
+    """Raises `UserError` if a GPU does not support the arithmetic of `precision`."""
     if precision != "mixed_bfloat16" or use_tpu:
         return
     for gpu in tf.config.list_physical_devices("GPU"):

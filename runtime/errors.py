@@ -1,4 +1,4 @@
-"""Exceptions that end a program with one line, and the exit status of each."""
+"""Exceptions that end a program with a one-line message, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 class UserError(Exception):
-    """An error that the user can fix. Its text is one line that names the flag and the remedy."""
+    """An error that the user can fix. The message is one line that names the flag and the remedy."""
 
     status = 2  # exit status of the program
 
@@ -15,43 +15,56 @@ class UserError(Exception):
 
 
 class TrainingDiverged(UserError):
-    """A loss, a gradient or a weight is NaN or infinite. Programs that start trainings check the exit status."""
+    """A loss, a gradient or a weight is NaN or Inf. Programs that start training runs check the exit status."""
 
     status = 3
 
 
-# Lines of TensorFlow's errors that say where in the graph an error occurred, rather than which.
+# Lines of a TensorFlow error that give its location in the graph instead of its cause.
 _LOCATION = re.compile(r"\s|Graph execution error:|Detected at node |<stack traces unavailable>|Node: |Hint: |"
                        r"\d+ root error\(s\) found\.|$")
 _ROOT_ERROR = re.compile(r"^ *\(\d+\) [A-Z_]+: *", re.MULTILINE)
+_MAX_CHARACTERS = 400
 _LOCATION_IN_LINE = re.compile(r"\{\{function_node .*?\}\} *| *\[Op:.*$|"
                                r"Error in user-defined function passed to \S+ transformation with iterator: \S+: ")
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the line of an error's text that says what is wrong, at most 160 characters.
+    """Returns one line that states the cause of an error.
 
-    For most errors it is the first line. TensorFlow's errors begin with the place in the graph, which is left out; of
-    several root errors the first counts.
+    For most errors this is the first line of the message. TensorFlow's messages start with the location in the graph,
+    which is omitted; of several root errors, the first one is used. For a chained error (`raise ... from`), the last
+    cause is appended unless the line contains it. Long lines are shortened in the middle, because nested messages end
+    with the cause.
     """
+    line, cause = _cause_line(error), error
+    if len(line) > _MAX_CHARACTERS:
+        line = f"{line[:_MAX_CHARACTERS // 2]} ... {line[-_MAX_CHARACTERS // 2:]}"
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    last_line = _cause_line(cause)
+    return line if last_line in line or cause is error else f"{line}: {last_line}"
+
+
+def _cause_line(error):
     lines = _ROOT_ERROR.sub("", str(error).strip()).splitlines()
     lines = [_LOCATION_IN_LINE.sub("", line.strip()) for line in lines if not _LOCATION.match(line)] + lines
-    return next((line for line in lines if line), type(error).__name__)[:160]
+    return next((line for line in lines if line), type(error).__name__)
 
 
 class JobFailed(UserError):
-    """A job that ended with an error. `job_status` is its exit status; -n: it was killed by signal n."""
+    """A job ended with an error. `job_status` is its exit status, or -n if signal n killed it."""
 
     def __init__(self, text: str, job_status: int):
         super().__init__(text)
         self.job_status = job_status
 
 
-STOPPED_STATUS = 75  # exit status of a run that was stopped and can be continued: EX_TEMPFAIL of sysexits.h
+STOPPED_STATUS = 75  # exit status of a stopped run that can be resumed: EX_TEMPFAIL of sysexits.h
 
 
 class Stopped(BaseException):
-    """A request to stop the program. Its text reports what was saved.
+    """A request to stop the program. The message reports what was saved.
 
-    Like KeyboardInterrupt it is not an `Exception`: it may be raised anywhere, and Keras and autograph wrap exceptions.
+    Like KeyboardInterrupt, it is not an `Exception`: it may be raised anywhere, and Keras and autograph would wrap it.
     """

@@ -16,27 +16,28 @@ _T = TypeVar("_T")
 
 
 def _bar(*args, **kwargs):
-    """Returns a bar on standard output, of the terminal's size; tqdm shows none on terminals that report the size 0."""
+    """Returns a bar on standard output. Sets its size, because tqdm shows no bar if the terminal reports size 0."""
     size = shutil.get_terminal_size()
     return tqdm.tqdm(*args, **kwargs, ncols=size.columns, nrows=size.lines, file=sys.stdout)
 
 
 class Progress:
-    """Progress of a training: step, time left, images/s and a few metrics.
+    """Display of training progress: step, time left, images/s and selected metrics.
 
-    On a terminal it is a bar, elsewhere a line every `log_seconds`.
+    A progress bar on a terminal, otherwise one line every `log_seconds`.
     """
 
     def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, labels: Mapping[str, str],
                  enabled: bool = True):
-        """Starts at step `start` of `total` steps.
+        """Creates the display at step `start`.
 
         Args:
-          start, total: steps.
+          start: number of steps done before.
+          total: total number of steps.
           batch_size: images per step.
-          log_seconds: least seconds between two lines.
-          labels: dict: name of a metric -> its label in the output. Other metrics are not printed.
-          enabled: print anything at all.
+          log_seconds: minimum number of seconds between two lines.
+          labels: dict: metric name -> label in the output. Other metrics are not shown.
+          enabled: show progress at all.
         """
         self._labels = labels
         self._total = total
@@ -51,18 +52,21 @@ class Progress:
 
     @property
     def images_per_second(self) -> float:
-        """The mean rate over the timed steps."""
+        """Mean throughput over the timed steps."""
         return self._timed_steps * self._batch_size / self._seconds if self._seconds else 0.0
 
     def update(self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True) -> None:
-        """Reports `step`, reached `seconds` after the previous update; `timed` is False for a call that compiled."""
+        """Reports that `step` was reached `seconds` after the previous update.
+
+        Pass `timed=False` for a call that included tracing or compilation, to exclude it from the throughput.
+        """
         if timed:
             self._timed_steps += step - self._step
             self._seconds += seconds
         advanced, self._step = step - self._step, step
         if self._bar is not None:
-            shown = {label: f"{metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics}
-            self._bar.set_postfix({"img/s": f"{self.images_per_second:.0f}", **shown}, refresh=False)
+            postfix = {label: f"{metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics}
+            self._bar.set_postfix({"img/s": f"{self.images_per_second:.0f}", **postfix}, refresh=False)
             self._bar.update(advanced)
         elif self._enabled and (time.monotonic() - self._last_line >= self._log_seconds or step == self._total):
             self._last_line = time.monotonic()
@@ -70,10 +74,10 @@ class Progress:
 
     def _line(self, metrics):
         rate = self.images_per_second
-        left = console.format_duration((self._total - self._step) * self._batch_size / rate) if rate else "?"
-        shown = "  ".join(f"{label} {metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics)
-        share = self._step / self._total
-        return f"step {self._step}/{self._total}  {share:.0%}  left {left}  {rate:.0f} images/s  {shown}"
+        time_left = console.format_duration((self._total - self._step) * self._batch_size / rate) if rate else "?"
+        values = "  ".join(f"{label} {metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics)
+        fraction = self._step / self._total
+        return f"step {self._step}/{self._total}  {fraction:.0%}  left {time_left}  {rate:.0f} images/s  {values}"
 
     def close(self) -> None:
         """Closes the bar."""
@@ -82,19 +86,19 @@ class Progress:
 
 
 def track(iterable: Iterable[_T], total: int | None, description: str) -> Iterator[_T]:
-    """Yields the items with a bar on a terminal, silently elsewhere; every item is a `signals.safe_point`."""
+    """Yields the items, with a progress bar on a terminal. Each item is preceded by a `signals.safe_point`."""
     for item in terminal_bar(iterable, total, description):
         signals.safe_point()
         yield item
 
 
 def terminal_bar(iterable: Iterable[_T] | None, total: int | None, description: str) -> tqdm.tqdm[_T]:
-    """Returns a tqdm bar over `iterable`, which is shown on a terminal only."""
+    """Returns a tqdm bar over `iterable` that is shown on a terminal only."""
     return _bar(iterable, total=total, desc=console.printable_name(description or "") or None, leave=False,
                 disable=not sys.stdout.isatty())
 
 
 def stopwatch() -> Callable[[], float]:
     """Returns a function that returns the seconds since this call."""
-    begin = time.monotonic()
-    return lambda: time.monotonic() - begin
+    start = time.monotonic()
+    return lambda: time.monotonic() - start

@@ -1,4 +1,4 @@
-"""Communication between the replicas of a strategy. Call these functions in replica context."""
+"""Communication between the replicas of a strategy, in replica context."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _T = TypeVar("_T")  # a tensor, or a nest of tensors
 
 
 def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Tensor:
-    """Concatenates `tensor` [n, ...] of all replicas along the first axis, in replica order.
+    """Concatenates the `tensor` [n, ...] of all replicas along the first axis, in replica order.
 
-    Differentiable: the gradient of each replica's part is the sum of what all replicas pass back to it.
+    The gradient with respect to a replica's tensor is the sum of the gradients from all replicas.
     """
     if not _communicates(strategy):
         return tensor
@@ -20,15 +20,15 @@ def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Ten
 
 
 def row_offset(local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | None) -> int | tf.Tensor:
-    """Returns the row at which the `local_rows` rows of this replica start in what `gather` returns."""
+    """Returns the first row of this replica in the result of `gather`, if each replica has `local_rows` rows."""
     if not _communicates(strategy):
         return 0
-    # The id of a TPU replica is an unsigned 32-bit tensor, on which range and one_hot do not work.
+    # Cast, because a TPU replica's id is an unsigned 32-bit tensor, which range and one_hot do not support.
     return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32) * local_rows
 
 
 def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
-    """Returns the means of a tensor, or of a nest of tensors, over all replicas, by a single reduction."""
+    """Averages a tensor, or a nest of tensors, over all replicas with a single all-reduce."""
     if not _communicates(strategy):
         return values
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, values)
@@ -36,19 +36,19 @@ def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
 
 def mean_and_variance(means: tf.Tensor, variances: tf.Tensor, strategy: tf.distribute.Strategy | None
                       ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Combines the moments of equal parts of a batch into those of the batch of all replicas.
+    """Combines the moments of equally large parts of a batch into the moments of the global batch.
 
     Args:
-      means: of the parts on this replica, [columns] or [parts, columns].
-      variances: biased, of the same shape.
-      strategy: whose replicas hold the batch, or None.
+      means: means of the parts on this replica, [columns] or [parts, columns].
+      variances: biased variances of the parts, same shape.
+      strategy: strategy whose replicas hold the batch, or None.
 
     Returns:
-      Mean and biased variance, each [columns].
+      Mean and biased variance of the global batch, each [columns].
     """
     means, variances = (tf.reshape(values, [-1, values.shape[-1]]) for values in (means, variances))
     batch_mean = mean(tf.reduce_mean(means, 0), strategy)
-    # Variance within the parts plus variance between them: no difference of large squares.
+    # Variance within the parts plus variance between them: avoids the cancellation of E[x^2] - E[x]^2.
     deviations = tf.math.squared_difference(means, batch_mean)
     return batch_mean, mean(tf.reduce_mean(variances + deviations, 0), strategy)
 

@@ -8,56 +8,56 @@ import numpy as np
 import tensorflow as tf
 
 _GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
-# Odd numbers without pattern, so that sums of few multiples of them, a key and a seed do not meet.
+# Odd random constants: small integer combinations of them, a key and a seed do not collide.
 _SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
 _STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD93, 0xA0761D6478BD642F],
                      [0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3]], np.uint64)
-VIEW, DRAW = 1, 2  # levels of `nth_seed`: for views, and for further draws within an operator; operators have 0
+VIEW, DRAW = 1, 2  # levels of `nth_seed` for views and for further draws of an operator; level 0 is for operators
 
 
 def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
-    """Returns a new seed [2] of the same integer type from `seed` [2] and the integer `data`."""
+    """Derives a new seed [2] from `seed` [2] and the integer `data`. The integer type is the type of `seed`."""
     return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, seed.dtype))
 
 
 def scalar_seed(seed: tf.Tensor) -> tf.Tensor:
-    """Returns an int64 drawn from `seed` [2]; an element of it would not do, as `fold_in` leaves one as it is."""
+    """Draws an int64 from `seed` [2]. An element of the seed does not suffice, since `fold_in` keeps one unchanged."""
     return tf.random.stateless_uniform([], seed, minval=None, maxval=None, dtype=tf.int64)
 
 
-def nth_seed(seed: tf.Tensor, number: int, level: int = 0) -> tf.Tensor:
-    """Returns the seed numbered `number` that follows from each `seed` [2] or [n, 2]; number 0 is `seed` itself.
+def nth_seed(seed: tf.Tensor, index: int, level: int = 0) -> tf.Tensor:
+    """Returns the seed number `index` of the sequence that starts with `seed`, [2] or [n, 2].
 
-    Cheaper than `fold_in`, for generators that scramble their seed, as `uniforms` and `tf.image.stateless_*` do. Seeds
-    of different `level` (0, `VIEW` or `DRAW`) can be combined.
+    It is cheaper than `fold_in`, and sufficient for generators that scramble their seed, such as `uniforms` and
+    `tf.image.stateless_*`. Sequences of different levels (0, `VIEW`, `DRAW`) can be nested.
     """
-    offset = (number * _STRIDES[level]).astype(np.int64)
-    return seed + tf.cast(offset, seed.dtype) if number else seed
+    offset = (index * _STRIDES[level]).astype(np.int64)
+    return seed + tf.cast(offset, seed.dtype) if index else seed
 
 
 def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns uniform draws in [0, 1) for every image, by SplitMix64 (Steele, Lea, Flood 2014).
+    """Draws uniform random numbers in [0, 1) for each seed, with SplitMix64 (Steele, Lea, Flood 2014).
 
-    `tf.random` cannot draw for many seeds in one operation; one operation per image would cost half as much as a small
-    image's whole augmentation.
+    `tf.random` cannot draw for many seeds in one operation. One operation per image would cost half as much as the
+    entire augmentation of a small image.
 
     Args:
-      seeds: [n, 2], integers.
-      count: draws per image.
+      seeds: integers, [n, 2].
+      count: number of draws per seed.
 
     Returns:
-      [n, count], float32.
+      float32 [n, count].
     """
     seeds = tf.bitcast(tf.cast(seeds, tf.int64), tf.uint64) * _SEED_FACTORS
     bits = seeds[:, :1] + seeds[:, 1:] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, np.uint64(shift))) * factor
-    # The upper 24 bits: a float32 holds no more, and the last xor of the generator would not reach them.
+    # Use the upper 24 bits: a float32 has no more, and the generator's final xor, omitted here, does not change them.
     return tf.cast(tf.bitcast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.int64), tf.float32) * 2.0**-24
 
 
 def normals(seeds: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns draws from N(0, 1), [n, count] float32 from integer `seeds` [n, 2], by Box and Muller's formula."""
+    """Draws from N(0, 1) with the Box-Muller transform: float32 [n, count] from integer `seeds` [n, 2]."""
     half = -(-count // 2)
     draws = uniforms(seeds, 2 * half)
     radius, angle = tf.sqrt(-2 * tf.math.log(1 - draws[:, :half])), 2 * math.pi * draws[:, half:]

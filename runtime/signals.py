@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP: work is saved at a safe point, then the program ends; a second signal ends it at once."""
+"""Handling of SIGTERM, SIGINT and SIGHUP: the first stops the program at a safe point, the second immediately."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from typing import NoReturn
 
 from runtime.errors import Stopped
 
-_SAME_SIGNAL_SECONDS = 0.2  # Terminals, shells and schedulers may send the same one twice.
-_KEPT = "what was done so far is kept; the same command goes on from there"
+_SAME_SIGNAL_SECONDS = 0.2  # Terminals, shells and schedulers may send a signal twice.
+_KEPT = "finished work is kept; run the same command again to resume"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def active() -> StopSignals | None:
-    """Returns the `StopSignals` that handles signals now, or None: the owner of the installed handler."""
+    """Returns the `StopSignals` whose handler is installed, or None."""
     owner = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     return owner if isinstance(owner, StopSignals) else None
 
 
 def safe_point(saved: str = _KEPT) -> None:
-    """Raises `Stopped`, which reports what was `saved`, if a signal was received. Call it where work can be left."""
+    """Raises `Stopped` if a signal was received; `saved` describes what was saved. Call it where work may stop."""
     if (stop := active()) is not None and stop.requested:
         stop.stop(saved)
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Returns `StopSignals.interruptible` of the active instance; without one, a context without effect."""
+    """Returns `StopSignals.interruptible` of the active instance, or a context without effect if there is none."""
     return contextlib.nullcontext() if (stop := active()) is None else stop.interruptible()
 
 
 class StopSignals:
-    """A context in which signals are recorded until `safe_point`, or raise `Stopped` if `interruptible`.
+    """A context manager that records signals until `safe_point`, which raises `Stopped`.
 
-    They do not raise elsewhere: an exception in the middle of TensorFlow's tracing, which has its own threads, may
-    appear as another one, or not at all. SIGHUP, which a terminal sends when it is closed, stays ignored if it was, as
-    under nohup. Use it in the main thread.
+    Signals raise `Stopped` directly only inside `interruptible`: elsewhere, an exception in the middle of TensorFlow's
+    multi-threaded tracing might be replaced by another one, or be lost. An ignored SIGHUP, as under nohup, stays
+    ignored. Use the context in the main thread.
 
     Attributes:
       requested: True after a signal.
@@ -54,24 +54,24 @@ class StopSignals:
         self._interruptible = False
 
     def __enter__(self) -> StopSignals:
-        self._wake, self._woken = socket.socketpair()
-        self._woken.setblocking(False)
-        self._old_fd = signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
-        handled = [number for number in _SIGNALS
-                   if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-        self._old = {number: signal.signal(number, self._handle) for number in handled}
-        threading.Thread(target=self._watch, args=(self._wake,), daemon=True).start()
+        signal_reader, self._signal_writer = socket.socketpair()
+        self._signal_writer.setblocking(False)
+        self._old_fd = signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
+        handled = [signum for signum in _SIGNALS
+                   if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
+        self._old = {signum: signal.signal(signum, self._handle) for signum in handled}
+        threading.Thread(target=self._watch, args=(signal_reader,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
+        for signum, handler in self._old.items():
+            signal.signal(signum, handler)
         signal.set_wakeup_fd(self._old_fd)
-        self._woken.close()  # Which ends the thread.
+        self._signal_writer.close()  # Ends the watching thread.
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Returns a context in which a signal raises `Stopped` wherever the main thread is: for downloads."""
+        """Returns a context manager in which a signal raises `Stopped` immediately. Use it for downloads."""
         safe_point()
         self._interruptible = True
         try:
@@ -80,29 +80,29 @@ class StopSignals:
             self._interruptible = False
 
     def stop(self, saved: str = _KEPT) -> NoReturn:
-        """Raises `Stopped`, which reports what was `saved`."""
+        """Raises `Stopped`; `saved` describes what was saved."""
         raise Stopped(f"stopped by {self._name or 'another host'}: {saved}")
 
-    def _handle(self, number, _):
-        """Records a signal. Runs in the main thread, which may be in native code for some seconds first."""
-        self.requested, self._name = True, signal.Signals(number).name
+    def _handle(self, signum, _):
+        """Records a signal. Runs in the main thread, which may have to leave native code first."""
+        self.requested, self._name = True, signal.Signals(signum).name
         if self._interruptible:
             self.stop()
 
-    def _watch(self, wake):
-        """Answers signals at once, in its own thread, which the system wakes through a socket."""
-        first = None
-        while number := wake.recv(1):
-            if number[0] not in _SIGNALS:
+    def _watch(self, signal_reader):
+        """Acknowledges the first signal, and exits at the second. Runs in a separate thread, to react immediately."""
+        first_time = None
+        while data := signal_reader.recv(1):
+            if (signum := data[0]) not in _SIGNALS:
                 continue
-            if first is None:
-                first = time.monotonic()
-                # Not by print, which the main thread may be in the middle of. The reader may have gone.
+            if first_time is None:
+                first_time = time.monotonic()
+                # print is not reentrant, and standard error may be closed.
                 with contextlib.suppress(OSError):
-                    os.write(2, f"\n{signal.Signals(number[0]).name}: finishing what runs, then saving; a second "
-                             "signal ends it at once\n".encode())
-            # A terminal that is closed sends SIGHUP several times: itself, through its shell, and when that ends.
-            elif number[0] != signal.SIGHUP and time.monotonic() - first > _SAME_SIGNAL_SECONDS:
+                    os.write(2, f"\n{signal.Signals(signum).name}: finishing the current work, then saving; a second "
+                             "signal stops immediately\n".encode())
+            # SIGHUP is exempt: a closed terminal sends it several times, directly and through its shell.
+            elif signum != signal.SIGHUP and time.monotonic() - first_time > _SAME_SIGNAL_SECONDS:
                 for process in tuple(self.child_processes):
                     process.kill()
-                os._exit(128 + number[0])
+                os._exit(128 + signum)

@@ -1,4 +1,4 @@
-"""Reading and writing of small files, local or on gs://, so that a reader never sees half of one."""
+"""Reading and atomic writing of small files, local or on gs://."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ import tensorflow as tf
 
 from runtime.errors import UserError, first_line
 
-_JSON_BYTES = 2**28  # files above are not read; no file of this program is nearly as large
-_TEMPORARY_BYTES = 200  # of a file's name, kept in that of its temporary file: names have at most 255 bytes
+_MAX_JSON_BYTES = 2**28  # Larger files are not read: the program writes much smaller ones.
+_MAX_NAME_BYTES = 200  # of the file name in the name of its temporary file, which has at most 255 bytes
 
 
 def write_json(path: str, content: dict | list) -> None:
-    """Writes `content` as JSON to `path`, like `write_bytes`."""
+    """Writes `content` as JSON, atomically, see `write_bytes`."""
     write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
 def write_arrays(path: str, **arrays: np.ndarray) -> None:
-    """Writes arrays to a .npz file, like `write_bytes`."""
+    """Writes arrays to a .npz file, atomically, see `write_bytes`."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_bytes(path, buffer.getvalue())
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file, and its directory. A reader never sees half of it, and an error leaves the old content.
+    """Writes a file atomically, and creates its directory. An error leaves the old content in place.
 
     Raises:
       UserError: the file cannot be written, for example because the disk is full.
     """
     directory, name = os.path.split(path)
-    name = name.encode()[:_TEMPORARY_BYTES].decode(errors="ignore")
+    name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     temporary = os.path.join(directory, f"{name}.{os.getpid()}.tmp")
     try:
         if directory:
@@ -47,39 +47,39 @@ def write_bytes(path: str, content: bytes) -> None:
         tf.io.gfile.rename(temporary, path, overwrite=True)
     except tf.errors.OpError as error:
         with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.remove(temporary)  # On a full disk, it would take the remaining space.
+            tf.io.gfile.remove(temporary)  # It would occupy the remaining space of a full disk.
         raise UserError(f"{path}: cannot be written ({first_line(error)}). Free disk space or fix the permissions, and "
                         "run the same command again.") from error
 
 
 def is_file(path: str) -> bool:
-    """Returns whether a path is a regular file, or a link to one; opening a FIFO would wait for its writer."""
+    """Returns whether a path is a regular file, or a link to one. Opening a FIFO would wait for its writer."""
     return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path) if "://" in path else os.path.isfile(path)
 
 
-def read_json(path: str, kind: type | tuple[type, ...] = dict, default: Any = None) -> Any:
+def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default: Any = None) -> Any:
     """Returns the content of a JSON file.
 
     Args:
-      path: of the file.
-      kind: expected type of the content, or several types.
-      default: the result if there is no such file, if it is not valid JSON, or if its content is of another type.
+      path: path of the file.
+      expected_type: type of the content, or a tuple of types.
+      default: value to return if the file does not exist, is not valid JSON, or has content of another type.
 
     Raises:
-      UserError: the file exists but cannot be read now, for example because of its permissions.
+      UserError: the file exists but cannot be read, for example because of its permissions.
     """
     try:
-        if not is_file(path) or tf.io.gfile.stat(path).length > _JSON_BYTES:
+        if not is_file(path) or tf.io.gfile.stat(path).length > _MAX_JSON_BYTES:
             return default
         with tf.io.gfile.GFile(path, "rb") as file:
             content = json.loads(file.read())
-    except (ValueError, RecursionError):  # RecursionError: deeply nested lists.
+    except (ValueError, RecursionError):  # Deeply nested lists raise RecursionError.
         return default
-    except tf.errors.NotFoundError:  # It was removed meanwhile.
+    except tf.errors.NotFoundError:  # The file was removed after `is_file`.
         return default
     except tf.errors.OpError as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}). Make it readable, or remove it.") from error
-    return content if isinstance(content, kind) else default
+    return content if isinstance(content, expected_type) else default
 
 
 def is_fraction(value: Any) -> bool:

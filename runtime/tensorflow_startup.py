@@ -1,4 +1,4 @@
-"""Loading of TensorFlow without its messages, and with the kernels of oneDNN."""
+"""Import of TensorFlow without its messages, and with the oneDNN kernels."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from runtime import console
 
 @contextlib.contextmanager
 def loading_tensorflow() -> Iterator[None]:
-    """Returns a context to import TensorFlow in: standard error of native code is shown only if the body fails.
+    """Returns a context manager for importing TensorFlow that shows native error output only if the body fails.
 
-    Without a temporary directory, as in a read-only container, it is shown at once.
+    Without a temporary directory, as in a read-only container, the output is shown immediately.
     """
     console.set_up()
     set_environment()
-    chatter = None
+    captured = None
     with contextlib.suppress(OSError):
-        chatter = tempfile.TemporaryFile()  # noqa: SIM115  (closed below)
-    if chatter is None:
+        captured = tempfile.TemporaryFile()  # noqa: SIM115  (closed below)
+    if captured is None:
         yield
         _silence_libraries()
         return
     sys.stderr.flush()
     saved = os.dup(2)
-    with chatter:
-        os.dup2(chatter.fileno(), 2)
+    with captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            chatter.seek(0)
+            captured.seek(0)
             with contextlib.suppress(OSError):
-                os.write(saved, chatter.read())
+                os.write(saved, captured.read())
             raise
         finally:
             os.dup2(saved, 2)
@@ -51,15 +51,15 @@ def loading_tensorflow() -> Iterator[None]:
 def set_environment() -> None:
     """Sets the environment variables that TensorFlow reads when it is imported, unless they are set.
 
-    Without AVX512, TensorFlow does not enable the kernels of oneDNN, with which a step of a ResNet is several times
-    faster there, too.
+    On CPUs without AVX512, TensorFlow does not enable the oneDNN kernels by default, but a ResNet's training step is
+    several times faster with them on such CPUs, too.
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def _silence_libraries():
-    """Turns off warnings about deprecations and retracing inside the libraries, on which users cannot act."""
+    """Turns off the libraries' warnings about deprecations and retracing, which users cannot fix."""
     if "tensorflow" in sys.modules:
         sys.modules["tensorflow"].get_logger().setLevel("ERROR")
     absl.logging.set_verbosity(absl.logging.ERROR)
@@ -67,6 +67,6 @@ def _silence_libraries():
 
 
 def load(module: str) -> types.ModuleType:
-    """Imports a module by name in `loading_tensorflow`, and returns it."""
+    """Imports a module inside `loading_tensorflow`, and returns it."""
     with loading_tensorflow():
         return importlib.import_module(module)

@@ -210,3 +210,13 @@ def test_first_line_of_errors_without_a_root_cause():
     assert first_line(ValueError(_GRAPH)) == "Graph execution error:"
     assert first_line(OSError(28, "No space left on device", "a file")) == (
         "[Errno 28] No space left on device: 'a file'")
+
+
+def test_the_last_cause_of_a_chained_error_is_kept():
+    cause = OSError(-3, "Temporary failure in name resolution")
+    outer = ConnectionError("download failed")
+    outer.__cause__ = ValueError("no connection")
+    outer.__cause__.__cause__ = cause
+    assert first_line(outer) == f"download failed: {cause}"
+    nested = first_line(ConnectionError(f"Max retries exceeded with url: {'x' * 1000} (Caused by {cause!r})"))
+    assert nested.startswith("Max retries exceeded") and nested.endswith(f"(Caused by {cause!r})") and len(nested) < 500

@@ -49,7 +49,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(number, unkilled, tmp_path)
     process.send_signal(number)
     assert process.wait(60) == 75
     printed = processes.log_of(tmp_path / "run")
-    assert f"{number.name}: finishing what runs, then saving" in printed
+    assert f"{number.name}: finishing the current work, then saving" in printed
     saved = printed.split(f"stopped by {number.name}: saved ")[1].split(";")[0]
     assert f"resumed at step {saved.rpartition('-')[2]} from" in processes.finish(tmp_path / "run")
     processes.assert_same_run(unkilled, tmp_path / "run")
@@ -116,7 +116,7 @@ def test_a_second_signal_ends_at_once_but_not_the_same_sent_twice():
         assert process.stdout.readline() == "busy\n"
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() + process.stderr.readline() == (
-            "\nSIGINT: finishing what runs, then saving; a second signal ends it at once\n")
+            "\nSIGINT: finishing the current work, then saving; a second signal stops immediately\n")
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None

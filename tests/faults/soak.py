@@ -82,7 +82,7 @@ def end_survivors(started, directory):
             if process.poll() is None and "waiting for" in last_line(directory, index) and index not in told:
                 process.terminate()  # It waits for a host that nobody starts again.
                 told.add(index)
-            elif process.poll() is None and late and "hosts are there" in last_line(directory, index):
+            elif process.poll() is None and late and "hosts are reachable" in last_line(directory, index):
                 process.kill()  # Lost in the moment of connecting: TensorFlow waits, and catches SIGTERM.
             elif process.poll() is None and late:
                 process.kill()

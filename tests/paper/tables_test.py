@@ -345,7 +345,7 @@ time.sleep(60)
 
 
 def test_a_run_that_fails_ends_the_runs(tmp_path):
-    with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\): see .*run.log"):
+    with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\). See .*run.log"):
         runner._call(["-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
                       str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""Processes: side by side, stopped together, and what is told of those that fail."""
+"""Child processes: parallel jobs, signals, and error messages of failed jobs."""
 
 import os
 import pathlib
@@ -21,64 +21,62 @@ def job(directory, code, *arguments):
 
 WAIT = """
 import pathlib, signal, sys, time
-mine, other = map(pathlib.Path, sys.argv[1:])
-for number in (signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, lambda *_: (print("stopped"), sys.exit(75)))
-mine.touch()
-while not other.exists():
+own_marker, other_marker = map(pathlib.Path, sys.argv[1:])
+for signum in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(signum, lambda *_: (print("stopped"), sys.exit(75)))
+own_marker.touch()
+while not other_marker.exists():
     time.sleep(0.01)
 """
 
 
-def test_jobs_run_side_by_side(tmp_path):
-    """Each waits for the other; one after the other they would never end."""
-    marks = [str(tmp_path / name) for name in "ab"]
-    jobs = [job(tmp_path / "0", WAIT, *marks), job(tmp_path / "1", WAIT, *reversed(marks))]
+def test_jobs_run_in_parallel(tmp_path):
+    """Each job waits for the other one, so they would never end if they ran one after the other."""
+    markers = [str(tmp_path / name) for name in "ab"]
+    jobs = [job(tmp_path / "0", WAIT, *markers), job(tmp_path / "1", WAIT, *reversed(markers))]
     with child_processes.Launcher() as launcher:
         ended = list(launcher.run_all(jobs, 2))
-    assert {each for each, _ in ended} == set(jobs) and {error for _, error in ended} == {None}
+    assert {ended_job for ended_job, _ in ended} == set(jobs) and {error for _, error in ended} == {None}
 
 
-def test_no_more_than_so_many_at_once(tmp_path):
+def test_number_of_parallel_jobs_is_limited(tmp_path):
     code = """
 import pathlib, sys, time
-marks = pathlib.Path(sys.argv[1])
-mark = marks / sys.argv[2]
-mark.touch()
-print(len(list(marks.iterdir())))
+markers = pathlib.Path(sys.argv[1])
+marker = markers / sys.argv[2]
+marker.touch()
+print(len(list(markers.iterdir())))
 time.sleep(0.2)
-mark.unlink()
+marker.unlink()
 """
-    (tmp_path / "marks").mkdir()
-    jobs = [job(tmp_path / str(number), code, str(tmp_path / "marks"), str(number)) for number in range(6)]
+    (tmp_path / "markers").mkdir()
+    jobs = [job(tmp_path / str(index), code, str(tmp_path / "markers"), str(index)) for index in range(6)]
     with child_processes.Launcher() as launcher:
         assert len(list(launcher.run_all(jobs, 2))) == 6
-    counts = [int((tmp_path / str(number) / "run.log").read_text()) for number in range(6)]
+    counts = [int((tmp_path / str(index) / "run.log").read_text()) for index in range(6)]
     assert max(counts) <= 2
 
 
-def test_a_job_that_fails_is_told_by_its_last_line(tmp_path):
+def test_error_of_a_failed_job_contains_its_last_line(tmp_path):
     jobs = [job(tmp_path / "0", "print('first'); raise SystemExit('no disk')"), job(tmp_path / "1", "")]
     with child_processes.Launcher() as launcher:
-        errors = {each.directory: error for each, error in launcher.run_all(jobs, 1)}
-        with pytest.raises(UserError, match=r"status 1 \(no disk\): see .*run\.log"):
+        errors = {ended_job.directory: error for ended_job, error in launcher.run_all(jobs, 1)}
+        with pytest.raises(UserError, match=r"status 1 \(no disk\)\. See .*run\.log\."):
             launcher.run(jobs[0])
     assert errors[jobs[1].directory] is None and "no disk" in str(errors[jobs[0].directory])
 
 
-def test_a_failure_has_its_status_and_the_last_line_of_its_own_start(tmp_path):
-    """The log of an earlier start says otherwise."""
-    ends = [("print('diverged'); raise SystemExit(3)", 3, r"ended with status 3 \(diverged\)"),
-            ("import os; os.kill(os.getpid(), 9)", -9, r"was killed by signal 9 \(nothing was printed\)")]
-    for code, status, words in ends:
-        with child_processes.Launcher() as launcher, pytest.raises(JobFailed, match=words) as error:
+def test_error_of_a_failed_job_ignores_the_log_of_earlier_starts(tmp_path):
+    failures = [("print('diverged'); raise SystemExit(3)", 3, r"ended with status 3 \(diverged\)"),
+                ("import os; os.kill(os.getpid(), 9)", -9, r"was killed by signal 9 \(nothing was printed\)")]
+    for code, status, message in failures:
+        with child_processes.Launcher() as launcher, pytest.raises(JobFailed, match=message) as error:
             launcher.run(job(tmp_path, code))
         assert error.value.job_status == status
     assert (tmp_path / "run.log").read_text() == "diverged\n"
 
 
-def test_an_ignored_sighup_stays_ignored(tmp_path):
-    """As under nohup."""
+def test_ignored_sighup_stays_ignored(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with child_processes.Launcher() as launcher:
@@ -90,42 +88,41 @@ def test_an_ignored_sighup_stays_ignored(tmp_path):
     assert (tmp_path / "run.log").read_text() == "done\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_all_and_begins_no_other(number, tmp_path):
-    marks = [str(tmp_path / name) for name in ("a", "b", "never")]
-    jobs = [job(tmp_path / "0", WAIT, marks[0], marks[2]), job(tmp_path / "1", WAIT, marks[1], marks[2]),
-            job(tmp_path / "2", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "begun"))]
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_running_jobs_and_starts_no_other(signum, tmp_path):
+    markers = [str(tmp_path / name) for name in ("a", "b", "never")]
+    jobs = [job(tmp_path / "0", WAIT, markers[0], markers[2]), job(tmp_path / "1", WAIT, markers[1], markers[2]),
+            job(tmp_path / "2", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "started"))]
 
     def stop():
-        while not all(map(os.path.exists, marks[:2])):
+        while not all(map(os.path.exists, markers[:2])):
             time.sleep(0.01)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signum)
 
     threading.Thread(target=stop, daemon=True).start()
-    with pytest.raises(Stopped, match="the same command goes on from there"), child_processes.Launcher() as launcher:
+    with pytest.raises(Stopped, match="run the same command again to resume"), child_processes.Launcher() as launcher:
         list(launcher.run_all(jobs, 2))
-    for each in jobs[:2]:
-        assert pathlib.Path(each.directory, "run.log").read_text() == "stopped\n"
-    assert not (tmp_path / "begun").exists()
+    for running_job in jobs[:2]:
+        assert pathlib.Path(running_job.directory, "run.log").read_text() == "stopped\n"
+    assert not (tmp_path / "started").exists()
 
 
-def test_a_signal_that_came_before_or_between_counts(tmp_path):
-    begun = job(tmp_path / "0", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "begun"))
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def test_signals_before_and_between_jobs_stop_the_launcher(tmp_path):
+    touch = job(tmp_path / "0", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "started"))
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     with signals.StopSignals(), pytest.raises(Stopped):
         os.kill(os.getpid(), signal.SIGTERM)
         with child_processes.Launcher() as launcher:
-            launcher.run(begun)
-    assert not (tmp_path / "begun").exists()
+            launcher.run(touch)
+    assert not (tmp_path / "started").exists()
     with pytest.raises(Stopped), child_processes.Launcher() as launcher:
-        launcher.run(begun)
+        launcher.run(touch)
         os.kill(os.getpid(), signal.SIGTERM)
-    assert (tmp_path / "begun").exists()
-    assert handlers == {number: signal.getsignal(number) for number in handlers}
+    assert (tmp_path / "started").exists()
+    assert handlers == {signum: signal.getsignal(signum) for signum in handlers}
 
 
-def test_a_second_signal_ends_all_at_once(tmp_path):
-    """Also a job that takes its time to save."""
+def test_a_second_signal_kills_jobs_that_ignore_the_first(tmp_path):
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -151,7 +148,7 @@ with signals.StopSignals(), child_processes.Launcher() as launcher:
         time.sleep(0.02)
 
 
-def test_whoever_leaves_early_stops_the_rest(tmp_path):
+def test_closing_the_iterator_stops_running_jobs(tmp_path):
     jobs = [job(tmp_path / "0", WAIT, str(tmp_path / "a"), str(tmp_path / "never")),
             job(tmp_path / "1", WAIT, str(tmp_path / "b"), str(tmp_path / "a"))]
     with child_processes.Launcher() as launcher:
@@ -161,18 +158,18 @@ def test_whoever_leaves_early_stops_the_rest(tmp_path):
     assert pathlib.Path(jobs[0].directory, "run.log").read_text() == "stopped\n"
 
 
-@pytest.mark.parametrize("devices, parts, shares", [
+@pytest.mark.parametrize("devices, num_shares, shares", [
     (None, 2, [None, None]), ("", 2, [None, None]), ("3", 2, [None, None]), ("0,1,2,3", 2, ["0,2", "1,3"]),
     ("0,1,2", 2, ["0,2", "1"]), ("4,7", 3, ["4", "7", "4"]), ("0,1", 1, [None])])
-def test_devices_are_dealt_out(devices, parts, shares):
-    assert [child_processes._share(devices, number, parts) for number in range(parts)] == shares
+def test_devices_are_divided_among_jobs(devices, num_shares, shares):
+    assert [child_processes._device_share(devices, index, num_shares) for index in range(num_shares)] == shares
 
 
-def test_a_job_sees_its_devices(tmp_path, monkeypatch):
+def test_parallel_jobs_see_different_devices(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    jobs = [job(tmp_path / str(number), code) for number in range(4)]
+    jobs = [job(tmp_path / str(index), code) for index in range(4)]
     with child_processes.Launcher() as launcher:
         list(launcher.run_all(jobs, 2))
-    seen = [pathlib.Path(each.directory, "run.log").read_text().strip() for each in jobs]
-    assert set(seen) == {"0", "1"}
+    devices = {pathlib.Path(ended_job.directory, "run.log").read_text().strip() for ended_job in jobs}
+    assert devices == {"0", "1"}

@@ -1,4 +1,4 @@
-"""Console output on a terminal and elsewhere, and what all commands do about errors and signals."""
+"""Console output, and the reporting of errors and signals by all commands."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ from support import ROOT
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps what it shows."""
+    """A terminal that records its output."""
 
     def isatty(self):
         return True
@@ -29,7 +29,7 @@ LABELS = {"train/contrast_loss": "loss"}
 METRICS = {"train/contrast_loss": 5.25, "train/contrast_acc": 0.5, "learning_rate": 0.1}
 
 
-def test_a_terminal_gets_a_bar_even_without_columns(monkeypatch):
+def test_terminal_shows_a_bar_even_if_it_reports_no_columns(monkeypatch):
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "0")
     bar = progress.Progress(start=0, total=4, batch_size=32, log_seconds=1.0, labels=LABELS)
@@ -40,7 +40,7 @@ def test_a_terminal_gets_a_bar_even_without_columns(monkeypatch):
     assert "4/4" in shown and "loss=5.250" in shown and "img/s=32" in shown
 
 
-def test_elsewhere_there_are_lines_at_intervals_and_at_the_end(capsys):
+def test_progress_lines_are_printed_at_intervals_and_at_the_end(capsys):
     bar = progress.Progress(start=2, total=10, batch_size=32, log_seconds=1000.0, labels=LABELS)
     bar.update(4, 5.0, METRICS, timed=False)
     bar.update(6, 2.0, METRICS)
@@ -48,16 +48,16 @@ def test_elsewhere_there_are_lines_at_intervals_and_at_the_end(capsys):
     bar.update(10, 4.0, METRICS)
     line = capsys.readouterr().out
     assert line.startswith("step 10/10  100%") and "32 images/s" in line and "loss 5.250" in line
-    assert bar.images_per_second == 32  # the call that compiled does not count
+    assert bar.images_per_second == 32  # The call that compiled is not timed.
 
 
-def test_time_left_is_that_of_the_remaining_steps(capsys):
+def test_time_left_is_estimated_from_the_remaining_steps(capsys):
     bar = progress.Progress(start=0, total=100, batch_size=8, log_seconds=1e-9, labels=LABELS)
     bar.update(10, 20.0, METRICS)
     assert "left 0:03:00" in capsys.readouterr().out
 
 
-def test_table_lines_up():
+def test_table_columns_are_aligned():
     text = console.format_table("title", [("a", 1), None, ("longer", "x")])
     assert text.splitlines() == ["-" * 9, "title", "-" * 9, "a       1", "-" * 9, "longer  x", "-" * 9]
 
@@ -65,7 +65,7 @@ def test_table_lines_up():
 HOSTILE, ESCAPED = "\x1b[31m\x07\x9b\u202e\udcff\r\t", r"\x1b[31m\x07\x9b\u202e\udcff\r\t"
 
 
-def test_control_characters_are_escaped_where_they_are_printed(monkeypatch, capsys):
+def test_printed_control_characters_are_escaped(monkeypatch, capsys):
     console.log(f"{HOSTILE}\nnext é")
     assert capsys.readouterr().out == f"{ESCAPED}\nnext é\n"
     assert console.printable_name("a\nb") == r"a\nb"
@@ -87,50 +87,50 @@ def no_temporary_directory():
     raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 
 
-@pytest.mark.parametrize("error, status, words", [
+@pytest.mark.parametrize("error, status, message", [
     (UserError("--x=1: too small"), 2, "--x=1: too small"),
     (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device. Free some space"),
-    (OSError(errno.EROFS, "Read-only file system", "a/\x1b"), 2, r"a/\x1b: Read-only file system. Correct this"),
-    (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in"), 2, "Set TMPDIR to one"),
+    (OSError(errno.EROFS, "Read-only file system", "a/\x1b"), 2, r"a/\x1b: Read-only file system. Fix this"),
+    (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in"), 2, "Set TMPDIR to a"),
     (MemoryError(), 2, "out of memory"),
     (tf.errors.ResourceExhaustedError(None, None, "{{node X}} a/b; No space left on device\nmore"), 2,
      "error: a/b; No space left on device. Free some space"),
-    (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"), 2, "out of memory, or of disk space (OOM"),
-    (tf.errors.PermissionDeniedError(None, None, "a/b; Permission denied"), 2, "a/b; Permission denied. Correct this"),
+    (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"), 2, "out of memory or disk space (OOM"),
+    (tf.errors.PermissionDeniedError(None, None, "a/b; Permission denied"), 2, "a/b; Permission denied. Fix this"),
     (KeyboardInterrupt(), 130, "")])
-def test_a_command_ends_with_one_line(error, status, words, capsys):
+def test_expected_errors_are_printed_as_one_line(error, status, message, capsys):
     with pytest.raises(SystemExit) as stop:
         command_line.run_command("x.py", raises(error))
-    told = capsys.readouterr().err
-    assert stop.value.code == status and words in told and told.count("\n") == (status == 2)
+    printed = capsys.readouterr().err
+    assert stop.value.code == status and message in printed and printed.count("\n") == (status == 2)
 
 
-def test_a_stopped_command_ends_with_status_75(capsys):
+def test_stopped_command_exits_with_status_75(capsys):
     with pytest.raises(SystemExit) as stop:
         command_line.run_command("x.py", raises(Stopped("stopped by SIGTERM: saved")))
     assert stop.value.code == 75 and capsys.readouterr().out == "stopped by SIGTERM: saved\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), tf.errors.InternalError(None, None, "x"), AttributeError("x")])
-def test_faults_of_the_program_keep_their_traceback(error):
+def test_unexpected_errors_keep_their_traceback(error):
     with pytest.raises(type(error)):
         command_line.run_command("x.py", raises(error))
 
 
-def test_loading_does_without_a_temporary_directory(monkeypatch, capfd):
+def test_tensorflow_loads_without_a_temporary_directory(monkeypatch, capfd):
     monkeypatch.setattr(tempfile, "TemporaryFile", no_temporary_directory)
     with tensorflow_startup.loading_tensorflow():
         os.write(2, b"from native code")
     assert capfd.readouterr().err == "from native code"
 
 
-def test_a_module_that_needs_a_temporary_directory_says_so(capsys, monkeypatch):
+def test_missing_temporary_directory_is_reported(capsys, monkeypatch):
     monkeypatch.setattr(tensorflow_startup.importlib, "import_module", lambda _: no_temporary_directory())
     with pytest.raises(SystemExit) as stop:
         command_line.run_command("x.py", lambda: tensorflow_startup.load("tensorflow"))
-    told = capsys.readouterr().err
-    assert stop.value.code == 2 and told.count("\n") == 1
-    assert "TMPDIR: there is no temporary directory that can be written to. Set TMPDIR to one." in told
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2 and printed.count("\n") == 1
+    assert "TMPDIR: no temporary directory is writable. Set TMPDIR to a writable directory." in printed
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -145,12 +145,12 @@ def test_native_messages_are_shown_only_if_loading_fails(fails, capfd):
 # ------------------------------------------------------------------------------------------------- run.py's flags
 
 
-@pytest.mark.parametrize("content, words", [
+@pytest.mark.parametrize("content, message", [
     (b"--image_size=8\n\xff\xfe", "cannot be read as text"), (None, "No such file or directory: 'a.cfg'"),
     ("directory", "Is a directory"), (b"--flagfile=a.cfg\n", "circular"), (b"# x\n--flagfile=./a.cfg\n", "circular"),
     (b"--flagfile=none.cfg\n", "No such file"), (b"--nope=1\n", "nope"), (b"--flagfile\n", "flagfile"),
     (b"--flagfile=a\0b\n", "null"), (b"--mode=\x1b[31m\n", r"\x1b[31m")])
-def test_a_flag_file_that_cannot_be_used_is_one_line(content, words, tmp_path, monkeypatch, capsys):
+def test_invalid_flag_files_are_reported_in_one_line(content, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if content == "directory":
         (tmp_path / "a.cfg").mkdir()
@@ -158,14 +158,14 @@ def test_a_flag_file_that_cannot_be_used_is_one_line(content, words, tmp_path, m
         (tmp_path / "a.cfg").write_bytes(content)
     with pytest.raises(SystemExit) as stop:
         run.parse_flags(["run.py", "--flagfile=a.cfg"])
-    told = capsys.readouterr().err
-    assert stop.value.code == 2 and words in told and told.count("\n") == 1 and "\x1b" not in told
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2 and message in printed and printed.count("\n") == 1 and "\x1b" not in printed
 
 
 @pytest.mark.parametrize("name", ["..", "../..", ".", ".hidden", "a/b", "/tmp", "a/", "~", "~root", "a\nb", "\x1b",
                                   "a*", "s3://x", "\udcff", " ", "n" * 256, "é" * 128,
                                   "best", "train", "saved_model", "damaged", "ckpt-3", "result.json", "views.png"])
-def test_an_eval_name_is_one_directory(name):
+def test_eval_names_that_are_not_plain_directory_names_are_rejected(name):
     with pytest.raises(UserError, match="--eval_name="):
         Config(eval_name=name)
 
@@ -193,7 +193,7 @@ sys.exit(3)
 
 
 def run_program(path, redirection):
-    """Runs PROGRAM, which writes to `path`, prints, and ends with status 3, as a shell does."""
+    """Runs PROGRAM, which writes to `path`, prints, and exits with status 3, in a shell with `redirection`."""
     command = f'"$0" -c "$1" {redirection}'
     return subprocess.run(["bash", "-o", "pipefail", "-c", command, sys.executable, PROGRAM.format(path=str(path))],
                           cwd=ROOT, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
@@ -202,12 +202,12 @@ def run_program(path, redirection):
 @pytest.mark.parametrize("redirection", [
     ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "| head -n 1", "2>&1 >/dev/null | head -c 1", ">/dev/full",
     ">/dev/full 2>/dev/full"])
-def test_work_goes_on_when_nobody_reads(redirection, tmp_path):
+def test_program_continues_when_its_output_cannot_be_written(redirection, tmp_path):
     done = run_program(tmp_path / "file", redirection)
     assert done.returncode == 3 and b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
-    assert (tmp_path / "file").read_bytes() == b"work"  # Nothing that was printed.
+    assert (tmp_path / "file").read_bytes() == b"work"  # No printed output.
 
 
-def test_an_ascii_console_gets_escapes(tmp_path):
+def test_characters_missing_from_the_encoding_are_escaped(tmp_path):
     done = run_program(tmp_path / "file", "")
     assert done.returncode == 3 and done.stdout.splitlines()[1] == rb"\xe9" * 99

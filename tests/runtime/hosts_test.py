@@ -1,4 +1,4 @@
-"""Several hosts: what TF_CONFIG may say, and two processes on loopback that do what one does."""
+"""Training on several hosts: TF_CONFIG, rendezvous, and equality of two hosts with one."""
 
 import concurrent.futures
 import contextlib
@@ -29,63 +29,63 @@ CLUSTER = {"worker": ["a:1", "b:1"]}
 # ------------------------------------------------------------------------------------------------------- TF_CONFIG
 
 
-@pytest.mark.parametrize("text, words", [
-    ("{cluster: 1}", "is not the JSON"), ("[1]", "is not the JSON"), ('{"cluster": 5}', "is not the JSON"),
+@pytest.mark.parametrize("text, message", [
+    ("{cluster: 1}", "not the JSON"), ("[1]", "not the JSON"), ('{"cluster": 5}', "not the JSON"),
     (json.dumps({"cluster": CLUSTER}), "the task is missing"),
     (json.dumps({"cluster": CLUSTER, "task": {"type": "worker"}}), "the task is missing"),
-    (tf_config(CLUSTER, "chief"), "type 'chief' is not in the cluster: use worker"),
+    (tf_config(CLUSTER, "chief"), "type 'chief' is not in the cluster. Use worker"),
     (tf_config(CLUSTER, "evaluator"), "type 'evaluator' is not in the cluster"),
-    (tf_config(CLUSTER, index=2), "index 2 is beyond the 2 addresses of worker"),
-    (tf_config({"worker": ["a:1"]}, index=1), "index 1 is beyond the 1 addresses"),
-    (tf_config(CLUSTER, index=-1), "index -1 is not a whole number"),
-    (tf_config(CLUSTER, index=0.5), "index 0.5 is not a whole number"),
-    (tf_config(CLUSTER, index="first"), "index 'first' is not a whole number"),
-    (tf_config(CLUSTER, index=True), "index True is not a whole number"),
+    (tf_config(CLUSTER, index=2), "index 2 is out of range for the 2 addresses of worker"),
+    (tf_config({"worker": ["a:1"]}, index=1), "index 1 is out of range for the 1 addresses"),
+    (tf_config(CLUSTER, index=-1), "index -1 is not a non-negative integer"),
+    (tf_config(CLUSTER, index=0.5), "index 0.5 is not a non-negative integer"),
+    (tf_config(CLUSTER, index="first"), "index 'first' is not a non-negative integer"),
+    (tf_config(CLUSTER, index=True), "index True is not a non-negative integer"),
     (tf_config({"worker": ["a:1", "a:1"]}), "a:1 is listed twice"),
     (tf_config({"chief": ["a:1"], "worker": ["a:1"]}), "a:1 is listed twice"),
     (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "several chiefs"),
-    (tf_config({"worker": ["a", "b:1"]}), "'a' is not an address: write host:port"),
+    (tf_config({"worker": ["a", "b:1"]}), "'a' is not an address. Use host:port"),
     (tf_config({"worker": [1, 2]}), "1 is not an address"),
-    (tf_config({"worker": ["a:65536", "b:1"]}), "ports are from 1 to 65535"),
-    (tf_config({"worker": "a:1"}), "worker must be a list"),
-    (tf_config({**CLUSTER, "ps": ["c:1"]}), "'ps', which is not used here"),
-    (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "'evaluator', which is not used here")])
-def test_a_tf_config_that_cannot_work_is_told_in_one_line(text, words, monkeypatch):
+    (tf_config({"worker": ["a:65536", "b:1"]}), "Use a port from 1 to 65535"),
+    (tf_config({"worker": "a:1"}), "worker is not a list"),
+    (tf_config({**CLUSTER, "ps": ["c:1"]}), "unsupported job 'ps'"),
+    (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "unsupported job 'evaluator'")])
+def test_inconsistent_tf_config_is_rejected_in_one_line(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=message) as error:
         hosts.count_hosts()
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value)
 
 
-NOT_JSON, NOT_AN_ADDRESS, NOT_AN_INDEX = "is not the JSON", "is not an address", "is not a whole number"
+NOT_JSON, NOT_AN_ADDRESS, NOT_AN_INDEX = "not the JSON", "is not an address", "is not a non-negative integer"
 TASK = {"type": "worker", "index": 0}
 
 
 def two_workers(address):
-    """A TF_CONFIG with an address as the second of two."""
+    """Returns a TF_CONFIG of two workers, the second of which has `address`."""
     return tf_config({"worker": ["a:1", address]})
 
 
-@pytest.mark.parametrize("text, words", [
+@pytest.mark.parametrize("text, message", [
     ("null", NOT_JSON), ("0", NOT_JSON), ("false", NOT_JSON), ('""', NOT_JSON), ("[]", NOT_JSON), ("NaN", NOT_JSON),
     (" ", NOT_JSON), ("\ufeff{}", NOT_JSON), ("{'cluster': {}}", NOT_JSON), ('{"cluster": {}} {}', NOT_JSON),
     ("[" * 100_000, NOT_JSON), ('{"cluster": null}', NOT_JSON), ('{"cluster": []}', NOT_JSON),
     ('{"cluster": "worker"}', NOT_JSON), ('{"cluster": [["worker", ["a:1", "b:1"]]]}', NOT_JSON),
     (os.fsdecode(b'{"cluster": {"worker": ["\xff:1"]}}'), NOT_JSON),
     (os.fsdecode(b'{"comment": "\xff"}'), NOT_JSON),
-    ('{"cluster": {"worker": ["a:1"]}, "cluster": {"worker": ["a:1", "b:1"]}}', "a key is given twice"),
-    ('{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}}', "a key is given twice"),
-    ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0, "index": 1}}', "given twice"),
+    ('{"cluster": {"worker": ["a:1"]}, "cluster": {"worker": ["a:1", "b:1"]}}', "duplicate key"),
+    ('{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}}', "duplicate key"),
+    ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0, "index": 1}}', "duplicate key"),
     (json.dumps({"cluster": CLUSTER, "task": None}), NOT_JSON),
     (json.dumps({"cluster": CLUSTER, "task": []}), NOT_JSON),
     (json.dumps({"cluster": CLUSTER, "task": [["type", "worker"], ["index", 0]]}), NOT_JSON),
     (json.dumps({"cluster": CLUSTER, "task": "worker"}), NOT_JSON),
     (json.dumps({"cluster": CLUSTER, "task": 1}), NOT_JSON),
     (json.dumps({"cluster": CLUSTER, "task": {}}), "the task is missing"),
-    (tf_config({"worker": None}), "must be a list"), (tf_config({"worker": ""}), "must be a list"),
-    (tf_config({"worker": 0}), "must be a list"), (tf_config({"worker": {"0": "a:1"}}), "must be a list"),
-    (tf_config({"": ["a:1"]}), "'', which is not used"),
-    (tf_config({"Worker": ["a:1"]}), "'Worker', which is not used"),
+    (tf_config({"worker": None}), "is not a list"), (tf_config({"worker": ""}), "is not a list"),
+    (tf_config({"worker": 0}), "is not a list"), (tf_config({"worker": {"0": "a:1"}}), "is not a list"),
+    (tf_config({"": ["a:1"]}), "unsupported job ''"),
+    (tf_config({"Worker": ["a:1"]}), "unsupported job 'Worker'"),
     (tf_config({"worker": ["a:1", ["b:1"]]}), NOT_AN_ADDRESS),
     (tf_config({"worker": [["a:1", "b:1"]]}), NOT_AN_ADDRESS),
     (tf_config({"worker": ["a:1", None]}), NOT_AN_ADDRESS), (tf_config({"worker": ["a:1", {}]}), NOT_AN_ADDRESS),
@@ -103,7 +103,7 @@ def two_workers(address):
     (two_workers("::1:2222"), NOT_AN_ADDRESS), (two_workers("[::g]:1"), NOT_AN_ADDRESS),
     (two_workers("[::1]"), NOT_AN_ADDRESS),
     (two_workers("[]:1"), NOT_AN_ADDRESS), (two_workers("[a]:1"), NOT_AN_ADDRESS),
-    (two_workers("b:0"), "ports are from 1"), (two_workers("b:" + "9" * 5000), "ports are from 1"),
+    (two_workers("b:0"), "Use a port from 1"), (two_workers("b:" + "9" * 5000), "Use a port from 1"),
     (two_workers("A:1"), "listed twice"), (two_workers("a:01"), "listed twice"),
     (tf_config(CLUSTER, None), "type None is not in"), (tf_config(CLUSTER, ["worker"]), "is not in the cluster"),
     (tf_config(CLUSTER, {}), "is not in the cluster"), (tf_config(CLUSTER, 0), "type 0 is not in"),
@@ -115,12 +115,12 @@ def two_workers(address):
     (tf_config(CLUSTER, index="\u00b2"), NOT_AN_INDEX), (tf_config(CLUSTER, index="1\n"), NOT_AN_INDEX),
     (tf_config(CLUSTER, index=False), NOT_AN_INDEX), (tf_config(CLUSTER, index=0.0), NOT_AN_INDEX),
     (tf_config(CLUSTER, index=1e300), NOT_AN_INDEX), (tf_config(CLUSTER, index=float("nan")), NOT_JSON),
-    (tf_config(CLUSTER, index=float("inf")), NOT_JSON), (tf_config(CLUSTER, index=10**200), "is beyond the 2"),
-    (tf_config(CLUSTER, index="9" * 5000), "is beyond the 2"),
+    (tf_config(CLUSTER, index=float("inf")), NOT_JSON), (tf_config(CLUSTER, index=10**200), "is out of range for"),
+    (tf_config(CLUSTER, index="9" * 5000), "is out of range for the 2"),
     (json.dumps({"cluster": CLUSTER, "task": TASK})[:-1] + ', "index": ' + "9" * 5000 + "}", NOT_JSON)])
-def test_a_malformed_tf_config_is_refused_in_one_line(text, words, monkeypatch):
+def test_malformed_tf_config_is_rejected_in_one_line(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=message) as error:
         hosts.count_hosts()
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
 
@@ -135,19 +135,19 @@ def test_hosts_are_counted(text, count, monkeypatch):
     assert hosts.count_hosts() == count
 
 
-def test_one_host_is_as_none(monkeypatch):
+def test_a_single_host_behaves_as_without_tf_config(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1"]}))
     hosts.check_multi_host_settings(use_tpu=False, mode="eval", seed=None)
     strategy = devices.make_strategy()
     assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
 
-@pytest.mark.parametrize("settings, words", [
-    (dict(seed=None), "--seed must be given"), (dict(seed=1, mode="eval"), "--mode=eval runs on one host"),
+@pytest.mark.parametrize("settings, message", [
+    (dict(seed=None), "--seed: not set"), (dict(seed=1, mode="eval"), "--mode=eval: this mode runs on one host"),
     (dict(seed=1, use_tpu=True), "--use_tpu: one process")])
-def test_what_several_hosts_do_not_bear_is_told_before_they_wait(settings, words, monkeypatch):
+def test_settings_that_several_hosts_do_not_support_are_rejected(settings, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         hosts.check_multi_host_settings(**{"use_tpu": False, "mode": "train", **settings})
 
 
@@ -155,7 +155,7 @@ def test_what_several_hosts_do_not_bear_is_told_before_they_wait(settings, words
     (CLUSTER, "worker", 0, True), (CLUSTER, "worker", 1, False),
     ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 0, True),
     ({"chief": ["a:1"], "worker": ["b:1"]}, "worker", 0, False)])
-def test_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
+def test_exactly_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
     class Strategy:
         cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
@@ -163,38 +163,38 @@ def test_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
     assert devices.is_chief(Strategy) == chief
 
 
-def test_a_host_waits_for_the_others_and_names_those_that_are_missing(monkeypatch, capsys):
-    own, *others = free_addresses(3)
-    monkeypatch.setattr(hosts, "_ASK_SECONDS", 0.05)
-    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own, *others]}))
+def test_a_host_waits_for_the_others_and_logs_missing_hosts(monkeypatch, capsys):
+    own_address, *peers = free_addresses(3)
+    monkeypatch.setattr(hosts, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own_address, *peers]}))
     with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(hosts.wait_for_hosts)
-        for address in others:
+        for address in peers:
             time.sleep(0.3)
-            assert not waiting.done() and hosts._answers(own)
+            assert not waiting.done() and hosts._is_reachable(own_address)
             stack.enter_context(socket.create_server(("", int(address.rpartition(":")[2]))))
         assert waiting.result(10) is None
-    assert not hosts._answers(own)
+    assert not hosts._is_reachable(own_address)
     warning, *lines = capsys.readouterr().out.splitlines()
-    assert warning.startswith("warning: ") and "without authentication: trusted networks only" in warning
+    assert warning.startswith("warning: ") and "without authentication. Use trusted networks only" in warning
     assert lines == [
-        f"worker 0: waiting for {others[0]}, {others[1]} (TF_CONFIG)", f"worker 0: waiting for {others[1]} (TF_CONFIG)",
-        "all 3 hosts are there"]
+        f"worker 0: waiting for {peers[0]}, {peers[1]} (TF_CONFIG)", f"worker 0: waiting for {peers[1]} (TF_CONFIG)",
+        "all 3 hosts are reachable"]
 
 
-def test_a_host_asks_as_often_as_it_takes(monkeypatch):
-    own, other = free_addresses(2)
-    monkeypatch.setattr(hosts, "_ASK_SECONDS", 0.001)
-    monkeypatch.setattr(socket, "SOMAXCONN", 2)  # More are refused unless those that were answered are taken away.
-    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own, other]}))
+def test_a_waiting_host_stays_reachable_for_repeated_probes(monkeypatch):
+    own_address, peer = free_addresses(2)
+    monkeypatch.setattr(hosts, "_PROBE_INTERVAL", 0.001)
+    monkeypatch.setattr(socket, "SOMAXCONN", 2)  # The queue overflows unless it is drained.
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own_address, peer]}))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting, answered = pool.submit(hosts.wait_for_hosts), []
+        waiting, reachable = pool.submit(hosts.wait_for_hosts), []
         for _ in range(9):
             time.sleep(0.1)
-            answered.append(hosts._answers(own))
-        with socket.create_server(("", int(other.rpartition(":")[2]))):
+            reachable.append(hosts._is_reachable(own_address))
+        with socket.create_server(("", int(peer.rpartition(":")[2]))):
             waiting.result(10)
-    assert answered == [True] * 9
+    assert reachable == [True] * 9
 
 
 def test_a_signal_ends_the_wait_for_other_hosts(monkeypatch):
@@ -206,7 +206,7 @@ def test_a_signal_ends_the_wait_for_other_hosts(monkeypatch):
         hosts.wait_for_hosts()
 
 
-def test_a_port_that_is_taken_is_told(monkeypatch):
+def test_a_port_in_use_is_reported(monkeypatch):
     addresses = free_addresses(2)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
     with socket.create_server(("", int(addresses[0].rpartition(":")[2]))), \
@@ -214,20 +214,19 @@ def test_a_port_that_is_taken_is_told(monkeypatch):
         hosts.wait_for_hosts()
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_each_host_trains_on_its_share(hosts):
-    source, parts = digits.digits_source(), []
-    for host in range(hosts):
-        parts.append([int(key) for key, _, _ in source.records("train[:60]", 5, hosts, host)])
-    whole = [int(key) for key, _, _ in source.records("train[:60]", 5)]
-    assert sorted(sum(parts, [])) == sorted(whole) and len(set(whole)) == 60
-    size = 60 // hosts // 5
-    for batch in range(5):  # the hosts' batches together are the whole's batch
-        joined = set().union(*(part[batch * size:(batch + 1) * size] for part in parts))
-        assert joined == set(whole[batch * size * hosts:(batch + 1) * size * hosts])
+@pytest.mark.parametrize("num_hosts", [2, 3])
+def test_batches_of_all_hosts_together_are_the_batches_of_one_host(num_hosts):
+    source = digits.digits_source()
+    shards = [[int(key) for key, _, _ in source.records("train[:60]", 5, num_hosts, host)] for host in range(num_hosts)]
+    keys = [int(key) for key, _, _ in source.records("train[:60]", 5)]
+    assert sorted(sum(shards, [])) == sorted(keys) and len(set(keys)) == 60
+    size = 60 // num_hosts // 5
+    for batch in range(5):
+        joined = set().union(*(shard[batch * size:(batch + 1) * size] for shard in shards))
+        assert joined == set(keys[batch * size * num_hosts:(batch + 1) * size * num_hosts])
 
 
-# ---------------------------------------------------------------------------------------------------- two processes
+# ------------------------------------------------------------------------------------------------ several processes
 
 
 SETTINGS = dict(
@@ -239,10 +238,10 @@ TOLERANCE = 1e-9
 
 
 def run_hosts(directories, settings, seconds=300, status=0):
-    """Runs a process for each directory as `model_dir`, and returns what they printed.
+    """Runs one host process per `model_dir` in `directories`, and returns their outputs.
 
-    `settings` are those of all, or a list with those of each. Fails, with all that was printed, unless all end with
-    `status` in time.
+    `settings` is a dict for all hosts, or a list with one dict per host. Fails with all outputs unless all processes
+    exit with `status` in time.
     """
     settings = settings if isinstance(settings, list) else [settings] * len(directories)
     addresses = free_addresses(len(directories))
@@ -269,14 +268,15 @@ def run_hosts(directories, settings, seconds=300, status=0):
 
 
 def assert_same_checkpoint(one, two, step):
-    """All of the two files agree to `TOLERANCE` of the largest entry of each array."""
+    """Asserts that the arrays of two checkpoints agree to `TOLERANCE`, relative to each array's largest entry."""
     readers = [tf.train.load_checkpoint(str(pathlib.Path(path, f"ckpt-{step}"))) for path in (one, two)]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]
     assert shapes[0] == shapes[1] and sum("Momentum" in key for key in shapes[0]) > 30
     for key in shapes[0]:
         if "OBJECT_GRAPH" not in key:
-            ours, theirs = (reader.get_tensor(key) for reader in readers)
-            np.testing.assert_allclose(theirs, ours, rtol=0, atol=TOLERANCE * np.abs(ours).max() + 1e-15, err_msg=key)
+            expected, actual = (reader.get_tensor(key) for reader in readers)
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max() + 1e-15,
+                                       err_msg=key)
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_two_hosts_train_resume_and_evaluate_as_one(tmp_path, float64):
 
 
 @pytest.mark.slow
-def test_two_hosts_take_the_same_share_of_the_labels(tmp_path, float64):
+def test_two_hosts_train_on_the_same_label_subset(tmp_path, float64):
     settings = {**SETTINGS, "train_mode": "supervised", "label_fraction": 0.5, "linear_head_learning_rate": None}
     host_worker.run({**settings, "model_dir": str(tmp_path / "one")})
     run_hosts([tmp_path / "two", tmp_path / "elsewhere"], settings)
@@ -308,12 +308,12 @@ def test_two_hosts_take_the_same_share_of_the_labels(tmp_path, float64):
 
 
 def files_in(directory):
-    """Relative paths, but for event files, whose names hold time and host."""
+    """Returns relative paths, without event files, whose names contain time and host."""
     return {path.relative_to(directory) for path in directory.rglob("*") if "tfevents" not in path.name}
 
 
 @pytest.mark.slow
-def test_hosts_that_do_not_fit_together_are_told(tmp_path):
+def test_hosts_with_different_checkpoints_or_flags_are_rejected(tmp_path):
     with_checkpoint, without = tmp_path / "with", tmp_path / "without"
     with_checkpoint.mkdir()
     tf.train.Checkpoint().write(str(with_checkpoint / "ckpt-3"))

@@ -1,4 +1,4 @@
-"""Files of results: written whole or not at all, and read with the expected type only."""
+"""Atomic writing of result files, and reading with a check of the type."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from support.hostile import HOSTILE
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_files_of_another_type_are_none(name, tmp_path):
+def test_corrupt_files_and_other_types_are_read_as_none(name, tmp_path):
     (tmp_path / "x.json").write_bytes(HOSTILE[name])
     assert storage.read_json(str(tmp_path / "x.json")) is None
-    for other in ("flags.json", "classes.json"):
-        (tmp_path / other).write_bytes(HOSTILE[name])
+    for file_name in ("flags.json", "classes.json"):
+        (tmp_path / file_name).write_bytes(HOSTILE[name])
     assert run_directory.read_flags(str(tmp_path)) is None
     if name in ("null", "list"):  # Runs without labels write null.
         assert weight_files.read_classes(str(tmp_path)) == ([] if name == "list" else None, False)
@@ -26,16 +26,16 @@ def test_files_of_another_type_are_none(name, tmp_path):
             weight_files.read_classes(str(tmp_path))
 
 
-def test_other_types_are_read_where_they_are_expected(tmp_path):
+def test_lists_are_read_only_if_expected(tmp_path):
     path = str(tmp_path / "x.json")
     assert storage.read_json(path) is None and storage.read_json(str(tmp_path)) is None
-    for content, kind in (({"a": 1}, dict), ([1, 2], list), ([1], (dict, list))):
+    for content, expected_type in (({"a": 1}, dict), ([1, 2], list), ([1], (dict, list))):
         storage.write_json(path, content)
-        assert storage.read_json(path, kind) == content
+        assert storage.read_json(path, expected_type) == content
     assert storage.read_json(path) is None
 
 
-def test_a_file_that_cannot_be_written_keeps_the_old_content(tmp_path, monkeypatch):
+def test_failed_writes_keep_the_old_content(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     storage.write_json(str(path), {"a": 1})
 
@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_written_keeps_the_old_content(tmp_path, monkeypat
     assert os.listdir(tmp_path) == ["x.json"]
 
 
-def test_names_of_255_bytes_can_be_written(tmp_path):
+def test_file_names_of_255_bytes_can_be_written(tmp_path):
     path = str(tmp_path / ("\u00e9" * 125 + ".json"))
     storage.write_json(path, {"a": 1})
     assert storage.read_json(path) == {"a": 1}

@@ -1,4 +1,4 @@
-"""Class names decide which column of a linear head belongs to which class."""
+"""Matching of classes with the columns of a linear head by name."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "yellow
 @pytest.mark.parametrize("names, head_names, columns", [
     (["a", "b"], ["a", "b"], [0, 1]), (["b", "a"], ["a", "b"], [1, 0]), (["c"], ["a", "b", "c"], [2]),
     (["a", "b", "c"], ["c", "a"], [1, -1, 0]), (["a", "b"], ["b", "c"], None), (["a"], ["b"], None)])
-def test_match(names, head_names, columns):
+def test_match_columns(names, head_names, columns):
     assert classes.match_columns(names, head_names) == columns
 
 
@@ -33,7 +33,7 @@ def test_differences_name_both_sides():
     assert text == "only in the data set: a; only in the run: c, d, e and 1 more"
 
 
-def test_labels_are_mapped_to_columns_and_those_without_one_are_left_out():
+def test_labels_are_mapped_to_columns_and_examples_without_a_column_removed():
     logits = np.arange(8.0).reshape(4, 2)
     labels, kept = evaluate.map_labels(np.array([0, 1, 2, 1]), logits, [1, -1, 0])
     np.testing.assert_array_equal(labels, [1, 0])
@@ -46,13 +46,13 @@ def test_several_labels_per_example_are_mapped_to_columns():
 
 
 def write_folder(root, names):
-    """Writes eight images of one colour for each class, the same ones in every folder."""
+    """Writes eight images of one color for each class. They depend on the class only. Returns `--dataset`."""
     for name in names:
         random = np.random.default_rng(len(name))
         (root / name).mkdir(parents=True)
-        for number in range(8):
+        for index in range(8):
             image = np.array(COLORS[name.strip("z")]) * random.uniform(0.5, 1, [8, 8, 1])
-            (root / name / f"{number}.png").write_bytes(tf.io.encode_png(image.astype(np.uint8)).numpy())
+            (root / name / f"{index}.png").write_bytes(tf.io.encode_png(image.astype(np.uint8)).numpy())
     return f"folder:{root}"
 
 
@@ -67,7 +67,7 @@ def run(model_dir, dataset, **settings):
 
 @pytest.fixture(scope="module")
 def trained(tiny_resnet, tmp_path_factory):
-    """A run on blue, green and red, with the labels and logits of its linear head."""
+    """A run on blue, green and red: its directory, and the labels and logits of its linear head."""
     root = tmp_path_factory.mktemp("colors")
     run(root / "run", write_folder(root / "data", ["blue", "green", "red"]), mode="train_then_eval",
         save_predictions=True)
@@ -78,7 +78,7 @@ def trained(tiny_resnet, tmp_path_factory):
 @pytest.mark.parametrize("names, columns", [
     (["green", "red"], [1, 2]), (["blue", "green", "red", "yellow"], [0, 1, 2])])
 @pytest.mark.parametrize("continuous", [False, True])
-def test_an_evaluation_on_other_classes_maps_them_by_name(names, columns, continuous, trained, tmp_path):
+def test_evaluation_on_overlapping_classes_maps_them_by_name(names, columns, continuous, trained, tmp_path):
     root, labels, logits = trained
     shutil.copytree(root / "run", tmp_path / "run")
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(root / "run"))
@@ -87,12 +87,12 @@ def test_an_evaluation_on_other_classes_maps_them_by_name(names, columns, contin
     assert "are matched with its 3 by name" in printed and ("examples of yellow are left out" in printed) == (
         "yellow" in names)
     result = json.loads((tmp_path / ("run" if continuous else "eval") / "result.json").read_text())
-    chosen = np.isin(labels, columns)
-    assert result["eval/label_top_1_accuracy"] == (logits[chosen].argmax(1) == labels[chosen]).mean()
+    evaluated = np.isin(labels, columns)
+    assert result["eval/label_top_1_accuracy"] == (logits[evaluated].argmax(1) == labels[evaluated]).mean()
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_an_evaluation_on_foreign_classes_is_refused(continuous, trained, tmp_path):
+def test_evaluation_on_different_classes_is_rejected(continuous, trained, tmp_path):
     shutil.copytree(trained[0] / "run", tmp_path / "run")
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(trained[0] / "run"))
     with pytest.raises(UserError, match="trained on other classes .only in the data set: yellow; only in the "
@@ -104,7 +104,7 @@ def test_an_evaluation_on_foreign_classes_is_refused(continuous, trained, tmp_pa
         eval_protocol="knn")
 
 
-def test_a_run_whose_class_was_renamed_is_not_resumed(trained, tmp_path):
+def test_run_is_not_resumed_after_a_class_was_renamed(trained, tmp_path):
     shutil.copytree(trained[0] / "run", tmp_path / "run")
     dataset = write_folder(tmp_path / "data", ["green", "red", "zblue"])
     flags = json.loads((tmp_path / "run" / "flags.json").read_text())
@@ -113,22 +113,23 @@ def test_a_run_whose_class_was_renamed_is_not_resumed(trained, tmp_path):
         run(tmp_path / "run", dataset, train_steps=2)
 
 
-@pytest.mark.parametrize("names, sources", [
+@pytest.mark.parametrize("names, head_columns", [
     (["green", "red"], [1, 2]), (["green", "red", "yellow"], None),
     (["blue", "green", "red", "yellow"], [0, 1, 2, None])])
-def test_a_warm_start_maps_the_head_by_name_or_leaves_it_out(names, sources, trained):
+def test_warm_start_maps_the_linear_head_by_name_or_skips_it(names, head_columns, trained):
     config = Config(**{**runs.TINY, "lineareval_while_pretraining": True})
-    before, model = (model_lib.build_model(config, size) for size in (3, len(names)))
-    restoring.load_model(before, str(trained[0] / "run"))
-    start = [variable.numpy() for variable in model.supervised_head.variables]
+    old_model, model = (model_lib.build_model(config, size) for size in (3, len(names)))
+    restoring.load_model(old_model, str(trained[0] / "run"))
+    initial_values = [variable.numpy() for variable in model.supervised_head.variables]
     loaded = restoring.warm_start(model, str(trained[0] / "run"), class_names=names)
-    if sources is None:
+    if head_columns is None:
         assert "other classes, only in the data set: yellow" in loaded.not_loaded["linear head"]
-        sources = [None] * len(names)
+        head_columns = [None] * len(names)
     else:
-        assert f"linear head: {len(sources) - sources.count(None)} of {len(names)} classes were taken" in "".join(
-            loaded.lines)
-    for variable, known, initial in zip(model.supervised_head.variables, before.supervised_head.variables, start):
-        for column, source in enumerate(sources):
-            expected = initial[..., column] if source is None else known.numpy()[..., source]
+        num_mapped = len(head_columns) - head_columns.count(None)
+        assert f"linear head: {num_mapped} of {len(names)} classes were taken" in "".join(loaded.lines)
+    for variable, old, initial in zip(model.supervised_head.variables, old_model.supervised_head.variables,
+                                      initial_values):
+        for column, head_column in enumerate(head_columns):
+            expected = initial[..., column] if head_column is None else old.numpy()[..., head_column]
             np.testing.assert_array_equal(variable.numpy()[..., column], expected)
