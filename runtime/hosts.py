@@ -64,7 +64,7 @@ def _malformed(text, reason):
 
 
 def _unique_keys(pairs):
-    """Returns the dict of a JSON object. Raises ValueError for duplicate keys, of which JSON libraries use any."""
+    """Returns the dict of a JSON object. Raises ValueError for duplicate keys, which JSON parsers treat differently."""
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError("duplicate key")

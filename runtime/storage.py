@@ -15,7 +15,7 @@ import tensorflow as tf
 from runtime.errors import UserError, first_line
 
 _MAX_JSON_BYTES = 2**28  # Larger files are not read: the program writes much smaller ones.
-_MAX_NAME_BYTES = 200  # of the file name in the name of its temporary file, which has at most 255 bytes
+_MAX_NAME_BYTES = 200  # Longer names are cut in the name of the temporary file, which may have at most 255 bytes.
 
 
 def write_json(path: str, content: dict | list) -> None:

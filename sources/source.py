@@ -47,7 +47,7 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """Returns a dataset of references: values that are cheap to shuffle, from which `reader` makes records.
+        """Returns a dataset of references to examples, which are cheap to shuffle. `reader` turns them into records.
 
         A reference is an index if the source has random access, else a key with a serialized example.
 
@@ -86,7 +86,7 @@ class Source(abc.ABC):
         return tf.fill([self.num_classes] if self.multi_label else [], tf.constant(-1, tf.int64))
 
     def is_sparse(self, split: str) -> bool:
-        """Returns whether reading the split reads far more data than its examples, so that caching them pays off."""
+        """Returns whether a pass over the split reads far more data than its examples, so that caching pays off."""
         del split
         return False
 

@@ -47,7 +47,7 @@ class TfdsSource(Source):
         features_read = {feature: True for feature in (self._image, self._label, self._easy_label) if feature}
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
-        self._checked = set()  # record files that were found to exist and not to be empty
+        self._checked = set()  # record files that passed `check_files`
         self._restricted = {}  # split -> sorted keys of the examples that `restrict` has chosen
         classes = info.features[self._label] if self._label else None
         self.class_names = list((classes.feature if label_lists else classes).names) if classes else None
