@@ -91,9 +91,10 @@ def describe_environment_error(error: Exception) -> str | None:
     if not isinstance(error, (OSError, MemoryError, *tensorflow_errors)):
         return None
     path = getattr(error, "filename", None)
-    text = re.sub(r"^(\{\{.*?\}\} *)+", "", str(error))  # Removes TensorFlow's name of the operation.
-    reason = f"{path}: {error.strerror}" if path is not None and error.strerror else first_line(text or error)
-    if getattr(error, "errno", None) in _NO_SPACE or "No space left" in text:
+    # TensorFlow's messages start with the names of operations.
+    line = re.sub(r"^(\{\{.*?\}\} *)+", "", first_line(error))
+    reason = f"{path}: {error.strerror}" if path is not None and error.strerror else line
+    if getattr(error, "errno", None) in _NO_SPACE or "No space left" in str(error):
         reason = reason if "No space left" in reason else f"No space left on device ({reason})"
         return f"{reason}. Free some space, then run the same command again."
     if isinstance(error, FileNotFoundError) and path is None and "temporary directory" in str(error):
