@@ -519,7 +519,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing(error, run_dir, tmp_pat
     with pytest.raises(SystemExit) as stop:
         cli.main([f"--checkpoint={run_dir}", f"--export_dir={tmp_path / 'new'}"])
     told = capsys.readouterr().err
-    assert stop.value.code == 2 and told.count("\n") == 1 and "start the same command again" in told
+    assert stop.value.code == 2 and told.count("\n") == 1 and "run the same command again" in told
     assert not list(tmp_path.iterdir())
 
 
