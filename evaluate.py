@@ -464,7 +464,7 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
                 continue
             if results is None and is_chief:
                 for part, reason in loaded.not_loaded.items():
-                    console.log(f"left out: {part} ({reason})")
+                    console.log(f"not loaded: {part} ({reason})")
             results = evaluator.evaluate_and_write(checkpoint_files.step_from_prefix(path), not loaded.not_loaded)
             console.log(f"evaluated {path}: " + ", ".join(
                 f"{name} {value:.4f}" for name, value in results.items() if name != "global_step"))

@@ -1,1 +1,1 @@
-"""Checkpoints and the directory of a run: reading any SimCLR weights, restoring, saving, locking."""
+"""Checkpoints and run directories: reading SimCLR weights of any format, restoring, saving and locking."""

@@ -1,8 +1,8 @@
-"""The checkpoint files of a run: listing, writing, pruning, and setting corrupt ones aside.
+"""Checkpoint files of a run: listing, writing, deleting old ones and moving corrupt ones to another directory.
 
 A checkpoint of step N is complete if its directory holds `ckpt-N.index` and all files `ckpt-N.data-<i>-of-<n>`.
-TensorFlow writes the index last. Files are listed and deleted by exact name; the file `checkpoint`, which TensorFlow's
-own functions read, is written but never relied on.
+TensorFlow writes the index last. Files are listed and deleted by exact name. The file `checkpoint`, which TensorFlow's
+functions read, is written, but this program does not depend on it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from runtime import console, storage
 from runtime.errors import UserError, first_line
 
-# Errors that say nothing about the content of a file.
+# Errors that do not indicate corruption.
 _TRANSIENT_ERRORS = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError,
                      tf.errors.UnavailableError)
 READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)  # raised by TensorFlow for corrupt files
@@ -28,20 +28,20 @@ _READ_BYTES = 2**24
 
 def _files_by_step(directory: str) -> dict[int, list[str]]:
     """Returns the names of the checkpoint files in a directory by step."""
-    found = collections.defaultdict(list)
+    names_by_step = collections.defaultdict(list)
     names = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
     for name in sorted(names):
         if (match := _FILE_NAME.fullmatch(name)) and storage.is_file(os.path.join(directory, name)):
-            found[int(match[1])].append(name)
-    return found
+            names_by_step[int(match[1])].append(name)
+    return names_by_step
 
 
 def _missing_file(step: int, names: list[str]) -> str | None:
-    """Returns the name of a file that the checkpoint of a step lacks, or None if it is complete."""
+    """Returns the name of a missing file of a step's checkpoint, or None if the checkpoint is complete."""
     if f"ckpt-{step}.index" not in names:
         return f"ckpt-{step}.index"
     counts = {int(match[3]) for name in names if (match := _FILE_NAME.fullmatch(name))[3]} or {1}
-    missing = [next((name for number in range(count) if (name := f"ckpt-{step}.data-{number:05}-of-{count:05}")
+    missing = [next((name for shard in range(count) if (name := f"ckpt-{step}.data-{shard:05}-of-{count:05}")
                      not in names), None) for count in sorted(counts)]
     return None if None in missing else missing[0]
 
@@ -52,12 +52,12 @@ def list_steps(directory: str) -> list[int]:
 
 
 def checkpoint_prefix(directory: str, step: int) -> str:
-    """Returns the prefix of the checkpoint of a step."""
+    """Returns the checkpoint prefix of a step."""
     return os.path.join(directory, f"ckpt-{step}")
 
 
 def step_from_prefix(prefix: str) -> int:
-    """Returns the step in the prefix of a checkpoint, `ckpt-<step>`."""
+    """Returns the step in a checkpoint prefix, `ckpt-<step>`."""
     return int(prefix.rsplit("-", 1)[-1])
 
 
@@ -71,14 +71,14 @@ def save(checkpoint: tf.train.Checkpoint, directory: str, step: int, keep: int) 
     """Writes a checkpoint and deletes the oldest ones.
 
     Args:
-      checkpoint: what to write. Its `save_counter`, which files of the original have, is incremented.
-      directory: where `ckpt-<step>` is written.
-      step: number of the checkpoint.
-      keep: number of checkpoints that remain, this one included. Incomplete checkpoints and those of later steps, which
-        this run cannot have written, do not count and remain.
+      checkpoint: the objects to write. Increments `save_counter`, which the original's checkpoints contain.
+      directory: the directory of `ckpt-<step>`.
+      step: the step of the checkpoint.
+      keep: number of checkpoints to keep, including this one. Incomplete checkpoints, and checkpoints of later steps,
+        which this run cannot have written, are neither counted nor deleted.
 
     Returns:
-      the prefix of the checkpoint.
+      The prefix of the checkpoint.
     """
     checkpoint.save_counter.assign_add(1)
     prefix = checkpoint.write(checkpoint_prefix(directory, step))
@@ -90,63 +90,63 @@ def save(checkpoint: tf.train.Checkpoint, directory: str, step: int, keep: int) 
 
 
 def remove(directory: str, step: int) -> None:
-    """Deletes the files of the checkpoint of a step."""
-    # The index first: without it the checkpoint does not count any more.
+    """Deletes the checkpoint files of a step."""
+    # Delete the index first: without it the checkpoint counts as incomplete.
     for name in sorted(_files_by_step(directory)[step], key=lambda name: not name.endswith(".index")):
         tf.io.gfile.remove(os.path.join(directory, name))
 
 
 def _write_state(directory, steps):
-    """Writes the file `checkpoint`, in which TensorFlow's functions look for the newest one, the last of `steps`."""
+    """Writes the file `checkpoint`, from which TensorFlow's functions read the latest step, `steps[-1]`."""
     names = [f"ckpt-{step}" for step in steps]
     tf.compat.v1.train.update_checkpoint_state(directory, names[-1], names)
 
 
 def repair(directory: str) -> None:
-    """Makes `latest_checkpoint` return a readable checkpoint. Call it only while holding the lock of the directory.
+    """Moves corrupt checkpoints away, so that `latest_checkpoint` returns a readable one.
 
-    Corrupt checkpoints that are newer than the newest good one are moved to `directory/damaged`. Incomplete ones, which
-    may be in the middle of being copied, are logged and left alone.
+    Call it only while holding the lock of the directory. Corrupt checkpoints newer than the newest readable one are
+    moved to `directory/damaged`. Incomplete checkpoints are logged and kept: a copy may still be in progress.
 
     Raises:
-      UserError: there are only checkpoints that cannot be used, only those of another program, or a file cannot be
-        read at the moment.
+      UserError: no checkpoint is usable, all checkpoints are from another program, or a file is temporarily unreadable.
     """
     files = _files_by_step(directory)
-    others = [name for name in tf.io.gfile.listdir(directory)
-              if name.endswith(".index") and not _FILE_NAME.fullmatch(name)]
-    if others and not files:
-        raise UserError(f"--model_dir={directory}: {others[0]} is a checkpoint of another program. Pass it as "
+    foreign = [name for name in tf.io.gfile.listdir(directory)
+               if name.endswith(".index") and not _FILE_NAME.fullmatch(name)]
+    if foreign and not files:
+        raise UserError(f"--model_dir={directory}: {foreign[0]} is a checkpoint of another program. Pass it as "
                         "--checkpoint, and choose another --model_dir.")
     missing = {step: name for step, names in files.items() if (name := _missing_file(step, names))}
     steps = [step for step in sorted(files) if step not in missing]
     for step, name in sorted(missing.items()):
-        console.log(f"warning: ckpt-{step} is incomplete and not used: {name} is missing from {directory}")
+        console.log(f"warning: ckpt-{step} is incomplete and is ignored: {name} is missing from {directory}")
     while steps and (reason := find_corruption(checkpoint_prefix(directory, steps[-1]))):
         step = steps.pop()
-        place = _set_aside(directory, step, files[step])
+        new_directory = _move_to_corrupt_dir(directory, step, files[step])
         if not steps:
-            raise UserError(f"--model_dir={directory}: ckpt-{step} is corrupt ({reason}) and was moved to {place}; no "
-                            "other complete checkpoint exists. Run the same command again to train from scratch.")
-        console.log(f"warning: ckpt-{step} is corrupt ({reason}) and was moved to {place}. Resuming from "
+            raise UserError(f"--model_dir={directory}: ckpt-{step} is corrupt ({reason}) and was moved to "
+                            f"{new_directory}; no other complete checkpoint exists. Run the same command again to "
+                            "train from scratch.")
+        console.log(f"warning: ckpt-{step} is corrupt ({reason}) and was moved to {new_directory}. Resuming from "
                      f"ckpt-{steps[-1]}.")
     if steps:
         _write_state(directory, steps)
     elif missing:
         step, name = max(missing.items())
-        raise UserError(f"--model_dir={directory}: ckpt-{step} is incomplete ({name} is missing), and there is no "
-                        f"complete checkpoint. Copy the missing file, or move the files ckpt-{step}.* away to train "
+        raise UserError(f"--model_dir={directory}: ckpt-{step} is incomplete ({name} is missing), and no complete "
+                        f"checkpoint exists. Copy the missing file, or move the files ckpt-{step}.* away to train "
                         "from scratch.")
 
 
 def find_corruption(prefix: str) -> str | None:
-    """Returns why the tensors of a complete checkpoint cannot be read, or None if all checksums are right.
+    """Returns the reason why a complete checkpoint is corrupt, or None if all its checksums are correct.
 
-    A checkpoint counts as corrupt only if all bytes of its files could be read, before and after TensorFlow rejected
-    them twice, so that an error of the disk, the network or the permissions is not mistaken for corruption.
+    A checkpoint counts as corrupt only if TensorFlow rejects it twice while all bytes of its files are readable, so
+    that transient I/O or permission errors are not mistaken for corruption.
 
     Raises:
-      UserError: the files cannot be read at the moment.
+      UserError: the files are temporarily unreadable.
     """
     size = _read_bytes(prefix)
     reason = _read_tensors(prefix, size)
@@ -157,47 +157,47 @@ def find_corruption(prefix: str) -> str | None:
 
 
 def _read_tensors(prefix, data_bytes):
-    """Reads all tensors, each of which has a checksum. Returns the first error as text, or None."""
+    """Reads all tensors, which verifies their checksums. Returns the text of the first error, or None."""
     try:
         reader = tf.train.load_checkpoint(prefix)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         for name, shape in shapes.items():
             if math.prod(shape) * (dtypes[name].size or 1) > data_bytes:
-                return f"{name} has shape {shape}, which is larger than the file"  # TensorFlow would allocate it.
+                return f"{name} has shape {shape}, which is larger than the file"  # Reading would allocate it.
             reader.get_tensor(name)
     except _TRANSIENT_ERRORS as error:
-        raise _unreadable(prefix, error) from error
+        raise _unreadable_error(prefix, error) from error
     except READ_ERRORS as error:
         return first_line(error)
     return None
 
 
 def _read_bytes(prefix):
-    """Reads all files of a checkpoint and returns the size of its data files in bytes. Raises `UserError`."""
+    """Reads all files of a checkpoint; returns the size of its data files in bytes."""
     directory, size = os.path.dirname(prefix), 0
     try:
         for name in _files_by_step(directory)[step_from_prefix(prefix)]:
             with tf.io.gfile.GFile(os.path.join(directory, name), "rb") as file:
-                while part := file.read(_READ_BYTES):
-                    size += 0 if name.endswith(".index") else len(part)
+                while chunk := file.read(_READ_BYTES):
+                    size += 0 if name.endswith(".index") else len(chunk)
     except tf.errors.OpError as error:
-        raise _unreadable(prefix, error) from error
+        raise _unreadable_error(prefix, error) from error
     return size
 
 
-def _unreadable(prefix, error):
-    return UserError(f"--model_dir={os.path.dirname(prefix)}: {os.path.basename(prefix)} cannot be read at the moment "
-                     f"({first_line(error)}). Restore access to it, and run the same command again.")
+def _unreadable_error(prefix, error):
+    return UserError(f"--model_dir={os.path.dirname(prefix)}: {os.path.basename(prefix)} is temporarily unreadable "
+                     f"({first_line(error)}). Restore access to it and run the same command again.")
 
 
-def _set_aside(directory, step, names):
-    """Moves the files of a checkpoint to a new directory and returns that."""
-    number, place = 0, os.path.join(directory, CORRUPT_DIR, f"ckpt-{step}")
-    while tf.io.gfile.exists(place):
-        number += 1
-        place = os.path.join(directory, CORRUPT_DIR, f"ckpt-{step}_{number}")
-    tf.io.gfile.makedirs(place)
-    # The index first: without it the checkpoint does not count any more.
+def _move_to_corrupt_dir(directory, step, names):
+    """Moves the files of a checkpoint to a new directory and returns the path of that directory."""
+    suffix, new_directory = 0, os.path.join(directory, CORRUPT_DIR, f"ckpt-{step}")
+    while tf.io.gfile.exists(new_directory):
+        suffix += 1
+        new_directory = os.path.join(directory, CORRUPT_DIR, f"ckpt-{step}_{suffix}")
+    tf.io.gfile.makedirs(new_directory)
+    # Move the index first: without it the checkpoint counts as incomplete.
     for name in sorted(names, key=lambda name: not name.endswith(".index")):
-        tf.io.gfile.rename(os.path.join(directory, name), os.path.join(place, name))
-    return place
+        tf.io.gfile.rename(os.path.join(directory, name), os.path.join(new_directory, name))
+    return new_directory

@@ -1,4 +1,4 @@
-"""Describes what a checkpoint or a SavedModel of SimCLR holds.
+"""Describes the contents of a SimCLR checkpoint or SavedModel.
 
     python -m checkpoints describe PATH
 """
@@ -16,8 +16,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = command_line.ArgumentParser(prog="python -m checkpoints", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("describe", help="kind, step, network, heads, and the flags that fit")
-    command.add_argument("path", help="a directory, a prefix, a SavedModel or a TF Hub handle")
+    command = commands.add_parser("describe", help="print format, step, network, heads and matching flags")
+    command.add_argument("path", help="a directory, a checkpoint prefix, a SavedModel or a TF Hub handle")
     path = parser.parse_args(arguments).path
 
     def work():

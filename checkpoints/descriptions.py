@@ -1,4 +1,4 @@
-"""The description of a model in its SavedModel (assets.extra/simclr.json)."""
+"""Model descriptions stored in SavedModels (assets.extra/simclr.json)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from checkpoints import weight_files
 from runtime import storage
 from runtime.errors import UserError
 
-_DESCRIPTION_TYPES = {  # name of a field -> check of a value that is not None
+_DESCRIPTION_TYPES = {  # field -> predicate for values other than None
     "network": lambda value: isinstance(value, str),
     "weights": lambda value: isinstance(value, str),
     "image_size": lambda value: type(value) is int and 8 <= value < 10**5,
@@ -24,18 +24,17 @@ _DESCRIPTION_TYPES = {  # name of a field -> check of a value that is not None
 
 
 def _description_path(saved_model):
-    # In the folder that SavedModels reserve for files of other programs.
     return os.path.join(saved_model, weight_files.DESCRIPTION_FILE)
 
 
 def write_description(saved_model: str, description: dict) -> None:
-    """Writes a dict that describes the weights of a SavedModel into it."""
+    """Writes a description to a SavedModel, in the directory reserved for files that TensorFlow does not read."""
     tf.io.gfile.makedirs(os.path.dirname(_description_path(saved_model)))
     storage.write_json(_description_path(saved_model), description)
 
 
 def read_description(saved_model: str) -> dict:
-    """Returns what `write_description` wrote; an empty dict for a SavedModel of another program.
+    """Returns the description in a SavedModel, or an empty dict if it was exported by another program.
 
     Raises:
       UserError: the file is not JSON, or a value has the wrong type.
@@ -44,9 +43,9 @@ def read_description(saved_model: str) -> dict:
     if not tf.io.gfile.exists(path):
         return {}
     description = storage.read_json(path)
-    wrong = ["the file"] if not isinstance(description, dict) else [
+    malformed = ["the file"] if not isinstance(description, dict) else [
         name for name, is_valid in _DESCRIPTION_TYPES.items()
         if description.get(name) is not None and not is_valid(description[name])]
-    if wrong:
-        raise UserError(f"{path}: {wrong[0]} is malformed. Copy the SavedModel again, or export it again.")
+    if malformed:
+        raise UserError(f"{path}: {malformed[0]} is malformed. Copy the SavedModel again, or export it again.")
     return {name: value for name, value in description.items() if value is not None}

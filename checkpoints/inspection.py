@@ -1,4 +1,4 @@
-"""The settings of the network in a checkpoint, from its tensors and from the run or SavedModel around it."""
+"""Settings of the network in a checkpoint, from its tensors and from the run or SavedModel that contains it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,43 @@ from checkpoints import architecture, descriptions, run_directory, weight_files
 from checkpoints.weight_files import WeightFile
 from config import Config, select_settings, settings_with
 from runtime import storage
-from runtime.errors import UserError, first_line
+from runtime.errors import UserError
 
 
 def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int | None]:
-    """The `Config` of the network that a `weight_files.WeightFile` holds, and its number of classes (or None)."""
+    """Infers the `Config` of the network in a file, and its number of classes (None without a linear head).
+
+    Raises:
+      UserError: this program cannot build the encoder.
+    """
     flags = architecture.infer_flags(file)
     if flags is None:
-        raise UserError(f"{file.path} holds an encoder that this program cannot build: no ResNet of depth 10 to 200 "
-                        f"has its {len(file.shapes)} tensors")
+        raise UserError(f"{file.path}: unsupported encoder: no ResNet of depth 10 to 200 has its {len(file.shapes)} "
+                        "tensors. Use another checkpoint.")
     classes = flags.pop("num_classes")
     return Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None), classes
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """What is known of a checkpoint."""
+    """The network in a checkpoint and the recorded facts about its training."""
 
     config: Config
     class_names: list | None
     results: dict | None
-    training: bool  # whether `config` is that of the training, too
+    has_training_config: bool  # `config` contains the recorded settings of the training, not only of the network
     step: int | None
     multi_label: bool
 
 
 def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointInfo:
-    """The network by its tensors; the rest from the run or the SavedModel that the weights are part of, if any."""
+    """Returns the `CheckpointInfo` of a checkpoint or SavedModel.
+
+    The network is inferred from the tensors; everything else is read from the run or SavedModel that contains them.
+
+    Raises:
+      UserError: the weights, or the recorded settings, are unusable.
+    """
     file = weight_files.open_weights(path)
     directory = os.path.dirname(file.path)
     is_saved_model = file.format.startswith("SavedModel")
@@ -43,19 +53,19 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     settings = description.get("flags") or run_directory.read_flags(directory)
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = infer_config(file)
-    known = select_settings(settings or {})
+    recorded_settings = select_settings(settings or {})
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
-    if known is None:
-        raise UserError(f"--checkpoint={path}: its settings have values of wrong types. Export it again from the "
-                        "checkpoint, or restore flags.json.")
+    if recorded_settings is None:
+        raise UserError(f"--checkpoint={path}: its recorded settings have values of the wrong type. Export it again "
+                        "from the checkpoint, or restore flags.json.")
     try:
-        config = Config(**{**known, **network, **center_crop, "image_size": size})
+        config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
-        raise UserError(f"--checkpoint={path}: its settings are malformed ({first_line(error)}). Export it again from "
-                        "the checkpoint, or restore flags.json.") from error
+        raise UserError(f"--checkpoint={path}: its recorded settings are invalid ({error}) Export it again from the "
+                        "checkpoint, or restore flags.json.") from error
     multi_label = description.get("multi_label", weight_files.read_classes(directory)[1])
-    names = file.class_names or (None if classes is None else [f"class {number}" for number in range(classes)])
+    names = file.class_names or (None if classes is None else [f"class {index}" for index in range(classes)])
     results = description.get("results") or storage.read_json(os.path.join(directory, f"result_{file.step}.json"))
     results = results if isinstance(results, dict) else None
     step = description.get("step") if file.step is None else file.step

@@ -1,4 +1,4 @@
-"""Loading of weights into a model, strictly by part, with errors that name the first differences."""
+"""Loading of weights into a model, part by part: all tensors of a part must match."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from checkpoints.weight_files import WeightFile
 from runtime.errors import UserError
 from sources import classes
 
-_SHOWN = 3  # mismatches that an error lists
-# Parts of a model: what keys begin with, ours and TF1's.
+_MAX_LISTED = 3  # mismatches in an error message
+# Part of a model -> prefixes of its checkpoint keys, in TF2 and TF1 checkpoints.
 PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
          "projection head": ("model/_projection_head/", "head_contrastive/"),
          "linear head": ("model/supervised_head/", "head_supervised/")}
 
 
 def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
-    """Checkpoint key (without suffix) -> variable, for all variables below the given objects."""
-    root = tf.train.Checkpoint(**trackables)  # Held here: the view holds it weakly.
+    """Returns all variables of the given objects by checkpoint key (without suffix)."""
+    root = tf.train.Checkpoint(**trackables)  # Keeps a reference; the view holds only a weak one.
     view = tf.train.TrackableView(root)
-    found, seen = {}, set()
+    variables, seen = {}, set()
     queue = collections.deque([(root, "")])
     while queue:
         node, path = queue.popleft()
@@ -35,23 +35,24 @@ def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
             continue
         seen.add(id(node))
         if isinstance(node, tf.Variable):
-            found[path] = node
+            variables[path] = node
         else:
             queue.extend((child, f"{path}/{name}" if path else name) for name, child in view.children(node).items())
-    found.pop("save_counter", None)
-    return found
+    variables.pop("save_counter", None)
+    return variables
 
 
-def find_mismatches(here: dict[str, tuple], there: dict[str, tuple]) -> list[str]:
-    """How a file differs from a model: lines of text, none if they agree. Both are dicts from names to shapes."""
-    lines = [f"{name} is missing there" for name in here if name not in there]
-    lines += [f"{name} is only there" for name in there if name not in here]
-    return lines + [f"{name} is {list(there[name])} there, {list(shape)} here"
-                    for name, shape in here.items() if name in there and tuple(there[name]) != tuple(shape)]
+def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple]) -> list[str]:
+    """Returns one line of text per difference between the tensors of a model and of a file (name -> shape)."""
+    lines = [f"missing: {name}" for name in model_shapes if name not in file_shapes]
+    lines += [f"unexpected: {name}" for name in file_shapes if name not in model_shapes]
+    return lines + [f"{name} has shape {list(file_shapes[name])} instead of {list(shape)}"
+                    for name, shape in model_shapes.items()
+                    if name in file_shapes and tuple(file_shapes[name]) != tuple(shape)]
 
 
 def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
-    """The shapes of `variables` (key -> variable) under other names (key -> name)."""
+    """Returns the shapes of `variables` (key -> variable) by their names in a file (`names`: key -> name)."""
     return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
 
 
@@ -61,110 +62,118 @@ def filter_by_prefix(prefixes: str | tuple[str, ...], entries: dict) -> dict:
 
 
 def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
-    """Ends with an error if there are mismatches."""
+    """Raises `UserError` with the first of the mismatches, if there are any."""
     if lines:
-        more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        raise UserError(f"{flag}: {file.path} holds another network ({'; '.join(lines[:_SHOWN])}{more}); "
+        rest = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
+        raise UserError(f"{flag}: {file.path} contains a different network ({'; '.join(lines[:_MAX_LISTED])}{rest}). "
                         f"{_remedy(architecture.infer_flags(file))}")
 
 
 def _remedy(flags):
     if flags is None:
-        return "it is none that these flags can describe: name another"
-    return f"it was written with {format_flags(flags)}: give these flags, or name another"
+        return "No flags match its architecture: use another checkpoint."
+    return f"Pass {format_flags(flags)}, or use another checkpoint."
 
 
 def format_flags(flags: dict) -> str:
-    """Settings as one would type them; `num_classes`, which the data set decides, is left out."""
+    """Returns settings as command-line flags, without `num_classes`, which depends on the data set."""
     return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
 
 
 def _assign(variables, names, file, columns=None):
-    """Assigns the tensors of a file; `columns`: those of its linear head for the model's classes, if they differ."""
+    """Assigns the tensors of a file to variables.
+
+    Args:
+      variables: key -> variable.
+      names: key -> name in the file.
+      file: the `WeightFile`.
+      columns: for each class of the model, the column of the file's linear head, or -1; None if the classes agree.
+    """
     read = file.reader()
-    arrays = {key: read(names[key]) for key in variables}  # All of them, before any is assigned.
+    arrays = {key: read(names[key]) for key in variables}  # Read all before assigning any.
     for key, array in arrays.items():
         if not np.isfinite(array).all():
-            raise UserError(f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before the training "
-                            "diverged.")
+            raise UserError(f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before "
+                            "divergence.")
     for key, variable in variables.items():
         array = tf.cast(arrays[key], variable.dtype)
         if columns is not None and key.startswith(PARTS["linear head"]):
-            # Column -1, that of classes that the file lacks, is replaced by the values that the variable has.
+            # Classes that the file lacks (column -1) keep their values.
             array = tf.where(tf.constant(columns) >= 0, tf.gather(array, tf.maximum(columns, 0), axis=-1), variable)
         variable.assign(array)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadResult:
-    """What `load_parts` did."""
+    """The result of loading weights."""
 
     file: weight_files.WeightFile
-    not_loaded: dict  # part of the model that did not fit -> why
+    not_loaded: dict  # part of the model -> reason why it was not loaded
     lines: list  # messages for the user
 
 
 def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str = "--checkpoint",
                class_names: list[str] | None = None) -> LoadResult:
-    """Loads those parts of `model` that what `path` names (see `weight_files.locate`) has.
+    """Loads the parts of `model` that match the checkpoint at `path`.
 
     Args:
       model: a built `model_lib.Model`.
-      path: what the flag says.
-      required: names in `PARTS` that must fit.
-      flag: for errors.
-      class_names: names of the classes of the model's linear head. If the file records other names, its head is mapped
-        by name, or left out if neither set of names contains the other. None: the columns are taken as they are.
+      path: see `weight_files.locate`.
+      required: names in `PARTS` of the parts that must match.
+      flag: the flag that error messages name.
+      class_names: class names of the model's linear head. If the file records different names, the columns of its head
+        are mapped by name; the head is not loaded if neither set of names contains the other. None: no mapping.
 
     Returns:
       `LoadResult`.
 
     Raises:
-      UserError: a required part does not fit; the first differences, and the flags that would do.
+      UserError: a required part does not match. The text contains the first differences and matching flags.
     """
     file = weight_files.open_weights(path, flag)
     variables = variables_by_key(model=model)
-    names, chosen, not_loaded, columns = file.names_by_key(variables), {}, {}, None
+    names, matching, not_loaded, columns = file.names_by_key(variables), {}, {}, None
     for part, prefixes in PARTS.items():
-        here, there = filter_by_prefix(prefixes, variables), filter_by_prefix(prefixes, file.shapes)
+        part_variables = filter_by_prefix(prefixes, variables)
+        file_shapes = filter_by_prefix(prefixes, file.shapes)
         differences = []
-        if part == "linear head" and here and class_names and file.class_names not in (None, class_names):
+        if part == "linear head" and part_variables and class_names and file.class_names not in (None, class_names):
             columns = classes.match_columns(class_names, file.class_names)
-            there = {name: (*shape[:-1], len(class_names)) for name, shape in there.items()}
+            file_shapes = {name: (*shape[:-1], len(class_names)) for name, shape in file_shapes.items()}
             if columns is None:
                 text = classes.differences(class_names, file.class_names, "the data set", "the checkpoint")
-                differences = [f"other classes, {text}"]
-        differences += find_mismatches(shapes_by_name(here, names), there)
+                differences = [f"different classes: {text}"]
+        differences += find_mismatches(shapes_by_name(part_variables, names), file_shapes)
         if not differences:
-            chosen.update(here)
+            matching.update(part_variables)
             continue
         if part in required and part == "linear head":
-            raise UserError(f"{flag}: {file.path} has another linear head ({differences[0]}): evaluate without it, by "
-                            "--eval_protocol=lbfgs or knn, or name a checkpoint and a data set of the same classes")
+            raise UserError(f"{flag}: {file.path} contains a different linear head ({differences[0]}). Evaluate "
+                            "without the linear head (--eval_protocol=lbfgs or knn), or use a checkpoint and a data "
+                            "set with the same classes.")
         if part in required:
             raise_on_mismatches(flag, file, differences)
-        not_loaded[part] = differences[0] if here else "this run has none"
-    _assign(chosen, names, file, columns)
-    lines = [f"loaded {len(chosen)} of {len(variables)} variables from {file.path} ({file.format})",
-             *(f"left out: {part} ({reason})" for part, reason in not_loaded.items())]
+        not_loaded[part] = differences[0] if part_variables else "this model has none"
+    _assign(matching, names, file, columns)
+    lines = [f"loaded {len(matching)} of {len(variables)} variables from {file.path} ({file.format})",
+             *(f"not loaded: {part} ({reason})" for part, reason in not_loaded.items())]
     if columns is not None:
-        lines.append(f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were taken from "
-                     f"the checkpoint's {len(file.class_names)}, by name")
+        lines.append(f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were loaded "
+                     f"from the checkpoint's {len(file.class_names)}, matched by name")
     if file.num_other_tensors:
-        lines.append(f"left out: {file.num_other_tensors} tensors of the optimizer and counters; only resuming loads "
-                     "them")
+        lines.append(f"not loaded: {file.num_other_tensors} optimizer tensors and counters, which only resuming needs")
     return LoadResult(file, not_loaded, lines)
 
 
 def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> WeightFile:
-    """Loads all of `model`, strictly; see `load_parts`. Returns the `weight_files.WeightFile`."""
+    """Loads all parts of `model`, which must match; see `load_parts`. Returns the `weight_files.WeightFile`."""
     return load_parts(model, path, PARTS, flag).file
 
 
 def warm_start(model: keras.Model, path: str, required: Iterable[str] = ("encoder",),
                class_names: list[str] | None = None) -> LoadResult:
-    """Loads what is `required` strictly, and the rest where it fits; see `load_parts`. Returns `LoadResult`."""
+    """Loads the `required` parts, which must match, and all other matching parts; see `load_parts`."""
     loaded = load_parts(model, path, required, class_names=class_names)
     if "projection head" in loaded.not_loaded and model.num_proj_layers:
-        loaded.lines.append("the projection head begins at random; --proj_head_mode=none leaves it out")
+        loaded.lines.append("the projection head is initialized randomly; --proj_head_mode=none removes it")
     return loaded

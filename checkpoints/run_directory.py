@@ -1,4 +1,4 @@
-"""The directory of a run: the settings, data and classes that it was started with, temporary files."""
+"""Files of a run directory: settings, data and classes at the start of the run, and temporary files."""
 
 from __future__ import annotations
 
@@ -19,71 +19,71 @@ from sources import classes
 from sources.source import Source
 
 _FLAGS, _DATA = "flags.json", "data.json"
-_YOUNG_SECONDS = 600  # age in seconds below which temporary files may belong to a running evaluation
-_PARTS_DIR = re.compile(r"ckpt-\d+_temp")
-_PART = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
-_LEFTOVERS = re.compile(
+_RECENT_SECONDS = 600  # Younger temporary files may belong to a running evaluation.
+_SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
+_SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
+_TEMPORARY_FILE = re.compile(
     r"ckpt-\d+\.(index|data-\d{5}-of-\d{5})\.tempstate\d+|checkpoint\.tmp[0-9a-f]{32}"
     r"|((flags|classes|images|data|result(_\d+)?)\.json|predictions_\d+\.npz)\.\d+\.tmp")
 
 
 def check_writable(directory: str) -> None:
-    """Creates the directory of a run. Raises `UserError` if files cannot be written there."""
+    """Creates a run directory. Raises `UserError` if files cannot be written to it."""
     try:
         tf.io.gfile.makedirs(directory)
         if "://" not in directory:
             with tempfile.TemporaryFile(dir=directory) as file:
-                file.write(b"room for a byte?")
+                file.write(b"test")  # Creating an empty file succeeds on a full disk.
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise UserError(f"--model_dir={directory} cannot be written to ({reason}): make room, or choose another"
-                        ) from error
+        raise UserError(f"--model_dir={directory} cannot be written to ({reason}). Fix its permissions, free disk "
+                        "space, or choose another directory.") from error
 
 
 def remove_temporary_files(directory: str) -> None:
-    """Removes temporary files of killed writers. Call it only while holding the lock of the directory.
+    """Deletes temporary files of killed processes. Call it only while holding the lock of the directory.
 
-    Only files with the exact names that TensorFlow's and this program's writers use are removed, never a directory with
-    other content. Recent temporary files of results are kept: a running evaluation may own them.
+    Deletes only files whose names match exactly those that TensorFlow or this program writes, and no directory that
+    contains other files. Recent temporary files are kept: a running evaluation may own them.
     """
     for name in tf.io.gfile.listdir(directory):
         name = name.rstrip("/")
         path = os.path.join(directory, name)
         if os.path.islink(path):
             continue
-        if _PARTS_DIR.fullmatch(name) and tf.io.gfile.isdir(path):
-            _remove_parts(path)
-        elif _LEFTOVERS.fullmatch(name) and not tf.io.gfile.isdir(path) and (
-                not name.endswith(".tmp") or time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _YOUNG_SECONDS):
+        if _SHARDS_DIR.fullmatch(name) and tf.io.gfile.isdir(path):
+            _remove_shards(path)
+        elif _TEMPORARY_FILE.fullmatch(name) and not tf.io.gfile.isdir(path) and (
+                not name.endswith(".tmp") or time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _RECENT_SECONDS):
             tf.io.gfile.remove(path)
 
 
-def _remove_parts(directory):
-    """Removes the parts of a checkpoint that was being written, and their directory if it holds nothing else."""
+def _remove_shards(directory):
+    """Deletes the directory of a partially written checkpoint, unless it contains other files."""
     names = tf.io.gfile.listdir(directory)
-    if all(_PART.fullmatch(name) for name in names):
+    if all(_SHARD.fullmatch(name) for name in names):
         for name in names:
             tf.io.gfile.remove(os.path.join(directory, name))
-        tf.io.gfile.rmtree(directory)  # Empty.
+        tf.io.gfile.rmtree(directory)
 
 
 # ------------------------------------------------------------------------------------------------------- settings
 
 
 def read_flags(directory: str) -> dict | None:
-    """Returns the settings in flags.json, or None if there is no such file or it is corrupt."""
+    """Returns the settings in flags.json, or None if the file is missing or corrupt."""
     content = storage.read_json(os.path.join(directory, _FLAGS))
     return None if content is None else select_settings(content)
 
 
 def check_no_user_files(directory: str) -> None:
-    """Raises `UserError` if a directory without checkpoints has files of the user under the names of a run's files."""
+    """Raises `UserError` if a directory without checkpoints contains user files that a run would overwrite."""
     if (read_flags(directory) or {}).get("train_mode") is not None:
-        return  # A run was started here, and wrote no checkpoint yet.
+        return  # A run was started here but has not written a checkpoint.
     for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA, "views.png"):
         if tf.io.gfile.exists(os.path.join(directory, name)):
-            raise UserError(f"--model_dir={directory}: {name} was not written by a run, and would be replaced. Choose "
-                            "another directory, or move it.")
+            raise UserError(f"--model_dir={directory}: {name} was not written by a run and would be overwritten. "
+                            "Choose another directory, or move the file.")
 
 
 def write_flags(directory: str, config: Config, class_names: list[str] | None, multi_label: bool = False) -> None:
@@ -94,57 +94,57 @@ def write_flags(directory: str, config: Config, class_names: list[str] | None, m
 
 
 def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool, directory: str) -> None:
-    """Writes both to `directory`: the training's, where `config.model_dir` has them, rather than an evaluation's."""
+    """Copies flags.json and classes.json of the training to `directory`; writes the missing ones from the arguments."""
     write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, weight_files.CLASSES_FILE):
-        known = storage.read_json(os.path.join(config.model_dir, name), (dict, list))
-        if known is not None:
-            storage.write_json(os.path.join(directory, name), known)
+        content = storage.read_json(os.path.join(config.model_dir, name), (dict, list))
+        if content is not None:
+            storage.write_json(os.path.join(directory, name), content)
 
 
 def check_flags(config: Config) -> None:
-    """Compares the settings of a resumed run with those that it was started with; logs a change of its length.
+    """Compares the settings of a resumed run with the settings at its start; logs a change of the training length.
 
     Raises:
-      UserError: a setting that must not change differs, and `allow_flag_changes` is off.
+      UserError: a setting that must not change differs, and `allow_flag_changes` is False.
     """
-    known = read_flags(config.model_dir)
-    if known is None:
-        console.log(f"warning: {config.model_dir} has no readable {_FLAGS}: it cannot be told whether this is the run "
-                     "that was begun there")
+    recorded = read_flags(config.model_dir)
+    if recorded is None:
+        console.log(f"warning: {config.model_dir} has no readable {_FLAGS}: cannot check whether the flags changed "
+                     "since the run was started")
         return
     now = dataclasses.asdict(config)
-    before = {field.name: known.get(field.name, field.default) for field in dataclasses.fields(Config)}
+    before = {field.name: recorded.get(field.name, field.default) for field in dataclasses.fields(Config)}
     changes = {name: f"--{name}={before[name]} (now {now[name]})" for name in now if before[name] != now[name]}
     refused = [changes[name] for name in settings_with("identity", "order") if name in changes]
     if refused and not config.allow_flag_changes:
-        raise UserError(f"--model_dir={config.model_dir} was begun with {', '.join(refused)}: give the same flags, "
-                        "choose another directory, or accept the change with --allow_flag_changes")
+        raise UserError(f"--model_dir={config.model_dir}: the run was started with {', '.join(refused)}. Pass the same "
+                        "flags, choose another directory, or accept the change with --allow_flag_changes.")
     if refused:
-        console.log(f"--allow_flag_changes: the run was begun with {', '.join(refused)}")
+        console.log(f"--allow_flag_changes: the run was started with {', '.join(refused)}")
     for name in settings_with("length"):
         if name in changes:
-            console.log(f"the run was begun with {changes[name]}: the learning-rate schedule changes with it")
+            console.log(f"the run was started with {changes[name]}: the learning-rate schedule changes accordingly")
 
 
 # ----------------------------------------------------------------------------------------------------------- data
 
 
 def write_data(directory: str, source: Source) -> None:
-    """Writes data.json, which describes the data that a run was started with."""
+    """Writes data.json, the description of the data at the start of a run."""
     storage.write_json(os.path.join(directory, _DATA), source.describe_data())
 
 
 def check_data(config: Config, source: Source) -> None:
-    """Compares the data and the classes of a resumed run with those that it was started with.
+    """Compares the data and classes of a resumed run with the data and classes at its start.
 
     Raises:
-      UserError: they differ, and `allow_flag_changes` is off.
+      UserError: they differ, and `allow_flag_changes` is False.
     """
     described = storage.read_json(os.path.join(config.model_dir, _DATA))
     if described is None or not isinstance(described.get("splits"), dict):
-        console.log(f"warning: {config.model_dir} has no readable {_DATA}: it cannot be checked whether the data "
-                     "changed since the run was started")
+        console.log(f"warning: {config.model_dir} has no readable {_DATA}: cannot check whether the data changed "
+                     "since the run was started")
         described = {}
     changes = _data_changes(described, json.loads(json.dumps(source.describe_data())))
     before, _ = weight_files.read_classes(config.model_dir)
@@ -161,7 +161,7 @@ def check_data(config: Config, source: Source) -> None:
 
 
 def _data_changes(before, now):
-    """Lists the differences between two results of `Source.describe_data` as text; none if nothing is known before."""
+    """Returns one line of text per difference between two results of `Source.describe_data`."""
     changes = []
     for name, value in before.items():
         if name == "splits":
@@ -169,7 +169,7 @@ def _data_changes(before, now):
                         for split, count in value.items() if now["splits"].get(split) != count]
             changes += [f"split {split} is new" for split in now["splits"] if split not in value]
         elif name == "files" and value != now.get(name):
-            changes.append("the names or sizes of its files")
+            changes.append("the names or sizes of its files differ")
         elif name not in ("classes", "files") and value != now.get(name):
             changes.append(f"{name} {now.get(name)} ({value} at the start)")
     return changes

@@ -1,4 +1,4 @@
-"""A table about what a checkpoint or a SavedModel of SimCLR holds."""
+"""A summary of the contents of a SimCLR checkpoint or SavedModel."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import model as model_lib
 from checkpoints import architecture, inspection, restoring, weight_files
 from runtime import console
 
-_FLAGS_WIDTH = 80  # characters of flags in a line
+_FLAGS_WIDTH = 80  # characters per line
 
 
 def describe(path: str) -> str:
-    """What a file holds, as a table of text. Raises `UserError`."""
+    """Returns a text table about the file at `path` (see `weight_files.locate`). Raises `UserError`."""
     file = weight_files.open_weights(path, "PATH")
     config, classes = inspection.infer_config(file)
     variables = restoring.variables_by_key(model=model_lib.build_model(config, classes))
     names = file.names_by_key(variables)
     differences = restoring.find_mismatches(restoring.shapes_by_name(variables, names), file.shapes)
     encoder = restoring.filter_by_prefix("model/resnet_model/", variables)
-    million = sum(variable.shape.num_elements() for variable in encoder.values()) / 1e6
+    weights = sum(variable.shape.num_elements() for variable in encoder.values()) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(config.proj_head_mode, config.proj_head_mode)
     flags = textwrap.wrap(restoring.format_flags(architecture.infer_flags(file)), _FLAGS_WIDTH, break_on_hyphens=False)
-    rows = [("file", file.path), ("kind", file.format), ("step", "unknown" if file.step is None else file.step), None,
-            ("encoder", f"{config.network_name}, {million:.1f} million weights"),
+    rows = [("file", file.path), ("format", file.format), ("step", "unknown" if file.step is None else file.step), None,
+            ("encoder", f"{config.network_name}, {weights:.1f} million weights"),
             ("projection head", layers if layers == "none" else f"{layers}, to {config.proj_out_dim}"),
             ("linear head", "none" if classes is None else f"{classes} classes"),
-            ("other tensors", f"{file.num_other_tensors} (optimizer, counters; loaded on resuming only)"), None,
+            ("other tensors", f"{file.num_other_tensors} (optimizer, counters; needed only to resume)"), None,
             *zip(("flags", *[""] * len(flags)), flags),
-            ("fits", "every tensor" if not differences else f"all but {len(differences)}: {differences[0]}")]
+            ("matches", "all tensors" if not differences else f"all but {len(differences)} tensors: {differences[0]}")]
     return console.format_table("SimCLR weights", rows)

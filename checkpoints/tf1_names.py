@@ -1,4 +1,4 @@
-"""Names of variables in checkpoints of the original's TF1 code."""
+"""Variable names in TF1 checkpoints of the original."""
 
 from __future__ import annotations
 
@@ -6,42 +6,40 @@ import collections
 import re
 from collections.abc import Iterable
 
-# ---------------------------------------------------------------------------------------------------- TF1's names
-
 
 def tf1_names(keys: Iterable[str]) -> dict[str, str]:
-    """What the original's TF1 code calls the variables with the given checkpoint keys.
+    """Maps checkpoint keys to the variable names of the original's TF1 code.
 
-    It numbers convolutions and batch norms in the order in which they are called: shortcuts before the rest of a
-    block. So all of an encoder's keys must be there.
+    TF1 numbers convolutions and batch norms in call order, a block's shortcut first. Therefore `keys` must contain all
+    keys of an encoder.
 
     Args:
-      keys: of an encoder and perhaps heads.
+      keys: checkpoint keys of an encoder and, optionally, of heads.
 
     Returns:
-      key -> name.
+      A dict from key to name.
     """
     names, counts = {}, collections.Counter()
     layers = sorted({key.rpartition("/")[0] for key in keys if key.startswith("model/resnet_model/")}, key=call_order)
     for layer in layers:
-        kind = "batch_normalization" if layer.endswith("/bn") else "conv2d"
-        number = f"_{counts[kind]}" if counts[kind] else ""
-        counts[kind] += 1
-        names[layer] = f"base_model/{kind}{number}"
-    heads = sum(key.startswith("model/_projection_head/") and key.endswith("/dense/kernel") for key in keys)
-    prefix = "head_contrastive/nl_" if heads > 1 else "head_contrastive/l_"
+        layer_type = "batch_normalization" if layer.endswith("/bn") else "conv2d"
+        suffix = f"_{counts[layer_type]}" if counts[layer_type] else ""
+        counts[layer_type] += 1
+        names[layer] = f"base_model/{layer_type}{suffix}"
+    num_proj_layers = sum(key.startswith("model/_projection_head/") and key.endswith("/dense/kernel") for key in keys)
+    prefix = "head_contrastive/nl_" if num_proj_layers > 1 else "head_contrastive/l_"
     for key in keys:
         layer = key.rpartition("/")[0]
-        head = re.fullmatch(r"model/_projection_head/linear_layers/(\d+)/(dense|bn_relu/bn)", layer)
-        if head:
-            names[layer] = f"{prefix}{head[1]}/{'dense' if head[2] == 'dense' else 'batch_normalization'}"
+        match = re.fullmatch(r"model/_projection_head/linear_layers/(\d+)/(dense|bn_relu/bn)", layer)
+        if match:
+            names[layer] = f"{prefix}{match[1]}/{'dense' if match[2] == 'dense' else 'batch_normalization'}"
         elif layer == "model/supervised_head/linear_layer/dense":
             names[layer] = "head_supervised/linear_layer/dense"
     return {key: f"{names[layer]}/{leaf}" for key in keys for layer, _, leaf in [key.rpartition("/")]}
 
 
 def call_order(layer: str) -> list[int]:
-    """Sorts an encoder's layers, given by key, as they are called."""
+    """Returns a sort key that orders the checkpoint keys of an encoder's layers by call order."""
     part_order = {"initial_conv_relu_max_pool": 0, "block_groups": 1, "layers": 0, "projection_layers": 0,
                   "shortcut_layers": 0, "conv_relu_dropblock_layers": 1, "conv2d_bn_layers": 1, "se_layer": 2,
                   "conv2d_fixed_padding": 0, "conv2d": 0, "bn": 0, "batch_norm_relu": 1, "conv2d_0": 2,

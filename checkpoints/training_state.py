@@ -1,4 +1,4 @@
-"""Saving and resuming of a training: model, optimizer, step."""
+"""Saving and restoring of the training state: model, optimizer and step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.errors import UserError
 
 
 def slot_keys_in_file(path: str) -> set[str]:
-    """Checkpoint keys (without suffix) of the optimizer's slots in the checkpoint `path`."""
+    """Returns the keys (without suffix) of the optimizer slots in a checkpoint."""
     keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     return {key[:-len(SUFFIX)] for key in keys if SLOT in key}
 
@@ -24,7 +24,7 @@ def _has_loss_scale(path):
 
 @dataclasses.dataclass
 class TrainingState:
-    """Model, optimizer and step of a training, and where its checkpoints lie."""
+    """The model, optimizer and step of a run, and the directory of its checkpoints."""
 
     model: object
     optimizer: object
@@ -37,34 +37,39 @@ class TrainingState:
 
     @property
     def step(self) -> int:
-        """Steps taken so far."""
+        """The number of completed steps."""
         return int(self.optimizer.iterations.numpy())
 
     def save(self) -> str:
-        """Writes ckpt-<step>, deletes all but the newest `keep` checkpoints, and returns the prefix."""
+        """Writes ckpt-<step>, deletes all but the newest `keep` checkpoints and returns the prefix."""
         return checkpoint_files.save(self._checkpoint, self.directory, self.step, self.keep)
 
     def resume(self, path: str) -> None:
-        """Restores everything from `path`, or raises `UserError`. The state of loss scaling (float16) may be absent."""
+        """Restores model, optimizer and step from the prefix `path`.
+
+        The loss-scaling state (float16) may be missing from the checkpoint or from the optimizer.
+
+        Raises:
+          UserError: the checkpoint does not match.
+        """
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         file, variables = weight_files.open_weights(path, flag), restoring.variables_by_key(model=self.model)
         shapes = restoring.shapes_by_name(variables, file.names_by_key(variables))
         restoring.raise_on_mismatches(flag, file, restoring.find_mismatches(shapes, file.shapes))
-        other = UserError(f"{flag}: {name} was written with another optimizer or other frozen blocks; give its flags, "
-                          "or another directory")
+        mismatch = UserError(f"{flag}: {name} was written with a different optimizer or different frozen blocks. Pass "
+                             "the flags of that run, or choose another directory.")
         if self._slot_keys() != slot_keys_in_file(path):
-            raise other
+            raise mismatch
         status = self._checkpoint.restore(path)
         if hasattr(self.optimizer, "loss_scale") != _has_loss_scale(path):
-            status.expect_partial()  # One of them has state of loss scaling that the other cannot match.
+            status.expect_partial()  # Only one of them has loss-scaling state.
             return
         try:
             status.assert_consumed()
         except AssertionError as error:
-            raise other from error
+            raise mismatch from error
 
     def _slot_keys(self):
-        """Checkpoint keys (without suffix) of the optimizer's slots."""
         key_of = {variable.ref(): key for key, variable in restoring.variables_by_key(model=self.model).items()}
         return {f"{key_of[variable.ref()]}{SLOT}optimizer/{slot}"
                 for variable in self.model.trainable_variables for slot in self.optimizer.get_slot_names()}

@@ -1,1 +1,1 @@
-"""Export: SavedModels, model cards and archives for TF Hub."""
+"""Export: SavedModels, model cards and TF Hub archives."""

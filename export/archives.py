@@ -1,4 +1,4 @@
-"""Archives of SavedModels, as TF Hub takes them."""
+"""TF Hub archives of SavedModels."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ from collections.abc import Iterable
 from export import model_card, saving
 from runtime.errors import UserError
 
-# ------------------------------------------------------------------------------------------------------- TF Hub
-
-
 ARCHIVE_SUFFIX = ".tar.gz"
 
 
 def archive(saved_model: str, path: str) -> str:
-    """Writes `path` (.tar.gz), as TF Hub takes it, and the model card next to it (.md); returns the card's path.
+    """Writes a TF Hub archive (.tar.gz) and a model card (.md) next to it; returns the path of the card.
 
-    Both are written to a fresh directory next to them, and renamed. Raises `UserError` if one of them exists.
+    Both are written to a temporary directory and then renamed. Raises `UserError` if one of them exists.
     """
     card = card_path(path)
     with tempfile.TemporaryDirectory(prefix=saving.TEMP_PREFIX, dir=os.path.dirname(path) or ".") as scratch:
-        parts = {path: os.path.join(scratch, "archive"), card: os.path.join(scratch, "card")}
-        with tarfile.open(parts[path], "w:gz") as tar:
+        temporary_paths = {path: os.path.join(scratch, "archive"), card: os.path.join(scratch, "card")}
+        with tarfile.open(temporary_paths[path], "w:gz") as tar:
             tar.add(os.path.realpath(saved_model), arcname=".")
-        with open(parts[card], "w", encoding="utf-8") as file:
+        with open(temporary_paths[card], "w", encoding="utf-8") as file:
             file.write(model_card.model_card(saved_model))
-        check_absent("archive", parts)
-        for final, part in parts.items():
-            os.rename(part, final)
+        check_absent("archive", temporary_paths)
+        for final_path, temporary_path in temporary_paths.items():
+            os.rename(temporary_path, final_path)
     return card
 
 
 def card_path(archive_path: str) -> str:
-    """Returns the path of an archive's model card."""
+    """Returns the path of the model card of an archive."""
     return f"{archive_path.removesuffix(ARCHIVE_SUFFIX)}.md"
 
 
@@ -43,4 +40,4 @@ def check_absent(flag: str, paths: Iterable[str]) -> None:
     """Raises `UserError` if one of the paths exists."""
     for path in paths:
         if os.path.lexists(path):
-            raise UserError(f"--{flag}: {path} exists already. Use another name, or remove it.")
+            raise UserError(f"--{flag}: {path} already exists. Use another name, or delete it.")

@@ -1,4 +1,4 @@
-"""Writes the network of a checkpoint as a SavedModel for TF Hub.
+"""Exports the network of a checkpoint as a SavedModel for TF Hub.
 
     python -m export --checkpoint=CHECKPOINT --export_dir=DIR [--archive=FILE.tar.gz]
 """
@@ -13,10 +13,12 @@ from runtime import command_line, tensorflow_startup
 def _parser():
     parser = command_line.ArgumentParser(prog="python -m export", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="a directory, a prefix, a SavedModel or a TF Hub handle")
+    parser.add_argument("--checkpoint", required=True,
+                        help="a directory, a checkpoint prefix, a SavedModel or a TF Hub handle")
     parser.add_argument("--export_dir", required=True, help="new directory for the SavedModel")
-    parser.add_argument("--archive", help="also write FILE.tar.gz for TF Hub, and a model card FILE.md")
-    parser.add_argument("--image_size", type=command_line.parse_image_size, help="default: that of the run, or 224")
+    parser.add_argument("--archive", help="also write a TF Hub archive FILE.tar.gz and a model card FILE.md")
+    parser.add_argument("--image_size", type=command_line.parse_image_size,
+                        help="in pixels (default: the image size of the run, or 224)")
     return parser
 
 

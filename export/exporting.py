@@ -1,4 +1,4 @@
-"""The export of a checkpoint as a SavedModel and an archive."""
+"""Export of a checkpoint as a SavedModel and an archive."""
 
 from __future__ import annotations
 
@@ -15,51 +15,53 @@ from runtime.paths import check_path, check_weights_path, check_writable_parent
 
 def export_checkpoint(checkpoint: str, export_dir: str, archive: str | None = None, image_size: int | None = None
                       ) -> None:
-    """Exports the network of a checkpoint, and logs the paths that were written.
+    """Exports the network of a checkpoint and logs the written paths.
 
     Args:
       checkpoint: see `weight_files.locate`.
       export_dir: new or empty directory for the SavedModel.
-      archive: FILE.tar.gz for TF Hub, with a model card FILE.md next to it; None: not written.
-      image_size: pixels; None: that of the run, or 224.
+      archive: path of a TF Hub archive, FILE.tar.gz, to write with a model card FILE.md; None: no archive.
+      image_size: in pixels; None: the image size of the run, or 224.
 
     Raises:
-      UserError: an argument cannot be used.
+      UserError: an argument is invalid.
     """
     checkpoint, export_dir = check_weights_path("checkpoint", checkpoint), check_path("export_dir", export_dir)
     archive = None if archive is None else check_path("archive", archive)
-    _check_export_places(export_dir, archive)
+    _check_export_paths(export_dir, archive)
     info = inspection.inspect_checkpoint(checkpoint, image_size)
     signals.safe_point(saving.NOTHING_WRITTEN)
-    saving.export(info.config, info.class_names, checkpoint, export_dir, info.results, info.training, info.step,
-                  info.multi_label)
+    saving.export(info.config, info.class_names, checkpoint, export_dir, info.results, info.has_training_config,
+                  info.step, info.multi_label)
     console.log(f"SavedModel: {export_dir}")
     if archive:
         console.log(f"archive: {archive}, model card: {archives.archive(export_dir, archive)}")
 
 
-def _check_export_places(export_dir, archive_path):
-    """Raises `UserError` if `export_dir`, the archive (None: not written) or its card cannot be written."""
+def _check_export_paths(export_dir, archive_path):
+    """Raises `UserError` if the SavedModel, the archive or its model card cannot be written."""
     if "://" not in export_dir:
         target = os.path.realpath(export_dir)
         check_writable_parent("--export_dir", target)
         if target == os.getcwd() or os.path.ismount(target):
-            raise UserError(f"--export_dir={export_dir}: this directory cannot be replaced. Name a new directory in "
-                            "it.")
+            raise UserError(f"--export_dir={export_dir}: this directory cannot be replaced. Use a new directory "
+                            "inside it.")
         if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
-            raise UserError(f"--export_dir={export_dir} is not empty: name another, or remove it")
+            raise UserError(f"--export_dir={export_dir}: the path exists and is not an empty directory. Use another "
+                            "one, or delete it.")
     elif tf.io.gfile.exists(export_dir) and (not tf.io.gfile.isdir(export_dir) or tf.io.gfile.listdir(export_dir)):
-        raise UserError(f"--export_dir={export_dir} is not empty: name another, or remove it")
+        raise UserError(f"--export_dir={export_dir}: the path exists and is not an empty directory. Use another one, "
+                        "or delete it.")
     if archive_path is None:
         return
     if "://" in archive_path + export_dir:
-        raise UserError(f"--archive={archive_path}: an archive is made of local files. Use a local path for it and for "
-                        "--export_dir.")
+        raise UserError(f"--archive={archive_path}: archives can only be made from local files. Use a local path for "
+                        "it and for --export_dir.")
     suffix = archives.ARCHIVE_SUFFIX
     if not os.path.basename(archive_path).removesuffix(suffix) or not archive_path.endswith(suffix):
-        raise UserError(f"--archive={archive_path}: this is not the name of an archive. Use FILE{suffix}.")
+        raise UserError(f"--archive={archive_path}: not a valid archive name. Use FILE{suffix}.")
     check_writable_parent("--archive", archive_path)
     archives.check_absent("archive", (archive_path, archives.card_path(archive_path)))
     for path in (archive_path, archives.card_path(archive_path)):
         if f"{os.path.realpath(path)}/".startswith(f"{target}/"):
-            raise UserError(f"--archive={archive_path}: {path} would be in --export_dir. Use another directory.")
+            raise UserError(f"--archive={archive_path}: {path} would be inside --export_dir. Use another directory.")

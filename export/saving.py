@@ -1,4 +1,4 @@
-"""SavedModels for TF Hub: the original's ten outputs, both call spellings, signatures, and fine-tuning."""
+"""SavedModels for TF Hub, with the original's ten outputs, serving signatures and support for fine-tuning."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from config import Config, settings_with
 from runtime import console
 from runtime.errors import UserError
 
-TEMP_PREFIX = "unfinished_"  # Prefix of the directory, next to the final one, in which a SavedModel is written.
-# Files of a SavedModel of this program, by their paths relative to it. Some get a suffix while they are written.
+TEMP_PREFIX = "unfinished_"  # of the temporary directory, next to the final one, in which a SavedModel is written
+# Relative paths of the files in a SavedModel of this program. Files that are being written may have a suffix.
 _SAVED_MODEL_FILE = re.compile(r"(saved_model\.pb|saved_model\.pbtxt|fingerprint\.pb|keras_metadata\.pb)(\.tmp\w*)?"
                                r"|variables/(variables\.|variables_temp/).*|assets\.extra/simclr\.json(\.\d+\.tmp)?")
-NOTHING_WRITTEN = "nothing was written; start the same command again"
+NOTHING_WRITTEN = "nothing was written; run the same command again"
 
 
 def _forward(model):
-    """A function of images and a Python bool `training` that returns the endpoints `model` really has."""
+    """Returns a function of images and a Python bool `training` that returns the endpoints of `model`."""
     @tf.function(autograph=False)
     def forward(inputs, training):
         endpoints = model(inputs, training=training)
@@ -37,7 +37,10 @@ def _forward(model):
 
 
 def _variable_tree(model):
-    """The variables under their checkpoint keys, without Keras: it would trace and save every layer's call."""
+    """Returns trackables that contain the variables under their checkpoint keys.
+
+    Saving the Keras model instead would trace and save the call of every layer.
+    """
     root = tf.__internal__.tracking.AutoTrackable()
     for key, variable in restoring.variables_by_key(model=model).items():
         *parents, leaf = key.split("/")[1:]
@@ -51,18 +54,18 @@ def _variable_tree(model):
 
 
 def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str, Callable]]:
-    """The object to save: a Reusable SavedModel (TF Hub).
+    """Builds the object to save, a Reusable SavedModel (TF Hub).
 
     Args:
-      model: a built `model_lib.Model`, made outside any strategy.
-      config: its settings.
+      model: a built `model_lib.Model`, created outside any strategy.
+      config: the settings of the model.
 
     Returns:
-      (module, signatures). The module is called as `module(images, trainable=False)`, the original's way, or as
-      `module(images, training=False)`; images are float32 [n, h, w, 3] in [0, 1], without mean subtraction. Either
-      argument, set True, makes batch norm use and average the batch's statistics.
+      (module, signatures). The module is called as `module(images, trainable=False)`, as in the original, or as
+      `module(images, training=False)`; images are float32 [n, h, w, 3] in [0, 1], without mean subtraction. If either
+      argument is True, batch norm uses batch statistics and updates its moving averages.
     """
-    # AutoTrackable, not tf.Module, whose trainable_variables cannot be set.
+    # AutoTrackable, because tf.Module does not allow setting trainable_variables.
     module = tf.__internal__.tracking.AutoTrackable()
     forward = _forward(model)
     images = tf.TensorSpec([None, None, None, 3], tf.float32, name="inputs")
@@ -99,24 +102,24 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
 
 
 def export(config: Config, class_names: list[str] | None, checkpoint_path: str, export_dir: str,
-           results: dict[str, float] | None = None, training: bool = True, step: int | None = None,
+           results: dict[str, float] | None = None, has_training_config: bool = True, step: int | None = None,
            multi_label: bool = False, replace: bool = False, check: Callable[[], None] = lambda: None) -> None:
     """Writes the model of a checkpoint as a SavedModel to `export_dir`.
 
-    The model is built again, in float32, so that the SavedModel does not depend on the training's strategy, frozen
-    blocks or half precision.
+    The model is rebuilt in float32, so that the SavedModel does not depend on the strategy, frozen blocks or half
+    precision of the training.
 
     Args:
       config: settings of the network.
-      class_names: of the linear head, in order; None without one.
+      class_names: names of the linear head's classes, in order; None without a linear head.
       checkpoint_path: see `weight_files.locate`.
       export_dir: a directory that does not exist or is empty.
-      results: of an evaluation, for the description.
-      training: whether `config` is also that of the training, which is then described.
-      step: of the training, if the weights do not hold it.
-      multi_label: whether an example may show several classes, for the description.
-      replace: whether a SavedModel of this program at `export_dir` is replaced.
-      check: called before anything is replaced; may raise `UserError`.
+      results: evaluation results to record in the description.
+      has_training_config: True if `config` also contains the settings of the training, which are then recorded.
+      step: training step to record if the checkpoint does not contain it.
+      multi_label: True if the labels are multi-label, to record in the description.
+      replace: True to replace a SavedModel of this program at `export_dir`.
+      check: called before a directory is replaced; may raise `UserError`.
     """
     model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
     file = restoring.load_model(model, checkpoint_path, "--checkpoint")
@@ -125,19 +128,19 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
         network=config.network_name, image_size=config.image_size, weights=file.format,
         step=step if file.step is None else file.step,
         class_names=class_names if config.has_linear_head else None, multi_label=multi_label, results=results or {},
-        eval_center_crop=config.eval_center_crop, flags=_training_flags(config) if training else None)
-    with _finished_in(export_dir, replace, check) as directory:
+        eval_center_crop=config.eval_center_crop, flags=_training_flags(config) if has_training_config else None)
+    with _atomic_directory(export_dir, replace, check) as directory:
         tf.saved_model.save(module, directory, signatures=signatures)
         descriptions.write_description(directory, description)
 
 
 @contextlib.contextmanager
-def _finished_in(export_dir, replace, check):
-    """Yields a directory to write a SavedModel to, which becomes `export_dir` when the body has succeeded.
+def _atomic_directory(export_dir, replace, check):
+    """Yields a directory for a SavedModel, which is renamed to `export_dir` if the body succeeds.
 
-    The directory is a fresh one next to `export_dir`, so that a reader sees all of a SavedModel or nothing. A directory
-    with content is replaced only if `replace` is set and it holds nothing but a SavedModel of this program. Object
-    storage cannot rename directories: `export_dir` is written directly.
+    The directory is a temporary one next to `export_dir`, so that readers never see an incomplete SavedModel. A
+    directory that is not empty is replaced only if `replace` is True and it contains only a SavedModel of this program.
+    Object storage cannot rename directories; there, `export_dir` is written directly.
     """
     if "://" in export_dir:
         yield export_dir
@@ -148,32 +151,34 @@ def _finished_in(export_dir, replace, check):
         directory, replaced = (os.path.join(scratch, name) for name in ("saved_model", "replaced"))
         yield directory
         check()
-        if replace and os.path.isdir(target) and _other_content(target) is None:
+        if replace and os.path.isdir(target) and _foreign_content(target) is None:
             os.rename(target, replaced)
         try:
-            os.rename(directory, target)  # Which refuses a directory that is not empty.
+            os.rename(directory, target)  # Fails if the target is not an empty directory.
         except OSError as error:
             if os.path.exists(replaced):
                 os.rename(replaced, target)
-            raise UserError(f"--export_dir={export_dir}: the SavedModel cannot be moved there ({error.strerror}). Use "
-                            "another directory.") from error
+            raise UserError(f"--export_dir={export_dir}: the SavedModel cannot be moved there ({error.strerror}). "
+                            "Use another directory.") from error
 
 
-def _other_content(path):
-    """Returns why `path` is not just a SavedModel of this program, complete or not; None if it is."""
+def _foreign_content(path):
+    """Returns why `path` is not a directory with only a SavedModel of this program (possibly partial), or None."""
     remote = "://" in path
     if not remote and (os.path.islink(path) or not os.path.isdir(path)):
         return "it is a link or a file"
-    for where, folders, names in (tf.io.gfile.walk if remote else os.walk)(path):
-        inside = where[len(path):].strip("/")
-        links = [name for name in folders if not remote and os.path.islink(os.path.join(where, name))]
-        for name in links + [name for name in names if not _SAVED_MODEL_FILE.fullmatch(f"{inside}/{name}".strip("/"))]:
-            return f"it has {console.printable_name(os.path.join(inside, name))}"
+    for directory, folders, names in (tf.io.gfile.walk if remote else os.walk)(path):
+        subdirectory = directory[len(path):].strip("/")
+        links = [name for name in folders if not remote and os.path.islink(os.path.join(directory, name))]
+        for name in links + [name for name in names
+                             if not _SAVED_MODEL_FILE.fullmatch(f"{subdirectory}/{name}".strip("/"))]:
+            printable_name = console.printable_name(os.path.join(subdirectory, name))
+            return f"it contains {printable_name}, which is not part of a SavedModel"
     return None
 
 
 def _training_flags(config):
-    """Returns the settings of the training: data, mode and length always, others if they differ from their default."""
+    """Returns the settings to record: always data, mode and length; other settings if they differ from the default."""
     always = ("dataset", "train_split", "train_mode", *settings_with("length"))
     return {**{name: getattr(config, name) for name in always}, **config.identity()}
 
@@ -183,28 +188,28 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
                         check: Callable[[], None] = lambda: None) -> str:
     """Writes model_dir/saved_model/<step>/ and returns its path.
 
-    Older SavedModels are removed so that `keep_hub_module_max` of them are left, among them always the new one. Only
-    directories that hold nothing but a SavedModel of this program are removed or replaced, and none if `saved_model` is
-    a link, since others may export there, too.
+    Deletes older SavedModels, so that `keep_hub_module_max` remain, always including the new one. Only directories that
+    contain nothing but a SavedModel of this program are deleted or replaced; none if `saved_model` is a link, because
+    other runs may export to its target.
 
     Args:
       config: settings of the run.
       class_names, results, multi_label: see `export`.
       checkpoint_path: prefix of a checkpoint of the run.
-      check: called before anything is replaced or removed; may raise `UserError`.
+      check: called before a directory is replaced or deleted; may raise `UserError`.
     """
     root = os.path.join(config.model_dir, "saved_model")
     step = str(checkpoint_files.step_from_prefix(checkpoint_path))
     path = os.path.join(root, step)
     is_link = os.path.islink(root)
-    reason = "it may be another run's" if is_link else _other_content(path)
+    reason = "it may belong to another run" if is_link else _foreign_content(path)
     if "://" not in path and os.path.lexists(path) and reason:
         kept = os.path.join(tempfile.mkdtemp(prefix=f"{step}_kept_", dir=root), step)
         os.rename(path, kept)
-        console.log(f"{path} is not just a SavedModel of this run ({reason}): moved to {kept}")
+        console.log(f"moved {path} to {kept} because {reason}")
     export(config, class_names, checkpoint_path, path, results, multi_label=multi_label, replace=True, check=check)
     if is_link:
-        console.log(f"{root} is a link: no SavedModels are removed there (--keep_hub_module_max)")
+        console.log(f"{root} is a link: no old SavedModels are deleted there (--keep_hub_module_max)")
         return path
     check()
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
@@ -212,23 +217,23 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
     old = others[:max(len(others) + 1 - config.keep_hub_module_max, 0)] if config.keep_hub_module_max else []
     for name in old:
         _remove_saved_model(os.path.join(root, name))
-    for name in names:  # Left by processes that were killed.
+    for name in names:  # Temporary directories of killed processes.
         if re.fullmatch(rf"{TEMP_PREFIX}\w{{8}}", name):
-            for part in ("saved_model", "replaced"):
-                _remove_saved_model(os.path.join(root, name, part))
-            with contextlib.suppress(OSError):  # It is not empty.
+            for subdirectory in ("saved_model", "replaced"):
+                _remove_saved_model(os.path.join(root, name, subdirectory))
+            with contextlib.suppress(OSError):  # The directory is not empty.
                 os.rmdir(os.path.join(root, name))
     return path
 
 
 def _remove_saved_model(directory):
-    """Removes a SavedModel of this program; leaves anything else, and says so."""
+    """Deletes a SavedModel of this program; keeps and logs a directory with other content."""
     if not tf.io.gfile.exists(directory):
         return
-    reason = _other_content(directory)
+    reason = _foreign_content(directory)
     if reason is not None:
-        console.log(f"{directory} is not just a SavedModel of this program ({reason}): it is kept")
+        console.log(f"kept {directory} because {reason}")
     elif "://" in directory:
         tf.io.gfile.rmtree(directory)
     else:
-        shutil.rmtree(directory)  # Which does not follow links, as tf.io.gfile.rmtree does.
+        shutil.rmtree(directory)  # Unlike tf.io.gfile.rmtree, it does not follow links.

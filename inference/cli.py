@@ -1,4 +1,4 @@
-"""Embeds the images of a folder, and predicts the classes of image files, with an exported SavedModel.
+"""Embeds the images in a folder, or predicts the classes of image files, with an exported SavedModel.
 
     python -m inference embed MODEL FOLDER --out=FILE.npz
     python -m inference predict MODEL IMAGE...
@@ -10,18 +10,18 @@ import argparse
 
 from runtime import command_line, console, tensorflow_startup
 
-_TRUST = "MODEL's graph is executed: use models from trusted sources only."
-_LISTED = 10  # unreadable files that are named in the output
+_TRUST_NOTICE = "The graph in MODEL is executed: use only models from trusted sources."
+_MAX_LISTED = 10  # unreadable files in the output
 
 
 def _embed(arguments):
     embedding = tensorflow_startup.load("inference.embedding")
     written, unreadable = embedding.embed(arguments.model, arguments.folder, arguments.out, arguments.output,
                                           arguments.image_size)
-    for path in unreadable[:_LISTED]:
-        console.log(f"left out: {console.printable_name(path)} cannot be read as an image")
-    more = f"; {len(unreadable)} cannot be read" if unreadable else ""
-    console.log(f"{written} vectors in {arguments.out}{more}")
+    for path in unreadable[:_MAX_LISTED]:
+        console.log(f"skipped: {console.printable_name(path)} cannot be read as an image")
+    skipped = f"; skipped {len(unreadable)} unreadable images" if unreadable else ""
+    console.log(f"wrote {written} vectors to {arguments.out}{skipped}")
 
 
 def _predict(arguments):
@@ -36,20 +36,22 @@ def _parser():
     parser = command_line.ArgumentParser(prog="python -m inference", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("embed", help="vectors of all images in a folder",
-                                  description=f"Writes a vector for every image in a folder. {_TRUST}")
+    command = commands.add_parser("embed", help="write vectors of all images in a folder",
+                                  description=f"Writes one vector per image in a folder. {_TRUST_NOTICE}")
     command.set_defaults(run=_embed)
-    command.add_argument("model", help="SavedModel or TF Hub handle, of this program or the original")
-    command.add_argument("folder", help="searched at any depth")
+    command.add_argument("model", help="SavedModel or TF Hub handle, from this program or the original")
+    command.add_argument("folder", help="folder, searched recursively")
     command.add_argument("--out", required=True, help="FILE.npz or FILE.csv")
-    command.add_argument("--output", default="final_avg_pool", help="endpoint (default: %(default)s)")
-    command.add_argument("--image_size", type=command_line.parse_image_size, help="default: that of the model, or 224")
-    command = commands.add_parser("predict", help="classes of image files",
-                                  description=f"Prints the most probable classes of image files. {_TRUST}")
+    command.add_argument("--output", default="final_avg_pool", help="name of the model output (default: %(default)s)")
+    command.add_argument("--image_size", type=command_line.parse_image_size,
+                         help="in pixels (default: the image size of the model, or 224)")
+    command = commands.add_parser("predict", help="print the classes of image files",
+                                  description=f"Prints the most probable classes of image files. {_TRUST_NOTICE}")
     command.set_defaults(run=_predict)
     command.add_argument("model", help="SavedModel with a linear head")
     command.add_argument("images", nargs="+", help="image files")
-    command.add_argument("--image_size", type=command_line.parse_image_size, help="default: that of the model, or 224")
+    command.add_argument("--image_size", type=command_line.parse_image_size,
+                         help="in pixels (default: the image size of the model, or 224)")
     return parser
 
 

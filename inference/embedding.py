@@ -17,72 +17,73 @@ from runtime.errors import UserError
 from runtime.paths import check_path, check_weights_path, check_writable_parent
 from sources import image_files
 
-NOTHING_WRITTEN = "nothing was written; start the same command again"
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cells that begin with one of them.
+NOTHING_WRITTEN = "nothing was written; run the same command again"
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cells that start with one of these.
 
 
 def _find_images(folder):
-    """Returns all image files below a folder, sorted. Raises `UserError` if there are none."""
+    """Returns the paths of all image files below a folder, sorted. Raises `UserError` if there are none."""
     files = image_files.find_images(folder)
     if not files:
-        raise UserError(f"FOLDER={folder} has no images ({', '.join(image_files.IMAGE_SUFFIXES)}): check the path")
+        raise UserError(f"FOLDER={folder}: no images found ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the path.")
     return files
 
 
-def _write_strings(file, strings, at_once=4096):
-    """Writes strings as a .npy array; few of them at once, since each takes as much room as the longest."""
-    kind = np.dtype((np.str_, max(map(len, strings), default=1)))
-    np.lib.format.write_array_header_1_0(file, dict(descr=kind.str, fortran_order=False, shape=(len(strings),)))
-    for begin in range(0, len(strings), at_once):
-        file.write(np.array(strings[begin:begin + at_once], kind).tobytes())
+def _write_strings(file, strings, chunk_size=4096):
+    """Writes strings as a .npy array, in chunks, because NumPy pads every string to the length of the longest."""
+    dtype = np.dtype((np.str_, max(map(len, strings), default=1)))
+    np.lib.format.write_array_header_1_0(file, dict(descr=dtype.str, fortran_order=False, shape=(len(strings),)))
+    for begin in range(0, len(strings), chunk_size):
+        file.write(np.array(strings[begin:begin + chunk_size], dtype).tobytes())
 
 
 @contextlib.contextmanager
 def _npz_writer(path):
-    """Gives a function that appends (files, vectors) to `files` [n] and `vectors` [n, d] float32 of a .npz.
+    """Yields a function that appends (file names, vectors) to a .npz with `files` [n] and `vectors` [n, d] float32.
 
-    The vectors pass through a file, not through memory. `path` appears once all is written.
+    Vectors are buffered in a temporary file, not in memory. `path` is created after everything is written.
     """
     files, widths = [], set()
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path) or ".") as scratch:
-        part = os.path.join(scratch, "part.npz")
+        temporary_path = os.path.join(scratch, "vectors.npz")
         with open(os.path.join(scratch, "raw"), "w+b") as raw:
             def add(names, vectors):
                 files.extend(names)
                 widths.add(vectors.shape[1])
-                raw.write(vectors.astype(np.float32).tobytes())  # `tofile` does not say why it fails.
+                # Not `tofile`, which does not report why it fails.
+                raw.write(vectors.astype(np.float32).tobytes())
 
             yield add
             raw.seek(0)
-            with zipfile.ZipFile(part, "w") as bundle:
+            with zipfile.ZipFile(temporary_path, "w") as bundle:
                 with bundle.open("files.npy", "w", force_zip64=True) as member:
                     _write_strings(member, files)
                 with bundle.open("vectors.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array_header_1_0(
                         member, dict(descr="<f4", fortran_order=False, shape=(len(files), *widths)))
                     shutil.copyfileobj(raw, member)
-        os.replace(part, path)
+        os.replace(temporary_path, path)
 
 
 @contextlib.contextmanager
 def _csv_writer(path):
-    """Yields the same for a .csv: one line per file, its name and the numbers of its vector.
+    """Yields a function that appends (file names, vectors) to a .csv, one line per file.
 
-    A name that a spreadsheet would evaluate as a formula is written as ./NAME, which is the same file.
+    A name that a spreadsheet would evaluate as a formula is written as ./NAME, which refers to the same file.
     """
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path) or ".") as scratch:
-        part = os.path.join(scratch, "part.csv")
-        with open(part, "w", newline="", encoding="utf-8") as file:
+        temporary_path = os.path.join(scratch, "vectors.csv")
+        with open(temporary_path, "w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
 
             def add(names, vectors):
                 if not file.tell():
-                    rows.writerow(["file", *(f"v{number}" for number in range(vectors.shape[1]))])
+                    rows.writerow(["file", *(f"v{column}" for column in range(vectors.shape[1]))])
                 rows.writerows([f"./{name}" if name.startswith(_FORMULA_STARTS) else name, *map(str, vector)]
                                for name, vector in zip(names, vectors))
 
             yield add
-        os.replace(part, path)
+        os.replace(temporary_path, path)
 
 
 _WRITERS = {".npz": _npz_writer, ".csv": _csv_writer}
@@ -90,34 +91,34 @@ _WRITERS = {".npz": _npz_writer, ".csv": _csv_writer}
 
 def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool", image_size: int | None = None
          ) -> tuple[int, list[str]]:
-    """Writes a vector for every image below `folder`, holding their names and two batches in memory.
+    """Writes one vector per image below `folder`, with only file names and two batches in memory.
 
     Args:
       saved_model: see `load_endpoint`.
-      folder: searched at any depth; names are written relative to it, in sorted order.
-      out: .npz (`files`, `vectors`) or .csv.
-      output: endpoint to write.
-      image_size: in pixels; used if the model does not specify it.
+      folder: directory, searched recursively; file names are written relative to it, in sorted order.
+      out: path of a .npz (`files`, `vectors`) or .csv.
+      output: name of the endpoint.
+      image_size: in pixels; None: the image size of the model, or 224.
 
     Returns:
-      number of vectors written, and the files that cannot be read.
+      The number of vectors written, and the paths of unreadable images.
 
     Raises:
-      UserError: an argument cannot be used.
-      errors.Stopped: by a signal; nothing is written.
+      UserError: an argument is invalid.
+      errors.Stopped: a signal arrived; nothing is written.
     """
     saved_model, out = check_weights_path("MODEL", saved_model), check_path("out", out)
     folder = check_path("FOLDER", folder, allow_patterns=True)
     for name, path in (("--out", out), ("FOLDER", folder)):
         if "://" in path:
             raise UserError(f"{name}={path}: only local paths are supported here. Use a local path.")
-    out = os.path.realpath(out)  # Through links.
+    out = os.path.realpath(out)  # Replaces the target of a link rather than the link.
     writer = _WRITERS.get(os.path.splitext(out)[1].lower())
     if writer is None:
-        raise UserError(f"--out={out}: name a file that ends in {' or '.join(_WRITERS)}")
+        raise UserError(f"--out={out}: unsupported format. Use a file name that ends in {' or '.join(_WRITERS)}.")
     check_writable_parent("--out", out)
     if os.path.isdir(out):
-        raise UserError(f"--out={out} is a directory: name a file")
+        raise UserError(f"--out={out}: the path is a directory. Use the name of a file.")
     paths = _find_images(folder)
     function, description = endpoints.load_endpoint(saved_model, output)
     size = image_size or description.get("image_size", 224)
@@ -125,12 +126,13 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
     signals.safe_point(NOTHING_WRITTEN)
     with writer(out) as add, progress.terminal_bar(None, len(paths), "images") as bar:
         crop = endpoints.uses_center_crop(description, size)
-        for good, vectors, bad in endpoints.compute_endpoint(function, size, crop, paths):
-            if good:
-                add([os.path.relpath(path, folder) for path in good], vectors.reshape(len(good), -1))
-            written, unreadable = written + len(good), unreadable + bad
-            bar.update(len(good) + len(bad))
+        for readable, vectors, batch_unreadable in endpoints.compute_endpoint(function, size, crop, paths):
+            if readable:
+                add([os.path.relpath(path, folder) for path in readable], vectors.reshape(len(readable), -1))
+            written, unreadable = written + len(readable), unreadable + batch_unreadable
+            bar.update(len(readable) + len(batch_unreadable))
             signals.safe_point(NOTHING_WRITTEN)
         if not written:
-            raise UserError(f"FOLDER={folder}: none of its {len(paths)} images can be read")
+            raise UserError(f"FOLDER={folder}: none of its {len(paths)} images can be read. Check the "
+                            "image files.")
     return written, unreadable

@@ -1,4 +1,4 @@
-"""Endpoints of a SavedModel for image files."""
+"""Evaluation of SavedModel endpoints on image files."""
 
 from __future__ import annotations
 
@@ -17,46 +17,52 @@ from sources import image_files
 
 
 def uses_center_crop(description: dict, size: int) -> bool:
-    """Whether images of a size are cropped as in the evaluations of a model with this description."""
+    """Returns True if evaluations of a model with this description center-crop images to `size`."""
     return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).center_crop_eval
 
 
 def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
-    """A function from images [n, size, size, 3] in [0, 1] to an endpoint [n, d], and what `read_description` says.
+    """Loads one endpoint of a SavedModel.
 
     Args:
-      saved_model: directory or TF Hub handle of a SavedModel, ours or the original's. Unlike `--checkpoint`, this runs
-        what is in it.
-      name: of the endpoint.
+      saved_model: directory or TF Hub handle of a SavedModel, from this program or the original. Unlike with
+        `--checkpoint`, its graph is executed.
+      name: name of the endpoint.
+
+    Returns:
+      A function from images, float32 [n, size, size, 3] in [0, 1], to the endpoint [n, d]; and the model description
+      (see `descriptions.read_description`).
 
     Raises:
-      UserError: it is none, or lacks that endpoint.
+      UserError: `saved_model` is not a SimCLR SavedModel, or lacks the endpoint.
     """
     directory = os.path.dirname(os.path.dirname(weight_files.locate(saved_model, "MODEL")[0]))
     if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
-        raise UserError(f"MODEL={saved_model} is a checkpoint: make a SavedModel of it with python -m export "
-                        f"--checkpoint={saved_model} --export_dir=DIR")
+        raise UserError(f"MODEL={saved_model}: a checkpoint, not a SavedModel. Export it with python -m export "
+                        f"--checkpoint={saved_model} --export_dir=DIR.")
     description = descriptions.read_description(directory)
     size = description.get("image_size", 224)
     try:
         module = tf.saved_model.load(directory)
         outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
-    except Exception as error:  # What a SavedModel of any origin can raise; the remedy is the same.
-        raise UserError(f"MODEL={saved_model} cannot be loaded and called as SimCLR's ({first_line(error)}): make one "
-                        f"of its weights by python -m export --checkpoint={saved_model} --export_dir=DIR") from error
+    except Exception as error:  # Foreign SavedModels can raise anything; the remedy is the same.
+        raise UserError(f"MODEL={saved_model}: cannot be loaded and called as a SimCLR SavedModel ({first_line(error)}"
+                        f"). Export its weights with python -m export --checkpoint={saved_model} --export_dir=DIR."
+                        ) from error
     if name not in outputs:
-        raise UserError(f"MODEL={saved_model} has no {name}: it has {', '.join(sorted(outputs))}")
+        raise UserError(f"MODEL={saved_model}: the model has no output {name}. Use one of "
+                        f"{', '.join(sorted(outputs))}.")
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, None, 3])])
     def function(images):
         return module(images, trainable=False)[name]
 
-    function.module = module  # Which nothing else keeps alive.
+    function.module = module  # Keeps the variables alive.
     return function, description
 
 
 def _load_image(path, size, crop):
-    """Returns a file as float32 [size, size, 3], or an error."""
+    """Returns an image file as float32 [size, size, 3], or the exception if it cannot be read."""
     try:
         with image_files.checked_content(path) as content:
             image = tf.io.decode_image(content, channels=3, expand_animations=False, dtype=tf.float32)
@@ -67,20 +73,20 @@ def _load_image(path, size, crop):
 
 def compute_endpoint(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
                      ) -> Iterator[tuple[list[str], np.ndarray, list[str]]]:
-    """Yields (paths, array [len(paths), d], unreadable paths) for one batch of image files after the other.
+    """Yields (readable paths, array [len(readable), d], unreadable paths) for each batch of image files.
 
-    While the network works on a batch, the next one is decoded.
+    Decodes the next batch while the network processes the current one.
     """
     with futures.ThreadPoolExecutor() as pool:
         def load(begin):
             batch = paths[begin:begin + batch_size]
             return batch, [pool.submit(_load_image, path, size, crop) for path in batch]
 
-        following = load(0)
+        next_batch = load(0)
         for begin in range(0, len(paths), batch_size):
-            (batch, loading), following = following, load(begin + batch_size)
+            (batch, loading), next_batch = next_batch, load(begin + batch_size)
             images = [task.result() for task in loading]
-            good = [(path, image) for path, image in zip(batch, images) if not isinstance(image, Exception)]
-            bad = [path for path, image in zip(batch, images) if isinstance(image, Exception)]
-            values = function(tf.stack([image for _, image in good])).numpy() if good else np.zeros([0, 0])
-            yield [path for path, _ in good], values, bad
+            readable = [(path, image) for path, image in zip(batch, images) if not isinstance(image, Exception)]
+            unreadable = [path for path, image in zip(batch, images) if isinstance(image, Exception)]
+            values = function(tf.stack([image for _, image in readable])).numpy() if readable else np.zeros([0, 0])
+            yield [path for path, _ in readable], values, unreadable

@@ -11,31 +11,37 @@ from runtime.errors import UserError
 from runtime.paths import check_path, check_weights_path
 
 
-def predict(saved_model: str, paths: list[str], image_size: int | None = None, most: int = 5
+def predict(saved_model: str, paths: list[str], image_size: int | None = None, top_k: int = 5
            ) -> dict[str, list[tuple[str, float]] | None]:
-    """The likeliest classes of image files.
+    """Predicts the most probable classes of image files.
+
+    Args:
+      saved_model: see `load_endpoint`.
+      paths: image files.
+      image_size: in pixels; None: the image size of the model, or 224.
+      top_k: number of classes per image.
 
     Returns:
-      dict: path -> list of (class name, probability), likeliest first; None for a file that cannot be read. Of a model
-      that was trained on several labels an example, each probability stands for itself.
+      A dict from path to a list of (class name, probability), most probable first, or to None if the file cannot be
+      read. The probabilities of a multi-label model are independent (sigmoid instead of softmax).
     """
     saved_model = check_weights_path("MODEL", saved_model)
     paths = [check_path("IMAGE", path, allow_patterns=True) for path in paths]
     for path in paths:
         if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
-            raise UserError(f"IMAGE={path}: there is no such file")
+            raise UserError(f"IMAGE={path}: no such file. Check the path.")
     function, description = endpoints.load_endpoint(saved_model, "logits_sup")
     names, size = description.get("class_names"), image_size or description.get("image_size", 224)
-    to_shares = tf.sigmoid if description.get("multi_label") else tf.nn.softmax  # As they were trained.
-    found = {}
+    to_probabilities = tf.sigmoid if description.get("multi_label") else tf.nn.softmax
+    predictions = {}
     crop = endpoints.uses_center_crop(description, size)
-    for good, logits, bad in endpoints.compute_endpoint(function, size, crop, paths):
-        signals.safe_point("nothing was printed; start the same command again")
-        found.update(dict.fromkeys(bad))
-        if good and names and len(names) != logits.shape[-1]:
-            raise UserError(f"MODEL={saved_model}: it has {logits.shape[-1]} classes and names of {len(names)}. Export "
-                            "it again.")
-        for path, row in zip(good, to_shares(logits).numpy() if good else []):
-            found[path] = [(names[index] if names else f"class {index}", float(row[index]))
-                           for index in np.argsort(-row)[:most]]
-    return {path: found[path] for path in paths}
+    for readable, logits, unreadable in endpoints.compute_endpoint(function, size, crop, paths):
+        signals.safe_point("nothing was printed; run the same command again")
+        predictions.update(dict.fromkeys(unreadable))
+        if readable and names and len(names) != logits.shape[-1]:
+            raise UserError(f"MODEL={saved_model}: the linear head has {logits.shape[-1]} classes, but {len(names)} "
+                            "class names are recorded. Export the model again.")
+        for path, row in zip(readable, to_probabilities(logits).numpy() if readable else []):
+            predictions[path] = [(names[index] if names else f"class {index}", float(row[index]))
+                                 for index in np.argsort(-row)[:top_k]]
+    return {path: predictions[path] for path in paths}

@@ -270,7 +270,7 @@ def test_fine_tuning_on_other_classes_starts_from_a_zero_classifier(complete_run
     config = Config(**{**TINY, **settings, "model_dir": str(tmp_path / "run")})
     state = train.build_training_state(config, datasets.open_source(config.dataset), tf.distribute.get_strategy(),
                                        config.model_dir)
-    assert "left out: linear head" in capsys.readouterr().out
+    assert "not loaded: linear head" in capsys.readouterr().out
     assert not any(variable.numpy().any() for variable in state.model.supervised_head.variables)
     run(tmp_path / "run", **settings, train_steps=1)
     key = "model/supervised_head/linear_layer/dense/bias/.ATTRIBUTES/VARIABLE_VALUE"
@@ -313,7 +313,7 @@ def test_evaluation_on_other_classes_is_possible_only_without_the_linear_head(co
     assert not (tmp_path / "run").exists()
     run(tmp_path / "run", **settings, eval_protocol="knn,lbfgs")
     printed = capsys.readouterr().out
-    assert "left out: linear head" in printed and "200 neighbors, weighted, frozen encoder" in printed
+    assert "not loaded: linear head" in printed and "200 neighbors, weighted, frozen encoder" in printed
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(results) == {evaluate.KNN, evaluate.WEIGHTED_KNN, evaluate.LBFGS, "eval/lbfgs_l2", "global_step"}
     assert results["global_step"] == 4
@@ -340,11 +340,11 @@ def test_invalid_input_is_refused_before_anything_is_written(settings, words, tm
 
 def test_a_model_dir_with_another_architecture_is_refused_and_kept(complete_run):
     before = {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"--model_dir=.*was begun with --resnet_depth=10 \(now 34\)"):
+    with pytest.raises(UserError, match=r"--model_dir=.*was started with --resnet_depth=10 \(now 34\)"):
         run(complete_run[0], resnet_depth=34)
-    with pytest.raises(UserError, match="--model_dir=.*another network"):
+    with pytest.raises(UserError, match="--model_dir=.*different network"):
         run(complete_run[0], resnet_depth=34, allow_flag_changes=True)
-    with pytest.raises(UserError, match="--model_dir.*another network"):
+    with pytest.raises(UserError, match="--model_dir.*different network"):
         run(complete_run[0], resnet_depth=34, mode="eval")
     assert before == {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the original's files, resuming, warm starts, and refusals."""
+"""Checkpoints: the original's files, resuming, warm starts and mismatches."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 
 def write_key_by_key(path, tensors):
-    """A checkpoint file made without any of our objects."""
+    """Writes a checkpoint tensor by tensor, without trackable objects; returns its prefix."""
     tf.raw_ops.SaveV2(prefix=path, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
                       tensors=[tf.constant(value) for value in tensors.values()])
     return path
@@ -40,9 +40,9 @@ def take_step(state):
 
 
 @pytest.mark.parametrize("name", sorted(golden.load_json("checkpoint_keys")))
-def test_files_with_the_originals_keys_load(name, tmp_path):
+def test_checkpoints_with_the_originals_keys_load(name, tmp_path):
     shapes = golden.load_json("checkpoint_keys")[name]
-    settings = dict(part.rsplit("=", 1) for part in
+    settings = dict(setting.rsplit("=", 1) for setting in
                     name.replace("_se_", ";se_").replace("_width", ";width").replace("_image", ";image")
                     .replace("_num_", ";num_").replace("_proj_out", ";proj_out").replace("_sk_", ";sk_").split(";"))
     config = Config(**{"image_size": 32, **{key: float(value) if "." in value else int(value)
@@ -88,30 +88,30 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-2.index", "ckpt-3.index"}
 
 
-@pytest.mark.parametrize("changes, words", [
-    (dict(resnet_depth=34), "is missing there"), (dict(num_proj_layers=3), "is missing there"),
-    (dict(proj_out_dim=8), "there, "), (dict(optimizer="adam"), "another optimizer")])
-def test_another_network_or_optimizer_is_refused_and_nothing_is_changed(changes, words, tmp_path):
+@pytest.mark.parametrize("changes, message", [
+    (dict(resnet_depth=34), "missing: model/"), (dict(num_proj_layers=3), "missing: model/"),
+    (dict(proj_out_dim=8), "instead of"), (dict(optimizer="adam"), "different optimizer")])
+def test_different_network_or_optimizer_is_rejected_without_changes(changes, message, tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
     take_step(state)
     path = state.save()
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     other = make_state(tmp_path, Config(**{**SMALL, **changes}))
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=message) as error:
         other.resume(path)
     assert "--model_dir" in str(error.value) and "\n" not in str(error.value)
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
-def test_a_file_with_more_than_a_training_has_is_refused(tmp_path):
+def test_checkpoint_with_unexpected_variables_is_rejected(tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
     path = tf.train.Checkpoint(model=state.model, optimizer=state.optimizer, global_step=state.optimizer.iterations,
                                average=tf.Variable(1.0)).write(str(tmp_path / "ckpt-0"))
-    with pytest.raises(UserError, match="another optimizer"):
+    with pytest.raises(UserError, match="different optimizer"):
         make_state(tmp_path, Config(**SMALL)).resume(path)
 
 
-def test_warm_start_takes_directories_and_prefixes_and_tells(tmp_path):
+def test_warm_start_accepts_directories_and_prefixes(tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
     take_step(state)
     prefix = state.save()
@@ -120,25 +120,25 @@ def test_warm_start_takes_directories_and_prefixes_and_tells(tmp_path):
         lines = restoring.warm_start(model, path).lines
         count = len(model.variables)
         assert lines[0] == f"loaded {count} of {count} variables from {prefix} (TF2 checkpoint)"
-        assert lines[1].startswith("left out: ") and "tensors of the optimizer" in lines[1] and len(lines) == 2
+        assert lines[1].startswith("not loaded: ") and "optimizer tensors" in lines[1] and len(lines) == 2
         for ours, theirs in zip(model.variables, state.model.variables):
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_warm_start_leaves_out_heads_that_do_not_fit(tmp_path):
+def test_warm_start_skips_mismatched_heads(tmp_path):
     prefix = write_formula_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
     model = model_lib.build_model(Config(**{**SMALL, "proj_out_dim": 8}, train_mode="finetune"), 7)
     fresh_head = model.supervised_head.linear_layer.dense.kernel.numpy()
     lines = restoring.warm_start(model, prefix).lines
-    assert any("left out: linear head" in line and "is [512, 4] there, [512, 7] here" in line for line in lines)
-    assert any("left out: projection head" in line for line in lines)
+    assert any("not loaded: linear head" in line and "has shape [512, 4] instead of [512, 7]" in line for line in lines)
+    assert any("not loaded: projection head" in line for line in lines)
     np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)
     key = "model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel"
     np.testing.assert_array_equal(model.resnet_model.initial_conv_relu_max_pool[0].conv2d.kernel,
                                   golden.formula_weight(key, (3, 3, 3, 64)))
 
 
-def test_warm_start_refuses_another_encoder(tmp_path):
+def test_warm_start_rejects_a_different_encoder(tmp_path):
     prefix = write_formula_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
-    with pytest.raises(UserError, match="--checkpoint: .* holds another network"):
+    with pytest.raises(UserError, match="--checkpoint: .* contains a different network"):
         restoring.warm_start(model_lib.build_model(Config(**{**SMALL, "resnet_depth": 34}), 4), prefix)

@@ -1,4 +1,4 @@
-"""Files of every kind that SimCLR's weights come in: what is found in them, loaded from them, and told about them."""
+"""Weight files of all formats: architecture inference, loading, summaries and errors."""
 
 import contextlib
 import dataclasses
@@ -32,14 +32,14 @@ TF1_NETWORKS = golden.load_json("tf1_checkpoint_names")
 
 
 def config_of(name):
-    """The `Config` that a name such as resnet_depth=18_image_size=64 spells."""
+    """Parses a name such as resnet_depth=18_image_size=64 into a `Config`."""
     settings = {key: float(value) if "." in value else int(value)
                 for key, value in re.findall(r"_?([a-z_]+)=([0-9.]+)", name)}
     return Config(**{"image_size": 32, **settings})
 
 
 def formula_file(directory, shapes, suffix, extra=()):
-    """A checkpoint with formula weights, written tensor by tensor; `extra` are further names, of scalars."""
+    """Writes a checkpoint with formula weights tensor by tensor; `extra` lists names of additional scalars."""
     path = str(directory / "ckpt-7")
     tensors = {f"{name}{suffix}": golden.formula_weight(name, tuple(shape)) for name, shape in shapes.items()}
     tensors.update({name: np.int64(7) for name in extra})
@@ -49,7 +49,7 @@ def formula_file(directory, shapes, suffix, extra=()):
 
 
 @pytest.mark.parametrize("name", sorted(TF1_NETWORKS))
-def test_tf1_checkpoints_give_the_recorded_outputs(name, tmp_path):
+def test_tf1_checkpoints_reproduce_the_recorded_outputs(name, tmp_path):
     arrays, config = golden.load("tf1_network"), config_of(name)
     case = next(case for case in ("case0", "case1", "case2") if golden.config_of(arrays, case)[0] == config)
     model = model_lib.build_model(config, 10)
@@ -65,7 +65,7 @@ def test_tf1_checkpoints_give_the_recorded_outputs(name, tmp_path):
 @pytest.mark.parametrize("name, shapes, suffix", [
     *((name, shapes, SUFFIX) for name, shapes in TF2_NETWORKS.items()),
     *((name, shapes, "") for name, shapes in TF1_NETWORKS.items())])
-def test_the_network_is_worked_out_from_the_file(name, shapes, suffix, tmp_path):
+def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
     expected = config_of(name)
     config, classes = inspection.infer_config(
         weight_files.open_weights(formula_file(tmp_path, shapes, suffix)), expected.image_size)
@@ -79,22 +79,22 @@ def test_the_network_is_worked_out_from_the_file(name, shapes, suffix, tmp_path)
 
 @pytest.fixture(scope="module")
 def saved_models(tmp_path_factory):
-    """SavedModels of one model with formula weights: kind -> directory."""
+    """SavedModels of one model with formula weights: exporter -> directory."""
     model = model_lib.build_model(Config(**SMALL), 4)
     golden.assign_formula_weights(model)
     directories = {}
 
-    def save(kind, module, **options):
-        directories[kind] = str(tmp_path_factory.mktemp(kind))
-        tf.saved_model.save(module, directories[kind], **options)
+    def save(exporter, module, **options):
+        directories[exporter] = str(tmp_path_factory.mktemp(exporter))
+        tf.saved_model.save(module, directories[exporter], **options)
 
     module, signatures = saving.build_module(model, Config(**SMALL))
     save("ours", module, signatures=signatures)
-    # As the original's: a tf.Module that holds the Keras model, of which every layer is saved.
+    # Like the original: a tf.Module with the Keras model, so that every layer is saved.
     module = tf.Module()
     module.saved_model = model
     save("original", module)
-    # As one converted from TF1: a list of variables, which alone know their names.
+    # Like a conversion from TF1: a list of variables, identified only by their names.
     module = tf.Module()
     names = tf1_names.tf1_names(restoring.variables_by_key(model=model))
     module.variables_ = [tf.Variable(variable, name=names[key])
@@ -108,11 +108,11 @@ def assert_formula_weights(model):
         np.testing.assert_array_equal(variable, golden.formula_weight(key, tuple(variable.shape)), err_msg=key)
 
 
-@pytest.mark.parametrize("kind, words", [
+@pytest.mark.parametrize("exporter, file_format", [
     ("ours", "SavedModel"), ("original", "SavedModel"), ("converted", "SavedModel (TF1 names)")])
-def test_saved_models_are_read_as_data(kind, words, saved_models):
+def test_weights_load_from_saved_models_of_all_exporters(exporter, file_format, saved_models):
     model = model_lib.build_model(Config(**SMALL), 4)
-    assert restoring.load_model(model, saved_models[kind]).format == words
+    assert restoring.load_model(model, saved_models[exporter]).format == file_format
     assert_formula_weights(model)
 
 
@@ -123,14 +123,14 @@ def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            found = self.path.startswith("/simclr/1") and "tf-hub-format=compressed" in self.path
-            self.send_response(200 if found else 404)
+            exists = self.path.startswith("/simclr/1") and "tf-hub-format=compressed" in self.path
+            self.send_response(200 if exists else 404)
             self.end_headers()
-            if found:
+            if exists:
                 self.wfile.write(archive.getvalue())
 
         def log_message(self, *_):
-            """Nothing on the screen."""
+            """Suppresses the request log."""
 
     monkeypatch.setenv("TFHUB_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -139,7 +139,7 @@ def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
         address = f"http://127.0.0.1:{server.server_port}"
         model = model_lib.build_model(Config(**SMALL), 4)
         lines = restoring.warm_start(model, f"{address}/simclr/1").lines
-        with pytest.raises(UserError, match="--checkpoint=.*/simclr/2 could not be downloaded") as error:
+        with pytest.raises(UserError, match="--checkpoint=.*/simclr/2: the download failed") as error:
             weight_files.open_weights(f"{address}/simclr/2")
         server.shutdown()
     assert "\n" not in str(error.value)
@@ -147,44 +147,45 @@ def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
     assert_formula_weights(model)
 
 
-def test_a_wrong_network_is_told_with_the_flags_that_fit(tmp_path):
+def test_network_mismatch_error_lists_matching_flags(tmp_path):
     path = formula_file(tmp_path, TF2_NETWORKS["resnet_depth=50_sk_ratio=0.0625_image_size=64"], SUFFIX)
     with pytest.raises(UserError) as error:
         restoring.warm_start(model_lib.build_model(Config(resnet_depth=50, image_size=64), 10), path)
     assert "--resnet_depth=50 --width_multiplier=1 --sk_ratio=0.0625" in str(error.value)
-    assert "is missing there" in str(error.value) and "\n" not in str(error.value)
+    assert "missing: model/" in str(error.value) and "\n" not in str(error.value)
     tf1 = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
-    with pytest.raises(UserError, match="base_model/conv2d.*--resnet_depth=18"):
+    with pytest.raises(UserError, match="missing: base_model/conv2d.*--resnet_depth=18"):
         restoring.warm_start(model_lib.build_model(Config(resnet_depth=34, image_size=32), 10), tf1)
 
 
-def test_warm_start_from_tf1_leaves_out_what_does_not_fit(tmp_path):
+def test_warm_start_from_tf1_skips_mismatched_heads(tmp_path):
     shapes = TF1_NETWORKS["resnet_depth=18_image_size=32"]
     path = formula_file(tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum"))
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32, train_mode="finetune"), 7)
     lines = restoring.warm_start(model, path).lines
     assert lines[0] == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
-    assert lines[1].startswith("left out: linear head (head_supervised/linear_layer/dense/kernel is [512, 10] there")
-    assert lines[2].startswith("left out: 2 tensors of the optimizer and counters")
+    assert lines[1].startswith("not loaded: linear head (head_supervised/linear_layer/dense/kernel has shape [512, 10] "
+                               "instead of")
+    assert lines[2].startswith("not loaded: 2 optimizer tensors and counters")
 
 
-@pytest.mark.parametrize("names, words", [
-    (["something/else"], "holds no SimCLR network"),
+@pytest.mark.parametrize("names, message", [
+    (["something/else"], "does not contain a SimCLR network"),
     (["model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel/.ATTRIBUTES/VARIABLE_VALUE"],
-     "cannot build|another network")])
-def test_other_files_are_refused(names, words, tmp_path):
+     "unsupported encoder")])
+def test_checkpoints_of_other_networks_are_rejected(names, message, tmp_path):
     path = formula_file(tmp_path, {name: [3, 3, 3, 8] for name in names}, "")
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         summary.describe(path)
 
 
-def test_places_without_a_file_are_told(tmp_path):
-    for path, words in ((tmp_path, "no checkpoint and no SavedModel in this directory"),
-                        (tmp_path / "ckpt-1", "no such checkpoint")):
-        with pytest.raises(UserError, match=f"--checkpoint=.*{words}"):
+def test_missing_and_unreadable_checkpoints_are_rejected(tmp_path):
+    for path, message in ((tmp_path, "this directory contains no checkpoint and no SavedModel"),
+                          (tmp_path / "ckpt-1", "no such checkpoint")):
+        with pytest.raises(UserError, match=f"--checkpoint=.*{message}"):
             weight_files.open_weights(str(path))
     (tmp_path / "model.index").touch()
-    with pytest.raises(UserError, match="no checkpoint .*pass one of its prefixes, such as .*/model$"):
+    with pytest.raises(UserError, match="no checkpoint .*Pass a prefix in it, such as .*/model.$"):
         weight_files.open_weights(str(tmp_path))
     formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-7.index").write_bytes(b"broken")
@@ -192,37 +193,37 @@ def test_places_without_a_file_are_told(tmp_path):
         weight_files.open_weights(str(tmp_path / "ckpt-7"))
 
 
-@pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
-def test_damaged_tensors_are_told_and_nothing_is_assigned(how, tmp_path):
+@pytest.mark.parametrize("fault", ["cut", "missing", "flipped"])
+def test_corrupt_tensors_are_rejected_and_nothing_is_assigned(fault, tmp_path):
     path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     data_file = tmp_path / "ckpt-7.data-00000-of-00001"
     content = data_file.read_bytes()
-    data_file.write_bytes(content[:len(content) // 3] if how == "cut" else content[:-9] + b"\xff" + content[-8:])
-    if how == "gone":
+    data_file.write_bytes(content[:len(content) // 3] if fault == "cut" else content[:-9] + b"\xff" + content[-8:])
+    if fault == "missing":
         data_file.unlink()
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
     before = [variable.numpy() for variable in model.variables]
-    with pytest.raises(UserError, match="ckpt-7 (is damaged|cannot be read)") as error:
+    with pytest.raises(UserError, match="ckpt-7(: the file is corrupt| cannot be read)") as error:
         restoring.warm_start(model, path)
     assert "\n" not in str(error.value)
     assert all((variable.numpy() == old).all() for variable, old in zip(model.variables, before))
 
 
-def test_file_systems_that_are_not_there_are_told():
-    with pytest.raises(UserError, match="--checkpoint=nowhere://bucket/run cannot be read") as error:
+def test_unsupported_file_systems_are_rejected():
+    with pytest.raises(UserError, match="--checkpoint=nowhere://bucket/run: cannot be read") as error:
         weight_files.open_weights("nowhere://bucket/run")
     assert "\n" not in str(error.value)
 
 
-def test_the_newest_of_a_runs_saved_models_is_taken(saved_models, tmp_path):
+def test_newest_saved_model_of_a_run_is_used(saved_models, tmp_path):
     for step in ("9", "10"):
         (tmp_path / step).symlink_to(saved_models["ours"])
     assert weight_files.locate(str(tmp_path)) == (str(tmp_path / "10" / "variables" / "variables"), True)
 
 
-@pytest.mark.parametrize("selector, refused", [(1, True), (-1, True), (0, False), (-3, False)])
-def test_a_head_on_projections_needs_them(selector, refused, tmp_path):
-    """Otherwise it would learn from, or be tested on, a random layer."""
+@pytest.mark.parametrize("selector, rejected", [(1, True), (-1, True), (0, False), (-3, False)])
+def test_head_on_the_projection_head_requires_its_weights(selector, rejected, tmp_path):
+    """Without them, the head would be trained or evaluated on a random layer."""
     path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
                     train_mode="finetune", ft_proj_selector=selector)
@@ -230,25 +231,26 @@ def test_a_head_on_projections_needs_them(selector, refused, tmp_path):
     parts = evaluate._required_parts(config, digits.digits_source())
     for load in (lambda: train._initialize_weights(config, model, None),
                  lambda: restoring.load_parts(model, path, parts)):
-        with pytest.raises(UserError, match="--num_proj_layers=3") if refused else contextlib.nullcontext():
+        with pytest.raises(UserError, match="--num_proj_layers=3") if rejected else contextlib.nullcontext():
             load()
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_a_linear_head_that_has_seen_labels_is_told_or_begins_anew(anew, tmp_path, capsys):
+@pytest.mark.parametrize("zero_init", [False, True])
+def test_loaded_linear_head_is_logged_or_zero_initialized(zero_init, tmp_path, capsys):
     path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
-    config = Config(resnet_depth=18, image_size=32, train_mode="finetune", checkpoint=path, zero_init_logits_layer=anew)
+    config = Config(resnet_depth=18, image_size=32, train_mode="finetune", checkpoint=path,
+                    zero_init_logits_layer=zero_init)
     model = model_lib.build_model(config, 10)
     train._initialize_weights(config, model, None)
-    assert ("--zero_init_logits_layer resets it" in capsys.readouterr().out) == (not anew)
-    assert model.supervised_head.linear_layer.dense.kernel.numpy().any() == (not anew)
+    assert ("--zero_init_logits_layer resets it" in capsys.readouterr().out) == (not zero_init)
+    assert model.supervised_head.linear_layer.dense.kernel.numpy().any() == (not zero_init)
 
 
-def test_flags_are_given_with_all_their_digits():
+def test_format_flags_keeps_all_digits():
     assert restoring.format_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
 
 
-def test_describe_tells_and_refuses_by_command_line(tmp_path):
+def test_describe_prints_a_summary_or_a_one_line_error(tmp_path):
     path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "", extra=("global_step",))
 
     def run(target):
@@ -257,22 +259,22 @@ def test_describe_tells_and_refuses_by_command_line(tmp_path):
 
     good, bad = run(path), run(tmp_path / "nothing")
     assert good.returncode == 0, good.stderr
-    for words in ("TF1 checkpoint", "--resnet_depth=18 --width_multiplier=1", "10 classes", "every tensor", "step  "):
-        assert words in good.stdout
+    for text in ("TF1 checkpoint", "--resnet_depth=18 --width_multiplier=1", "10 classes", "all tensors", "step  "):
+        assert text in good.stdout
     assert bad.returncode == 2 and bad.stderr.startswith("python -m checkpoints: error: PATH=")
     assert bad.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [
     None, b"", b"\xff", b"[]", b'model_checkpoint_path: "ckpt-8"', b'model_checkpoint_path: "/elsewhere/ckpt-7"'])
-def test_the_newest_checkpoint_is_found_without_a_usable_list(content, tmp_path):
+def test_newest_checkpoint_is_found_without_a_usable_checkpoint_file(content, tmp_path):
     path = formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     if content is not None:
         (tmp_path / "checkpoint").write_bytes(content)
     assert weight_files.locate(str(tmp_path)) == (path, False)
 
 
-def test_a_list_that_names_a_pattern_is_refused(tmp_path):
+def test_checkpoint_file_with_a_glob_pattern_is_rejected(tmp_path):
     formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-*.index").touch()
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-*"')
@@ -280,19 +282,19 @@ def test_a_list_that_names_a_pattern_is_refused(tmp_path):
         weight_files.locate(str(tmp_path))
 
 
-def test_weights_that_are_strings_are_refused(tmp_path):
+def test_string_tensors_are_rejected(tmp_path):
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "ckpt-1"), tensor_names=["base_model/conv2d/kernel"],
                       shape_and_slices=[""], tensors=[tf.fill([3, 3, 3, 8], "x")])
     with pytest.raises(UserError, match="base_model/conv2d/kernel in .*ckpt-1 has type string"):
         weight_files.open_weights(str(tmp_path))
 
 
-def test_a_small_object_graph_with_many_paths_is_refused(tmp_path):
+def test_object_graph_with_too_many_paths_is_rejected(tmp_path):
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, loop = graph.nodes.add(), graph.nodes.add()
     root.children.add(node_id=1, local_name="resnet_model")
-    for number in range(40):  # 40 to the power of 10 paths.
-        loop.children.add(node_id=1, local_name=str(number))
+    for index in range(40):  # 40**10 paths
+        loop.children.add(node_id=1, local_name=str(index))
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "ckpt-1"), tensor_names=["_CHECKPOINTABLE_OBJECT_GRAPH"],
                       shape_and_slices=[""], tensors=[tf.constant(graph.SerializeToString())])
     with pytest.raises(UserError, match="ckpt-1 cannot be read .*more than 100000 paths"):

@@ -1,4 +1,4 @@
-"""SavedModels: what is in them, who can use them, and what the command line makes of them."""
+"""SavedModels: contents, clients, export and inference from the command line."""
 
 import csv
 import importlib.metadata
@@ -25,12 +25,12 @@ from runtime.errors import STOPPED_STATUS, UserError
 from support import golden
 
 TINY = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
-CLASSES = [f"kind {number}" for number in range(10)]
+CLASSES = [f"kind {index}" for index in range(10)]
 OUTPUTS = {"initial_conv", "initial_max_pool", "block_group1", "block_group2", "block_group3", "block_group4",
            "final_avg_pool", "logits_sup", "proj_head_input", "proj_head_output"}
 
 
-def test_saved_model_has_the_originals_outputs_in_both_spellings(exported):
+def test_saved_model_has_the_originals_outputs_and_call_signatures(exported):
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_formula_weights(model)
     images = tf.random.stateless_uniform([5, 8, 8, 3], [1, 2])
@@ -43,7 +43,7 @@ def test_saved_model_has_the_originals_outputs_in_both_spellings(exported):
             np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_saved_model_takes_uint8_of_any_size(exported):
+def test_serving_uint8_accepts_images_of_any_size(exported):
     images = tf.cast(tf.random.stateless_uniform([3, 20, 30, 3], [1, 2], 0, 256, tf.int32), tf.uint8)
     outputs = exported.signatures["serving_uint8"](inputs=images)
     square = tf.image.resize(tf.cast(images[:, :, 5:25], tf.float32) / 255, [8, 8], "bicubic")
@@ -51,7 +51,7 @@ def test_saved_model_takes_uint8_of_any_size(exported):
                                rtol=1e-4, atol=1e-5)
 
 
-def test_saved_model_fine_tunes_and_moves_statistics_only_when_asked(exported):
+def test_saved_model_fine_tunes_and_updates_statistics_only_in_training(exported):
     images, labels = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([0, 1] * 4)
     trainable = {v.ref() for v in exported.trainable_variables}
     statistics = [v for v in exported.variables if v.ref() not in trainable]
@@ -83,11 +83,11 @@ def test_saved_model_works_in_hub_keras_layer(saved_model, trainable):
     assert layer(tf.zeros([2, 8, 8, 3])).shape == [2, 512]
     assert bool(layer.trainable_variables) == trainable
     if trainable:
-        assert_fine_tuning_helps(layer)
+        assert_fine_tuning_lowers_loss(layer)
 
 
-def assert_fine_tuning_helps(layer):
-    """Gradient descent through a `hub.KerasLayer` lowers a loss, and moves batch norm's statistics in training only."""
+def assert_fine_tuning_lowers_loss(layer):
+    """Asserts that SGD lowers a loss, and that batch norm statistics change only in training."""
     images, target = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([[0.0], [2.0]] * 4)
     statistics = [v for v in layer.variables if "moving" in v.name]
     before, losses = [v.numpy() for v in statistics], []
@@ -106,19 +106,19 @@ def assert_fine_tuning_helps(layer):
     assert all((v.numpy() == old).all() for v, old in zip(statistics, after))
 
 
-def test_a_second_export_works_and_a_missing_head_leaves_its_outputs_out(tmp_path):
-    for number, settings in enumerate((dict(proj_head_mode="none"), dict(lineareval_while_pretraining=False))):
+def test_second_export_works_and_missing_heads_have_no_outputs(tmp_path):
+    for index, settings in enumerate((dict(proj_head_mode="none"), dict(lineareval_while_pretraining=False))):
         config = Config(**{**TINY, **settings})
         model = model_lib.build_model(config, 10)
-        path = tf.train.Checkpoint(model=model).write(str(tmp_path / f"ckpt-{number}"))
-        saving.export(config, CLASSES, path, str(tmp_path / str(number)))
-        missing = {"proj_head_input", "proj_head_output"} if number == 0 else {"logits_sup"}
-        assert set(tf.saved_model.load(str(tmp_path / str(number)))(tf.zeros([1, 8, 8, 3]))) == OUTPUTS - missing
+        path = tf.train.Checkpoint(model=model).write(str(tmp_path / f"ckpt-{index}"))
+        saving.export(config, CLASSES, path, str(tmp_path / str(index)))
+        missing = {"proj_head_input", "proj_head_output"} if index == 0 else {"logits_sup"}
+        assert set(tf.saved_model.load(str(tmp_path / str(index)))(tf.zeros([1, 8, 8, 3]))) == OUTPUTS - missing
 
 
 @pytest.fixture
 def quick_save(monkeypatch):
-    """SavedModels of one file, without weights."""
+    """Replaces `tf.saved_model.save` with a function that writes one small file."""
     def save(module, path, signatures):
         pathlib.Path(path).mkdir()
         (pathlib.Path(path) / "saved_model.pb").write_bytes(b"new")
@@ -127,7 +127,7 @@ def quick_save(monkeypatch):
 
 
 def export_steps(directory, *steps, keep=1):
-    """Exports checkpoints of some steps to directory/saved_model; returns the paths that are printed."""
+    """Exports one checkpoint per step to directory/saved_model; returns the paths of the SavedModels."""
     config = Config(**TINY, model_dir=str(directory), keep_hub_module_max=keep)
     paths = []
     for step in steps:
@@ -137,24 +137,24 @@ def export_steps(directory, *steps, keep=1):
 
 
 def tree(directory):
-    """Relative paths of all files."""
+    """Returns the relative paths of all files."""
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
-def test_old_exports_and_unfinished_ones_are_removed(tmp_path):
+def test_old_and_unfinished_exports_are_deleted(tmp_path):
     (tmp_path / "saved_model" / "unfinished_0a_1b2c3" / "saved_model" / "variables").mkdir(parents=True)
     export_steps(tmp_path, 3, 4)
     assert [path.name for path in (tmp_path / "saved_model").iterdir()] == ["4"]
 
 
-def test_a_new_export_is_kept_while_later_steps_exist(tmp_path, quick_save):
+def test_new_export_is_kept_when_later_steps_exist(tmp_path, quick_save):
     export_steps(tmp_path, 10, 20, 30, keep=3)
     path, = export_steps(tmp_path, 5, keep=2)
     assert pathlib.Path(path, "saved_model.pb").exists()
     assert {path.name for path in (tmp_path / "saved_model").iterdir()} == {"5", "30"}
 
 
-def test_directories_with_other_files_are_never_removed(tmp_path, quick_save, capsys):
+def test_directories_with_other_files_are_never_deleted(tmp_path, quick_save, capsys):
     root, elsewhere = tmp_path / "saved_model", tmp_path / "elsewhere"
     for name in ("1/notes.txt", "2/assets.extra/labels.txt", "3/saved_model.pb", "unfinished_abcdefgh/mine",
                  "4.unfinished/mine", "4/mine", "\u00b2/mine", "unfinished_12345678/saved_model/mine"):
@@ -170,27 +170,25 @@ def test_directories_with_other_files_are_never_removed(tmp_path, quick_save, ca
     kept, = root.glob("4_kept_*/4")
     assert (kept / "mine").read_text() == "mine" and (elsewhere / "variables.index").read_text() == "mine"
     assert before - tree(root) == {"4/mine"} and (root / "4" / "saved_model.pb").read_bytes() == b"new"
-    for words in ("1 is not just a SavedModel of this program (it has notes.txt): it is kept",
-                  "2 is not just a SavedModel of this program (it has assets.extra/labels.txt): it is kept",
-                  "3 is not just a SavedModel of this program (it has variables): it is kept",
-                  "0 is not just a SavedModel of this program (it is a link or a file): it is kept",
-                  f"(it has mine): moved to {kept}"):
-        assert words in printed
+    for text in ("/1 because it contains notes.txt, which is not part of a SavedModel",
+                 "/2 because it contains assets.extra/labels.txt, which", "/3 because it contains variables, which",
+                 "/0 because it is a link or a file", f"4 to {kept} because it contains mine, which"):
+        assert text in printed
 
 
-def test_nothing_is_removed_where_saved_model_is_a_link(tmp_path, quick_save, capsys):
+def test_nothing_is_deleted_if_saved_model_is_a_link(tmp_path, quick_save, capsys):
     export_steps(tmp_path, 1, 2, keep=9)
-    (tmp_path / "saved_model").rename(tmp_path / "exports")  # Of other runs.
+    (tmp_path / "saved_model").rename(tmp_path / "exports")  # shared with other runs
     (tmp_path / "saved_model").symlink_to(tmp_path / "exports")
     before = tree(tmp_path / "exports")
     export_steps(tmp_path, 2, 3, keep=1)
     kept = {path for path in tree(tmp_path / "exports") if path.startswith("2_kept_")}
     assert {path.partition("/")[2] for path in kept} == {path for path in before if path.startswith("2/")}
     assert before <= tree(tmp_path / "exports") and (tmp_path / "exports" / "3").exists()
-    assert "is a link: no SavedModels are removed" in capsys.readouterr().out
+    assert "is a link: no old SavedModels are deleted" in capsys.readouterr().out
 
 
-def test_a_saved_model_that_appeared_meanwhile_is_not_replaced(tmp_path, quick_save):
+def test_concurrently_created_saved_model_is_not_replaced(tmp_path, quick_save):
     path = export_steps(tmp_path, 1)[0]
     before = tree(tmp_path)
     config = Config(**TINY)
@@ -199,7 +197,7 @@ def test_a_saved_model_that_appeared_meanwhile_is_not_replaced(tmp_path, quick_s
     assert tree(tmp_path) == before
 
 
-def test_a_link_at_the_place_of_an_export_is_moved_and_its_target_kept(tmp_path, quick_save):
+def test_link_at_an_export_path_is_moved_and_its_target_kept(tmp_path, quick_save):
     export_steps(tmp_path, 4)
     (tmp_path / "saved_model" / "4").rename(tmp_path / "target")
     (tmp_path / "saved_model" / "4").symlink_to(tmp_path / "target")
@@ -209,7 +207,7 @@ def test_a_link_at_the_place_of_an_export_is_moved_and_its_target_kept(tmp_path,
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """What a run leaves behind: a checkpoint with formula weights, its flags, its classes."""
+    """A run directory: a checkpoint with formula weights, flags, classes and results."""
     directory = tmp_path_factory.mktemp("run")
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_formula_weights(model)
@@ -223,7 +221,7 @@ def run_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def saved_model(run_dir):
-    """The SavedModel that the command line makes of it."""
+    """The SavedModel that `python -m export` writes for `run_dir`."""
     path = run_dir / "exported"
     cli.main([f"--checkpoint={run_dir}", f"--export_dir={path}", f"--archive={run_dir / 'simclr.tar.gz'}"])
     return str(path)
@@ -236,7 +234,7 @@ def exported(saved_model):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A folder with images of several sizes and kinds, one damaged file and one that is none."""
+    """A folder of images in several sizes and formats, with a corrupt file and a text file."""
     folder = tmp_path_factory.mktemp("photos")
     random = np.random.default_rng(0)
     for name, size in {"b/x.png": (9, 12), "a.jpg": (20, 11), "b/c/y.PNG": (8, 8)}.items():
@@ -258,71 +256,71 @@ assert not any(importlib.util.find_spec(name) for name in ("run", "lars_optimize
 path = sys.argv[1]
 module = tf.saved_model.load(path)
 images = tf.constant(np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)), tf.float32)
-found = {"plain": module(images, trainable=False)["final_avg_pool"],
-         "serving": module.signatures["serving_default"](inputs=images)["final_avg_pool"]}
+outputs = {"plain": module(images, trainable=False)["final_avg_pool"],
+           "serving": module.signatures["serving_default"](inputs=images)["final_avg_pool"]}
 if sys.argv[2] == "TFSMLayer":
     import keras
     layer = keras.layers.TFSMLayer(path, call_endpoint="serving_default")
-    found["layer"] = layer(images)["final_avg_pool"]
-print(json.dumps({name: np.asarray(value).tolist() for name, value in found.items()}))
+    outputs["layer"] = layer(images)["final_avg_pool"]
+print(json.dumps({name: np.asarray(value).tolist() for name, value in outputs.items()}))
 """
 
 
-def test_a_client_without_this_project_can_use_it(saved_model, tmp_path):
+def test_client_without_this_project_can_use_the_saved_model(saved_model, tmp_path):
     has_keras_3 = importlib.metadata.version("keras").startswith("3")
     done = subprocess.run([sys.executable, "-c", _CLIENT, saved_model, "TFSMLayer" if has_keras_3 else "-"], text=True,
                           cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found) == {"plain", "serving"} | ({"layer"} if has_keras_3 else set())
+    outputs = json.loads(done.stdout.splitlines()[-1])
+    assert set(outputs) == {"plain", "serving"} | ({"layer"} if has_keras_3 else set())
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_formula_weights(model)
     images = np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)).astype(np.float32)
-    for values in found.values():
+    for values in outputs.values():
         np.testing.assert_allclose(values, model(images, training=False)["final_avg_pool"], rtol=1e-4, atol=1e-6)
 
 
-def test_the_archive_is_a_module_and_its_card_tells(saved_model, run_dir, tmp_path):
+def test_archive_loads_and_model_card_describes_it(saved_model, run_dir, tmp_path):
     with tarfile.open(run_dir / "simclr.tar.gz") as tar:
         assert {"./saved_model.pb", "./variables/variables.index"} <= set(tar.getnames())
         tar.extractall(tmp_path, filter="data")
     assert "final_avg_pool" in tf.saved_model.load(str(tmp_path))(tf.zeros([1, 8, 8, 3]))
     card = (run_dir / "simclr.md").read_text()
-    for words in ("# resnet10", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "Made for 8 pixels",
-                  "Trained on imagenet2012 (train)",
-                  "| eval/label_top_1_accuracy | 0.5123 |"):
-        assert words in card
+    for text in ("# resnet10", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "The image size is 8 pixels",
+                 "Trained on imagenet2012 (train)", "| eval/label_top_1_accuracy | 0.5123 |"):
+        assert text in card
 
 
-def test_what_a_saved_model_knows_goes_with_its_weights(saved_model, tmp_path):
+def test_reexport_keeps_the_description(saved_model, tmp_path):
     cli.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
-    known = descriptions.read_description(str(tmp_path / "again"))
-    assert (known["image_size"], known["class_names"], known["step"]) == (8, CLASSES, 4)
-    assert known["flags"]["num_proj_layers"] == 2 and known["results"]["eval/label_top_1_accuracy"] == 0.51234
+    description = descriptions.read_description(str(tmp_path / "again"))
+    assert (description["image_size"], description["class_names"], description["step"]) == (8, CLASSES, 4)
+    assert description["flags"]["num_proj_layers"] == 2
+    assert description["results"]["eval/label_top_1_accuracy"] == 0.51234
 
 
-def test_of_a_file_from_elsewhere_nothing_is_told_that_is_not_known(run_dir, tmp_path):
+def test_checkpoint_without_a_run_exports_without_training_settings(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     cli.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
                  f"--archive={tmp_path / 'new.tar.gz'}"])
     card = (tmp_path / "new.md").read_text()
     assert "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
-    known = descriptions.read_description(str(tmp_path / "new"))
-    assert known["class_names"] == [f"class {number}" for number in range(10)] and known["image_size"] == 16
+    description = descriptions.read_description(str(tmp_path / "new"))
+    assert description["class_names"] == [f"class {index}" for index in range(10)] and description["image_size"] == 16
 
 
-def test_the_file_decides_which_network_it_is(run_dir, tmp_path):
+def test_tensors_determine_the_network_despite_recorded_settings(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"}))
     (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
-    known = inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"), None)
-    assert (known.config.resnet_depth, known.config.dataset, len(known.class_names)) == (10, "digits", 10)
+    info = inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"), None)
+    assert (info.config.resnet_depth, info.config.dataset, len(info.class_names)) == (10, "digits", 10)
 
 
 def naive_vectors(exported, folder, names, output):
-    """One file at a time."""
+    """Computes endpoint vectors one file at a time."""
     rows = []
     for name in names:
         image = tf.io.decode_image((folder / name).read_bytes(), channels=3, dtype=tf.float32)
@@ -334,11 +332,11 @@ def naive_vectors(exported, folder, names, output):
 
 
 @pytest.mark.parametrize("suffix, output", [("npz", "final_avg_pool"), ("csv", "proj_head_output")])
-def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, exported, photos, tmp_path, capsys):
+def test_embed_writes_one_vector_per_image(suffix, output, saved_model, exported, photos, tmp_path, capsys):
     out = tmp_path / f"vectors.{suffix}"
     inference_cli.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
     printed = capsys.readouterr().out
-    assert f"left out: {photos / 'broken.jpg'} cannot be read" in printed and "3 vectors in" in printed
+    assert f"skipped: {photos / 'broken.jpg'} cannot be read" in printed and "wrote 3 vectors to" in printed
     if suffix == "npz":
         with np.load(out) as arrays:
             names, vectors = arrays["files"].tolist(), arrays["vectors"]
@@ -352,16 +350,16 @@ def test_embed_writes_a_vector_for_every_image(suffix, output, saved_model, expo
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
-def test_embed_reads_many_files_batch_by_batch(exported, photos):
+def test_embed_is_independent_of_batch_boundaries(exported, photos):
     paths = [str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")]
     batches = list(endpoints.compute_endpoint(
         lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2))
-    assert [(len(good), len(bad)) for good, _, bad in batches] == [(2, 0), (1, 1), (1, 0)]
+    assert [(len(readable), len(unreadable)) for readable, _, unreadable in batches] == [(2, 0), (1, 1), (1, 0)]
     vectors = np.concatenate([values for _, values, _ in batches])
-    np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)  # in batches of other sizes
+    np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)  # batch sizes 2 and 1
 
 
-def test_embed_takes_the_originals_saved_models(photos, tmp_path):
+def test_embed_accepts_the_originals_saved_models(photos, tmp_path):
     class Original(tf.Module):
         def __init__(self):
             super().__init__()
@@ -380,7 +378,7 @@ def test_embed_takes_the_originals_saved_models(photos, tmp_path):
     assert np.load(tmp_path / "v.npz")["vectors"].shape == (3, 3)
 
 
-def test_predict_tells_the_likeliest_classes(saved_model, exported, photos, capsys):
+def test_predict_prints_the_most_probable_classes(saved_model, exported, photos, capsys):
     inference_cli.main(["predict", saved_model, str(photos / "a.jpg"), str(photos / "broken.jpg")])
     first, second = capsys.readouterr().out.splitlines()
     logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
@@ -390,25 +388,24 @@ def test_predict_tells_the_likeliest_classes(saved_model, exported, photos, caps
     assert second == f"{photos / 'broken.jpg'}: cannot be read as an image"
 
 
-def test_predict_tells_each_of_several_classes_by_itself(saved_model, exported, photos, monkeypatch):
-    known = descriptions.read_description(saved_model)
-    monkeypatch.setattr(descriptions, "read_description", lambda _: {**known, "multi_label": True})
-    [(_, found)] = prediction.predict(saved_model, [str(photos / "a.jpg")], most=10).items()
+def test_predict_uses_sigmoid_for_multi_label_models(saved_model, exported, photos, monkeypatch):
+    description = descriptions.read_description(saved_model)
+    monkeypatch.setattr(descriptions, "read_description", lambda _: {**description, "multi_label": True})
+    [(_, classes)] = prediction.predict(saved_model, [str(photos / "a.jpg")], top_k=10).items()
     logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
-    assert dict(found) == pytest.approx(
-        {f"kind {number}": 1 / (1 + np.exp(-logit)) for number, logit in enumerate(logits)}, rel=1e-4)
+    assert dict(classes) == pytest.approx(
+        {f"kind {index}": 1 / (1 + np.exp(-logit)) for index, logit in enumerate(logits)}, rel=1e-4)
 
 
 @pytest.mark.parametrize("crop", [False, True])
-def test_images_are_cropped_as_in_evaluations(crop, tmp_path, monkeypatch):
-    """What is known of that and of the labels goes with a SavedModel, and with what is made of it."""
+def test_saved_models_record_center_crop_and_multi_label(crop, tmp_path, monkeypatch):
     monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir())
     config = Config(**{**TINY, "image_size": 40}, stem="cifar", eval_center_crop=crop)
     path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-1"))
     run_directory.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
-    known = inspection.inspect_checkpoint(path)
-    assert (known.config.eval_center_crop, known.multi_label, known.class_names) == (crop, True, CLASSES)
-    saving.export(known.config, CLASSES, path, str(tmp_path / "saved"), multi_label=known.multi_label)
+    info = inspection.inspect_checkpoint(path)
+    assert (info.config.eval_center_crop, info.multi_label, info.class_names) == (crop, True, CLASSES)
+    saving.export(info.config, CLASSES, path, str(tmp_path / "saved"), multi_label=info.multi_label)
     description = descriptions.read_description(str(tmp_path / "saved"))
     assert description["multi_label"] and endpoints.uses_center_crop(description, 40) == crop
     assert not endpoints.uses_center_crop(description, 32)
@@ -417,14 +414,14 @@ def test_images_are_cropped_as_in_evaluations(crop, tmp_path, monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     (tmp_path / "images" / "a.png").write_bytes(tf.io.encode_png(pixels).numpy())
     embedding.embed("model", str(tmp_path / "images"), str(tmp_path / "v.npz"))
-    whole = np.allclose(np.load(tmp_path / "v.npz")["vectors"].reshape(40, 40, 3), pixels / 255, atol=1e-6)
-    assert whole == (not crop)
+    is_uncropped = np.allclose(np.load(tmp_path / "v.npz")["vectors"].reshape(40, 40, 3), pixels / 255, atol=1e-6)
+    assert is_uncropped == (not crop)
 
 
 HOSTILE_CLASSES = ["<script>alert(1)</script>", "`a` | b", "two\nlines", "\x1b[31mred", "[link](x)"]
 
 
-def test_the_model_card_shows_hostile_names_as_text(tmp_path):
+def test_model_card_escapes_markup_in_names(tmp_path):
     descriptions.write_description(str(tmp_path), dict(
         network="resnet10", image_size=8, step=4, class_names=HOSTILE_CLASSES, results={"<b>|": 0.5},
         flags={"dataset": "folder:<img src=x>\n# title", "train_split": "`x`", "train_mode": "pretrain"}))
@@ -439,7 +436,7 @@ def test_the_model_card_shows_hostile_names_as_text(tmp_path):
     b"", b"[]", b"null", b'"x"', b"{", b"\xff", b"[" * 100_000, b'{"class_names": "abc"}', b'{"class_names": [1]}',
     b'{"image_size": "8"}', b'{"image_size": true}', b'{"image_size": -1}', b'{"step": 1.5}', b'{"flags": []}',
     b'{"results": 3}', b'{"multi_label": "yes"}', b'{"eval_center_crop": 1}', b'{"network": []}'])
-def test_a_malformed_description_is_refused(content, tmp_path):
+def test_malformed_description_is_rejected(content, tmp_path):
     (tmp_path / "assets.extra").mkdir()
     (tmp_path / "assets.extra" / "simclr.json").write_bytes(content)
     with pytest.raises(UserError, match="simclr.json: .* is malformed"):
@@ -447,25 +444,25 @@ def test_a_malformed_description_is_refused(content, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
-def test_malformed_settings_of_a_run_are_not_those_of_the_training(flags, run_dir, tmp_path):
+def test_malformed_flags_json_is_rejected_or_ignored(flags, run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, **flags}))
-    if "temperature" in flags:  # The value is of the right type, and not allowed.
-        with pytest.raises(UserError, match="settings are malformed"):
+    if "temperature" in flags:  # right type, but out of range
+        with pytest.raises(UserError, match="recorded settings are invalid"):
             inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"))
     else:
-        assert not inspection.inspect_checkpoint(str(tmp_path / "ckpt-4")).training
+        assert not inspection.inspect_checkpoint(str(tmp_path / "ckpt-4")).has_training_config
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"checkpoint": [1]}])
-def test_settings_of_wrong_types_in_a_saved_model_are_refused(flags, run_dir, monkeypatch):
+def test_settings_of_wrong_types_in_a_saved_model_are_rejected(flags, run_dir, monkeypatch):
     monkeypatch.setattr(run_directory, "read_flags", lambda _: {**TINY, **flags})
-    with pytest.raises(UserError, match="settings have values of wrong types"):
+    with pytest.raises(UserError, match="settings have values of the wrong type"):
         inspection.inspect_checkpoint(str(run_dir / "ckpt-4"))
 
 
-def test_a_csv_has_no_formulas(tmp_path):
+def test_csv_escapes_formulas(tmp_path):
     names = ["=1+1.png", "+a.png", "-a.png", "@a.png", "\ta.png", "\ra.png", "a=b.png", "two\nlines, \"quoted\".png"]
     with embedding._csv_writer(str(tmp_path / "v.csv")) as add:
         add(names, np.zeros([len(names), 1], np.float32))
@@ -475,20 +472,21 @@ def test_a_csv_has_no_formulas(tmp_path):
     assert [os.path.normpath(row[0]) for row in rows] == names
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_embed_that_is_stopped_leaves_nothing(number, photos, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_stopped_embed_leaves_no_files(signal_number, photos, tmp_path, monkeypatch, capsys):
     def stopped(images):
         assert len(list(tmp_path.iterdir())) == 1  # its temporary directory
-        signal.raise_signal(number)
+        signal.raise_signal(signal_number)
         return tf.zeros([len(images), 3])
 
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (stopped, {"image_size": 8}))
-    before = signal.getsignal(number)
+    before = signal.getsignal(signal_number)
     with pytest.raises(SystemExit) as stop:
         inference_cli.main(["embed", "model", str(photos), f"--out={tmp_path / 'v.npz'}"])
-    assert stop.value.code == STOPPED_STATUS and not list(tmp_path.iterdir()) and signal.getsignal(number) is before
+    assert stop.value.code == STOPPED_STATUS and not list(tmp_path.iterdir())
+    assert signal.getsignal(signal_number) is before
     assert capsys.readouterr().out.splitlines() == [
-        f"stopped by {number.name}: nothing was written; start the same command again"]
+        f"stopped by {signal_number.name}: nothing was written; run the same command again"]
 
 
 def no_space(*_, **__):
@@ -496,7 +494,7 @@ def no_space(*_, **__):
 
 
 @pytest.mark.parametrize("suffix", ["npz", "csv"])
-def test_embed_on_a_full_disk_keeps_the_older_file(suffix, photos, tmp_path, monkeypatch, capsys):
+def test_embed_on_a_full_disk_keeps_the_existing_file(suffix, photos, tmp_path, monkeypatch, capsys):
     out = tmp_path / f"v.{suffix}"
     out.write_text("older")
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (lambda images: tf.zeros([len(images), 3]), {}))
@@ -509,7 +507,7 @@ def test_embed_on_a_full_disk_keeps_the_older_file(suffix, photos, tmp_path, mon
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), tf.errors.ResourceExhaustedError(
     None, None, "x; No space left on device"), tf.errors.PermissionDeniedError(None, None, "x; Permission denied")])
-def test_an_export_that_cannot_be_written_leaves_nothing(error, run_dir, tmp_path, monkeypatch, capsys):
+def test_failed_export_leaves_no_files(error, run_dir, tmp_path, monkeypatch, capsys):
     def fail(module, path, signatures):
         pathlib.Path(path).mkdir()
         (pathlib.Path(path) / "saved_model.pb").write_bytes(b"half")
@@ -518,12 +516,12 @@ def test_an_export_that_cannot_be_written_leaves_nothing(error, run_dir, tmp_pat
     monkeypatch.setattr(tf.saved_model, "save", fail)
     with pytest.raises(SystemExit) as stop:
         cli.main([f"--checkpoint={run_dir}", f"--export_dir={tmp_path / 'new'}"])
-    told = capsys.readouterr().err
-    assert stop.value.code == 2 and told.count("\n") == 1 and "run the same command again" in told
+    error_text = capsys.readouterr().err
+    assert stop.value.code == 2 and error_text.count("\n") == 1 and "run the same command again" in error_text
     assert not list(tmp_path.iterdir())
 
 
-def test_an_archive_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+def test_failed_archive_leaves_no_files(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.setattr(model_card, "model_card", no_space)
     with pytest.raises(OSError, match="No space left"):
@@ -532,7 +530,7 @@ def test_an_archive_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["empty link", "empty", "link to nothing", "n" * 255, "--new", "sp ace", "n\u00e9w/"])
-def test_an_export_goes_to_any_plain_name(name, run_dir, tmp_path, quick_save, monkeypatch, capsys):
+def test_export_dir_may_be_empty_or_a_link_or_an_unusual_name(name, run_dir, tmp_path, quick_save, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for directory in ("empty", "target", "new.unfinished"):
         (tmp_path / directory).mkdir()
@@ -546,24 +544,24 @@ def test_an_export_goes_to_any_plain_name(name, run_dir, tmp_path, quick_save, m
     assert not list(tmp_path.glob("unfinished*"))
 
 
-REFUSED_EXPORTS = [
-    (["--archive=README"], "is not the name of an archive"), (["--archive=README.md"], "not the name of an archive"),
-    (["--archive=.tar.gz"], "is not the name of an archive"),
-    (["--archive=directory"], "is not the name of an archive"),
-    (["--archive=directory.tar.gz"], "directory.tar.gz exists already"),
-    (["--archive=notes.tar.gz"], "notes.tar.gz exists already"),
-    (["--archive=README.tar.gz"], "README.md exists already"),
-    (["--archive=dangling.tar.gz"], "dangling.tar.gz exists already"),
-    (["--export_dir=new.md", "--archive=new.tar.gz"], "new.md would be in --export_dir"),
-    (["--export_dir=directory", "--archive=directory/x.tar.gz"], "x.tar.gz would be in --export_dir"),
-    (["--archive=gs://bucket/x.tar.gz"], "is made of local files"),
+REJECTED_EXPORTS = [
+    (["--archive=README"], "not a valid archive name"), (["--archive=README.md"], "not a valid archive name"),
+    (["--archive=.tar.gz"], "not a valid archive name"),
+    (["--archive=directory"], "not a valid archive name"),
+    (["--archive=directory.tar.gz"], "directory.tar.gz already exists"),
+    (["--archive=notes.tar.gz"], "notes.tar.gz already exists"),
+    (["--archive=README.tar.gz"], "README.md already exists"),
+    (["--archive=dangling.tar.gz"], "dangling.tar.gz already exists"),
+    (["--export_dir=new.md", "--archive=new.tar.gz"], "new.md would be inside --export_dir"),
+    (["--export_dir=directory", "--archive=directory/x.tar.gz"], "x.tar.gz would be inside --export_dir"),
+    (["--archive=gs://bucket/x.tar.gz"], "only be made from local files"),
     (["--archive=s3://bucket/x.tar.gz"], "s3:// is not"),
     (["--archive=a*.tar.gz"], "contains *"), (["--archive=" + "n" * 249 + ".tar.gz"], "File name too long"),
-    (["--export_dir=."], "cannot be replaced. Name a new directory"),
-    (["--export_dir=directory/.."], "Name a new directory"),
-    (["--export_dir=/"], "Name a new directory"), (["--export_dir=full"], "is not empty"),
-    (["--export_dir=full link"], "is not empty"), (["--export_dir=loop"], "is not empty"),
-    (["--export_dir=README.md/"], "is not empty"), (["--export_dir=run[1]"], "contains ["),
+    (["--export_dir=."], "cannot be replaced. Use a new directory"),
+    (["--export_dir=directory/.."], "Use a new directory"),
+    (["--export_dir=/"], "Use a new directory"), (["--export_dir=full"], "is not an empty directory"),
+    (["--export_dir=full link"], "is not an empty directory"), (["--export_dir=loop"], "is not an empty directory"),
+    (["--export_dir=README.md/"], "is not an empty directory"), (["--export_dir=run[1]"], "contains ["),
     (["--export_dir= "], "is empty"),
     (["--export_dir=a\nb"], "control characters"), (["--export_dir=\udcff"], "not valid UTF-8"),
     (["--export_dir=" + "n" * 256], "File name too long"), (["--export_dir=s3://bucket/x"], "s3:// is not supported"),
@@ -571,9 +569,8 @@ REFUSED_EXPORTS = [
 ]
 
 
-@pytest.mark.parametrize("arguments, words", REFUSED_EXPORTS)
-def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(arguments, words, tmp_path, monkeypatch,
-                                                                                capsys):
+@pytest.mark.parametrize("arguments, message", REJECTED_EXPORTS)
+def test_invalid_export_paths_are_rejected_before_loading(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("README.md", "notes.tar.gz", "full/file"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -586,11 +583,11 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
     before = tree(tmp_path)
     with pytest.raises(SystemExit) as stop:
         cli.main(["--checkpoint=run", "--export_dir=new", *arguments])
-    told = capsys.readouterr().err
-    assert stop.value.code == 2 and words in told and told.count("\n") == 1 and tree(tmp_path) == before
+    error_text = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error_text and error_text.count("\n") == 1 and tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("arguments, words", [
+@pytest.mark.parametrize("arguments, message", [
     (["embed", "s3://m", "photos", "--out=v.npz"], "MODEL=s3://m: s3:// is not supported"),
     (["embed", "m*", "photos", "--out=v.npz"], "MODEL=m*: the path contains *"),
     (["embed", "m", "s3://photos", "--out=v.npz"], "FOLDER=s3://photos: s3:// is not supported"),
@@ -600,26 +597,27 @@ def test_exports_that_would_replace_files_are_refused_before_anything_is_loaded(
     (["embed", "m", "photos", "--out=v[1].npz"], "contains ["), (["embed", "m", "photos", "--out="], "path is empty"),
     (["embed", "m", "photos", "--out=" + "n" * 252 + ".npz"], "File name too long"),
     (["predict", "m", "s3://x.png"], "IMAGE=s3://x.png: s3:// is not supported"),
-    (["predict", "m", "\x1b[31m.png"], "control characters"), (["predict", "m", "."], "there is no such file"),
-    (["predict", "m", "n" * 300], "there is no such file"), (["predict", "m", "\udcff"], "not valid UTF-8"),
+    (["predict", "m", "\x1b[31m.png"], "control characters"), (["predict", "m", "."], "no such file"),
+    (["predict", "m", "n" * 300], "no such file"), (["predict", "m", "\udcff"], "not valid UTF-8"),
     (["embed", "m", "photos", "--out=v.npz", "--nope=\x1b"], "unrecognized arguments: --nope=\\x1b"),
     (["embed"], "arguments are required"),
     (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8")])
-def test_unusable_paths_are_refused_in_one_line(arguments, words, capsys):
+def test_invalid_inference_arguments_give_one_line_errors(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         inference_cli.main(arguments)
-    told = capsys.readouterr().err
-    assert stop.value.code == 2 and words in told and told.count("\n") == 1 and "\x1b" not in told
+    error_text = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error_text
+    assert error_text.count("\n") == 1 and "\x1b" not in error_text
 
 
-def test_help_says_that_graphs_of_models_are_executed(capsys):
+def test_help_warns_that_model_graphs_are_executed(capsys):
     for command in ("embed", "predict"):
         with pytest.raises(SystemExit):
             inference_cli.main([command, "--help"])
-        assert "trusted sources only" in " ".join(capsys.readouterr().out.split())
+        assert "only models from trusted sources" in " ".join(capsys.readouterr().out.split())
 
 
-def test_folders_and_images_may_have_any_name(photos, tmp_path, monkeypatch, capsys):
+def test_folder_and_image_names_may_contain_special_characters(photos, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "My photos [2019] *?"
     folder.mkdir()
     for name in ("a[1].png", "-x.png", "new\nline.png", "b" * 251 + ".png"):
@@ -635,45 +633,45 @@ def test_folders_and_images_may_have_any_name(photos, tmp_path, monkeypatch, cap
     assert printed.count("\n") == 1 and "\x1b" not in printed and r"two\nlines 0.333" in printed
 
 
-def test_class_names_of_another_number_are_refused(photos, monkeypatch):
+def test_wrong_number_of_class_names_is_rejected(photos, monkeypatch):
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
         lambda images: tf.zeros([len(images), 3]), {"class_names": ["a", "b"]}))
-    with pytest.raises(UserError, match="3 classes and names of 2"):
+    with pytest.raises(UserError, match="3 classes, but 2 class names"):
         prediction.predict("model", [str(photos / "a.jpg")])
 
 
-@pytest.mark.parametrize("arguments, words", [
+@pytest.mark.parametrize("arguments, message", [
     (["--checkpoint=x"], "arguments are required: --export_dir"),
-    (["--checkpoint=RUN", "--export_dir=MODEL"], "is not empty"),
-    (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not empty"),
+    (["--checkpoint=RUN", "--export_dir=MODEL"], "is not an empty directory"),
+    (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not an empty directory"),
     (["--checkpoint=RUN", "--export_dir=RUN/no/where"], "/no does not exist. Create it"),
     (["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"], "is not a writable directory"),
     (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
-    (["embed", "RUN", "PHOTOS", "--out=v.npz"], "is a checkpoint: make a SavedModel"),
-    (["embed", "MODEL", "RUN", "--out=v.npz"], "has no images"),
+    (["embed", "RUN", "PHOTOS", "--out=v.npz"], "a checkpoint, not a SavedModel"),
+    (["embed", "MODEL", "RUN", "--out=v.npz"], "no images found"),
     (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv"),
     (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "no/where does not exist"),
-    (["embed", "FOREIGN", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as SimCLR's"),
-    (["embed", "DAMAGED", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as SimCLR's"),
-    (["predict", "EMPTY", "PHOTOS/a.jpg"], "cannot be loaded and called as SimCLR's"),
-    (["predict", "MODEL", "RUN/none.png"], "there is no such file"),
-    (["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"], "has no pool: it has block_group1"),
+    (["embed", "FOREIGN", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as a SimCLR SavedModel"),
+    (["embed", "CORRUPT", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as a SimCLR SavedModel"),
+    (["predict", "EMPTY", "PHOTOS/a.jpg"], "cannot be loaded and called as a SimCLR SavedModel"),
+    (["predict", "MODEL", "RUN/none.png"], "no such file"),
+    (["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"], "has no output pool. Use one of block_group1"),
 ])
-def test_bad_command_lines_are_told_in_one_line(arguments, words, saved_model, run_dir, photos, tmp_path, capsys):
-    places = dict(RUN=run_dir, MODEL=saved_model, PHOTOS=photos, FOREIGN=tmp_path, DAMAGED=tmp_path / "damaged",
-                  EMPTY=tmp_path / "empty")
+def test_unusable_arguments_give_one_line_errors(arguments, message, saved_model, run_dir, photos, tmp_path, capsys):
+    paths = dict(RUN=run_dir, MODEL=saved_model, PHOTOS=photos, FOREIGN=tmp_path, CORRUPT=tmp_path / "corrupt",
+                 EMPTY=tmp_path / "empty")
     if "FOREIGN" in arguments:
         module = tf.Module()
         module.__call__ = tf.function(lambda x: x, input_signature=[tf.TensorSpec([2])])
         tf.saved_model.save(module, str(tmp_path))
-    for name, content in (("damaged", b"no module"), ("empty", b"")):
+    for name, content in (("corrupt", b"no module"), ("empty", b"")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "saved_model.pb").write_bytes(content)
-    for name, place in places.items():
-        arguments = [argument.replace(name, str(place)) for argument in arguments]
+    for name, path in paths.items():
+        arguments = [argument.replace(name, str(path)) for argument in arguments]
     module = inference_cli if arguments[0] in ("embed", "predict") else cli
     with pytest.raises(SystemExit) as stop:
         module.main(arguments)
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.startswith("python -m ") and error.count("\n") == 1
-    assert words in error and not pathlib.Path("v.npz").exists()
+    error_text = capsys.readouterr().err
+    assert stop.value.code == 2 and error_text.startswith("python -m ") and error_text.count("\n") == 1
+    assert message in error_text and not pathlib.Path("v.npz").exists()

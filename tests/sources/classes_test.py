@@ -123,11 +123,11 @@ def test_warm_start_maps_the_linear_head_by_name_or_skips_it(names, head_columns
     initial_values = [variable.numpy() for variable in model.supervised_head.variables]
     loaded = restoring.warm_start(model, str(trained[0] / "run"), class_names=names)
     if head_columns is None:
-        assert "other classes, only in the data set: yellow" in loaded.not_loaded["linear head"]
+        assert "different classes: only in the data set: yellow" in loaded.not_loaded["linear head"]
         head_columns = [None] * len(names)
     else:
         num_mapped = len(head_columns) - head_columns.count(None)
-        assert f"linear head: {num_mapped} of {len(names)} classes were taken" in "".join(loaded.lines)
+        assert f"linear head: {num_mapped} of {len(names)} classes were loaded" in "".join(loaded.lines)
     for variable, old, initial in zip(model.supervised_head.variables, old_model.supervised_head.variables,
                                       initial_values):
         for column, head_column in enumerate(head_columns):
