@@ -1,6 +1,6 @@
-"""Any combination of flags either runs or ends with one line that the user can act upon.
+"""Property-based tests: any combination of flags either runs or ends with a one-line error.
 
-`make soak` tries other combinations than the suites, and more of them.
+`make soak` runs them with more, and random, combinations.
 """
 
 import contextlib
@@ -25,33 +25,34 @@ from support.runs import TINY
 
 EDGES = {int: [2**31 - 1, 2**31, -2**31, 2**63 - 1, 2**63, -2**63, 10**20],
          float: [-0.0, 5e-324, 1e-300, 1e-45, 1e-30, 1e30, 3.5e38, 1e308, float("inf"), float("-inf"), float("nan")]}
-WEIRD = {int: st.integers(-3, 5) | st.sampled_from([16, 64, *EDGES[int]]),
-         float: st.floats() | st.sampled_from([0.0, 0.5, 1.0, -1.0, 1e-9, 1e9, *EDGES[float]]),
-         bool: st.booleans(),
-         str: st.text(max_size=8) | st.sampled_from(["train", "eval", "test", "digits", "", "../x", "folder:", "a\nb"])}
+EXTREME = {int: st.integers(-3, 5) | st.sampled_from([16, 64, *EDGES[int]]),
+           float: st.floats() | st.sampled_from([0.0, 0.5, 1.0, -1.0, 1e-9, 1e9, *EDGES[float]]),
+           bool: st.booleans(),
+           str: st.text(max_size=8) | st.sampled_from(
+               ["train", "eval", "test", "digits", "", "../x", "folder:", "a\nb"])}
 
 
-def kind_of(field):
-    hints = typing.get_type_hints(Config)[field.name]
-    return next(kind for kind in typing.get_args(hints) or (hints,) if kind is not type(None))
+def value_type(field):
+    hint = typing.get_type_hints(Config)[field.name]
+    return next(argument for argument in typing.get_args(hint) or (hint,) if argument is not type(None))
 
 
 def values(field):
-    """What people, scripts and slips may give a setting."""
-    options = [WEIRD[kind_of(field)], st.just(field.default)]
+    """Returns a strategy for valid and invalid values of a setting."""
+    options = [EXTREME[value_type(field)], st.just(field.default)]
     options += [st.sampled_from(field.metadata["choices"])] if field.metadata["choices"] else []
     options += [st.none()] if field.default is None else []
     return st.one_of(*options)
 
 
-def some_settings(fields, most):
-    return st.lists(st.sampled_from(fields), max_size=most, unique_by=lambda field: field.name).flatmap(
+def random_settings(fields, max_size):
+    return st.lists(st.sampled_from(fields), max_size=max_size, unique_by=lambda field: field.name).flatmap(
         lambda chosen: st.fixed_dictionaries({field.name: values(field) for field in chosen}))
 
 
 @hypothesis.settings(max_examples=10 * hypothesis.settings().max_examples, deadline=None)
-@hypothesis.given(some_settings(dataclasses.fields(Config), 6))
-def test_settings_are_accepted_or_refused_in_one_line(settings):
+@hypothesis.given(random_settings(dataclasses.fields(Config), 6))
+def test_settings_are_accepted_or_rejected_in_one_line(settings):
     try:
         config = Config(**settings)
     except UserError as error:
@@ -61,10 +62,10 @@ def test_settings_are_accepted_or_refused_in_one_line(settings):
     assert json.loads(json.dumps(dataclasses.asdict(config))) == dataclasses.asdict(config)
 
 
-def sane(field):
-    """Values among which most combinations should run, on `digits`, in seconds."""
+def plausible_values(field):
+    """Returns a strategy for values of which most combinations run on `digits` in seconds, or None."""
     name, choices = field.name, field.metadata["choices"]
-    known = dict(
+    values_by_name = dict(
         mode=["train", "train_then_eval"], train_mode=["pretrain", "supervised"], image_size=[8, 9],
         train_batch_size=[2, 7, 16], micro_batch_size=[0, 1, 2, 8], eval_batch_size=[1, 90], num_proj_layers=[1, 2],
         proj_out_dim=[1, 16], resnet_depth=[10], width_multiplier=[1], sk_ratio=[0.0, 0.0625], se_ratio=[0.0, 0.25],
@@ -74,40 +75,41 @@ def sane(field):
         eval_split=["test[:40]", "train[:40]", "validation"], temperature=[0.01, 1.0], batch_norm_decay=[0.0, 0.9],
         color_jitter_strength=[0.0, 1.0, 3.0], min_crop_area=[0.01, 1.0], loss_block_rows=[0, 1, 5],
         profile_steps=[0], keep_checkpoint_max=[1], checkpoint_steps=[0, 1], weight_decay=[0.0, 1.0])
-    if name in known:
-        return st.sampled_from(known[name])
+    if name in values_by_name:
+        return st.sampled_from(values_by_name[name])
     if choices:
         return st.sampled_from(choices)
     return st.booleans() if isinstance(field.default, bool) and name not in ("use_tpu", "deterministic") else None
 
 
-SANE = {field.name: sane(field) for field in dataclasses.fields(Config) if sane(field) is not None}
-OF_ABSL = ("help", "?", "flagfile", "undefok", "only_check", "pdb", "run_with", "use_cprofile", "profile_file")
+PLAUSIBLE = {field.name: plausible_values(field) for field in dataclasses.fields(Config)
+             if plausible_values(field) is not None}
+ABSL_FLAGS = ("help", "?", "flagfile", "undefok", "only_check", "pdb", "run_with", "use_cprofile", "profile_file")
 FIXED = dict(train_split="train[:64]", train_steps=2, eval_split="test[:40]", image_size=8, train_batch_size=16)
 
 
 def call(function, argv):
-    """The exit status (0 if it returns) and the lines on standard error of a function of `run.py` that reads flags."""
+    """Calls a function that reads flags; returns its exit status (0 if it returns) and its standard error."""
     values = flags.FLAGS
     for name in Config.__dataclass_fields__:
         values[name].unparse()
-    with contextlib.redirect_stderr(io.StringIO()) as told:
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
             function(values, ["run.py", *argv])
         except SystemExit as error:
-            return error.code, told.getvalue()
-    return 0, told.getvalue()
+            return error.code, stderr.getvalue()
+    return 0, stderr.getvalue()
 
 
-def assert_told(status, told):
-    """Either the run succeeded, or one line says what to change; status 3 means that training diverged."""
-    assert status in (0, 2, 3), told
-    assert told.count("\n") == (status != 0) and (status == 0) == (not told)
-    assert status == 0 or "--" in told or "flag" in told
+def assert_one_line_error(status, error_text):
+    """Asserts that a run succeeded silently, or failed with one line that names a flag (status 3: divergence)."""
+    assert status in (0, 2, 3), error_text
+    assert error_text.count("\n") == (status != 0) and (status == 0) == (not error_text)
+    assert status == 0 or "--" in error_text or "flag" in error_text
 
 
-def words(fields):
-    """A command line: settings that may be misspelt, cut, or of another kind."""
+def command_lines(fields):
+    """Returns a strategy for command lines with possibly misspelled or malformed flags."""
     value = st.one_of(*map(values, fields), st.text(max_size=5)).map(str)
     name = st.sampled_from([field.name for field in fields]) | st.text(max_size=5)
     form = st.sampled_from(["--{}={}", "-{}={}", "--no{}", "--{}", "--{} {}", "{}={}", "{1}"])
@@ -115,21 +117,21 @@ def words(fields):
 
 
 @hypothesis.settings(max_examples=4 * hypothesis.settings().max_examples, deadline=None)
-@hypothesis.given(words(dataclasses.fields(Config)))
-def test_any_command_line_is_read_or_refused_in_one_line(argv):
-    hypothesis.assume(not any(word.lstrip("-").startswith(OF_ABSL) for word in argv))
+@hypothesis.given(command_lines(dataclasses.fields(Config)))
+def test_command_lines_are_accepted_or_rejected_in_one_line(argv):
+    hypothesis.assume(not any(argument.lstrip("-").startswith(ABSL_FLAGS) for argument in argv))
 
     def read(values, argv):
         run.parse_flags(argv)
         with command_line.reporting_errors("run.py"):
             config_lib.from_flags(values)
 
-    assert_told(*call(read, argv))
+    assert_one_line_error(*call(read, argv))
 
 
 @pytest.mark.parametrize("error, expected", [
     (UserError("x"), 2), (TrainingDiverged("x"), 3), (Stopped("x"), 75)])
-def test_errors_have_their_exit_status(error, expected, monkeypatch):
+def test_exceptions_determine_the_exit_status(error, expected, monkeypatch):
     def fail(*_, **__):
         raise error
 
@@ -138,21 +140,21 @@ def test_errors_have_their_exit_status(error, expected, monkeypatch):
 
 
 @pytest.mark.slow
-def test_any_combination_runs_two_steps_or_ends_with_status_2_and_one_line(tmp_path_factory, tiny_resnet,
-                                                                           unoptimized_graphs, monkeypatch):
+def test_flag_combinations_run_two_steps_or_give_one_line_errors(tmp_path_factory, tiny_resnet, unoptimized_graphs,
+                                                                  monkeypatch):
     statuses = []
     monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
 
     @hypothesis.settings(max_examples=hypothesis.settings().max_examples // 8, deadline=None,
                          suppress_health_check=list(hypothesis.HealthCheck))
-    @hypothesis.given(st.lists(st.sampled_from(sorted(SANE)), min_size=3, max_size=12, unique=True).flatmap(
-        lambda names: st.fixed_dictionaries({name: SANE[name] for name in names})))
+    @hypothesis.given(st.lists(st.sampled_from(sorted(PLAUSIBLE)), min_size=3, max_size=12, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: PLAUSIBLE[name] for name in names})))
     def check(settings):
         directory = tmp_path_factory.mktemp("run")
         settings = {**TINY, **FIXED, "model_dir": directory, **settings}
         argv = [f"--{name}={value}" for name, value in settings.items() if value is not None]
-        status, told = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), argv)
-        assert_told(status, told)
+        status, error_text = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), argv)
+        assert_one_line_error(status, error_text)
         assert status != 0 or (directory / "ckpt-2.index").exists()
         statuses.append(status)
 
@@ -160,25 +162,25 @@ def test_any_combination_runs_two_steps_or_ends_with_status_2_and_one_line(tmp_p
     assert {0, 2} <= set(statuses) <= {0, 2, 3}
 
 
-MOST = 2**31 - 1
+MAX_INT = 2**31 - 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings, statuses", [
-    (dict(warmup_epochs=1e6, log_seconds=1e-30, keep_checkpoint_max=MOST, seed=MOST, loss_block_rows=MOST,
-          shuffle_buffer_mb=MOST, weight_decay=1e-30, momentum=1e-30, batch_norm_decay=1e-30, checkpoint_epochs=10**6,
-          learning_rate=1e-30, color_jitter_strength=100, brightness="additive", min_crop_area=1e-4, sk_ratio=1e-30,
+    (dict(warmup_epochs=1e6, log_seconds=1e-30, keep_checkpoint_max=MAX_INT, seed=MAX_INT, loss_block_rows=MAX_INT,
+          shuffle_buffer_mb=MAX_INT, weight_decay=1e-30, momentum=1e-30, batch_norm_decay=1e-30,
+          checkpoint_epochs=10**6, learning_rate=1e-30, color_jitter_strength=100, brightness="additive", min_crop_area=1e-4, sk_ratio=1e-30,
           se_ratio=1e-30, optimizer="momentum", learning_rate_scaling="sqrt"), {0}),
-    (dict(mode="train_then_eval", eval_steps=MOST, eval_batch_size=2**20, eval_protocol="linear_head,contrastive",
+    (dict(mode="train_then_eval", eval_steps=MAX_INT, eval_batch_size=2**20, eval_protocol="linear_head,contrastive",
           warmup_epochs=1e-30, learning_rate=-0.0, temperature=1e-30, color_jitter_strength=1e-30), {0}),
     (dict(learning_rate=1e30, weight_decay=1e30, warmup_epochs=0.0, optimizer="momentum"), {2, 3}),
     (dict(label_fraction=1e-30, train_mode="supervised"), {2}),
-    (dict(label_fraction=0.99999999, train_mode="supervised", label_seed=MOST, profile_steps=MOST), {0})])
-def test_settings_at_their_bounds_run_two_steps_or_are_refused(settings, statuses, tmp_path, tiny_resnet,
-                                                               unoptimized_graphs, monkeypatch):
+    (dict(label_fraction=0.99999999, train_mode="supervised", label_seed=MAX_INT, profile_steps=MAX_INT), {0})])
+def test_settings_at_their_bounds_run_two_steps_or_are_rejected(settings, statuses, tmp_path, tiny_resnet,
+                                                                unoptimized_graphs, monkeypatch):
     monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
     settings = {**TINY, **FIXED, "model_dir": tmp_path, **settings}
-    status, told = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)),
-                        [f"--{name}={value}" for name, value in settings.items()])
-    assert_told(status, told)
+    status, error_text = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)),
+                              [f"--{name}={value}" for name, value in settings.items()])
+    assert_one_line_error(status, error_text)
     assert status in statuses and (status != 0 or (tmp_path / "ckpt-2.index").exists())

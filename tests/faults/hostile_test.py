@@ -1,4 +1,4 @@
-"""Files from elsewhere are data: nothing in them is run, and nothing is unpickled."""
+"""Security: untrusted files are only data, so their code is not executed and nothing is unpickled."""
 
 import ast
 
@@ -16,19 +16,18 @@ from support import ROOT
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 
-def test_a_saved_model_given_as_checkpoint_is_not_run(tmp_path, monkeypatch):
-    """One that writes a file as soon as it is loaded."""
-    class Writes(tf.saved_model.experimental.TrackableResource):
+def test_saved_model_passed_as_checkpoint_is_not_executed(tmp_path, monkeypatch):
+    class WritesFileOnLoad(tf.saved_model.experimental.TrackableResource):
         def _create_resource(self):
             return tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
 
         def _initialize(self):
-            tf.io.write_file(str(tmp_path / "written"), "here I am")
+            tf.io.write_file(str(tmp_path / "written"), "executed")
 
     model = model_lib.build_model(Config(**SMALL), 4)
-    model(tf.zeros([1, 8, 8, 3]), training=False)  # Keras saves what was called.
+    model(tf.zeros([1, 8, 8, 3]), training=False)  # Keras saves only calls that were traced.
     module = tf.Module()
-    module.saved_model, module.trap = model, Writes()
+    module.saved_model, module.trap = model, WritesFileOnLoad()
     module.use = tf.function(lambda: tf.shape(module.trap.resource_handle), input_signature=[])
     tf.saved_model.save(module, str(tmp_path / "module"))
     (tmp_path / "written").unlink(missing_ok=True)
@@ -38,11 +37,11 @@ def test_a_saved_model_given_as_checkpoint_is_not_run(tmp_path, monkeypatch):
         np.testing.assert_array_equal(ours, theirs)
     assert not (tmp_path / "written").exists()
     tf.saved_model.load(str(tmp_path / "module"))
-    assert (tmp_path / "written").exists()  # The trap works.
+    assert (tmp_path / "written").exists()  # Loading the SavedModel would have executed it.
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"\0" * 4096, b"cos\nsystem\n(S'true'\ntR."])
-def test_files_that_are_no_checkpoints_are_refused(content, tmp_path):
+def test_files_that_are_not_checkpoints_are_rejected(content, tmp_path):
     for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match="cannot be read") as error:
@@ -50,7 +49,7 @@ def test_files_that_are_no_checkpoints_are_refused(content, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_embedded_names_are_text_and_not_pickled(tmp_path):
+def test_file_names_in_npz_are_not_pickled(tmp_path):
     with embedding._npz_writer(str(tmp_path / "v.npz")) as add:
         add(["a", "../b", "c" * 300], np.ones([3, 2]))
     with np.load(tmp_path / "v.npz", allow_pickle=False) as arrays:
@@ -58,7 +57,7 @@ def test_embedded_names_are_text_and_not_pickled(tmp_path):
         assert arrays["vectors"].shape == (3, 2)
 
 
-def test_nothing_of_this_program_unpickles_or_runs_text():
+def test_program_does_not_unpickle_or_evaluate_text():
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
     for path in [*ROOT.glob("*.py"), *ROOT.glob("paper/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):

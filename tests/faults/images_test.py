@@ -1,4 +1,4 @@
-"""Image files of every kind, good and bad: which are used, what is said of the others."""
+"""Image files: formats, corruption, limits, links and messages about unusable files."""
 
 import io
 import os
@@ -28,92 +28,93 @@ SMOOTH = np.stack([*np.meshgrid(np.linspace(0, 255, 20), np.linspace(0, 255, 24)
     np.uint8)
 
 
-def encoded(image, kind, **options):
+def encode(image, file_format, **options):
     buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
+    image.save(buffer, file_format, **options)
     return buffer.getvalue()
 
 
-JPEG, PNG = encoded(Image.fromarray(SMOOTH), "jpeg", quality=95), encoded(Image.fromarray(PIXELS), "png")
-SIXTEEN_BITS = tf.io.encode_png(PIXELS.astype(np.uint16) * 257).numpy()
+JPEG, PNG = encode(Image.fromarray(SMOOTH), "jpeg", quality=95), encode(Image.fromarray(PIXELS), "png")
+PNG_16_BIT = tf.io.encode_png(PIXELS.astype(np.uint16) * 257).numpy()
 FRAMES = [Image.fromarray(np.roll(PIXELS // 64 * 64, shift, 0)) for shift in (0, 5)]
-GOOD = {  # name -> (content, the pixels it stands for, greatest difference)
+VALID = {  # name -> (content, expected pixels, maximum difference)
     "rgb.jpg": (JPEG, SMOOTH, 16),
     "rgb.png": (PNG, PIXELS, 0),
-    "cmyk.jpg": (encoded(Image.fromarray(SMOOTH).convert("CMYK"), "jpeg", quality=95), SMOOTH, 16),
-    "grey.jpg": (encoded(Image.fromarray(SMOOTH[..., 0]), "jpeg", quality=95),
+    "cmyk.jpg": (encode(Image.fromarray(SMOOTH).convert("CMYK"), "jpeg", quality=95), SMOOTH, 16),
+    "gray.jpg": (encode(Image.fromarray(SMOOTH[..., 0]), "jpeg", quality=95),
                  np.repeat(SMOOTH[..., :1], 3, -1), 8),
-    "grey.png": (encoded(Image.fromarray(PIXELS[..., 0]), "png"), np.repeat(PIXELS[..., :1], 3, -1), 0),
-    "alpha.png": (encoded(Image.fromarray(PIXELS).convert("RGBA"), "png"), PIXELS, 0),
-    "grey_alpha.png": (encoded(Image.fromarray(PIXELS[..., 0]).convert("LA"), "png"),
+    "gray.png": (encode(Image.fromarray(PIXELS[..., 0]), "png"), np.repeat(PIXELS[..., :1], 3, -1), 0),
+    "alpha.png": (encode(Image.fromarray(PIXELS).convert("RGBA"), "png"), PIXELS, 0),
+    "gray_alpha.png": (encode(Image.fromarray(PIXELS[..., 0]).convert("LA"), "png"),
                        np.repeat(PIXELS[..., :1], 3, -1), 0),
-    "palette.png": (encoded(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "png"),
+    "palette.png": (encode(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "png"),
                     np.array(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE).convert("RGB")), 0),
-    "sixteen_bits.png": (SIXTEEN_BITS, PIXELS, 1),
-    "animated.gif": (encoded(FRAMES[0], "gif", save_all=True, append_images=FRAMES[1:]),
-                     np.array(Image.open(io.BytesIO(encoded(FRAMES[0], "gif"))).convert("RGB")), 0),
-    "bitmap.bmp": (encoded(Image.fromarray(PIXELS), "bmp"), PIXELS, 0),
-    "grey.bmp": (encoded(Image.fromarray(PIXELS[..., 0]), "bmp"), np.repeat(PIXELS[..., :1], 3, -1), 0),
+    "sixteen_bits.png": (PNG_16_BIT, PIXELS, 1),
+    "animated.gif": (encode(FRAMES[0], "gif", save_all=True, append_images=FRAMES[1:]),
+                     np.array(Image.open(io.BytesIO(encode(FRAMES[0], "gif"))).convert("RGB")), 0),
+    "bitmap.bmp": (encode(Image.fromarray(PIXELS), "bmp"), PIXELS, 0),
+    "gray.bmp": (encode(Image.fromarray(PIXELS[..., 0]), "bmp"), np.repeat(PIXELS[..., :1], 3, -1), 0),
     "png_called.jpg": (PNG, PIXELS, 0),
     "jpeg_called.gif": (JPEG, SMOOTH, 16),
 }
 CONVERT = "; convert it to JPEG or PNG"
-BAD = {  # name -> (content, reason)
+UNUSABLE = {  # name -> (content, reason)
     "empty.png": (b"", "empty"),
     "cut.jpg": (JPEG[:len(JPEG) // 2], "truncated or corrupt"),
     "cut.png": (PNG[:len(PNG) // 2], "truncated or corrupt"),
     "head_only.gif": (b"GIF89a", "truncated or corrupt"),
     "text.jpg": (b"not an image at all", "not an image"),
     "page.jpg": (b"<html>404</html>", "unsupported format: HTML or SVG" + CONVERT),
-    "webp_called.jpg": (encoded(Image.fromarray(PIXELS), "webp"), "unsupported format: WebP" + CONVERT),
-    "tiff_called.png": (encoded(Image.fromarray(PIXELS), "tiff"), "unsupported format: TIFF" + CONVERT),
-    "palette.bmp": (encoded(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "bmp"),
+    "webp_called.jpg": (encode(Image.fromarray(PIXELS), "webp"), "unsupported format: WebP" + CONVERT),
+    "tiff_called.png": (encode(Image.fromarray(PIXELS), "tiff"), "unsupported format: TIFF" + CONVERT),
+    "palette.bmp": (encode(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "bmp"),
                     "unsupported format: BMP with a palette" + CONVERT),
-    "black_and_white.bmp": (encoded(Image.fromarray(PIXELS[..., 0]).convert("1"), "bmp"),
+    "black_and_white.bmp": (encode(Image.fromarray(PIXELS[..., 0]).convert("1"), "bmp"),
                             "unsupported format: BMP with a palette" + CONVERT),
 }
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_images_of_every_kind_are_what_they_show(name, tmp_path):
-    content, pixels, difference = GOOD[name]
+@pytest.mark.parametrize("name", VALID)
+def test_images_of_all_formats_decode_to_their_pixels(name, tmp_path):
+    content, pixels, difference = VALID[name]
     (tmp_path / name).write_bytes(content)
     assert image_files.why_unusable(str(tmp_path / name)) is None
     source = folders.folder_source(str(tmp_path))
     (_, item, _), = source.records("train")
-    shown = source.decode(item).numpy()
-    assert shown.shape == pixels.shape and np.abs(shown.astype(int) - pixels).max() <= difference
+    decoded = source.decode(item).numpy()
+    assert decoded.shape == pixels.shape and np.abs(decoded.astype(int) - pixels).max() <= difference
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_corrupt_images_are_known_with_the_reason(name, tmp_path):
-    (tmp_path / name).write_bytes(BAD[name][0])
-    assert image_files.why_unusable(str(tmp_path / name)) == BAD[name][1]
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_unusable_images_are_reported_with_a_reason(name, tmp_path):
+    (tmp_path / name).write_bytes(UNUSABLE[name][0])
+    assert image_files.why_unusable(str(tmp_path / name)) == UNUSABLE[name][1]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Good images of two classes, and every kind of bad ones."""
-    for number in range(12):
+    """A folder with valid images of two classes, and unusable images of every type."""
+    for index in range(12):
         for name in ("cat", "dog"):
-            path = tmp_path / "images" / name / f"{number}.png"
+            path = tmp_path / "images" / name / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(tf.io.encode_png(np.roll(PIXELS, number, 0)).numpy())
-    for name, (content, _) in {**BAD, "cut2.jpg": BAD["cut.jpg"], "cut3.jpg": BAD["cut.jpg"]}.items():
+            path.write_bytes(tf.io.encode_png(np.roll(PIXELS, index, 0)).numpy())
+    for name, (content, _) in {**UNUSABLE, "cut2.jpg": UNUSABLE["cut.jpg"], "cut3.jpg": UNUSABLE["cut.jpg"]}.items():
         (tmp_path / "images" / "dog" / name).write_bytes(content)
     return tmp_path / "images"
 
 
 def run(tmp_path, folder, **settings):
-    said = []
+    """Trains one step; returns the log."""
+    lines = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(console, "log", said.append)
+        patch.setattr(console, "log", lines.append)
         runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
                             train_steps=1, **settings)
-    return "\n".join(said)
+    return "\n".join(lines)
 
 
-def test_corrupt_images_are_an_error_at_the_start_that_names_ten(folder, tmp_path):
+def test_corrupt_images_are_an_error_that_lists_ten(folder, tmp_path):
     with pytest.raises(UserError, match="12 of 36 images cannot be used: dog/black_and_white.bmp .unsup") as error:
         run(tmp_path, folder)
     assert "and 2 more. Fix or remove them, or skip them with --corrupt_images=skip" in str(error.value)
@@ -121,16 +122,16 @@ def test_corrupt_images_are_an_error_at_the_start_that_names_ten(folder, tmp_pat
     assert not list((tmp_path / "run").glob("ckpt*"))
 
 
-def test_corrupt_images_may_be_skipped_and_are_looked_for_once(folder, tmp_path, monkeypatch):
+def test_corrupt_images_are_skipped_and_the_check_is_cached(folder, tmp_path, monkeypatch):
     assert "skipped: 12 of 36 images cannot be used: dog/black" in run(tmp_path, folder, corrupt_images="skip")
-    looked = []
-    monkeypatch.setattr(image_files, "find_unusable", lambda paths, _: looked.append(paths) or {})
-    assert "skipped: 12 of 36" in run(tmp_path, folder, corrupt_images="skip") and not looked
+    checked = []
+    monkeypatch.setattr(image_files, "find_unusable", lambda paths, _: checked.append(paths) or {})
+    assert "skipped: 12 of 36" in run(tmp_path, folder, corrupt_images="skip") and not checked
     (folder / "cat" / "0.png").touch()
-    assert "skipped" not in run(tmp_path, folder, corrupt_images="skip") and len(looked) == 1
+    assert "skipped" not in run(tmp_path, folder, corrupt_images="skip") and len(checked) == 1
 
 
-def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
+def test_files_whose_names_are_not_utf8_are_skipped_and_logged(folder, tmp_path, capsys):
     os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
     runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
                         train_steps=1, corrupt_images="skip", eval_split="train[:8]", eval_split_given=True)
@@ -139,18 +140,18 @@ def test_names_that_are_no_text_are_left_out_and_told(folder, tmp_path, capsys):
     assert (tmp_path / "run" / "ckpt-1.index").exists()
 
 
-def test_keys_of_the_others_stay(folder):
-    whole, rest = (folders.folder_source(str(folder)) for _ in range(2))
-    bad = [path for path in rest.paths() if os.path.basename(path) in BAD or "cut" in path]
-    rest.exclude(bad)
-    assert [rest.num_examples(split) for split in ("train", "train[:0]")] == [24, 0]
-    assert rest.num_examples("train[:50%]") + rest.num_examples("train[50%:]") == 24
-    keys = {path: int(key) for key, path in zip(*whole._select("train")[:2])}
-    for key, path in zip(*rest._select("train")[:2]):
-        assert keys[path] == key and path not in bad
+def test_skipping_files_does_not_change_other_keys(folder):
+    complete, reduced = (folders.folder_source(str(folder)) for _ in range(2))
+    unusable = [path for path in reduced.paths() if os.path.basename(path) in UNUSABLE or "cut" in path]
+    reduced.exclude(unusable)
+    assert [reduced.num_examples(split) for split in ("train", "train[:0]")] == [24, 0]
+    assert reduced.num_examples("train[:50%]") + reduced.num_examples("train[50%:]") == 24
+    keys = {path: int(key) for key, path in zip(*complete._select("train")[:2])}
+    for key, path in zip(*reduced._select("train")[:2]):
+        assert keys[path] == key and path not in unusable
 
 
-def test_a_folder_of_only_corrupt_images_is_an_error(folder, tmp_path):
+def test_folder_with_only_corrupt_images_is_an_error(folder, tmp_path):
     for path in folder.rglob("*.*"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="36 of 36 images cannot be used"):
@@ -160,7 +161,7 @@ def test_a_folder_of_only_corrupt_images_is_an_error(folder, tmp_path):
 # ---------------------------------------------------------------------------------------------------------- links
 
 
-def test_links_out_of_the_folder_need_leave(folder, tmp_path):
+def test_links_out_of_the_folder_require_follow_links(folder, tmp_path):
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     for name in ("a.png", "deep/b.png"):
         (tmp_path / "elsewhere" / name).write_bytes(PNG)
@@ -168,22 +169,22 @@ def test_links_out_of_the_folder_need_leave(folder, tmp_path):
     (folder / "cat" / "inside.png").symlink_to(folder / "cat" / "zero.png")
     count = folders.folder_source(str(folder)).num_examples("train")
     (folder / "cat" / "outside.png").symlink_to(tmp_path / "elsewhere" / "a.png")
-    (folder / "cat" / "more").symlink_to(tmp_path / "elsewhere" / "deep")
+    (folder / "cat" / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
     (folder / "cat" / "circle").symlink_to(folder / "cat")
     with pytest.raises(UserError, match="2 images are links to files outside of the directory .*--follow_links"):
         folders.folder_source(str(folder))
     assert folders.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
 
 
-def test_a_linked_data_set_is_no_link_out_of_it(folder, tmp_path):
+def test_data_set_may_be_a_link(folder, tmp_path):
     (tmp_path / "link").symlink_to(folder)
     assert folders.folder_source(str(tmp_path / "link")).num_examples("train") == 36
 
 
-# ------------------------------------------------------------------------------------------- while a run is going on
+# ------------------------------------------------------------------------------------------- ---------- during a run
 
 
-def test_a_folder_that_vanishes_is_told(folder, tmp_path, monkeypatch):
+def test_deleted_folder_ends_training_with_one_line(folder, tmp_path, monkeypatch):
     check = image_checks.check_images
 
     def check_and_remove(config, source, is_chief):
@@ -197,17 +198,17 @@ def test_a_folder_that_vanishes_is_told(folder, tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_record_file_is_told(tmp_path, monkeypatch):
-    class Broken(IndexedSource):
+def test_corrupt_record_file_ends_training_with_one_line(tmp_path, monkeypatch):
+    class CorruptSource(IndexedSource):
         def references(self, *arguments, **options):
-            path = tmp_path / "broken.tfrecord"
+            path = tmp_path / "corrupt.tfrecord"
             path.write_bytes(b"\0" * 999)
             records = tf.data.TFRecordDataset(str(path)).map(lambda _: tf.constant(0, tf.int64))
             return records.concatenate(super().references(*arguments, **options))
 
     source = digits.digits_source()
-    broken = Broken("digits", source._splits, source.class_names, tf.identity)
-    monkeypatch.setattr(datasets, "open_source", lambda *_: broken)
+    corrupt_source = CorruptSource("digits", source._splits, source.class_names, tf.identity)
+    monkeypatch.setattr(datasets, "open_source", lambda *_: corrupt_source)
     with pytest.raises(UserError, match="--dataset=digits: it can no longer be read .*Repair or restore") as error:
         runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)
@@ -217,13 +218,13 @@ def test_a_damaged_record_file_is_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["rgb.jpg", "rgb.png", "animated.gif", "bitmap.bmp", "cmyk.jpg"])
-def test_random_damage_is_an_image_or_a_reason_and_never_more(name, tmp_path):
+def test_random_corruption_never_raises(name, tmp_path):
     random, path = np.random.default_rng(0), tmp_path / name
     reasons = set()
     for _ in range(200):
-        content = bytearray(GOOD[name][0])
-        for place in random.integers(0, len(content), random.integers(1, 6)):
-            content[place] = random.integers(0, 256)
+        content = bytearray(VALID[name][0])
+        for position in random.integers(0, len(content), random.integers(1, 6)):
+            content[position] = random.integers(0, 256)
         path.write_bytes(bytes(content[:random.integers(0, len(content))] if random.random() < 0.3 else content))
         reasons.add(re.sub(r"\d+ pixels, more.*", "too many pixels", str(image_files.why_unusable(str(path)))))
     assert len(reasons) > 1
@@ -231,13 +232,14 @@ def test_random_damage_is_an_image_or_a_reason_and_never_more(name, tmp_path):
                        "unsupported format: BMP with a palette" + CONVERT}
 
 
-# ------------------------------------------------------------------------------------------------- sizes and kinds
+# ----------------------------------------------------------------------------------------------- sizes and file types
 
 
 def huge_png(side):
-    """A valid PNG file of black pixels, one bit each, that is a thousandth of its image."""
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    """Returns a PNG of black pixels, about a thousandth of the size of its decoded image."""
+    def chunk(chunk_type, content):
+        return (struct.pack(">I", len(content)) + chunk_type + content
+                + struct.pack(">I", zlib.crc32(chunk_type + content)))
 
     compressor, rows = zlib.compressobj(9), bytes(1 + (side + 7) // 8)
     pixels = b"".join(compressor.compress(rows) for _ in range(side)) + compressor.flush()
@@ -245,7 +247,7 @@ def huge_png(side):
             + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
 
 
-def test_images_of_more_pixels_than_the_limit_are_not_decoded(tmp_path, monkeypatch):
+def test_images_above_the_pixel_limit_are_not_decoded(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     path.write_bytes(huge_png(23_000))
     assert path.stat().st_size < 2**20
@@ -261,9 +263,9 @@ def test_images_of_more_pixels_than_the_limit_are_not_decoded(tmp_path, monkeypa
     assert image_files.why_unusable(str(path), 89_999) == "90000 pixels, more than --max_image_pixels=89999"
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_pixels_are_those_of_all_frames(name, tmp_path):
-    content = GOOD[name][0]
+@pytest.mark.parametrize("name", VALID)
+def test_pixel_limit_counts_all_frames(name, tmp_path):
+    content = VALID[name][0]
     with Image.open(io.BytesIO(content)) as image:
         boxes = [frame.tile[0][1] if frame.tile else (0, 0, 20, 24) for frame in ImageSequence.Iterator(image)]
     pixels = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
@@ -274,20 +276,21 @@ def test_pixels_are_those_of_all_frames(name, tmp_path):
     assert "more than" in image_files.why_unusable(str(path), pixels - 1)
 
 
-def test_a_gif_of_many_frames_is_refused(tmp_path):
-    """TensorFlow reads all frames, although it returns the first: 300 frames of a million pixels each."""
-    frames = [Image.new("P", (1000, 1000), number % 2) for number in range(300)]
-    content = encoded(frames[0], "gif", save_all=True, append_images=frames[1:], optimize=False)
+def test_gif_with_many_frames_is_rejected(tmp_path):
+    """TensorFlow decodes all frames (here 300 of a million pixels each), although it returns only the first."""
+    frames = [Image.new("P", (1000, 1000), index % 2) for index in range(300)]
+    content = encode(frames[0], "gif", save_all=True, append_images=frames[1:], optimize=False)
     (tmp_path / "a.gif").write_bytes(content)
     assert image_files.why_unusable(str(tmp_path / "a.gif")) == (
         "300000000 pixels, more than --max_image_pixels=100000000")
-    crossed = struct.pack("<6sHHBBB", b"GIF89a", 1, 1, 0, 0, 0) + b"".join(
+    # The limit applies to the bounding box of all frames.
+    crossed_frames = struct.pack("<6sHHBBB", b"GIF89a", 1, 1, 0, 0, 0) + b"".join(
         struct.pack("<BHHHHB", 0x2c, 0, 0, *size, 0) + b"\2\1\0\0" for size in ((60_000, 1), (1, 60_000)))
-    (tmp_path / "b.gif").write_bytes(crossed + b";")
+    (tmp_path / "b.gif").write_bytes(crossed_frames + b";")
     assert image_files.why_unusable(str(tmp_path / "b.gif")).startswith("3600000000 pixels")
 
 
-def test_a_sparse_file_is_refused_unread(tmp_path, monkeypatch):
+def test_sparse_file_is_rejected_without_reading_it(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     path.write_bytes(PNG)
     os.truncate(path, 60 * 2**30)
@@ -296,7 +299,7 @@ def test_a_sparse_file_is_refused_unread(tmp_path, monkeypatch):
         "64424509440 bytes, too many for --max_image_pixels=100000000")
 
 
-def test_a_large_file_that_is_no_image_is_not_read(tmp_path):
+def test_large_file_that_is_not_an_image_is_not_read(tmp_path):
     path = tmp_path / "a.png"
     path.touch()
     os.truncate(path, 700 * 2**20)
@@ -304,18 +307,18 @@ def test_a_large_file_that_is_no_image_is_not_read(tmp_path):
     assert image_files.why_unusable(str(path)) == "not an image"
 
 
-@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "link to a device"])
-def test_files_that_are_not_regular_are_not_opened(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("file_type", ["fifo", "socket", "device", "link to a device"])
+def test_files_that_are_not_regular_are_not_opened(tmp_path, monkeypatch, file_type):
     monkeypatch.chdir(tmp_path)
-    if kind == "fifo":
+    if file_type == "fifo":
         os.mkfifo("x.png")
-    elif kind == "socket":
+    elif file_type == "socket":
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("x.png")
-    elif kind == "link to a device":
+    elif file_type == "link to a device":
         os.symlink("/dev/zero", "x.png")
-    path = "/dev/zero" if kind == "device" else "x.png"
-    signal.alarm(60)  # Opening a FIFO would wait for ever.
+    path = "/dev/zero" if file_type == "device" else "x.png"
+    signal.alarm(60)  # Opening a FIFO would block forever.
     try:
         assert image_files.why_unusable(path) == "not a regular file"
         assert str(endpoints._load_image(path, 8, False)) == "not a regular file"
@@ -323,7 +326,7 @@ def test_files_that_are_not_regular_are_not_opened(tmp_path, monkeypatch, kind):
         signal.alarm(0)
 
 
-def test_broken_links_are_named(tmp_path):
+def test_broken_links_and_missing_files_are_reported(tmp_path):
     os.symlink("nowhere.png", tmp_path / "a.png")
     os.symlink("b.png", tmp_path / "b.png")
     assert [image_files.why_unusable(str(tmp_path / name)) for name in ("a.png", "b.png", "c.png")] == [
@@ -332,28 +335,28 @@ def test_broken_links_are_named(tmp_path):
 
 @pytest.mark.parametrize("large", ["files", "images", "neither"])
 def test_large_files_and_images_are_handled_one_at_a_time(tmp_path, monkeypatch, large):
-    paths = [str(tmp_path / f"{number}.png") for number in range(12)]
+    paths = [str(tmp_path / f"{index}.png") for index in range(12)]
     for path in paths:
         (tmp_path / path).write_bytes(PNG)
     monkeypatch.setattr(image_files, "_LARGE_BYTES" if large == "files" else "_LARGE_PIXELS",
                         479 if large != "neither" else 480)
-    decode, inside, most = tf.io.decode_image, [], []
-    both = threading.Barrier(2)
+    decode, active, num_active = tf.io.decode_image, [], []
+    barrier = threading.Barrier(2)
 
-    def watched(content, **options):
-        inside.append(content)
-        most.append(len(inside))
+    def decode_and_count(content, **options):
+        active.append(content)
+        num_active.append(len(active))
         if large == "neither":
-            both.wait(60)  # Passes only if two threads are here.
+            barrier.wait(60)  # Passes only if two threads decode at the same time.
         decode(content, **options)
-        inside.pop()
+        active.pop()
 
-    monkeypatch.setattr(tf.io, "decode_image", watched)
+    monkeypatch.setattr(tf.io, "decode_image", decode_and_count)
     assert image_files.find_unusable(paths) == {}
-    assert len(most) == 12 and (max(most) > 1) == (large == "neither")
+    assert len(num_active) == 12 and (max(num_active) > 1) == (large == "neither")
 
 
-def test_the_limit_is_a_setting_and_another_limit_checks_again(folder, tmp_path):
+def test_changed_pixel_limit_repeats_the_check(folder, tmp_path):
     for path in folder.glob("dog/*.[jgb]*"):
         path.unlink()
     for path in folder.glob("dog/[a-z]*.png"):
@@ -363,14 +366,14 @@ def test_the_limit_is_a_setting_and_another_limit_checks_again(folder, tmp_path)
         run(tmp_path, folder, max_image_pixels=479)
 
 
-def test_a_class_whose_images_are_all_corrupt_is_named(folder, tmp_path):
+def test_class_with_only_corrupt_images_is_logged(folder, tmp_path):
     for path in folder.glob("cat/*.png"):
         path.write_bytes(PNG[:40])
-    said = run(tmp_path, folder, corrupt_images="skip")
-    assert f"folder:{folder}: train has no images of 1 of 2 classes (cat)" in said
+    log = run(tmp_path, folder, corrupt_images="skip")
+    assert f"folder:{folder}: train has no images of 1 of 2 classes (cat)" in log
 
 
-def test_a_model_dir_among_the_classes_does_not_change_the_second_start(folder, tmp_path):
+def test_model_dir_inside_the_folder_does_not_change_the_classes(folder, tmp_path):
     for path in [*folder.glob("dog/*.[jgb]*"), *folder.glob("dog/[a-z]*.png")]:
         path.unlink()
     run(folder, folder)
@@ -379,18 +382,18 @@ def test_a_model_dir_among_the_classes_does_not_change_the_second_start(folder, 
     assert folders.folder_source(str(folder)).class_names == ["cat", "dog"]
 
 
-def test_a_record_file_that_is_cut_ends_training_with_one_line(tmp_path, monkeypatch):
+def test_truncated_record_file_ends_training_with_one_line(tmp_path, monkeypatch):
     with tf.io.TFRecordWriter(str(tmp_path / "a")) as writer:
         writer.write(b"only one")
 
-    class Cut(IndexedSource):
+    class TruncatedSource(IndexedSource):
         def references(self, *arguments, **options):
             records = tfds_source._read_file(str(tmp_path / "a"), 0, tf.constant(3, tf.int64), 0)
             return records.map(lambda key, _: key).concatenate(super().references(*arguments, **options))
 
     source = digits.digits_source()
-    cut = Cut("digits", source._splits, source.class_names, tf.identity)
-    monkeypatch.setattr(datasets, "open_source", lambda *_: cut)
+    truncated_source = TruncatedSource("digits", source._splits, source.class_names, tf.identity)
+    monkeypatch.setattr(datasets, "open_source", lambda *_: truncated_source)
     with pytest.raises(UserError, match="--dataset=digits: it can no longer be read") as error:
         runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Trainings that are killed or stopped, and go on as if nothing had happened."""
+"""Runs that are killed or stopped, and resume with results identical to an uninterrupted run."""
 
 import json
 import random
@@ -16,57 +16,57 @@ from support.addresses import free_addresses, tf_config
 
 
 @pytest.fixture(scope="module")
-def unkilled(tmp_path_factory):
-    """A run that nothing happened to."""
-    directory = tmp_path_factory.mktemp("unkilled") / "run"
+def uninterrupted(tmp_path_factory):
+    """The run directory of an uninterrupted run."""
+    directory = tmp_path_factory.mktemp("uninterrupted") / "run"
     processes.finish(directory)
     return directory
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_five_times_ends_as_if_never_killed(unkilled, tmp_path):
-    draw, begin = random.Random(1), 0
-    for number in range(5):
+def test_run_killed_five_times_equals_an_uninterrupted_run(uninterrupted, tmp_path):
+    generator, log_start = random.Random(1), 0
+    for kill in range(5):
         process = processes.start(tmp_path / "run")
-        if number == 0:
+        if kill == 0:
             processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run", process)
-        elif number != 2:  # That one falls into the start; the others, into the training or soon after it has begun.
-            processes.wait_for("step ", tmp_path / "run", process, begin)
-        time.sleep(draw.uniform(0, 0.7))
+        elif kill != 2:  # Kill 2 happens during startup, the others during training.
+            processes.wait_for("step ", tmp_path / "run", process, log_start)
+        time.sleep(generator.uniform(0, 0.7))
         assert process.poll() is None
         process.kill()
         process.wait()
-        begin = len(processes.log_of(tmp_path / "run"))
+        log_start = len(processes.log_of(tmp_path / "run"))
     assert "resumed at step" in processes.finish(tmp_path / "run")
-    processes.assert_same_run(unkilled, tmp_path / "run")
+    processes.assert_same_run(uninterrupted, tmp_path / "run")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_and_the_same_command_goes_on(number, unkilled, tmp_path):
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_saves_a_checkpoint_and_the_same_command_resumes(signal_number, uninterrupted, tmp_path):
     process = processes.start(tmp_path / "run")
     processes.wait_for("step ", tmp_path / "run", process)
-    process.send_signal(number)
+    process.send_signal(signal_number)
     assert process.wait(60) == 75
-    printed = processes.log_of(tmp_path / "run")
-    assert f"{number.name}: finishing the current work, then saving" in printed
-    saved = printed.split(f"stopped by {number.name}: saved ")[1].split(";")[0]
+    log = processes.log_of(tmp_path / "run")
+    assert f"{signal_number.name}: finishing the current work, then saving" in log
+    saved = log.split(f"stopped by {signal_number.name}: saved ")[1].split(";")[0]
     assert f"resumed at step {saved.rpartition('-')[2]} from" in processes.finish(tmp_path / "run")
-    processes.assert_same_run(unkilled, tmp_path / "run")
+    processes.assert_same_run(uninterrupted, tmp_path / "run")
 
 
-def test_a_signal_waits_for_a_safe_point():
+def test_signal_takes_effect_at_a_safe_point():
     done, before = [], signal.getsignal(signal.SIGINT)
     with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGINT"):
         for _ in progress.track(range(3), 3, "turns"):
             signal.raise_signal(signal.SIGINT)
             done.append(stop.requested)
     assert done == [True]
-    assert signal.getsignal(signal.SIGINT) is before  # Which in the background may be to ignore it.
+    assert signal.getsignal(signal.SIGINT) is before  # which may be SIG_IGN in a background process
     assert list(progress.track(range(3), 3, "turns")) == [0, 1, 2]
 
 
-def test_sighup_is_handled_unless_it_is_ignored():
+def test_sighup_stops_the_run_unless_it_is_ignored():
     with signals.StopSignals(), pytest.raises(Stopped, match="stopped by SIGHUP"):
         signal.raise_signal(signal.SIGHUP)
         signals.safe_point()
@@ -81,7 +81,7 @@ def test_sighup_is_handled_unless_it_is_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_terminal_that_closes_may_send_sighup_several_times():
+def test_repeated_sighup_from_a_closed_terminal_does_not_kill():
     with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as process:
         assert process.stdout.readline() == "busy\n"
@@ -93,7 +93,7 @@ def test_a_terminal_that_closes_may_send_sighup_several_times():
         assert process.wait(10) == 128 + signal.SIGTERM
 
 
-def test_a_signal_interrupts_downloads():
+def test_signal_interrupts_downloads():
     with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGTERM"), \
             stop.interruptible():
         signal.raise_signal(signal.SIGTERM)
@@ -110,7 +110,7 @@ with signals.StopSignals():
 """
 
 
-def test_a_second_signal_ends_at_once_but_not_the_same_sent_twice():
+def test_second_different_signal_ends_the_process_at_once():
     with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == "busy\n"
@@ -125,7 +125,7 @@ def test_a_second_signal_ends_at_once_but_not_the_same_sent_twice():
 
 
 @pytest.mark.slow
-def test_without_a_seed_one_is_drawn_and_kept(tmp_path):
+def test_random_seed_is_kept_on_restart(tmp_path):
     flags = dict(seed=None, train_steps=40, log_seconds=0.01)
     process = processes.start(tmp_path / "killed", **flags)
     processes.wait_for("step 1", tmp_path / "killed", process)
@@ -133,24 +133,24 @@ def test_without_a_seed_one_is_drawn_and_kept(tmp_path):
     process.wait()
     seed = json.loads((tmp_path / "killed" / "flags.json").read_text())["seed"]
     processes.finish(tmp_path / "killed", **flags)
-    processes.finish(tmp_path / "whole", **{**flags, "seed": seed})
-    processes.assert_same_run(tmp_path / "whole", tmp_path / "killed", 40)
+    processes.finish(tmp_path / "uninterrupted", **{**flags, "seed": seed})
+    processes.assert_same_run(tmp_path / "uninterrupted", tmp_path / "killed", 40)
 
 
 @pytest.mark.slow
-def test_two_replicas_that_are_killed_end_as_if_never_killed(tmp_path):
+def test_killed_two_replica_run_equals_an_uninterrupted_run(tmp_path):
     replicas, flags = {"REPLICAS": "2"}, dict(train_steps=60)
-    processes.finish(tmp_path / "whole", replicas, **flags)
+    processes.finish(tmp_path / "uninterrupted", replicas, **flags)
     process = processes.start(tmp_path / "killed", replicas, **flags, log_seconds=0.01)
     processes.wait_for("step 2", tmp_path / "killed", process)
     process.kill()
     process.wait()
     processes.finish(tmp_path / "killed", replicas, **flags)
-    processes.assert_same_run(tmp_path / "whole", tmp_path / "killed", 60)
+    processes.assert_same_run(tmp_path / "uninterrupted", tmp_path / "killed", 60)
 
 
 def start_hosts(model_dir, **flags):
-    """Two hosts; what the second prints goes to model_dir_1.log."""
+    """Starts two hosts, which log to model_dir_0.log and model_dir_1.log."""
     addresses = free_addresses(2)
     return [processes.start(model_dir, {"TF_CONFIG": tf_config({"worker": addresses}, index=index)},
                             log=model_dir.with_name(f"{model_dir.name}_{index}.log"), **flags) for index in range(2)]
@@ -160,28 +160,28 @@ HOSTS_FLAGS = dict(train_steps=60, log_seconds=0.1)
 
 
 @pytest.fixture(scope="module")
-def unkilled_hosts(tmp_path_factory):
-    """A run of two hosts that nothing happened to."""
-    directory = tmp_path_factory.mktemp("unkilled") / "hosts"
+def uninterrupted_hosts(tmp_path_factory):
+    """The run directory of an uninterrupted run on two hosts."""
+    directory = tmp_path_factory.mktemp("uninterrupted") / "hosts"
     assert [process.wait(200) for process in start_hosts(directory, **HOSTS_FLAGS)] == [0, 0]
     return directory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim, number", [(1, signal.SIGTERM), (0, signal.SIGKILL)])
-def test_hosts_end_with_one_of_them_and_go_on_from_the_same_step(victim, number, unkilled_hosts, tmp_path):
+@pytest.mark.parametrize("victim, signal_number", [(1, signal.SIGTERM), (0, signal.SIGKILL)])
+def test_losing_one_host_stops_both_and_both_resume(victim, signal_number, uninterrupted_hosts, tmp_path):
     hosts = start_hosts(tmp_path / "run", **HOSTS_FLAGS)
     processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run_0", hosts[0])
-    hosts[victim].send_signal(number)
-    ended = {victim: 75 if number == signal.SIGTERM else -number, 1 - victim: 75}
-    assert {index: process.wait(150) for index, process in enumerate(hosts)} == ended
-    told = {index: processes.log_of(tmp_path / f"run_{index}") for index in range(2)}
-    if number == signal.SIGTERM:
-        assert "stopped by SIGTERM: saved" in told[victim] and "stopped by another host: saved" in told[1 - victim]
+    hosts[victim].send_signal(signal_number)
+    statuses = {victim: 75 if signal_number == signal.SIGTERM else -signal_number, 1 - victim: 75}
+    assert {index: process.wait(150) for index, process in enumerate(hosts)} == statuses
+    logs = {index: processes.log_of(tmp_path / f"run_{index}") for index in range(2)}
+    if signal_number == signal.SIGTERM:
+        assert "stopped by SIGTERM: saved" in logs[victim] and "stopped by another host: saved" in logs[1 - victim]
     else:
-        assert "another host has stopped or is unreachable" in told[1 - victim]
+        assert "another host has stopped or is unreachable" in logs[1 - victim]
     assert [process.wait(200) for process in start_hosts(tmp_path / "run", **HOSTS_FLAGS)] == [0, 0]
     logs = [processes.log_of(tmp_path / f"run_{index}") for index in range(2)]
     resumed = {log.split("resumed at step ")[1].split()[0] for log in logs}
     assert len(resumed) == 1 and resumed != {"60"}
-    processes.assert_same_run(unkilled_hosts, tmp_path / "run", 60)
+    processes.assert_same_run(uninterrupted_hosts, tmp_path / "run", 60)

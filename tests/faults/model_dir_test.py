@@ -1,4 +1,4 @@
-"""What may happen to a `model_dir`: damage to any file, a full disk, a second trainer, other flags, leftovers."""
+"""Faults of a `model_dir`: corrupt files, full disks, concurrent runs, changed flags, temporary files."""
 
 import contextlib
 import functools
@@ -28,19 +28,19 @@ SETTINGS = dict(train_steps=9, checkpoint_steps=3)
 
 @pytest.fixture
 def run(tmp_path):
-    """A function that trains in model_dir/run and returns what was said."""
+    """A function that trains in tmp_path/run and returns the log."""
     def function(**settings):
-        said = []
+        lines = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(console, "log", said.append)
+            patch.setattr(console, "log", lines.append)
             runs.run(tmp_path / "run", **{**SETTINGS, **settings})
-        return "\n".join(said)
+        return "\n".join(lines)
     return function
 
 
 @pytest.fixture(scope="module")
-def trainings(tiny_resnet, tmp_path_factory):
-    """A function of a number of steps: where a training of so many lies, which is made once."""
+def trained_runs(tiny_resnet, tmp_path_factory):
+    """A function that returns the directory of a run with a given number of steps, trained once."""
     @functools.cache
     def directory(steps):
         path = tmp_path_factory.mktemp(f"{steps}_steps") / "run"
@@ -50,43 +50,43 @@ def trainings(tiny_resnet, tmp_path_factory):
 
 
 @pytest.fixture
-def trained(trainings, tmp_path):
-    """A function of a number of steps: copies a training of so many to model_dir/run, as if `run` had done it."""
-    return lambda steps: shutil.copytree(trainings(steps), tmp_path / "run")
+def trained(trained_runs, tmp_path):
+    """A function that copies a run with a given number of steps to tmp_path/run, as if `run` had trained it."""
+    return lambda steps: shutil.copytree(trained_runs(steps), tmp_path / "run")
 
 
-def spoil(path, how):
-    """Damages a file, as crashes, disks and people do."""
+def corrupt(path, fault):
+    """Deletes, empties or truncates a file, or flips the bits of one byte."""
     content = path.read_bytes()
-    if how == "gone":
+    if fault == "missing":
         path.unlink()
     else:
         middle = len(content) // 2
-        path.write_bytes({"empty": b"", "cut": content[:middle],
-                          "flipped": content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1:]}[how])
+        path.write_bytes({"empty": b"", "truncated": content[:middle],
+                          "flipped": content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1:]}[fault])
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "flipped", "gone"])
+@pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
 @pytest.mark.parametrize("name", ["ckpt-9.index", "ckpt-9.data-00000-of-00001"])
-def test_a_corrupt_or_incomplete_checkpoint_is_logged_and_the_one_before_is_used(name, how, trained, run, tmp_path):
+def test_corrupt_or_incomplete_checkpoint_falls_back_to_the_previous(name, fault, trained, run, tmp_path):
     trained(9)
     expected = processes.tensors(tmp_path / "run", 9)
-    spoil(tmp_path / "run" / name, how)
+    corrupt(tmp_path / "run" / name, fault)
     logged = run()
-    if how == "gone":  # No byte of it is wrong: it may be in the middle of being copied.
-        assert f"warning: ckpt-9 is incomplete and not used: {name} is missing" in logged
+    if fault == "missing":  # This is not corruption: a copy may still be in progress.
+        assert f"warning: ckpt-9 is incomplete and is ignored: {name} is missing" in logged
         assert not (tmp_path / "run" / "damaged").exists()
     else:
         assert "warning: ckpt-9 is corrupt (" in logged and "Resuming from ckpt-6." in logged
         assert {path.name.split(".")[0] for path in (tmp_path / "run" / "damaged" / "ckpt-9").iterdir()} == {"ckpt-9"}
     assert "resumed at step 6 from" in logged
-    found = processes.tensors(tmp_path / "run", 9)
+    actual = processes.tensors(tmp_path / "run", 9)
     for key in expected:
-        np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
 @pytest.mark.parametrize("name", ["ckpt-3.index", "ckpt-3.data-00000-of-00001"])
-def test_an_incomplete_checkpoint_alone_is_refused_and_left_as_it_is(name, trained, run, tmp_path):
+def test_single_incomplete_checkpoint_is_rejected_and_not_changed(name, trained, run, tmp_path):
     trained(3)
     (tmp_path / "run" / name).rename(tmp_path / "copied later")
     before = {path.name for path in (tmp_path / "run").iterdir()}
@@ -97,14 +97,14 @@ def test_an_incomplete_checkpoint_alone_is_refused_and_left_as_it_is(name, train
     assert "resumed at step 3" in run(train_steps=6)
 
 
-@pytest.mark.parametrize("how", ["list lost", "newest corrupt", "clock went back", "list of another run"])
-def test_keep_checkpoint_max_holds_after(how, trained, run, tmp_path):
+@pytest.mark.parametrize("fault", ["no checkpoint file", "newest corrupt", "clock moved back", "file of another run"])
+def test_keep_checkpoint_max_holds_after(fault, trained, run, tmp_path):
     trained(9)
-    if how == "list lost":
+    if fault == "no checkpoint file":
         (tmp_path / "run" / "checkpoint").unlink()
-    elif how == "newest corrupt":
-        spoil(tmp_path / "run" / "ckpt-9.index", "cut")
-    elif how == "clock went back":
+    elif fault == "newest corrupt":
+        corrupt(tmp_path / "run" / "ckpt-9.index", "truncated")
+    elif fault == "clock moved back":
         text = (tmp_path / "run" / "checkpoint").read_text()
         (tmp_path / "run" / "checkpoint").write_text(f"{text}\nlast_preserved_timestamp: 1e12\n")
     else:
@@ -113,27 +113,27 @@ def test_keep_checkpoint_max_holds_after(how, trained, run, tmp_path):
         (tmp_path / "run" / "checkpoint").write_text(f'model_checkpoint_path: "{tmp_path}/other/ckpt-9"\n{paths}')
     run(train_steps=15, keep_checkpoint_max=2)
     assert checkpoint_files.list_steps(str(tmp_path / "run")) == [12, 15]
-    assert checkpoint_files.list_steps(str(tmp_path / "other")) == ([3, 6, 9] if how == "list of another run" else [])
+    assert checkpoint_files.list_steps(str(tmp_path / "other")) == ([3, 6, 9] if fault == "file of another run" else [])
     assert tf.train.latest_checkpoint(str(tmp_path / "run")) == str(tmp_path / "run" / "ckpt-15")
 
 
-def test_later_checkpoints_that_were_copied_there_stay(tmp_path):
+def test_save_keeps_checkpoints_of_later_steps(tmp_path):
     trackable = tf.train.Checkpoint(value=tf.Variable(1.0))
     for step in (1, 2, 10, 3):
         checkpoint_files.save(trackable, str(tmp_path), step, keep=1 if step == 3 else 5)
     assert checkpoint_files.list_steps(str(tmp_path)) == [3, 10]
 
 
-def test_the_preview_replaces_a_link_and_not_its_target(run, tmp_path):
+def test_preview_replaces_a_link_and_not_its_target(run, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')  # The run was started before.
+    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')  # from an earlier start of the run
     (tmp_path / "photo.png").write_text("mine")
     (tmp_path / "run" / "views.png").symlink_to(tmp_path / "photo.png")
     run(train_steps=1)
     assert (tmp_path / "photo.png").read_text() == "mine" and not (tmp_path / "run" / "views.png").is_symlink()
 
 
-def test_the_checkpoints_of_neighbouring_directories_stay(trained, run, tmp_path):
+def test_checkpoints_in_neighboring_directories_are_kept(trained, run, tmp_path):
     trained(9)
     for name in ("run1", "run 2"):
         shutil.copytree(tmp_path / "run", tmp_path / name)
@@ -142,27 +142,27 @@ def test_the_checkpoints_of_neighbouring_directories_stay(trained, run, tmp_path
     assert [checkpoint_files.list_steps(str(tmp_path / name)) for name in ("run1", "run 2")] == [[3, 6, 9]] * 2
 
 
-def test_continuous_evaluation_goes_on_past_a_damaged_checkpoint(trained, run, tmp_path):
+def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path):
     trained(9)
-    spoil(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "cut")
-    (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # The list is not relied on.
-    said = run(mode="eval", eval_timeout=0.1)
-    assert "ckpt-6: corrupt (" in said and said.count("warning: skipped") == 1
+    corrupt(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "truncated")
+    (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # This file is not needed.
+    log = run(mode="eval", eval_timeout=0.1)
+    assert "ckpt-6: corrupt (" in log and log.count("warning: skipped") == 1
     assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {"result_3.json", "result_9.json"}
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "flipped", "gone"])
-def test_a_lost_list_of_checkpoints_is_written_again(how, trained, run, tmp_path):
+@pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
+def test_lost_checkpoint_file_is_rewritten(fault, trained, run, tmp_path):
     trained(9)
-    spoil(tmp_path / "run" / "checkpoint", how)
+    corrupt(tmp_path / "run" / "checkpoint", fault)
     assert "resumed at step 9 from" in run()
     assert checkpoint_files.latest_checkpoint(str(tmp_path / "run")).endswith("ckpt-9")
     assert len(tf.train.get_checkpoint_state(str(tmp_path / "run")).all_model_checkpoint_paths) == 3
 
 
-def test_when_all_checkpoints_are_corrupt_the_second_start_trains_from_scratch(trained, run, tmp_path):
+def test_second_start_trains_from_scratch_if_all_checkpoints_are_corrupt(trained, run, tmp_path):
     trained(3)
-    spoil(tmp_path / "run" / "ckpt-3.index", "cut")
+    corrupt(tmp_path / "run" / "ckpt-3.index", "truncated")
     with pytest.raises(UserError, match="ckpt-3 is corrupt .*no other complete checkpoint exists.*train from scratch"):
         run(train_steps=3)
     assert not (tmp_path / "run" / "ckpt-3.index").exists() and (
@@ -170,23 +170,23 @@ def test_when_all_checkpoints_are_corrupt_the_second_start_trains_from_scratch(t
     assert "resumed" not in run(train_steps=3)
 
 
-def test_a_disk_that_fails_for_a_while_is_no_damage(trained, run, tmp_path):
+def test_temporary_read_error_is_not_treated_as_corruption(trained, run, tmp_path):
     trained(3)
     data = tmp_path / "run" / "ckpt-3.data-00000-of-00001"
-    data.rename(tmp_path / "whole")
-    data.symlink_to("/proc/self/mem")  # Whose first byte cannot be read: an input/output error.
+    data.rename(tmp_path / "backup")
+    data.symlink_to("/proc/self/mem")  # Reading its first byte is an I/O error.
     before = set((tmp_path / "run").rglob("*"))
-    with pytest.raises(UserError, match="ckpt-3 cannot be read at the moment .*Restore access") as error:
+    with pytest.raises(UserError, match="ckpt-3 is temporarily unreadable .*Restore access") as error:
         run(train_steps=6)
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "damaged").exists()
     assert before == set((tmp_path / "run").rglob("*"))
     data.unlink()
-    (tmp_path / "whole").rename(data)
+    (tmp_path / "backup").rename(data)
     assert "resumed at step 3" in run(train_steps=6)
 
 
 @pytest.mark.parametrize("content", ["\x80", '{"seed": "7"}', '{"seed": 7.5}', '{"seed": [7]}', "{}"])
-def test_without_flags_json_the_seed_must_be_given(content, trained, run, tmp_path):
+def test_seed_is_required_if_flags_json_is_unreadable(content, trained, run, tmp_path):
     trained(3)
     (tmp_path / "run" / "flags.json").write_text(content)
     with pytest.raises(UserError, match="no flags.json with their seed. Set --seed"):
@@ -195,26 +195,26 @@ def test_without_flags_json_the_seed_must_be_given(content, trained, run, tmp_pa
         assert "has no readable flags.json" in run(train_steps=6)
 
 
-def test_temporary_files_of_killed_writers_are_removed_and_nothing_else(trained, run, tmp_path):
+def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_path):
     trained(3)
-    part, run_dir = "part-00000-of-00001.data-00000-of-00001", tmp_path / "run"
-    leftovers = [f"ckpt-6_temp/{part}", "flags.json.99.tmp", f"checkpoint.tmp{'0a' * 16}"]
-    others = ["result.json.98.tmp", f"ckpt-9_temp/{part}", "ckpt-9_temp/notes.txt", "checkpoint.tmp1234/notes.txt",
+    shard, run_dir = "part-00000-of-00001.data-00000-of-00001", tmp_path / "run"
+    temporary_files = [f"ckpt-6_temp/{shard}", "flags.json.99.tmp", f"checkpoint.tmp{'0a' * 16}"]
+    others = ["result.json.98.tmp", f"ckpt-9_temp/{shard}", "ckpt-9_temp/notes.txt", "checkpoint.tmp1234/notes.txt",
               "checkpoint.tmp", "notes.json.99.tmp", "ckpt-6.data-00000-of-00001", "notes.txt"]
-    for name in leftovers + others:
+    for name in temporary_files + others:
         (run_dir / name).parent.mkdir(exist_ok=True)
         (run_dir / name).write_text("half")
-        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))  # It may be an evaluation's.
+        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))  # It may belong to an evaluation.
     logged = run(train_steps=3)
-    assert not any((run_dir / name).exists() for name in [*leftovers, "ckpt-6_temp"])
+    assert not any((run_dir / name).exists() for name in [*temporary_files, "ckpt-6_temp"])
     assert all((run_dir / name).read_text() == "half" for name in others)
-    assert "warning: ckpt-6 is incomplete and not used: ckpt-6.index is missing" in logged
+    assert "warning: ckpt-6 is incomplete and is ignored: ckpt-6.index is missing" in logged
 
 
-def test_damage_in_a_checkpoint_from_elsewhere_is_told(trained, run, tmp_path):
+def test_corrupt_warm_start_checkpoint_is_rejected(trained, run, tmp_path):
     trained(3)
-    spoil(tmp_path / "run" / "ckpt-3.data-00000-of-00001", "cut")
-    with pytest.raises(UserError, match="ckpt-3 (is damaged|cannot be read)"):
+    corrupt(tmp_path / "run" / "ckpt-3.data-00000-of-00001", "truncated")
+    with pytest.raises(UserError, match="ckpt-3(: the file is corrupt| cannot be read)"):
         runs.run(tmp_path / "other", train_mode="finetune", checkpoint=str(tmp_path / "run"))
 
 
@@ -223,7 +223,7 @@ def test_damage_in_a_checkpoint_from_elsewhere_is_told(trained, run, tmp_path):
 
 @pytest.mark.parametrize("name", [
     "-a 'b' \"c\" $d {e,f} !g] ~h ; größe 日本.tmp", "n" * 255, "trailing/", "deep/../relative", "link"])
-def test_a_run_resumes_and_prunes_in_a_directory_with_a_hostile_name(name, trained, tmp_path, monkeypatch):
+def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path, monkeypatch):
     trained(3)
     monkeypatch.chdir(tmp_path)
     if name == "link":
@@ -231,7 +231,7 @@ def test_a_run_resumes_and_prunes_in_a_directory_with_a_hostile_name(name, train
     else:
         (tmp_path / "deep").mkdir()
         shutil.copytree(tmp_path / "run", tmp_path / name)
-    # A relative path: what comes before the name is the user's, too.
+    # The path is relative, so that the name is at its start.
     runs.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
     assert checkpoint_files.list_steps(name) == [6]
     assert checkpoint_files.latest_checkpoint(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
@@ -241,53 +241,53 @@ def test_a_run_resumes_and_prunes_in_a_directory_with_a_hostile_name(name, train
 # ---------------------------------------------------------------------------------------------------------- flags
 
 
-@pytest.mark.parametrize("changes, words", [
+@pytest.mark.parametrize("changes, message", [
     (dict(learning_rate=0.5), r"--learning_rate=0.02 \(now 0.5\)"),
     (dict(seed=8, train_batch_size=16), r"--seed=7 \(now 8\), --train_batch_size=32 \(now 16\)"),
     (dict(dataset="folder:/no/such", train_split="train"), "the directory does not exist"),
     (dict(train_split="train[:40]"), r"--train_split=train\[:64\] \(now train\[:40\]\)"),
     (dict(precision="mixed_bfloat16"), "--precision=float32"), (dict(optimizer="momentum"), "--optimizer=lars"),
     (dict(cache_dataset=True), "--cache_dataset=False"), (dict(shuffle_buffer_mb=8), "--shuffle_buffer_mb=1024")])
-def test_other_flags_are_refused_and_listed(changes, words, trained, run, tmp_path):
+def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, tmp_path):
     trained(3)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=message) as error:
         run(**changes)
     assert "\n" not in str(error.value)
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
-def test_changes_may_be_allowed_and_more_steps_are_no_change(trained, run, tmp_path):
+def test_more_steps_and_allowed_flag_changes_resume(trained, run, tmp_path):
     trained(3)
-    said = run(train_steps=6)
-    assert "was begun with --train_steps=3 (now 6): the learning-rate schedule changes" in said
-    said = run(learning_rate=0.5, allow_flag_changes=True)
-    assert "--allow_flag_changes: the run was begun with --learning_rate=0.02 (now 0.5)" in said
-    assert "resumed at step 6" in said
+    log = run(train_steps=6)
+    assert "was started with --train_steps=3 (now 6): the learning-rate schedule changes" in log
+    log = run(learning_rate=0.5, allow_flag_changes=True)
+    assert "--allow_flag_changes: the run was started with --learning_rate=0.02 (now 0.5)" in log
+    assert "resumed at step 6" in log
 
 
 # ----------------------------------------------------------------------------------------------------------- data
 
 
 class Data(IndexedSource):
-    """A source without examples that describes its data as given."""
+    """A source without examples and with a given data description."""
 
     def __init__(self, classes=("blue", "green", "red"), **description):
-        super().__init__("colours", {}, list(classes) if classes else None, tf.identity)
-        self._description = {"name": "colours", "version": "1.0.0", "splits": {"train": 64, "test": 10}, **description}
+        super().__init__("colors", {}, list(classes) if classes else None, tf.identity)
+        self._description = {"name": "colors", "version": "1.0.0", "splits": {"train": 64, "test": 10}, **description}
 
     def describe_data(self):
         return self._description
 
 
-def start_with(directory, source, **settings):
+def start_run(directory, source, **settings):
     config = Config(**{**runs.TINY, "model_dir": str(directory), **settings})
     run_directory.write_flags(str(directory), config, source.class_names)
     run_directory.write_data(str(directory), source)
     return config
 
 
-@pytest.mark.parametrize("changes, words", [
+@pytest.mark.parametrize("changes, message", [
     (dict(splits={"train": 63, "test": 10}), r"train has 63 examples \(64 at the start\)"),
     (dict(splits={"train": 64}), r"test has 0 examples \(10 at the start\)"),
     (dict(splits={"train": 64, "test": 10, "extra": 5}), "split extra is new"),
@@ -296,10 +296,11 @@ def start_with(directory, source, **settings):
     (dict(classes=("green", "red", "zblue")), r"classes \(only in the data set: zblue; only in the run: blue\)"),
     (dict(classes=("red", "green", "blue")), "same classes in another order"),
     (dict(classes=None), "only in the run: blue, green, red")])
-def test_data_that_changed_since_the_start_are_refused(changes, words, tmp_path, capsys):
-    config = start_with(tmp_path, Data(files="a"))
+def test_changed_data_are_rejected(changes, message, tmp_path, capsys):
+    config = start_run(tmp_path, Data(files="a"))
     run_directory.check_data(config, Data(files="a"))
-    with pytest.raises(UserError, match=f"--dataset=digits: the data changed .*{words}.*--allow_flag_changes") as error:
+    with pytest.raises(UserError, match=f"--dataset=digits: the data changed .*{message}.*--allow_flag_changes"
+                       ) as error:
         run_directory.check_data(config, Data(**{"files": "a", **changes}))
     assert "\n" not in str(error.value)
     run_directory.check_data(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
@@ -307,18 +308,18 @@ def test_data_that_changed_since_the_start_are_refused(changes, words, tmp_path,
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"splits": 5}', '{"splits": ["train"]}', "\x80"])
-def test_unknown_data_of_the_start_are_reported(content, tmp_path, capsys):
-    config = start_with(tmp_path, Data())
+def test_unreadable_data_json_is_logged(content, tmp_path, capsys):
+    config = start_run(tmp_path, Data())
     (tmp_path / "data.json").unlink()
     if content is not None:
         (tmp_path / "data.json").write_text(content)
     run_directory.check_data(config, Data(splits={"train": 1}))
-    assert "has no readable data.json: it cannot be checked" in capsys.readouterr().out
+    assert "has no readable data.json: cannot check" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["", "5", '{"names": 5}', "[1, 2, 3]", "[{}]", "[null]"])
-def test_corrupt_class_names_are_refused(content, tmp_path):
-    config = start_with(tmp_path, Data())
+def test_corrupt_classes_json_is_rejected(content, tmp_path):
+    config = start_run(tmp_path, Data())
     (tmp_path / "classes.json").write_text(content)
     with pytest.raises(UserError, match="classes.json: the file is corrupt. Restore it"):
         run_directory.check_data(config, Data())
@@ -340,13 +341,13 @@ def test_fifos_are_not_opened(name, trained, tmp_path):
 
 
 def test_class_names_do_not_matter_without_a_linear_head(tmp_path):
-    config = start_with(tmp_path, Data(), lineareval_while_pretraining=False)
+    config = start_run(tmp_path, Data(), lineareval_while_pretraining=False)
     run_directory.check_data(config, Data(classes=("a", "b")))
     with pytest.raises(UserError, match="the data changed"):
         run_directory.check_data(config.replace(lineareval_while_pretraining=True), Data(classes=("a", "b")))
 
 
-def test_a_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
+def test_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
     trained(3)
     with monkeypatch.context() as patch:
         patch.setattr(IndexedSource, "describe_data", lambda self: {"splits": {"train": 5}})
@@ -355,12 +356,12 @@ def test_a_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
     assert "resumed at step 3" in run(train_steps=6)
 
 
-# ----------------------------------------------------------------------------------------------------------- room
+# ----------------------------------------------------------------------------------------------------------- disk
 
 
 @contextlib.contextmanager
 def small_disk(path, kilobytes):
-    """A file system of its own."""
+    """Mounts a file system of the given size at `path`."""
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(path)], check=True)
     try:
@@ -369,29 +370,29 @@ def small_disk(path, kilobytes):
         subprocess.run(["umount", "--lazy", str(path)], check=True)  # Event files are still open.
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can make a small disk")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can mount a file system")
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
-def test_a_full_disk_is_told_and_the_last_checkpoint_remains(free_kilobytes, trained, run, tmp_path):
+def test_full_disk_keeps_the_last_checkpoint(free_kilobytes, trained, run, tmp_path):
     trained(6)
     expected = processes.tensors(tmp_path / "run", 6)
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
-    (tmp_path / "run").rename(tmp_path / "there")
+    (tmp_path / "run").rename(tmp_path / "copy")
     with small_disk(tmp_path / "run", used + 200 + free_kilobytes):
-        subprocess.run(["cp", "-r", *map(str, (tmp_path / "there").iterdir()), str(tmp_path / "run")], check=True)
+        subprocess.run(["cp", "-r", *map(str, (tmp_path / "copy").iterdir()), str(tmp_path / "run")], check=True)
         with pytest.raises(UserError, match="--model_dir=.* (could not|cannot) be written") as error:
             run(train_steps=9)
         assert "\n" not in str(error.value)
         assert not list((tmp_path / "run").glob("ckpt-9.index"))
-        found = processes.tensors(tmp_path / "run", 6)
-        for path in [*(tmp_path / "run").glob("ckpt-3.*")]:  # Room is made, and the same command goes on.
+        actual = processes.tensors(tmp_path / "run", 6)
+        for path in [*(tmp_path / "run").glob("ckpt-3.*")]:  # After space is freed, the same command resumes.
             path.unlink()
         subprocess.run(["mount", "-o", f"remount,size={4 * used}k", str(tmp_path / "run")], check=True)
         assert "resumed at step 6" in run(train_steps=9)
     for key in expected:
-        np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
-def test_a_host_that_is_lost_while_saving_is_no_full_disk(run, monkeypatch):
+def test_host_lost_while_saving_is_not_reported_as_a_full_disk(run, monkeypatch):
     def fail(*_, **__):
         raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed")
 
@@ -403,12 +404,12 @@ def test_a_host_that_is_lost_while_saving_is_no_full_disk(run, monkeypatch):
         run(train_steps=3)
 
 
-def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
+def test_read_only_directory_is_rejected(tmp_path, monkeypatch):
     def read_only(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", read_only)
-    with pytest.raises(UserError, match="cannot be written to .Permission denied.: make room, or choose another"):
+    with pytest.raises(UserError, match="cannot be written to .Permission denied.. Fix its permissions"):
         runs.run(tmp_path / "run")
 
 
@@ -424,7 +425,7 @@ with Lock(sys.argv[1]):
 """
 
 
-def test_a_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
+def test_lock_rejects_a_second_run_and_a_killed_run_releases_it(tmp_path):
     command = [sys.executable, "-c", _HOLD, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -436,7 +437,7 @@ def test_a_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
         assert f"process {os.getpid()} " in (tmp_path / "train.lock").read_text()
 
 
-def test_a_directory_that_is_removed_while_training_is_not_shared(trained, run, tmp_path, monkeypatch):
+def test_directory_removed_during_training_ends_the_run(trained, run, tmp_path, monkeypatch):
     def remove_and_restart(*arguments):
         shutil.rmtree(tmp_path / "run")
         (tmp_path / "run").mkdir()
@@ -453,8 +454,8 @@ def test_a_directory_that_is_removed_while_training_is_not_shared(trained, run, 
 
 @pytest.mark.parametrize("module, function", [
     (train, "build_training_state"), (run_lib.evaluate, "evaluate_and_write"), (run_lib.saving, "build_module")])
-def test_a_directory_that_is_replaced_stays_as_it_is(module, function, trained, tmp_path, monkeypatch):
-    """The directory of another run is moved to the place of this one before it writes, evaluates or exports."""
+def test_replaced_directory_is_not_written_to(module, function, trained, tmp_path, monkeypatch):
+    """Replaces the run directory by another run's before the run writes, evaluates or exports."""
     def replace(*arguments, **options):
         (tmp_path / "run").rename(tmp_path / "gone")
         (tmp_path / "other").rename(tmp_path / "run")
@@ -479,25 +480,25 @@ def test_a_directory_that_is_replaced_stays_as_it_is(module, function, trained, 
 
 
 @pytest.mark.parametrize("name", ["flags.json", "classes.json", "data.json", "views.png", "train.lock"])
-def test_files_of_the_user_are_not_replaced_by_a_new_run(name, run, tmp_path):
+def test_new_run_does_not_overwrite_user_files(name, run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text('{"mine": 1}')
-    with pytest.raises(UserError, match=f"{name} (was not written by a run|is not a file of this program)"):
+    with pytest.raises(UserError, match=f"{name} (was not written by a run|was not written by this program)"):
         run(train_steps=1)
     assert (tmp_path / "run" / name).read_text() == '{"mine": 1}'
 
 
-@pytest.mark.parametrize("kind", ["binary", "FIFO", "directory"])
-def test_a_lock_that_is_not_a_text_file_is_refused(kind, tmp_path):
-    if kind == "binary":
+@pytest.mark.parametrize("file_type", ["binary", "FIFO", "directory"])
+def test_lock_file_that_is_not_text_is_rejected(file_type, tmp_path):
+    if file_type == "binary":
         (tmp_path / "train.lock").write_bytes(b"\xff\x00" * 9999)
     else:
-        (os.mkfifo if kind == "FIFO" else os.mkdir)(tmp_path / "train.lock")
-    with pytest.raises(UserError, match="--model_dir=.*train.lock (is not a file of this program|cannot be opened)"):
+        (os.mkfifo if file_type == "FIFO" else os.mkdir)(tmp_path / "train.lock")
+    with pytest.raises(UserError, match="--model_dir=.*train.lock (was not written by this program|cannot be opened)"):
         Lock(str(tmp_path))
 
 
-def test_links_under_names_of_temporary_files_are_left_alone(tmp_path):
+def test_links_with_names_of_temporary_files_are_kept(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for name in ("ckpt-7_temp", "flags.json.9.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
@@ -505,7 +506,7 @@ def test_links_under_names_of_temporary_files_are_left_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "ckpt-7_temp", "flags.json.9.tmp"}
 
 
-def test_the_lock_does_not_follow_links(tmp_path):
+def test_lock_does_not_follow_links(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "run" / "train.lock").symlink_to(tmp_path / "notes.txt")
@@ -514,29 +515,29 @@ def test_the_lock_does_not_follow_links(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_evaluation_shares_the_directory(run, tmp_path):
+def test_evaluation_does_not_need_the_lock(run, tmp_path):
     run(mode="train_then_eval", train_steps=3)
     with Lock(str(tmp_path / "run")):
         assert "evaluated" in run(mode="eval", train_steps=3, eval_timeout=0.1)
 
 
-# ------------------------------------------------------------------------------------------------------- the best
+# ----------------------------------------------------------------------------------------------------- best weights
 
 
 @pytest.fixture
 def accuracies(monkeypatch):
-    """What the linear head's accuracies will be, one evaluation after the other."""
-    found = []
+    """A list of linear-head accuracies that successive evaluations will return."""
+    values = []
     monkeypatch.setattr(run_lib.evaluate.Evaluator, "linear_head", lambda *_: {
-        "eval/label_top_1_accuracy": found.pop(0), "eval/label_top_5_accuracy": 1.0})
-    return found
+        "eval/label_top_1_accuracy": values.pop(0), "eval/label_top_5_accuracy": 1.0})
+    return values
 
 
 def checkpoints(directory):
     return {path.stem for path in directory.glob("ckpt-*.index")}
 
 
-def test_the_best_weights_are_kept_besides_the_latest(run, tmp_path, accuracies):
+def test_keep_best_keeps_the_best_and_the_latest_checkpoint(run, tmp_path, accuracies):
     accuracies += [0.5, 0.7, 0.6]
     for steps in (3, 6, 9):
         run(mode="train_then_eval", train_steps=steps, keep_best=True, keep_checkpoint_max=1)
@@ -545,7 +546,7 @@ def test_the_best_weights_are_kept_besides_the_latest(run, tmp_path, accuracies)
     assert restoring.load_model(model, str(tmp_path / "run" / "best")).step == 6
 
 
-def test_the_best_weights_stay_if_better_ones_cannot_be_written(run, tmp_path, accuracies, monkeypatch):
+def test_best_checkpoint_is_kept_if_a_better_one_cannot_be_written(run, tmp_path, accuracies, monkeypatch):
     accuracies += [0.7, 0.8, 0.3]
     run(mode="train_then_eval", train_steps=3, keep_best=True, keep_checkpoint_max=1)
 
@@ -561,7 +562,7 @@ def test_the_best_weights_stay_if_better_ones_cannot_be_written(run, tmp_path, a
     assert checkpoints(tmp_path / "run" / "best") == {"ckpt-3"} and checkpoints(tmp_path / "run") == {"ckpt-9"}
 
 
-def test_the_best_weights_are_not_kept_behind_a_link(run, tmp_path, accuracies):
+def test_best_checkpoint_is_not_written_through_a_link(run, tmp_path, accuracies):
     accuracies += [0.5]
     (tmp_path / "run").mkdir()
     (tmp_path / "other").mkdir()
@@ -571,7 +572,7 @@ def test_the_best_weights_are_not_kept_behind_a_link(run, tmp_path, accuracies):
     assert {path.name for path in (tmp_path / "other").iterdir()} == {"ckpt-1.index"}
 
 
-def test_the_best_weights_may_be_of_a_later_step(run, tmp_path, accuracies):
+def test_best_checkpoint_of_a_later_step_is_replaced(run, tmp_path, accuracies):
     accuracies += [0.5, 0.7, 0.6, 0.6]
     run(mode="train_then_eval", train_steps=3, keep_best=True, checkpoint_steps=1)
     (tmp_path / "run" / "best" / "ckpt-3.index").rename(tmp_path / "run" / "best" / "ckpt-9.index")
@@ -582,10 +583,10 @@ def test_the_best_weights_may_be_of_a_later_step(run, tmp_path, accuracies):
     assert checkpoints(tmp_path / "run" / "best") == {"ckpt-1"}
 
 
-def test_the_best_weights_have_the_settings_of_the_training(run, tmp_path, accuracies):
+def test_best_checkpoint_has_the_settings_of_the_training(run, tmp_path, accuracies):
     accuracies += [0.5]
     run(train_steps=3, weight_decay=1e-3)
-    run(mode="eval", train_steps=3, keep_best=True)  # Which the evaluation need not be told.
-    known = [run_directory.read_flags(str(tmp_path / "run" / part)) for part in ("", "best")]
-    assert known[0] == known[1] and known[1]["weight_decay"] == 1e-3
+    run(mode="eval", train_steps=3, keep_best=True)  # with the default weight decay
+    flags = [run_directory.read_flags(str(tmp_path / "run" / subdirectory)) for subdirectory in ("", "best")]
+    assert flags[0] == flags[1] and flags[1]["weight_decay"] == 1e-3
     assert len(weight_files.read_classes(str(tmp_path / "run" / "best"))[0]) == 10

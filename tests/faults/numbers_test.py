@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite, and encoders that collapse."""
+"""Non-finite losses, gradients and weights, and collapsed encoders."""
 
 import numpy as np
 import pytest
@@ -16,72 +16,72 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet")
 SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
 
-def spoil_losses(patch):
-    """Makes the contrastive loss infinite at the fifth step."""
+def make_loss_infinite(patch):
+    """Patches training so that the contrastive loss is infinite at the fifth step."""
     images, losses, factor = train.TrainStep.images, train.model_lib.contrastive_loss, []
 
     def note_step(self, *arguments):
         factor[:] = [tf.where(self.optimizer.iterations == 4, np.inf, 1.0)]
         return images(self, *arguments)
 
-    def spoiled(hidden, *rest):
+    def patched(hidden, *rest):
         loss, reported = losses(hidden, *rest)
         return loss * factor[0], reported
 
     patch.setattr(train.TrainStep, "images", note_step)
-    patch.setattr(train.model_lib, "contrastive_loss", spoiled)
+    patch.setattr(train.model_lib, "contrastive_loss", patched)
 
 
-def spoil_gradients(patch):
-    """Makes the gradients infinite at the fifth step, and leaves the loss as it is."""
+def make_gradients_infinite(patch):
+    """Patches training so that the gradients, but not the loss, are infinite at the fifth step."""
     update = train.TrainStep.update
 
-    def spoiled(self, gradients, *arguments):
+    def patched(self, gradients, *arguments):
         factor = tf.where(self.optimizer.iterations == 4, np.inf, 1.0)
         return update(self, [gradient * factor for gradient in gradients], *arguments)
 
-    patch.setattr(train.TrainStep, "update", spoiled)
+    patch.setattr(train.TrainStep, "update", patched)
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_resnet, tmp_path_factory):
-    """A training in which all numbers are finite."""
-    directory = tmp_path_factory.mktemp("whole")
+def finite_run(tiny_resnet, tmp_path_factory):
+    """The directory of a run without non-finite values."""
+    directory = tmp_path_factory.mktemp("finite")
     runs.run(directory, **SETTINGS)
     return directory
 
 
-@pytest.mark.parametrize("spoil", [spoil_losses, spoil_gradients])
-def test_training_stops_at_the_checkpoint_before(spoil, whole, tmp_path):
+@pytest.mark.parametrize("patch_training", [make_loss_infinite, make_gradients_infinite])
+def test_diverged_training_stops_and_keeps_the_last_checkpoint(patch_training, finite_run, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        spoil(patch)
+        patch_training(patch)
         with pytest.raises(UserError, match="--learning_rate=0.02: training has diverged at step 5: loss") as error:
             runs.run(tmp_path / "run", **SETTINGS)
     assert "ckpt-3 is the newest checkpoint. Use a lower --learning_rate" in str(error.value)
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "ckpt-6.index").exists()
     runs.run(tmp_path / "run", **SETTINGS)
-    ours, theirs = (processes.tensors(path, 6) for path in (tmp_path / "run", whole))
+    ours, theirs = (processes.tensors(path, 6) for path in (tmp_path / "run", finite_run))
     for key in theirs:
         np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    """The last step before a checkpoint spoils them; its own loss and gradients are sound."""
+def test_non_finite_weights_are_not_saved(tmp_path):
+    """The last step before a checkpoint makes a weight infinite; its loss and gradients are finite."""
     runs.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
     update = train.TrainStep.update
 
-    def spoiled(self, *arguments):
+    def patched(self, *arguments):
         results, variable = update(self, *arguments), self.model.trainable_variables[0]
         variable.assign(tf.where(self.optimizer.iterations == 6, np.inf, variable))
         return results
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingDiverged, match="at step 6: .*ckpt-3 is the"):
-        patch.setattr(train.TrainStep, "update", spoiled)
+        patch.setattr(train.TrainStep, "update", patched)
         runs.run(tmp_path / "run", train_steps=6, checkpoint_steps=3)
     assert not (tmp_path / "run" / "ckpt-6.index").exists()
 
 
-def test_a_rate_that_is_too_large_is_told(tmp_path):
+def test_excessive_learning_rate_is_reported_as_divergence(tmp_path):
     with pytest.raises(TrainingDiverged, match="training has diverged at step [1-9]"):
         runs.run(tmp_path / "run", train_steps=9, learning_rate=1e30, warmup_epochs=0, optimizer="momentum")
     assert not list((tmp_path / "run").glob("ckpt-*"))
@@ -89,24 +89,24 @@ def test_a_rate_that_is_too_large_is_told(tmp_path):
 
 @pytest.mark.parametrize("rows, expected", [
     (np.ones([8, 4]), 0.0), (np.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], 4 * np.sqrt(3 / 16) / 2)])
-def test_the_spread_of_embeddings(rows, expected):
+def test_embedding_std_of_constructed_embeddings(rows, expected):
     assert metrics.embedding_std(tf.constant(rows * 5)).numpy() == pytest.approx(expected, abs=1e-6)
 
 
-def test_many_directions_have_spread_one():
+def test_embedding_std_of_gaussian_embeddings_is_one():
     rows = np.random.default_rng(0).normal(size=(20_000, 16))
     assert metrics.embedding_std(tf.constant(rows)).numpy() == pytest.approx(1, abs=0.01)
 
 
-def test_a_collapsed_encoder_is_reported(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(console, "log", said.append)
+def test_collapsed_encoder_is_reported(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(console, "log", lines.append)
     runs.run(tmp_path / "healthy", train_steps=2)
-    assert not any("has collapsed" in line for line in said)
+    assert not any("has collapsed" in line for line in lines)
     loss = objective.add_contrastive_loss
     monkeypatch.setattr(objective, "add_contrastive_loss", lambda hidden, *_: (
         tf.reduce_mean(hidden**2), *loss(hidden)[1:]))
     monkeypatch.setattr(metrics, "embedding_std", lambda *_: tf.constant(0.001))
     runs.run(tmp_path / "run", train_steps=2)
     assert any("at step 2, all images have nearly the same projection (train/embedding_std 0.0010" in line
-               for line in said)
+               for line in lines)

@@ -1,4 +1,4 @@
-"""The restart loop in docs/reliability.md, run by sh with a fake `python` that exits with given statuses."""
+"""Tests of the restart loop in docs/reliability.md, run by sh with a fake `python` that exits with given statuses."""
 
 import pathlib
 import subprocess
@@ -9,17 +9,17 @@ DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reliability.m
 
 
 def documented_loop():
-    """Returns the indented block of the document that starts with `trap`."""
+    """Returns the indented block in the document that starts with `trap`."""
     lines = DOCUMENT.read_text().splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("    trap "))
-    last = next(number for number in range(first, len(lines)) if not lines[number].startswith("    "))
+    first = next(index for index, line in enumerate(lines) if line.startswith("    trap "))
+    last = next(index for index in range(first, len(lines)) if not lines[index].startswith("    "))
     return "\n".join(lines[first:last])
 
 
 def run_loop(directory, statuses):
-    """Runs the loop; returns its exit status and the number of times that it started `python`.
+    """Runs the loop; returns its exit status and how often it started `python`.
 
-    The fake `python` exits with the first of `statuses` at its first start, and so on; after the last, with 99.
+    The fake `python` exits with `statuses` in turn, then with 99.
     """
     (directory / "statuses").write_text("".join(f"{status}\n" for status in [*statuses, 99]))
     (directory / "python").write_text('#!/bin/sh\necho started >> log\nstatus=$(head -n 1 statuses)\n'
@@ -33,16 +33,16 @@ def run_loop(directory, statuses):
 
 
 @pytest.mark.parametrize("status", [75, 134, 137, 139, 143])
-def test_the_loop_restarts_after_statuses_that_a_restart_can_fix(status, tmp_path):
+def test_loop_restarts_after_transient_statuses(status, tmp_path):
     assert run_loop(tmp_path, [status, status, 0]) == (0, 3)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 126, 127, 130])
-def test_the_loop_ends_with_other_statuses(status, tmp_path):
+def test_loop_ends_with_permanent_statuses(status, tmp_path):
     assert run_loop(tmp_path, [status]) == (status, 1)
 
 
-def test_the_loop_ends_if_there_is_no_python(tmp_path):
+def test_loop_ends_if_python_is_missing(tmp_path):
     done = subprocess.run(["/bin/sh", "-c", documented_loop()], cwd=tmp_path, timeout=20, env={"PATH": str(tmp_path)},
                           capture_output=True)
     assert done.returncode == 127

@@ -1,10 +1,10 @@
-"""Kills trainings for a while, and checks that each ends as if never killed: `make soak`.
+"""Soak test (`make soak`): kills runs at random and compares their results with uninterrupted runs.
 
     python tests/faults/soak.py [--minutes=20] [--kills=40] [--seed=0]
 
-One device, two replicas, and two hosts take turns. Each is killed at random moments, by SIGKILL or SIGTERM, on one host
-or on both, until it has come to its end; then its weights, slots and results are compared, bit by bit, with those of a
-run that nothing happened to. Goes on until both time and kills are up. Prints a table as Markdown.
+Alternates between one device, two replicas and two hosts. Kills and restarts each run at random times with SIGKILL or
+SIGTERM, on one host or both, until it finishes. Then weights, slots and results must equal those of an uninterrupted
+run bit by bit. Ends after the given minutes and kills, whichever takes longer, and prints a Markdown table.
 """
 
 import argparse
@@ -27,129 +27,132 @@ from support.addresses import free_addresses, tf_config  # noqa: E402
 
 _STEPS = dict(device=400, replicas=200, hosts=100)
 _TITLES = dict(device="one device", replicas="two replicas", hosts="two hosts")
-_LEAST_SECONDS = 3  # until a kill; at most as many as the run that nothing happens to takes
+_MIN_SECONDS = 3  # shortest time before a kill; the longest is the time of the uninterrupted run
 
 
-def environments(kind):
-    """What tells each process of a run its part."""
-    if kind == "hosts":
+def environments(setup):
+    """Returns the environment variables of each process of a run."""
+    if setup == "hosts":
         addresses = free_addresses(2)
         return [{"TF_CONFIG": tf_config({"worker": addresses}, index=index)} for index in range(2)]
-    return [{"REPLICAS": "2"} if kind == "replicas" else {}]
+    return [{"REPLICAS": "2"} if setup == "replicas" else {}]
 
 
-def start(kind, directory):
-    """The processes of one run, each with its log; the second host, which leaves nothing, has the same directory."""
-    return [processes.start(directory, environment, log_path(directory, index), train_steps=_STEPS[kind])
-            for index, environment in enumerate(environments(kind))]
+def start(setup, directory):
+    """Starts the processes of one run, each with its own log; hosts share the directory."""
+    return [processes.start(directory, environment, log_path(directory, index), train_steps=_STEPS[setup])
+            for index, environment in enumerate(environments(setup))]
 
 
 def log_path(directory, index):
-    """Where process `index` prints to."""
+    """Returns the path of the log of process `index`."""
     return directory.with_name(f"{directory.name}_{index}.log")
 
 
 def last_line(directory, index):
-    """The last of what process `index` printed, "" if there is none."""
+    """Returns the last line in the log of process `index`, or ""."""
     return (log_path(directory, index).read_text().splitlines() or [""])[-1]
 
 
-def stop(kind, started, directory, draw):
-    """Ends processes by a random signal, one or all; returns what was done, None if they had finished before."""
-    number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-    victims = draw.choice([started, started[:1], started[-1:]])
-    if any(process.poll() is not None for process in started):
+def stop(setup, run_processes, directory, generator):
+    """Sends a random signal to one or all processes; returns its name, or None if they had finished."""
+    signal_number = generator.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+    victims = generator.choice([run_processes, run_processes[:1], run_processes[-1:]])
+    if any(process.poll() is not None for process in run_processes):
         return None
     for process in victims:
-        process.send_signal(number)
-    end_survivors(started, directory)
-    # By SIGTERM: 75; -15 before it is looked for; 0 after the last safe point. Hosts that have lost another: 75, or 0
-    # if nothing was left to do together; -9 if the other was lost while they met.
-    allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[number] | ({75, 0, -9} if kind == "hosts" else set())
-    statuses = [process.returncode for process in started]
+        process.send_signal(signal_number)
+    end_survivors(run_processes, directory)
+    # SIGTERM: 75; -15 before the handler is installed; 0 after the last safe point. A host that lost its peer: 75; 0 if
+    # no collective was left; -9 if the peer was lost during the rendezvous.
+    allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[signal_number]
+    allowed |= {75, 0, -9} if setup == "hosts" else set()
+    statuses = [process.returncode for process in run_processes]
     if not set(statuses) <= allowed:
-        fail(statuses, number.name, directory)
-    return number.name if any(statuses) else None
+        fail(statuses, signal_number.name, directory)
+    return signal_number.name if any(statuses) else None
 
 
-def end_survivors(started, directory):
-    """Returns when all have ended: a host that has lost another does so by itself, unless they have not met yet."""
-    deadline, told = time.monotonic() + 150, set()
-    while any(process.poll() is None for process in started):
+def end_survivors(run_processes, directory):
+    """Waits until all processes have ended. A host that lost its peer ends alone, except during the rendezvous."""
+    deadline, terminated = time.monotonic() + 150, set()
+    while any(process.poll() is None for process in run_processes):
         time.sleep(0.2)
         late = time.monotonic() > deadline
-        for index, process in enumerate(started):
-            if process.poll() is None and "waiting for" in last_line(directory, index) and index not in told:
-                process.terminate()  # It waits for a host that nobody starts again.
-                told.add(index)
+        for index, process in enumerate(run_processes):
+            if process.poll() is None and "waiting for" in last_line(directory, index) and index not in terminated:
+                process.terminate()  # It waits for a host that is not restarted.
+                terminated.add(index)
             elif process.poll() is None and late and "hosts are reachable" in last_line(directory, index):
-                process.kill()  # Lost in the moment of connecting: TensorFlow waits, and catches SIGTERM.
+                process.kill()  # The peer was lost while connecting: TensorFlow waits and catches SIGTERM.
             elif process.poll() is None and late:
                 process.kill()
-                fail([process.poll() for process in started], "150 seconds", directory)
+                fail([process.poll() for process in run_processes], "150 seconds", directory)
 
 
-def fail(statuses, what, directory):
-    """Ends the soak."""
+def fail(statuses, event, directory):
+    """Exits with the statuses and logs of a run."""
     logs = [path.read_text()[-5000:] for path in sorted(directory.parent.glob(f"{directory.name}_*.log"))]
-    raise SystemExit("\n\n".join([f"{directory.name}: exit statuses {statuses} after {what}", *logs]))
+    raise SystemExit("\n\n".join([f"{directory.name}: exit statuses {statuses} after {event}", *logs]))
 
 
-def run_whole(kind, directory):
-    """A run that nothing happens to; returns how many seconds it took."""
+def run_uninterrupted(setup, directory):
+    """Runs without kills; returns the duration in seconds."""
     begin = time.monotonic()
-    statuses = [process.wait(600) for process in start(kind, directory)]
+    statuses = [process.wait(600) for process in start(setup, directory)]
     if any(statuses):
         fail(statuses, "no signal", directory)
     return time.monotonic() - begin
 
 
-def one_round(kind, whole, longest, directory, draw, counts):
-    """Kills a run until it finishes, then compares; `longest`: seconds until a kill."""
+def run_with_kills(setup, reference, max_seconds, directory, generator, counts):
+    """Kills and restarts a run until it finishes, then compares it; `max_seconds`: longest time before a kill."""
     while True:
-        started = start(kind, directory)
-        deadline = time.monotonic() + draw.uniform(_LEAST_SECONDS, longest)
-        while time.monotonic() < deadline and all(process.poll() is None for process in started):
+        run_processes = start(setup, directory)
+        deadline = time.monotonic() + generator.uniform(_MIN_SECONDS, max_seconds)
+        while time.monotonic() < deadline and all(process.poll() is None for process in run_processes):
             time.sleep(0.05)
-        done = stop(kind, started, directory, draw)
-        if done:
-            counts[kind, done] += 1
+        signal_name = stop(setup, run_processes, directory, generator)
+        if signal_name:
+            counts[setup, signal_name] += 1
             continue
-        statuses = [process.wait(600) for process in started]
+        statuses = [process.wait(600) for process in run_processes]
         if any(statuses):
             fail(statuses, "no signal", directory)
-        processes.assert_same_run(whole, directory, _STEPS[kind])
-        counts[kind, "same"] += 1
+        processes.assert_same_run(reference, directory, _STEPS[setup])
+        counts[setup, "same"] += 1
         return
 
 
 def main():
-    """Runs until time and kills are up; any difference is an error."""
+    """Runs the soak test; exits with an error at the first difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    draw, counts, begin = random.Random(arguments.seed), collections.Counter(), time.monotonic()
+    generator, counts, begin = random.Random(arguments.seed), collections.Counter(), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        wholes, longest, number = {}, {}, 0
-        for kind in _STEPS:
-            wholes[kind] = pathlib.Path(scratch, f"whole_{kind}")
-            longest[kind] = run_whole(kind, wholes[kind])
-            print(f"{kind}: a whole run takes {longest[kind]:.0f} s", flush=True)
+        references, durations, num_runs = {}, {}, 0
+        for setup in _STEPS:
+            references[setup] = pathlib.Path(scratch, f"uninterrupted_{setup}")
+            durations[setup] = run_uninterrupted(setup, references[setup])
+            print(f"{setup}: an uninterrupted run takes {durations[setup]:.0f} s", flush=True)
         while True:
-            for kind in _STEPS:
-                number += 1
-                one_round(kind, wholes[kind], longest[kind], pathlib.Path(scratch, f"{kind}_{number}"), draw, counts)
-                kills = sum(count for (_, what), count in counts.items() if what != "same")
+            for setup in _STEPS:
+                num_runs += 1
+                run_with_kills(setup, references[setup], durations[setup],
+                               pathlib.Path(scratch, f"{setup}_{num_runs}"), generator, counts)
+                kills = sum(count for (_, event), count in counts.items() if event != "same")
                 minutes = (time.monotonic() - begin) / 60
-                told = json.dumps({" ".join(what): count for what, count in counts.items()})
-                print(f"{minutes:.1f} minutes, {kills} kills: {told}", flush=True)
+                summary = json.dumps({" ".join(key): count for key, count in counts.items()})
+                print(f"{minutes:.1f} minutes, {kills} kills: {summary}", flush=True)
             if minutes >= arguments.minutes and kills >= arguments.kills:
                 break
-    print("\n| | SIGKILL | SIGTERM | runs that ended as if never killed |\n|---|---|---|---|")
-    for kind in _STEPS:
-        print(f"| {_TITLES[kind]} | {counts[kind, 'SIGKILL']} | {counts[kind, 'SIGTERM']} | {counts[kind, 'same']} |")
+    print("\n| | SIGKILL | SIGTERM | runs identical to an uninterrupted run |\n|---|---|---|---|")
+    for setup in _STEPS:
+        cells = " | ".join(str(counts[setup, event]) for event in ("SIGKILL", "SIGTERM", "same"))
+        print(f"| {_TITLES[setup]} | {cells} |")
 
 
 if __name__ == "__main__":
