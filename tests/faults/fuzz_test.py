@@ -169,8 +169,8 @@ MAX_INT = 2**31 - 1
 @pytest.mark.parametrize("settings, statuses", [
     (dict(warmup_epochs=1e6, log_seconds=1e-30, keep_checkpoint_max=MAX_INT, seed=MAX_INT, loss_block_rows=MAX_INT,
           shuffle_buffer_mb=MAX_INT, weight_decay=1e-30, momentum=1e-30, batch_norm_decay=1e-30,
-          checkpoint_epochs=10**6, learning_rate=1e-30, color_jitter_strength=100, brightness="additive", min_crop_area=1e-4, sk_ratio=1e-30,
-          se_ratio=1e-30, optimizer="momentum", learning_rate_scaling="sqrt"), {0}),
+          checkpoint_epochs=10**6, learning_rate=1e-30, color_jitter_strength=100, brightness="additive",
+          min_crop_area=1e-4, sk_ratio=1e-30, se_ratio=1e-30, optimizer="momentum", learning_rate_scaling="sqrt"), {0}),
     (dict(mode="train_then_eval", eval_steps=MAX_INT, eval_batch_size=2**20, eval_protocol="linear_head,contrastive",
           warmup_epochs=1e-30, learning_rate=-0.0, temperature=1e-30, color_jitter_strength=1e-30), {0}),
     (dict(learning_rate=1e30, weight_decay=1e30, warmup_epochs=0.0, optimizer="momentum"), {2, 3}),
