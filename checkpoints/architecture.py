@@ -50,7 +50,7 @@ def _encoder_flags(weights, kernels):
     deep_stem = len(kernels) > 3 and kernels[1] == (3, 3, kernels[0][3], kernels[0][3]) \
         and kernels[2] == (3, 3, kernels[0][3], 2 * kernels[0][3])
     has_sk_shortcut = any(re.search(r"block_groups/0/layers/0/(?:projection|shortcut)_layers/2/", name)
-                 for name in weights.shapes)
+                          for name in weights.shapes)
     for has_sk in (deep_stem or has_sk_shortcut, True):
         for depth, (bottleneck, blocks) in resnet.DEPTHS.items():
             convolutions_per_block = (5 if has_sk else 3) if bottleneck else 2
@@ -58,7 +58,7 @@ def _encoder_flags(weights, kernels):
                 continue
             filters = kernels[-1][-1] // (4 if bottleneck else 1)  # inner width of the last block
             sk_kernel = kernels[-5 if has_se else -3]
-            ratio = sk_kernel[-1] / filters if bottleneck else 1 / 16  # Basic blocks have no has_sk kernels.
+            ratio = sk_kernel[-1] / filters if bottleneck else 1 / 16  # Basic blocks have no SK convolution.
             return dict(resnet_depth=depth, width_multiplier=filters // 512, sk_ratio=ratio if has_sk else 0.0,
                         se_ratio=kernels[-2][-1] / filters if has_se else 0.0,
                         stem="imagenet" if deep_stem or kernels[0][0] == 7 else "cifar")

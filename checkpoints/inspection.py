@@ -28,7 +28,7 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """The network in a checkpoint and the recorded facts about its training."""
+    """The network in a checkpoint, and what is recorded about its training."""
 
     config: Config
     class_names: list | None
@@ -62,8 +62,8 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     try:
         config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
-        raise UserError(f"--checkpoint={path}: its recorded settings are invalid ({error}) Export it again from the "
-                        "checkpoint, or restore flags.json.") from error
+        raise UserError(f"--checkpoint={path}: its recorded settings are invalid ({str(error).rstrip('.')}). Export it "
+                        "again from the checkpoint, or restore flags.json.") from error
     multi_label = description.get("multi_label", weight_files.read_classes(directory)[1])
     names = file.class_names or (None if classes is None else [f"class {index}" for index in range(classes)])
     results = description.get("results") or storage.read_json(os.path.join(directory, f"result_{file.step}.json"))

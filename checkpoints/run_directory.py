@@ -43,8 +43,8 @@ def check_writable(directory: str) -> None:
 def remove_temporary_files(directory: str) -> None:
     """Deletes temporary files of killed processes. Call it only while holding the lock of the directory.
 
-    Deletes only files whose names match exactly those that TensorFlow or this program writes, and no directory that
-    contains other files. Recent temporary files are kept: a running evaluation may own them.
+    Only files with names that TensorFlow or this program uses are deleted, and no directory that contains other files.
+    Recent temporary files are kept: a running evaluation may own them.
     """
     for name in tf.io.gfile.listdir(directory):
         name = name.rstrip("/")

@@ -45,9 +45,9 @@ class TrainingState:
         return checkpoint_files.save(self._checkpoint, self.directory, self.step, self.keep)
 
     def resume(self, path: str) -> None:
-        """Restores model, optimizer and step from the prefix `path`.
+        """Restores model, optimizer and step from the checkpoint with the prefix `path`.
 
-        The loss-scaling state (float16) may be missing from the checkpoint or from the optimizer.
+        The loss-scaling state (float16) may be missing from the checkpoint or the optimizer.
 
         Raises:
           UserError: the checkpoint does not match.

@@ -84,9 +84,8 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
     """Finds the weights at `path`.
 
     Args:
-      path: a directory (of checkpoints, of which the latest is used; of a SavedModel; or of SavedModels by step), a
-        checkpoint prefix, or a TF Hub handle (https://...), which is downloaded. Any file system that TensorFlow
-        supports, such as gs://.
+      path: a directory of checkpoints or of SavedModels by step (uses the latest), a SavedModel, a checkpoint prefix,
+        or a TF Hub handle (https://...), which is downloaded. Any file system that TensorFlow supports, such as gs://.
       flag: the flag that error messages name.
 
     Returns:
@@ -99,7 +98,7 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
         path = _download(path, flag)
     try:
         return _locate(path, flag)
-    except (tf.errors.OpError, ValueError) as error:  # ValueError: the file `checkpoint` is malformed.
+    except (tf.errors.OpError, ValueError) as error:  # ValueError: the file `checkpoint` is empty or malformed.
         raise UserError(f"{flag}={path}: cannot be read ({first_line(error)}). Check the path, or use a local copy."
                         ) from error
 

@@ -39,8 +39,8 @@ def model_card(saved_model: str) -> str:
     steps = f" {description['step']:,} steps." if description.get("step") is not None else ""
     return f"""# {_escape_markdown(description.get('network'))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
 
-An image encoder trained with SimCLR: *A Simple Framework for Contrastive Learning of Visual Representations* (Chen,
-Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709).{data}{steps}
+An image encoder from an implementation of SimCLR: *A Simple Framework for Contrastive Learning of Visual
+Representations* (Chen, Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709).{data}{steps}
 
 ## Use
 
