@@ -275,21 +275,21 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
 
 def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
     """Raises `UserError` if batch sizes do not fit the data set or the number of replicas."""
-    replicas = strategy.num_replicas_in_sync
+    num_replicas = strategy.num_replicas_in_sync
     for flag in ("train_batch_size", "eval_batch_size"):
         size = getattr(config, flag)
-        if size % replicas:
-            nearest = max(round(size / replicas), 1) * replicas
-            raise UserError(f"--{flag}={size}: it is not divisible by the number of replicas ({replicas}). Use "
+        if size % num_replicas:
+            nearest = max(round(size / num_replicas), 1) * num_replicas
+            raise UserError(f"--{flag}={size}: it is not divisible by the number of replicas ({num_replicas}). Use "
                             f"{nearest}.")
-    if config.micro_batch_size % replicas:
+    if config.micro_batch_size % num_replicas:
         raise UserError(f"--micro_batch_size={config.micro_batch_size}: it is not divisible by the number of replicas "
-                        f"({replicas}). Use a multiple of {replicas} that divides --train_batch_size="
+                        f"({num_replicas}). Use a multiple of {num_replicas} that divides --train_batch_size="
                         f"{config.train_batch_size}.")
     examples = source.num_examples(config.train_split)
     if config.mode != "eval" and config.train_batch_size > examples:
         raise UserError(f"--train_batch_size={config.train_batch_size}: it is larger than the {examples} examples of "
-                        f"--train_split={config.train_split}. Use at most {examples // replicas * replicas}.")
+                        f"--train_split={config.train_split}. Use at most {examples // num_replicas * num_replicas}.")
 
 
 def build_training_state(config: Config, source: Source, strategy: tf.distribute.Strategy, directory: str
