@@ -1,4 +1,4 @@
-"""Report on the runs of `paper.studies`, next to the paper's numbers: Markdown, CSV, and one page of HTML."""
+"""Report that compares the runs of `paper.studies` with the paper's numbers: Markdown, CSV and one HTML page."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ _COLUMNS = {  # title -> key in the results of a finished run
     "linear head": runner.TOP_1, "top-5": "eval/label_top_5_accuracy", "transfer": "test",
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
-_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # columns that are shown only for tables of the paper with them
-_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of our numbers; the others are shares, shown in %
+_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # columns shown only if the paper's table has them
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of our numbers; others are fractions, shown in %
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's measures that correspond to `runner.accuracy`
-_SAME_NAME = ("top-5", "contrastive accuracy", "entropy")  # measures with the same name in the paper and here
-ALPHA = 0.05  # of the permutation test, as in the paper's tables
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # line breaks and escape sequences, too
-_FORMULA_STARTS = ("=", "+", "-", "@")  # of texts that spreadsheets evaluate
+_SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # measures with the same name in the paper and here
+ALPHA = 0.05  # significance level of the permutation test, as in the paper's tables
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # includes line breaks and ESC
+_FORMULA_STARTS = ("=", "+", "-", "@")  # Spreadsheets evaluate texts that start with these.
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
 
 
 def rows_of(name: str, base: str, scale: str) -> list[dict]:
-    """Returns a study's finished runs as dicts from titles to values.
+    """Returns a study's finished runs as dicts from column title to value.
 
-    Our accuracies are in [0, 1], those of the paper in %. Keys that start with "_" are not for display.
+    Our accuracies are in [0, 1], the paper's in %. Keys that start with "_" are not displayed.
 
     Args:
-      name: of the study.
-      base, scale: directory of all results; paper or small.
+      name: name of the study.
+      base: directory of all results.
+      scale: paper or small.
 
     Raises:
-      UserError: predictions that the permutation test needs are missing, or not those of the same examples.
+      UserError: predictions for the permutation test are missing, or were made for different examples.
     """
     rows = []
     for run in studies.STUDIES[name].runs_at(scale):
@@ -60,28 +61,28 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
 
 
 def _finished(name, run, base, scale):
-    """Returns the content of a run's done.json; None without one, or if the study or the recipe has changed since."""
+    """Returns the content of a run's done.json; None if it is missing, or the study or its recipe has changed since."""
     done = runner.read_done(runner.directory_of(base, scale, name, run))
     return done if done is not None and runner.is_current(run, scale, done) else None
 
 
 def _row(run, done, scale, directory):
-    """Returns the row of a finished run, whose files are in `directory`."""
-    results = {title: _number(done["results"].get(key)) for title, key in _COLUMNS.items()}
-    probes = {probe: {"majority baseline": _number(values.get("majority_baseline", values.get("guess"))),  # old key
-                      "h": _number(values.get("h")), "g(h)": _number(values.get("z"))}
+    """Returns the row of a finished run whose files are in `directory`."""
+    results = {title: _finite_or_none(done["results"].get(key)) for title, key in _COLUMNS.items()}
+    probes = {probe: {"h": _finite_or_none(values.get("h")), "g(h)": _finite_or_none(values.get("z")),
+                      # Earlier versions stored the baseline as "guess".
+                      "majority baseline": _finite_or_none(values.get("majority_baseline", values.get("guess")))}
               for probe, values in done["probes"].items() if isinstance(values, dict)}
     for probe, values in probes.items():
         results |= {"majority baseline": values["majority baseline"],
-                    **{f"{probe} from {representation}": values[representation] for representation in ("h", "g(h)")}}
+                    **{f"{probe} from {measure}": values[measure] for measure in ("h", "g(h)")}}
     paper = {f"paper, {measure}": number for measure, number in run.paper.items()}
     changed = run.small_flags.items() if scale == "small" else ()
     changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed if flag != "eval_protocol")
     accuracy = runner.accuracy(done)
-    ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SAME_NAME},
-            **{representation: values[representation] for values in probes.values()
-               for representation in ("h", "g(h)")}}
-    parameters = _number(done.get("million_parameters"))  # None for transfers.
+    ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SHARED_MEASURES},
+            **{measure: values[measure] for values in probes.values() for measure in ("h", "g(h)")}}
+    parameters = _finite_or_none(done.get("million_parameters"))  # None for transfers.
     plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
     return {"run": run.name, "changed flags": changed_flags or None, **paper, **results,
             **_differences(run.paper, ours), "status": "diverged" if done["diverged"] else None,
@@ -91,23 +92,24 @@ def _row(run, done, scale, directory):
             "_directory": directory}
 
 
-def _number(value):
+def _finite_or_none(value):
     """Returns the value if it is a finite number, else None."""
     return value if isinstance(value, (int, float)) and abs(value) < math.inf else None
 
 
 def _differences(paper, ours):
-    """Returns our numbers minus those of the paper, as texts, for every measure that both have."""
-    both = [(measure, number, ours[measure]) for measure, number in paper.items() if ours.get(measure) is not None]
+    """Returns our numbers minus the paper's, as texts, for the measures that both have."""
+    pairs = {measure: (ours[measure], number) for measure, number in paper.items() if ours.get(measure) is not None}
     return {"difference" if measure in _MAIN_MEASURES else f"difference, {measure}":
             f"{value - number:+.2f}" if measure == "entropy" else f"{100 * value - number:+.1f}"
-            for measure, number, value in both}
+            for measure, (value, number) in pairs.items()}
 
 
 def _mark_best(rows):
-    """Sets `best` in the rows of transfers: whether the permutation test finds no difference from the best run.
+    """Sets `best` in rows of transfer runs: true if the permutation test finds no difference from the best run.
 
-    As in the paper, runs of the same data set are compared: linear evaluation, and the trainings of whole networks.
+    As in the paper, runs on the same data set are compared in two groups: linear evaluation, and training of the whole
+    network.
     """
     groups = {}
     for row in rows:
@@ -119,46 +121,47 @@ def _mark_best(rows):
         for row in group:
             labels, scores, metric = predictions[row["run"]]
             if labels.shape != best[0].shape or (labels != best[0]).any():
-                raise UserError(f"{row['_directory']}/predictions.npz: its labels differ from those of other runs of "
+                raise UserError(f"{row['_directory']}/predictions.npz: the labels differ from those of other runs on "
                                 f"{row['task']}. Remove the run, and run the table again.")
             row["best"] = significance.compare(labels, best[1], scores, metric)["p"] > ALPHA
 
 
 def _predictions_of(row):
-    """Returns labels, scores and metric of a transfer. Raises `UserError`."""
+    """Returns labels, scores and metric name of a transfer run. Raises `UserError`."""
     path = os.path.join(row["_directory"], "predictions.npz")
     return *output.read_predictions(path), row["_done"]["results"].get("metric")
 
 
-def _titles(rows, part):
-    """Returns the columns with this part in their titles, in order."""
-    return dict.fromkeys(title for row in rows for title in row if part in title)
+def _titles_with(rows, substring):
+    """Returns the column titles that contain a substring, in order."""
+    return dict.fromkeys(title for row in rows for title in row if substring in title)
 
 
 class _Bold(str):
-    """Text that is shown in bold."""
+    """Text displayed in bold."""
 
 
 class _Code(str):
-    """Text that is shown as code."""
+    """Text displayed as code."""
 
 
 def shown_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles, and for each row the texts to be shown; columns that no row has are left out.
+    """Returns the column titles and the displayed texts of each row, without empty columns.
 
     Args:
-      rows: of `rows_of`.
+      rows: result of `rows_of`.
     """
-    shown = ("run", "changed flags", *_titles(rows, "paper, "), "million parameters", *_COLUMNS, "majority baseline",
-             *_titles(rows, " from "), *_titles(rows, "difference"), "status", "minutes")
-    in_paper = {title.removeprefix("paper, ") for title in _titles(rows, "paper, ")}
-    titles = [title for title in dict.fromkeys(shown) if any(row.get(title) is not None for row in rows)
+    column_order = ("run", "changed flags", *_titles_with(rows, "paper, "), "million parameters", *_COLUMNS,
+                    "majority baseline", *_titles_with(rows, " from "), *_titles_with(rows, "difference"), "status",
+                    "minutes")
+    in_paper = {title.removeprefix("paper, ") for title in _titles_with(rows, "paper, ")}
+    titles = [title for title in dict.fromkeys(column_order) if any(row.get(title) is not None for row in rows)
               and (title not in _SHOWN_WITH_PAPER or title in in_paper)]
-    return titles, [[_shown(title, row) for title in titles] for row in rows]
+    return titles, [[_displayed(title, row) for title in titles] for row in rows]
 
 
-def _shown(title, row):
-    """Returns a value as text: our accuracies in %, as the paper's are."""
+def _displayed(title, row):
+    """Returns the text displayed for a value. Our accuracies are converted to %, like the paper's."""
     value = row.get(title)
     if isinstance(value, float) and "paper" not in title:
         text = _FORMATS.get(title, "{:.1%}").format(value).rstrip("%")
@@ -170,7 +173,7 @@ def _shown(title, row):
 
 
 def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
-    """Returns the report of a study as lines of Markdown; see `rows_of`."""
+    """Returns the report of a study as lines of Markdown. For the arguments, see `rows_of`."""
     study = studies.STUDIES[name]
     lines = [f"### {study.title} ({study.source})", f"{_finding(study, rows, scale)} Accuracies in %.", ""]
     if rows:
@@ -182,31 +185,31 @@ def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
 
 
 def _finding(study, rows, scale):
-    """Returns sentences with the finding of the paper, and the setting of the runs here."""
+    """Returns sentences with the paper's finding and the setting of our runs."""
     finding = f"The paper: {study.finding}" if study.runs else f"{study.finding[:1].upper()}{study.finding[1:]}"
     recipes = dict.fromkeys(run.small_recipe for run in study.runs_at(scale) if not run.transfer)
     if scale != "small" or not rows or not recipes:
         return f"{finding}."
-    return f"{finding}. Here: {'; '.join(map(runner.describe_recipe, recipes))}; unless the table says otherwise."
+    return f"{finding}. Our runs: {'; '.join(map(runner.describe_recipe, recipes))}, except for the flags below."
 
 
 def _flags_table(rows):
-    """Returns titles and rows of a table with the flags of the runs."""
+    """Returns titles and rows of a table of the runs' flags."""
     return ["run", "flags"], [[row["run"], _Code(shlex.join(row["_done"]["arguments"]))] for row in rows]
 
 
 def _markdown_flags(rows):
-    """Returns a table of the flags, which can be unfolded."""
+    """Returns a collapsible table of the runs' flags."""
     return (["<details><summary>flags</summary>", "", *_markdown_table(*_flags_table(rows)), "", "</details>", ""]
             if rows else [])
 
 
 def _markdown_cited(study):
-    return ["Cited by the paper:", "", *_markdown_table(*_cited_table(study)), ""] if study.cited else []
+    return ["From the paper:", "", *_markdown_table(*_cited_table(study)), ""] if study.cited else []
 
 
 def _cited_table(study):
-    """Returns titles and rows of what the paper cites."""
+    """Returns titles and rows of a table of the paper's other rows, which are not run."""
     titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
     return ["", *titles], [[name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited]
 
@@ -216,24 +219,24 @@ def _markdown_table(titles, texts):
 
 
 def _without_control(text):
-    """Returns a text with spaces instead of control characters."""
+    """Replaces the control characters of a text by spaces."""
     return _CONTROL.sub(" ", text)
 
 
 def _markdown_text(text):
-    """Returns a text in one line, without HTML and without the character that separates columns."""
+    """Returns a text as a cell of a Markdown table: one line, HTML escaped, without the column separator |."""
     line = _without_control(text).replace("|", "/")
     if not isinstance(text, _Code):
         escaped = html.escape(line, quote=False)
         return f"**{escaped}**" if isinstance(text, _Bold) else escaped
     if "`" not in line:
         return f"`{line}`"
-    ticks = "`" * (1 + max(map(len, re.findall("`+", line))))  # Within these, shorter sequences are plain text.
+    ticks = "`" * (1 + max(map(len, re.findall("`+", line))))  # Shorter sequences do not end the code.
     return f"{ticks} {line} {ticks}"
 
 
 def write_csv(path: str, rows: list[dict]) -> None:
-    """Writes the rows with all their values, for `paper.figures`. Texts that look like formulas start with '."""
+    """Writes all values of the rows to a CSV file. Texts that look like formulas are prefixed with '."""
     public = [{_csv_value(title): _csv_value(value) for title, value in row.items() if not title.startswith("_")}
               for row in rows]
     file = io.StringIO(newline="")
@@ -244,7 +247,7 @@ def write_csv(path: str, rows: list[dict]) -> None:
 
 
 def _csv_value(value):
-    """Returns a value that spreadsheets do not evaluate: in one line, and only numbers start with a sign."""
+    """Returns a value that spreadsheets do not evaluate: text is one line, and starts with a sign only in numbers."""
     if not isinstance(value, str):
         return value
     text = _without_control(value)
@@ -264,18 +267,22 @@ _CORRELATED = ("few_labels_lengths", "few_labels_networks")
 
 
 def correlations(name: str, base: str, scale: str) -> list[dict]:
-    """Correlates linear evaluation with fine-tuning (paper, B.7) in a study of `_CORRELATED`, for each share of labels.
+    """Correlates the accuracies of linear evaluation and fine-tuning for each label fraction (Appendix B.7).
+
+    Args:
+      name: study in `_CORRELATED`.
+      base, scale: see `rows_of`.
 
     Returns:
-      list of dicts: `labels`; `points`: (name, accuracy of linear evaluation, accuracy when fine-tuned); and the
-      coefficients `pearson` and `spearman`, None below three points.
+      A list of dicts with `labels`, the label fraction; `points`, a list of (name, accuracy of linear evaluation,
+      accuracy after fine-tuning); and the coefficients `pearson` and `spearman`, None below three points.
     """
     from scipy import stats
 
     points = {}
     for run in studies.STUDIES[name].runs_at(scale):
-        places = (name, run), (run.starts_from[0], studies.find_run(run.starts_from))
-        done = [_finished(*place, base, scale) for place in places]
+        start_study, start_run = run.starts_from[0], studies.find_run(run.starts_from)
+        done = _finished(name, run, base, scale), _finished(start_study, start_run, base, scale)
         if all(content is not None and runner.accuracy(content) is not None for content in done):
             tuned, linear = map(runner.accuracy, done)
             points.setdefault(run.plot_columns["labels"], []).append((run.plot_columns["start"], linear, tuned))
@@ -286,37 +293,39 @@ def correlations(name: str, base: str, scale: str) -> list[dict]:
 
 
 def _correlation_texts(name, base, scale):
-    """Returns the result of `correlations`, as a sentence for each share of labels."""
-    return [f"Linear evaluation and fine-tuning on {each['labels']} of the labels (Appendix B.7): r = "
-            f"{each['pearson']:.2f}, rank correlation {each['spearman']:.2f}, {len(each['points'])} points."
-            for each in correlations(name, base, scale) if each["pearson"] is not None] if name in _CORRELATED else []
+    """Returns the result of `correlations`, as one sentence per label fraction."""
+    if name not in _CORRELATED:
+        return []
+    return [f"Correlation of linear evaluation with fine-tuning on {result['labels']} of the labels (Appendix B.7): "
+            f"Pearson {result['pearson']:.2f}, Spearman {result['spearman']:.2f}, {len(result['points'])} points."
+            for result in correlations(name, base, scale) if result["pearson"] is not None]
 
 
 # -------------------------------------------------------------------------------------------------------------- HTML
 
 
 def summary(rows_by_study: dict[str, list[dict]]) -> str:
-    """Returns sentences with the number of runs, their time, the machines, and the versions of the program.
+    """Returns sentences with the number of runs, their total time, the machines and the versions of the program.
 
     Args:
-      rows_by_study: name -> `rows_of` it.
+      rows_by_study: study name -> result of `rows_of`.
     """
     done = {row["_directory"]: row["_done"] for rows in rows_by_study.values() for row in rows}
     machines = sorted({_without_control(content["hardware"]) for content in done.values()})
     versions = sorted({_without_control(version) for content in done.values() for version in content["commits"]
                        if version})
     duration = console.format_duration(sum(content["seconds"] for content in done.values()))
-    parts = [f"{len(done)} runs, {duration} in all"]
-    parts += ["; ".join(machines)] * bool(machines) + [f"Version {', '.join(versions)}"] * bool(versions)
-    return ". ".join(parts) + "."
+    sentences = [f"{len(done)} runs, {duration} in total"]
+    sentences += ["; ".join(machines)] * bool(machines) + [f"Version {', '.join(versions)}"] * bool(versions)
+    return ". ".join(sentences) + "."
 
 
 def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale: str) -> None:
-    """Writes all studies to one page that needs no other files: our numbers, the paper's, plots, flags, versions.
+    """Writes all studies to one self-contained page: our numbers, the paper's, plots, flags and versions.
 
     Args:
-      path: of the page.
-      rows_by_study: name -> `rows_of` it.
+      path: path of the page.
+      rows_by_study: study name -> result of `rows_of`.
       base, scale: see `rows_of`.
     """
     sections = [_section(name, rows, base, scale)
@@ -332,12 +341,12 @@ def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale
 
 
 def _finalize(value):
-    """Returns a value of the template without control characters; the output of a macro, which is HTML, as it is."""
+    """Removes control characters from a value of the template. Does not change the output of macros, which is HTML."""
     return _without_control(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _section(name, rows, base, scale):
-    """Returns the texts, tables and plot of a study, for the template."""
+    """Returns the texts, tables and plot of a study for the template."""
     study = studies.STUDIES[name]
     return dict(
         name=name, title=study.title, source=study.source, finding=_finding(study, rows, scale),
@@ -347,9 +356,9 @@ def _section(name, rows, base, scale):
 
 
 def _plot(rows):
-    """Returns a plot as SVG in base64, "" without accuracies: ours as points, the paper's as diamonds.
+    """Returns an SVG plot in base64 with our accuracies as dots and the paper's as diamonds; "" without accuracies.
 
-    For Table 3 they are those of h.
+    For Table 3, it shows the accuracies from h.
     """
     import matplotlib
 
@@ -360,13 +369,12 @@ def _plot(rows):
     if not rows:
         return ""
     figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(rows)))
-    places = np.arange(len(rows))[::-1]
-    axis.scatter([100 * row["_plotted"] for row in rows], places, color="black", label="ours", zorder=3)
-    papers = [(place, row["_paper"]) for place, row in zip(places, rows) if row["_paper"] is not None]
-    if papers:
-        axis.scatter([number for _, number in papers], [place for place, _ in papers], marker="D", color="black",
-                     facecolors="white", label="paper", zorder=3)
-    axis.set_yticks(places, [row["run"] for row in rows], fontsize=8)
+    heights = np.arange(len(rows))[::-1]
+    axis.scatter([100 * row["_plotted"] for row in rows], heights, color="black", label="ours", zorder=3)
+    paper_points = [(row["_paper"], height) for height, row in zip(heights, rows) if row["_paper"] is not None]
+    if paper_points:
+        axis.scatter(*zip(*paper_points), marker="D", color="black", facecolors="white", label="paper", zorder=3)
+    axis.set_yticks(heights, [row["run"] for row in rows], fontsize=8)
     axis.set_xlabel("accuracy, %")
     axis.grid(axis="y", color="0.85")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -1,4 +1,4 @@
-"""Execution of the runs of `paper.studies`: commands, one resumable process for each run, and stored results."""
+"""Execution of the runs of `paper.studies`: commands, one resumable process per run, and stored results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def arguments(run: studies.Run, scale: str) -> list[str]:
-    """Returns the arguments of a run's program, except the paths of its own files."""
+    """Returns the arguments of a run's program, without its output directory and --checkpoint."""
     flags = config_lib.as_flags({**run.flags, **(run.small_flags if scale == "small" else {})})
     if run.transfer:
         return flags
@@ -33,33 +33,35 @@ def arguments(run: studies.Run, scale: str) -> list[str]:
 
 
 def command(run: studies.Run, scale: str, directory: str, weights: str | None = None,
-            more: dict | None = None) -> list[str]:
-    """Returns the command of a run, as arguments of Python.
+            extra: dict | None = None) -> list[str]:
+    """Returns the command of a run, as arguments for Python.
 
     Args:
-      run, scale: the run; paper or small.
-      directory: of its results.
-      weights: path for --checkpoint, if the run starts from another.
-      more: further settings of run.py.
+      run: the run.
+      scale: paper or small.
+      directory: directory for the results.
+      weights: path for --checkpoint, if the run starts from the weights of another.
+      extra: further settings of run.py.
     """
-    more, start = more or {}, [f"--checkpoint={weights}"] if run.starts_from else []
+    extra, start = extra or {}, [f"--checkpoint={weights}"] if run.starts_from else []
     if not run.transfer:
-        return ["run.py", *arguments(run, scale), *config_lib.as_flags(more), *start, f"--model_dir={directory}"]
-    shared, others = _divided(run, more)
+        return ["run.py", *arguments(run, scale), *config_lib.as_flags(extra), *start, f"--model_dir={directory}"]
+    shared, passed_on = _split_settings(run, extra)
     return ["-m", "transfer", run.transfer, *arguments(run, scale), *config_lib.as_flags(shared), *start,
-            *([f"--flags={shlex.join(config_lib.as_flags(others))}"] if others else []), f"--out={directory}"]
+            *([f"--flags={shlex.join(config_lib.as_flags(passed_on))}"] if passed_on else []), f"--out={directory}"]
 
 
-def _divided(run, more):
-    """Divides further settings of run.py into those that transfer has itself, and those that it passes to trainings."""
+def _split_settings(run, extra):
+    """Splits settings of run.py into flags of `python -m transfer` itself, and settings that it passes to trainings."""
     trains = run.transfer != "linear"
-    own = (*config_lib.settings_with("data_access"), *(["seed"] if trains else []))
-    shared = {name: value for name, value in more.items() if name in own and value is not False}  # False: unset.
-    return shared, {name: value for name, value in more.items() if trains and name not in own}
+    shared_names = (*config_lib.settings_with("data_access"), *(["seed"] if trains else []))
+    shared = {name: value for name, value in extra.items()
+              if name in shared_names and value is not False}  # Transfer has no flags like --nofollow_links.
+    return shared, {name: value for name, value in extra.items() if trains and name not in shared_names}
 
 
 def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) -> list[str]:
-    """Returns the command that runs a run's probes on its checkpoint, as arguments of Python."""
+    """Returns the command that runs a run's probes on its checkpoint, as arguments for Python."""
     data_flags = config_lib.as_flags({
         name: getattr(config, name) for name in config_lib.settings_with("data_access")
         if getattr(config, name) != getattr(config_lib.Config, name)})
@@ -69,40 +71,40 @@ def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) 
 
 
 def config_of(run_arguments: list[str]) -> config_lib.Config:
-    """Returns the `Config` of arguments of run.py."""
+    """Returns the `Config` for arguments of run.py; paths of recipes are relative to the project directory."""
     return config_lib.from_arguments(
         [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in run_arguments])
 
 
 def describe_recipe(recipe: str) -> str:
-    """Returns the network, data and length of a recipe's training, as text."""
+    """Describes the network, the data and the length of a recipe's training in one line."""
     config = config_of([f"--flagfile={_RECIPES}/{recipe}"])
     return (f"{recipe}, {config.network_name} on {config.train_split} of {config.dataset}, {config.image_size} pixels, "
-            f"batch {config.train_batch_size}, {config.train_epochs} epochs")
+            f"batch size {config.train_batch_size}, {config.train_epochs} epochs")
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
 
 
 def directory_of(base: str, scale: str, study: str, run: studies.Run) -> str:
-    """Returns the directory of a run's results."""
+    """Returns the directory for a run's results."""
     return os.path.join(base, scale, study, slug(run.name))
 
 
-_DONE = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(int, float), commits=list, hardware=str,
-             diverged=bool, same_as=(str, type(None)))  # types of the values in done.json
+_DONE_TYPES = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(int, float), commits=list,
+                   hardware=str, diverged=bool, same_as=(str, type(None)))  # types of the values in done.json
 
 
 def read_done(directory: str) -> dict | None:
-    """Returns the content of a finished run's done.json; None if the file is missing or corrupt."""
-    from runtime import storage  # Imported here and below: other commands do without TensorFlow, which loads slowly.
+    """Returns the content of a finished run's done.json, or None if the file is missing or corrupt."""
+    from runtime import storage  # Imported in functions: it loads TensorFlow, which other commands do not need.
 
     done = storage.read_json(os.path.join(directory, "done.json"))
-    if done is None or not all(isinstance(done.get(name, ...), kind) for name, kind in _DONE.items()):
+    if done is None or not all(isinstance(done.get(name, ...), types) for name, types in _DONE_TYPES.items()):
         return None
     texts = [*done["arguments"], *(version for version in done["commits"] if version is not None)]
-    numbers = [value for key, value in done["results"].items() if key in (LBFGS, TOP_1, "test")]
-    return done if all(isinstance(text, str) for text in texts) and all(map(storage.is_fraction, numbers)) else None
+    metrics = [value for key, value in done["results"].items() if key in (LBFGS, TOP_1, "test")]
+    return done if all(isinstance(text, str) for text in texts) and all(map(storage.is_fraction, metrics)) else None
 
 
 def write_done(directory: str, done: dict) -> None:
@@ -112,29 +114,30 @@ def write_done(directory: str, done: dict) -> None:
     storage.write_json(os.path.join(directory, "done.json"), done)
 
 
-def _all_arguments(run, scale, more):
+def _all_arguments(run, scale, extra):
     """Returns the run's arguments plus any further flags that affect results."""
-    return [*arguments(run, scale), *config_lib.as_flags(_with_effect(more or {}))]
+    return [*arguments(run, scale), *config_lib.as_flags(_with_effect(extra or {}))]
 
 
 def _with_effect(settings):
-    """Returns those of the settings, a dict, that have an effect on results."""
-    others = config_lib.settings_with("output", "no_effect")
-    return {name: value for name, value in settings.items() if name not in others}
+    """Returns the settings, a dict, without those that do not affect results."""
+    without_effect = config_lib.settings_with("output", "no_effect")
+    return {name: value for name, value in settings.items() if name not in without_effect}
 
 
-def settings_of(run: studies.Run, scale: str, more: dict | None = None) -> dict:
-    """Returns all settings that affect a run's results, and those of the run that it starts from, as types of JSON.
+def settings_of(run: studies.Run, scale: str, extra: dict | None = None) -> dict:
+    """Returns all settings that affect a run's results, including those of the run that it starts from, for JSON.
 
     Raises:
-      UserError: the flags are wrong.
+      UserError: the flags are invalid.
     """
-    wanted = _all_arguments(run, scale, more)
+    run_arguments = _all_arguments(run, scale, extra)
     if run.transfer:
-        settings = dict(program=["transfer.py", run.transfer], arguments=wanted)  # The program's old name, as stored.
+        # Results of earlier versions are stored with the former name transfer.py.
+        settings = dict(program=["transfer.py", run.transfer], arguments=run_arguments)
     else:
-        settings = dict(program=["run.py"], **_with_effect(dataclasses.asdict(config_of(wanted))))
-    start = settings_of(studies.find_run(run.starts_from), scale, more) if run.starts_from else None
+        settings = dict(program=["run.py"], **_with_effect(dataclasses.asdict(config_of(run_arguments))))
+    start = settings_of(studies.find_run(run.starts_from), scale, extra) if run.starts_from else None
     return json.loads(json.dumps(dict(settings, start=start, probes=run.probes)))
 
 
@@ -143,35 +146,35 @@ def _key(settings):
 
 
 def is_current(run: studies.Run, scale: str, done: dict) -> bool:
-    """Returns whether a finished run has the settings that the run has now, apart from further flags."""
+    """Returns whether a finished run has the current settings of its study, apart from further flags."""
     expected = arguments(run, scale)
     if done["arguments"][:len(expected)] != expected:
         return False
     try:
-        more = config_lib.parse_settings(shlex.join(done["arguments"][len(expected):]))
-    except UserError:  # A flag of another version.
+        extra = config_lib.parse_settings(shlex.join(done["arguments"][len(expected):]))
+    except UserError:  # The flag is from another version.
         return False
-    return done["settings"] == settings_of(run, scale, more)
+    return done["settings"] == settings_of(run, scale, extra)
 
 
 class Runner:
-    """Executes runs below one directory, at one scale. Skips finished runs and shares identical ones."""
+    """Executor of runs at one scale, below one directory. Skips finished runs and shares identical ones."""
 
-    def __init__(self, base: str, scale: str, more: dict | None = None):
-        """Reads which runs are finished.
+    def __init__(self, base: str, scale: str, extra: dict | None = None):
+        """Finds the finished runs.
 
         Args:
           base: directory of all results.
           scale: paper or small.
-          more: further settings of run.py.
+          extra: further settings of run.py.
 
         Raises:
-          UserError: `more` has a setting that decides where results are.
+          UserError: `extra` has a setting that determines where results are written.
         """
         for name in config_lib.settings_with("output"):
-            if name in (more or {}):
+            if name in (extra or {}):
                 raise UserError(f"--flags: --{name} is set by paper.tables. Remove it.")
-        self._base, self._scale, self._more, self._finished = base, scale, more or {}, {}
+        self._base, self._scale, self._extra, self._finished = base, scale, extra or {}, {}
         for name, study in studies.STUDIES.items():
             for run in study.runs_at(scale):
                 done = read_done(directory_of(base, scale, name, run))
@@ -179,41 +182,41 @@ class Runner:
                     self._finished[_key(done["settings"])] = directory_of(base, scale, name, run)
 
     def check(self, study: str, run: studies.Run) -> None:
-        """Raises `UserError` if the arguments of a run are wrong, or change what its study compares."""
+        """Raises `UserError` if the arguments of a run are invalid, or change settings that its study compares."""
         compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
-        for name in self._more:
+        for name in self._extra:
             if name in compared:
                 raise UserError(f"--flags: --{name} is set by the study {study} ({run.name}: {compared[name]}). "
                                 "Remove it.")
-        settings_of(run, self._scale, self._more)
+        settings_of(run, self._scale, self._extra)
         if run.starts_from:
             self.check(run.starts_from[0], studies.find_run(run.starts_from))
         if run.transfer in ("finetune", "scratch"):
             from transfer import grid_search
 
-            grid_search.check_settings(run.transfer, _divided(run, self._more)[1])
+            grid_search.check_settings(run.transfer, _split_settings(run, self._extra)[1])
 
     def run(self, study: str, run: studies.Run) -> dict:
-        """Executes a run, after the one that it starts from; its output goes to run.log.
+        """Executes a run, after the run that it starts from. Output goes to run.log.
 
         Returns:
-          The content of done.json: `arguments`, `settings`, `seconds` of all its starts, `results`, `probes`,
-          `million_parameters`, `hardware`, `commits`; `diverged`, true without results if training diverged, here or
-          in the run that it starts from; and `same_as`: None, or the directory (below `base`) of an identical run.
+          The content of done.json: `arguments`; `settings`; `seconds`, summed over all starts; `results`; `probes`;
+          `million_parameters`; `hardware`; `commits`; `diverged`, true (and no results) if training diverged, here or
+          in the run that it starts from; and `same_as`, None or the directory (below `base`) of an identical run.
 
         Raises:
-          UserError: the run has failed otherwise, or was done with other settings.
+          UserError: the run failed without diverging, or is stored with other settings.
           errors.Stopped: the run was stopped; the same call resumes it.
         """
         directory, settings = directory_of(self._base, self._scale, study, run), settings_of(
-            run, self._scale, self._more)
+            run, self._scale, self._extra)
         done = read_done(directory)
         if done is not None:
             if done["settings"] != settings:
                 name = next(name for name in {**settings, **done["settings"]}
                             if settings.get(name) != done["settings"].get(name))
-                raise UserError(f"{directory}: it was run with {name}={done['settings'].get(name)}, not "
-                                f"{settings.get(name)}. Remove it, or use another --dir.")
+                raise UserError(f"{directory}: the stored run has {name}={done['settings'].get(name)}, not "
+                                f"{settings.get(name)}. Remove the directory, or use another --dir.")
             return done
         os.makedirs(directory, exist_ok=True)
         identical = self._finished.get(_key(settings))
@@ -222,7 +225,7 @@ class Runner:
             self._finished[_key(settings)] = directory
         else:
             done = {**read_done(identical), "same_as": os.path.relpath(identical, self._base)}
-        done = dict(done, arguments=_all_arguments(run, self._scale, self._more))
+        done = dict(done, arguments=_all_arguments(run, self._scale, self._extra))
         write_done(directory, done)
         return done
 
@@ -238,30 +241,30 @@ class Runner:
             except JobFailed as error:
                 if error.job_status != TrainingDiverged.status:
                     raise
-                done = dict(results={}, probes={}, diverged=True)  # It is a result: it would diverge again.
+                done = dict(results={}, probes={}, diverged=True)  # This is a result: a retry would diverge again.
         return {"hardware": hardware(), **done, **record}
 
     def _execute(self, run, directory, weights):
-        """Executes the programs of a run, and returns the results that they wrote."""
-        _call(command(run, self._scale, directory, weights, self._more), directory)
-        done = dict(results=_read(directory, "result.json"), probes={}, diverged=False)
+        """Executes the programs of a run and returns their results."""
+        _call(command(run, self._scale, directory, weights, self._extra), directory)
+        done = dict(results=_read_results(directory, "result.json"), probes={}, diverged=False)
         if not run.transfer:
             done["million_parameters"] = count_parameters(directory) / 1e6
         if run.probes:
-            config = config_of([*arguments(run, self._scale), *config_lib.as_flags(self._more)])
+            config = config_of([*arguments(run, self._scale), *config_lib.as_flags(self._extra)])
             _call([*probe_command(run, config, directory), f"--out={directory}/probes.json"], directory)
-            done["probes"] = _read(directory, "probes.json")
+            done["probes"] = _read_results(directory, "probes.json")
         return done
 
-    def _directory_of_weights(self, place, same_as):
-        """Returns the directory that has the weights of a finished run."""
-        directory = directory_of(self._base, self._scale, place[0], studies.find_run(place))
+    def _directory_of_weights(self, run_key, same_as):
+        """Returns the directory with the weights of a finished run."""
+        directory = directory_of(self._base, self._scale, run_key[0], studies.find_run(run_key))
         return os.path.abspath(directory if same_as is None else os.path.join(self._base, same_as))
 
 
 @contextlib.contextmanager
 def _recording_time(directory):
-    """Yields a dict that has, at exit, the `seconds` of all starts of a run, and their `commits`; also if it fails."""
+    """Yields a dict, which on exit gets the `seconds` and `commits` of all starts of a run, and is stored."""
     from runtime import storage
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()
@@ -276,14 +279,14 @@ def _recording_time(directory):
         storage.write_json(path, record)
 
 
-def _read(directory, name):
-    """Returns the results that a program has written. Raises `UserError` if they are corrupt, or an accuracy is NaN."""
+def _read_results(directory, name):
+    """Reads the results of a program. Raises `UserError` if they are corrupt, or an accuracy is not in [0, 1]."""
     from runtime import storage
 
     path = os.path.join(directory, name)
     results = storage.read_json(path)
     if results is None:
-        raise UserError(f"{path}: it is missing or corrupt. Remove it, and run the same command again.")
+        raise UserError(f"{path}: the file is missing or corrupt. Remove it, and run the same command again.")
     for key in (LBFGS, TOP_1, "test"):
         if key in results and not storage.is_fraction(results[key]):
             raise UserError(f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log next to it.")
@@ -291,13 +294,13 @@ def _read(directory, name):
 
 
 def _call(arguments, directory):
-    """Runs Python with these arguments in the project's folder; the output goes to run.log in `directory`."""
+    """Runs Python with the arguments in the project directory, with output to run.log in `directory`."""
     with child_processes.Launcher() as launcher:
         launcher.run(child_processes.Job((sys.executable, *arguments), directory, _ROOT))
 
 
 def count_parameters(directory: str) -> int:
-    """Returns the number of weights of the encoder in a run's newest checkpoint, without batch norm's moving averages.
+    """Returns the number of trainable weights of the encoder in a run's newest checkpoint.
 
     Raises:
       UserError: there is no checkpoint.
@@ -308,24 +311,24 @@ def count_parameters(directory: str) -> int:
 
     prefix = checkpoint_files.latest_checkpoint(directory)
     if prefix is None:
-        raise UserError(f"{directory}: it has no checkpoint. Remove it, and run the same command again.")
+        raise UserError(f"{directory}: no checkpoint found. Remove the directory, and run the same command again.")
     variables = tf.train.list_variables(prefix)
     return sum(math.prod(shape) for name, shape in variables if name.startswith("model/resnet_model/")
                and "/.OPTIMIZER_SLOT/" not in name and "/moving_" not in name)
 
 
 def hardware() -> str:
-    """Returns the processor, its cores, and the accelerators, in one line."""
+    """Returns the processor, its number of cores, and the accelerators, in one line."""
     import tensorflow as tf
 
     accelerators = [device.device_type for device in tf.config.list_physical_devices() if device.device_type != "CPU"]
-    name, cores = child_processes.cpu_info()
-    return ", ".join([name, "1 core" if cores == 1 else f"{cores} cores", *(f"{accelerators.count(kind)} x {kind}"
-                                                for kind in sorted(set(accelerators)))])
+    processor, cores = child_processes.cpu_info()
+    return ", ".join([processor, "1 core" if cores == 1 else f"{cores} cores",
+                      *(f"{accelerators.count(name)} x {name}" for name in sorted(set(accelerators)))])
 
 
 def commit() -> str | None:
-    """Returns the version of the program by git, with + if files were changed; None outside of a repository."""
+    """Returns the program's version from git, with + if files were changed, or None outside of a repository."""
     try:
         git = subprocess.run(["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=_ROOT,
                              capture_output=True, text=True, check=False)
@@ -341,6 +344,6 @@ LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
 
 def accuracy(done: dict) -> float | None:
-    """Returns the metric of a finished run: logistic regression on h, linear head, or transfer's; None without one."""
+    """Returns the test accuracy of logistic regression on h, else of the linear head, else of transfer, else None."""
     results = done["results"]
     return results.get(LBFGS, results.get(TOP_1, results.get("test")))

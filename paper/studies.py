@@ -1,6 +1,6 @@
-"""Studies of the paper: the runs of its tables and figures, with their flags and the numbers of the paper.
+"""Studies of the paper: the runs behind its tables and figures, with their flags and the paper's numbers.
 
-The numbers are read from the CSV files in paper/numbers/. Figures, and numbers given only in the text, are covered too.
+The numbers come from the CSV files in paper/numbers/. Figures, and numbers given only in the text, are covered too.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _NUMBERS = pathlib.Path(__file__).with_name("numbers")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a study: of run.py, or of `python -m transfer` with the weights of another run."""
+    """Run of a study: training with run.py, or `python -m transfer` from the weights of another run."""
 
     name: str
-    flags: dict  # what differs from the recipe; for transfer, its arguments
-    paper: dict = dataclasses.field(default_factory=dict)  # measure -> number as printed, accuracies in %
-    small_flags: dict = dataclasses.field(default_factory=dict)  # what also differs at the small scale
+    flags: dict  # differences from the recipe; for transfer, its arguments
+    paper: dict = dataclasses.field(default_factory=dict)  # measure -> number as printed; accuracies in %
+    small_flags: dict = dataclasses.field(default_factory=dict)  # further differences at the small scale
     recipe: str = "imagenet_paper.cfg"
     small_recipe: str = "study_small.cfg"
-    starts_from: tuple | None = None  # (study, run) whose weights --checkpoint names
-    transfer: str | None = None  # command of transfer: linear, finetune or scratch; None: the run is one of run.py
-    probes: tuple = ()  # of `paper.probes`, run on the result
-    plot_columns: dict = dataclasses.field(default_factory=dict)  # columns of the report's CSV for `paper.figures`
+    starts_from: tuple | None = None  # (study, run) whose weights are passed as --checkpoint
+    transfer: str | None = None  # command of `python -m transfer`: linear, finetune, scratch; None: run.py
+    probes: tuple = ()  # probes of `paper.probes`, run on the trained network
+    plot_columns: dict = dataclasses.field(default_factory=dict)  # CSV columns of the report that `paper.figures` reads
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Runs that are compared: a table of the paper, a row of one, or a figure or a sentence with numbers."""
+    """Set of runs that are compared: a table of the paper, one of its rows, a figure, or numbers in the text."""
 
     title: str
-    source: str  # tables, figures and appendices of the paper, separated by commas
-    finding: str  # of the paper; or the purpose of the runs
+    source: str  # tables, figures and appendices of the paper, comma-separated
+    finding: str  # the paper's finding, or the purpose of the runs
     runs: tuple
-    small_names: tuple | None = None  # names of the runs that the small scale has too; None: all
-    small_only: tuple = ()  # runs of the small scale alone
-    cited: tuple = ()  # (name, measure -> number or text): the paper's rows of other methods, which are not run
+    small_names: tuple | None = None  # names of the runs that are also part of the small scale; None: all
+    small_only: tuple = ()  # runs that exist only at the small scale
+    cited: tuple = ()  # (name, measure -> number or text): the paper's rows for other methods; not run
 
     def runs_at(self, scale: str) -> list[Run]:
         """Returns the runs of a scale: paper or small."""
@@ -53,9 +53,9 @@ class Study:
 
 
 def read_numbers(name: str) -> list[dict]:
-    """Returns the rows of paper/numbers/<name>.csv, as dicts from column headers to numbers or texts.
+    """Returns the rows of paper/numbers/<name>.csv, as dicts from column header to number or text.
 
-    Cells that are "-" in the paper are left out.
+    Cells with "-", as in the paper, are omitted.
     """
     with open(_NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
         return [{header: _parse(text) for header, text in row.items() if text != "-"}
@@ -63,7 +63,7 @@ def read_numbers(name: str) -> list[dict]:
 
 
 def _parse(text):
-    """Returns a number if the text is one, else the text."""
+    """Converts a text to int or float if possible."""
     try:
         return float(text) if "." in text else int(text)
     except ValueError:
@@ -71,7 +71,6 @@ def _parse(text):
 
 
 def _top_1(number):
-    """Returns the paper's number for linear evaluation, in %."""
     return {"top-1": number}
 
 
@@ -80,7 +79,7 @@ _SUPERVISED = dict(recipe="imagenet_supervised.cfg", small_recipe="study_small_s
 
 
 def _color_strengths(method, **recipes):
-    """Returns the runs of a row of Table 1: color distortion, blur, AutoAugment."""
+    """Returns the runs of one row of Table 1: color distortion strengths, blur and AutoAugment."""
     row, = (row for row in read_numbers("table_1") if row["Methods"] == method)
     columns = [(name, f"Color distortion strength: {name}", dict(color_jitter_strength=strength, use_blur=False))
                for name, strength in _STRENGTHS.items()]
@@ -94,14 +93,14 @@ _SMALL_OPERATORS = ("crop", "color", "sobel")
 
 
 def _pairs():
-    """Returns the runs of Figure 5: on one branch only, two transformations in turn, or one alone."""
+    """Returns the runs of Figure 5: one or two transformations, applied to only one branch."""
     return tuple(Run(f"{first} {second}", dict(
         augment_left=first if first == second else f"{first},{second}"), plot_columns=dict(first=first, second=second))
         for first, second in itertools.product(_OPERATORS, _OPERATORS))
 
 
 def _flips():
-    """Returns the runs of Appendix A without and with random flips."""
+    """Returns the runs of Appendix A, with and without random flips."""
     flags = {"with": {}, "without": dict(random_flip=False)}
     return tuple(Run(row["Random flip"], flags[row["Random flip"]], _top_1(row["Top 1"]))
                  for row in read_numbers("appendix_a"))
@@ -115,24 +114,24 @@ def _network(width, depth=50):
 
 
 def _by_width(rows, header="Architecture"):
-    """Returns a dict: width -> row, of rows for the paper's three networks; it prints ResNet-50 (1x) as ResNet-50."""
-    found = {row[header]: row for row in rows}
-    return {width: found["ResNet-50" if width == 1 else _network(width)] for width in _WIDTHS}
+    """Returns a dict from width to row for the paper's three networks; the paper prints ResNet-50 (1x) as ResNet-50."""
+    rows_by_name = {row[header]: row for row in rows}
+    return {width: rows_by_name["ResNet-50" if width == 1 else _network(width)] for width in _WIDTHS}
 
 
 def _simclr_rows(name):
-    """Returns a dict: width -> row, of the paper's own rows in a table that compares methods."""
+    """Returns a dict from width to SimCLR's row in a table that compares methods."""
     return _by_width([row for row in read_numbers(name) if row["Method"] == "SimCLR (ours)"])
 
 
 def _cited_rows(name):
-    """Returns the other rows of that table, as (name of the method, row)."""
+    """Returns the rows of the other methods in such a table, as (method and architecture, row)."""
     return [(f"{row['Method'].split(' (')[0]}, {row['Architecture'].removesuffix(' (*)')}", row)
             for row in read_numbers(name) if row["Method"] != "SimCLR (ours)"]
 
 
 def _broader():
-    """Returns the runs of Appendix B.2, and the same runs without broader augmentation from Table 6."""
+    """Returns the runs of Appendix B.2, and for comparison those of Table 6, without broader augmentation."""
     tables = {"simclr": _simclr_rows("table_6"), "broader": _by_width(read_numbers("appendix_b2_linear"))}
     return tuple(
         Run(f"{augmentation} ({width}x)", dict(train_epochs=1000, width_multiplier=width, augmentation=augmentation),
@@ -155,7 +154,7 @@ def _losses():
 
 
 def _tuning():
-    """Returns the runs of Appendix B.10: learning rates, with margins or temperatures."""
+    """Returns the grids of Appendix B.10: learning rates by margins, and learning rates by temperatures."""
     rates, margins, temperatures = (0.01, 0.1, 0.3, 0.5, 1.0), (0.0, 0.4, 0.8, 1.6), (0.1, 0.2, 0.5, 1.0)
     margin = [Run(f"margin {m}, rate {rate}", dict(contrastive_loss="margin_triplet", negatives="cross_view", margin=m,
                                                    learning_rate=rate)) for m in margins for rate in rates]
@@ -177,7 +176,7 @@ def _temperatures():
 
 
 def _heads():
-    """Returns the runs of Figure 8: the type of the projection head and the size of its output."""
+    """Returns the runs of Figure 8: types of projection heads and output dimensions."""
     sizes, both, small = (32, 64, 128, 256, 512, 1024, 2048), "linear_head,lbfgs", dict(eval_protocol="lbfgs")
     runs = [Run("none", dict(proj_head_mode="none", eval_protocol=both), small_flags=small)]
     runs += [Run(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol=both,
@@ -189,7 +188,7 @@ def _heads():
 def _batches():
     """Returns the runs of Figure 9 and Table B.1.
 
-    At the small scale batches are an eighth, and the two scalings give the same rate at 512 instead of 4096.
+    At the small scale, batch sizes are divided by 8, and the two scalings agree at batch size 512 instead of 4096.
     """
     runs = []
     for row, epochs, (scaling, rate) in itertools.product(
@@ -213,7 +212,7 @@ def _networks(depths, widths):
 
 
 def _cifar_temperatures():
-    """Returns the runs of Appendix B.9 on temperatures and batch sizes on CIFAR-10."""
+    """Returns the runs of Appendix B.9 that vary temperature and batch size on CIFAR-10."""
     return tuple(Run(f"temperature {temperature}, batch {batch}", dict(temperature=temperature,
                                                                        train_batch_size=batch),
                      small_flags=dict(train_batch_size=batch // 8), recipe="cifar10_paper.cfg")
@@ -229,7 +228,7 @@ def _cifar():
 
 
 def _probes():
-    """Returns the runs of Table 3: the pretraining that each row needs, with g(h) of the size of h."""
+    """Returns the runs of Table 3: each row's pretraining, where g(h) has as many dimensions as h, and its probe."""
     head = dict(num_proj_layers=2, proj_out_dim=2048)
     rows = {"Color vs grayscale": ("color", {}), "Rotation": ("rotation", dict(augment_extra="rotate")),
             "Orig. vs corrupted": ("noise", dict(augment_extra="noise")),
@@ -244,7 +243,7 @@ def _probes():
 
 
 def _linear():
-    """Returns the runs of Table 6: linear evaluation after 1000 epochs."""
+    """Returns the runs of Table 6: linear evaluation after 1000 epochs of pretraining."""
     return tuple(Run(_network(width), dict(train_epochs=1000, width_multiplier=width), _linear_numbers(row),
                      dict(train_epochs=4)) for width, row in _simclr_rows("table_6").items())
 
@@ -255,20 +254,20 @@ def _linear_numbers(row):
 
 
 def _few_labels(starts, columns):
-    """Returns runs of fine-tuning on a part of the labels.
+    """Returns the runs that fine-tune pretrained networks on label fractions.
 
     Args:
-      starts: (name, (study, run) whose weights are taken, flags of the network).
-      columns: (share of the labels, recipe, settings of the small scale, measure -> a number for each start).
+      starts: list of (name, (study, run) with the weights, flags of the network).
+      columns: list of (label fraction, recipe, flags of the small scale, measure -> list with a number per start).
     """
     return tuple(
-        Run(f"{name}, {labels}", flags, {measure: numbers[row] for measure, numbers in paper.items()}, small, recipe,
+        Run(f"{name}, {labels}", flags, {measure: numbers[index] for measure, numbers in paper.items()}, small, recipe,
             "study_small_labels.cfg", starts_from=start, plot_columns=dict(start=name, labels=labels))
-        for labels, recipe, small, paper in columns for row, (name, start, flags) in enumerate(starts))
+        for labels, recipe, small, paper in columns for index, (name, start, flags) in enumerate(starts))
 
 
 def _widths_after(study, name=lambda width: _network(width)):
-    """Returns ResNet-50 in three widths, pretrained in a study, for `_few_labels`."""
+    """Returns the starts for `_few_labels` from a study's ResNet-50 in three widths."""
     return [(_network(width), (study, name(width)), dict(width_multiplier=width)) for width in _WIDTHS]
 
 
@@ -276,54 +275,54 @@ _LENGTHS = (50, 100, 200, 400, 800, 1600, 3200)
 
 
 def _lengths():
-    """Returns the runs of Figure B.2: the default batch, for longer and longer."""
+    """Returns the runs of Figure B.2: the default batch size with increasing numbers of epochs."""
     return tuple(Run(f"{epochs} epochs", dict(train_epochs=epochs, learning_rate=0.075, learning_rate_scaling="sqrt"),
                      small_flags=dict(train_epochs=max(epochs // 50, 1), learning_rate=0.1)) for epochs in _LENGTHS)
 
 
 def _depths_and_widths(depths, widths):
-    """Returns networks pretrained in the study `networks`, for `_few_labels`."""
+    """Returns the starts for `_few_labels` from the study `networks`."""
     return [(_network(width, depth), ("networks", _network(width, depth)),
              dict(resnet_depth=depth, width_multiplier=width)) for depth in depths for width in widths]
 
 
-_SHARES = {  # share of the labels -> recipe, and settings of the small scale
+_LABEL_FRACTIONS = {  # label fraction -> recipe, flags of the small scale
     "1 %": ("imagenet_1pct.cfg", dict(label_fraction=0.01)),
     "10 %": ("imagenet_10pct.cfg", dict(label_fraction=0.1, train_batch_size=128, train_epochs=30)),
     "100 %": ("imagenet_100pct.cfg", dict(label_fraction=1.0, train_batch_size=128, train_epochs=6))}
 _FEW = ("1 %", "10 %")
 
 
-def _share_columns(shares, tables=None):
-    """Returns the columns of `_few_labels`.
+def _few_labels_columns(fractions, tables=None):
+    """Returns the columns for `_few_labels`.
 
     Args:
-      shares: of the labels.
-      tables: dict: top-1 and top-5 -> (width -> row) of the paper; None for figures, which give no numbers.
+      fractions: keys of `_LABEL_FRACTIONS`.
+      tables: top-1 or top-5 -> (width -> row of the paper); None for figures, which the paper prints without numbers.
     """
-    return [(share, *_SHARES[share], {
-        measure: [_share_number(row, share, measure) for row in rows.values()]
-        for measure, rows in (tables or {}).items()}) for share in shares]
+    return [(fraction, *_LABEL_FRACTIONS[fraction], {
+        measure: [_few_labels_number(row, fraction, measure) for row in rows.values()]
+        for measure, rows in (tables or {}).items()}) for fraction in fractions]
 
 
-def _share_number(row, share, measure):
-    """Returns the number of a table for a share of the labels and top-1 or top-5; None if the paper has none."""
-    return row.get(f"Label fraction: {share.replace(' ', '')}: {measure.replace('-', ' ').capitalize()}")
+def _few_labels_number(row, fraction, measure):
+    """Returns the number of a table's row for a label fraction and top-1 or top-5, or None if there is none."""
+    return row.get(f"Label fraction: {fraction.replace(' ', '')}: {measure.replace('-', ' ').capitalize()}")
 
 
 def _few_labels_cited():
-    """Returns the rows of other methods in Table 7 (top-5) and Table B.4 (top-1)."""
+    """Returns the rows of other methods from Table 7 (top-5) and Table B.4 (top-1)."""
     cited = {}
     for table, measure in (("table_7", "top-5"), ("table_b4", "top-1")):
         for name, row in _cited_rows(table):
-            numbers = {f"{measure}, {share}": _share_number(row, share, measure) for share in _FEW}
+            numbers = {f"{measure}, {fraction}": _few_labels_number(row, fraction, measure) for fraction in _FEW}
             cited.setdefault(name, {}).update(
                 {title: number for title, number in numbers.items() if number is not None})
     return tuple(cited.items())
 
 
 def _supervised_long():
-    """Returns the runs of Table B.3: supervised networks, trained longer, with the augmentations of SimCLR."""
+    """Returns the runs of Table B.3: supervised training for longer, with augmentations of SimCLR."""
     columns = {"crop": ("Crop", {}), "crop, color": ("+Color", dict(color_jitter_strength=1.0)),
                "crop, color, blur": ("+Color+Blur", dict(color_jitter_strength=1.0, use_blur=True))}
     widths, runs = {"ResNet-50": 1, "ResNet-50 (4x)": 4}, []
@@ -347,8 +346,8 @@ def _transfers(width, table):
     """Returns the runs of Table 8 or B.5."""
     encoders = {"SimCLR (ours)": ("SimCLR", ("linear", _network(width))),
                 "Supervised": ("supervised", ("supervised_long", _SUPERVISED_ENCODER.format(_network(width)))),
-                "Random init": ("random", ("linear", _network(width)))}  # Scratch takes only its architecture.
-    folders = {task: dict(dataset=f"folder:data/{task}") for task in ("birdsnap", "aircraft")}  # not in TFDS
+                "Random init": ("random", ("linear", _network(width)))}  # It uses only the architecture.
+    folders = {task: dict(dataset=f"folder:data/{task}") for task in ("birdsnap", "aircraft")}  # TFDS lacks them.
     runs = []
     for row, (task, header) in itertools.product(read_numbers(table), _TASKS.items()):
         encoder, start = encoders[row["Method"]]
@@ -365,16 +364,16 @@ _SMALL_SEARCH = dict(steps=150, learning_rates="0.01,0.1", weight_decays="0,0.00
 
 
 def _small_transfers():
-    """Returns runs of transfer from CIFAR-10 to handwritten digits, with the usual protocol for the splits."""
+    """Returns the runs that transfer from CIFAR-10 to handwritten digits, with the default splits."""
     encoder = ("color", "1/2")
-    return tuple(Run(f"{command}, {name}, digits", {}, small_flags={"dataset": "digits", **more}, starts_from=encoder,
+    return tuple(Run(f"{command}, {name}, digits", {}, small_flags={"dataset": "digits", **search}, starts_from=encoder,
                      transfer=command, plot_columns=dict(task="digits", encoder=name, protocol=command))
-                 for command, name, more in (("linear", "SimCLR", {}), ("finetune", "SimCLR", _SMALL_SEARCH),
+                 for command, name, search in (("linear", "SimCLR", {}), ("finetune", "SimCLR", _SMALL_SEARCH),
                                              ("scratch", "random", _SMALL_SEARCH)))
 
 
 def _named_rows(table, header):
-    """Returns the rows of a table without runs, as (name, the other columns); the column `header` has the names."""
+    """Returns the rows of a table without runs as (value of the column `header`, dict of the other columns)."""
     return tuple((row[header], {title: value for title, value in row.items() if title != header})
                  for row in read_numbers(table))
 
@@ -385,107 +384,111 @@ STUDIES = {
         _pairs(), tuple(f"{first} {second}" for first in _SMALL_OPERATORS for second in _SMALL_OPERATORS)),
     "color": Study(
         "Strength of color distortion, contrastive", "Table 1", "stronger color distortion helps, up to the default; "
-        "AutoAugment does less", _color_strengths("SimCLR")),
+        "AutoAugment helps less", _color_strengths("SimCLR")),
     "color_supervised": Study(
         "Strength of color distortion, supervised", "Table 1", "stronger color distortion does not help supervised "
         "training", _color_strengths("Supervised", **_SUPERVISED),
         ("1/8", "1/2", "1 + blur", "AutoAugment")),
-    "flip": Study("Random flips", "Appendix A", "helpful, not essential", _flips()),
-    "broader": Study("Broader augmentation", "Appendix B.2", "Sobel, equalize, solarize and motion blur add a little",
+    "flip": Study("Random flips", "Appendix A", "flips help but are not essential", _flips()),
+    "broader": Study("Broader augmentation", "Appendix B.2", "Sobel, equalize, solarize and motion blur help a little",
                      _broader(), ("simclr (1x)", "broader (1x)")),
-    "losses": Study("Losses", "Table 4", "semi-hard negatives help, and NT-Xent is far better", _losses()),
-    "tuning": Study("Tuning of the other losses", "Appendix B.10", "the grids from which Table 4 reports the best",
+    "losses": Study("Losses", "Table 4", "semi-hard negatives help the other losses; NT-Xent is far better", _losses()),
+    "tuning": Study("Tuning of the other losses", "Appendix B.10", "hyper-parameter grids; Table 4 shows the best runs",
                     _tuning(), (
         "margin 0.0, rate 0.1", "margin 1.6, rate 0.1", "NT-Logistic, temperature 0.2, rate 0.1",
         "NT-Logistic, temperature 1.0, rate 0.1")),
     "temperature": Study(
-        "Temperature and l2 norm", "Table 5", "both matter; without the norm the task is solved better, and the "
-        "representation is worse (entropy and contrastive accuracy are among 4096 images; at the small scale 256)",
+        "Temperature and l2 normalization", "Table 5", "both matter; without normalization, contrastive accuracy is "
+        "higher but the representation is worse (entropy and contrastive accuracy are measured among 4096 images; "
+        "among 256 at the small scale)",
         _temperatures()),
     "heads": Study(
-        "Projection heads", "Figure 8", "nonlinear is better than linear (3 %), and much better than none (10 %); h is "
-        "better than g(h) (10 %); the size does not matter", _heads(),
+        "Projection heads", "Figure 8", "a nonlinear head is better than a linear one (by 3 %) and much better than "
+        "none (by 10 %); h is better than g(h) (by 10 %); the output dimension does not matter", _heads(),
         ("none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128")),
     "probes": Study(
-        "What h and g(h) know", "Table 3", "h retains information about the transformation that g(h) discards",
+        "Information in h and g(h)", "Table 3", "h retains information about the transformation that g(h) discards",
         _probes(), ("color", "rotation", "sobel")),
     "batches": Study(
         "Batch size, epochs and learning-rate scaling", "Figure 9, Table B.1", "large batches help short training; "
-        "square root scaling helps small batches", _batches(),
+        "square-root scaling helps small batches", _batches(),
         tuple(f"{scaling} {batch}, {epochs} epochs" for scaling, batch, epochs in (
             ("sqrt", 512, 100), ("sqrt", 2048, 100), ("sqrt", 512, 400), ("sqrt", 2048, 400), ("linear", 512, 100),
             ("linear", 2048, 100)))),
     "networks": Study("Depth and width", "Figure 7", "larger networks are better",
                       _networks((18, 34, 50, 101, 152), (1, 2, 4)), ("ResNet-18 (1x)",), _networks((10,), (1, 2))),
     "cifar_temperature": Study(
-        "Temperature and batch size on CIFAR-10", "Appendix B.9", "0.5 is best at every batch size; 0.1 gains with "
-        "larger ones",
+        "Temperature and batch size on CIFAR-10", "Appendix B.9", "0.5 is best at every batch size; 0.1 improves "
+        "with larger batches",
         _cifar_temperatures(), tuple(f"temperature {t}, batch {batch}" for t in (0.1, 0.5) for batch in (1024, 2048))),
-    "linear": Study("Linear evaluation", "Table 6, Figure 1", "SimCLR is better than all before it, and wider networks "
-                    "more so", _linear(), (_network(1), _network(2)), cited=tuple(
+    "linear": Study("Linear evaluation", "Table 6, Figure 1", "SimCLR outperforms earlier methods; wider networks are "
+                    "better still", _linear(), (_network(1), _network(2)), cited=tuple(
                         (name, _linear_numbers(row)) for name, row in _cited_rows("table_6"))),
-    "few_labels": Study("Few labels", "Table 7, Table B.4", "fine-tuning on few labels is far better than training on "
-                        "them from scratch", _few_labels(_widths_after("linear"), _share_columns(
+    "few_labels": Study("Few labels", "Table 7, Table B.4", "on few labels, fine-tuning is far better than training "
+                        "from scratch", _few_labels(_widths_after("linear"), _few_labels_columns(
                             _FEW, {"top-1": _simclr_rows("table_b4"), "top-5": _simclr_rows("table_7")})),
                         tuple(f"{_network(width)}, {text}" for width in (1, 2) for text in ("1 %", "10 %")),
                         cited=_few_labels_cited()),
     "few_labels_broader": Study(
-        "Few labels after broader augmentation", "Table B.2", "a little better than without it; with all labels, wide "
-        "networks gain from pretraining", _few_labels(
-            _widths_after("broader", "broader ({}x)".format), _share_columns(
-                _SHARES, dict.fromkeys(("top-1", "top-5"), _by_width(read_numbers("table_b2"))))),
+        "Few labels after broader augmentation", "Table B.2", "slightly better than after the default "
+        "augmentation; with all labels, pretraining helps wide networks", _few_labels(
+            _widths_after("broader", "broader ({}x)".format), _few_labels_columns(
+                _LABEL_FRACTIONS, dict.fromkeys(("top-1", "top-5"), _by_width(read_numbers("table_b2"))))),
         tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %")),
         cited=tuple((f"{row['Training']}, {row['Architecture']}, 100 %", {"top-1": row["Top 1"], "top-5": row["Top 5"]})
                     for row in read_numbers("appendix_b2_all_labels"))),
     "lengths": Study("Training for longer", "Figure B.2", "longer training is better, up to 3200 epochs", _lengths(),
                      tuple(f"{epochs} epochs" for epochs in (50, 100, 200, 400))),
     "few_labels_lengths": Study(
-        "Few labels after training for longer", "Figure B.5", "almost linear in linear evaluation; few labels gain "
-        "more from longer training", _few_labels([(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {})
-                                             for epochs in _LENGTHS], _share_columns(_FEW)),
+        "Few labels after training for longer", "Figure B.5", "fine-tuned accuracy is almost linear in "
+        "linear-evaluation accuracy; fewer labels benefit more from longer training",
+        _few_labels([(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {}) for epochs in _LENGTHS],
+                    _few_labels_columns(_FEW)),
         tuple(f"{epochs} epochs, {labels}" for labels in ("1 %", "10 %") for epochs in (50, 100, 200, 400))),
     "few_labels_networks": Study(
-        "Few labels in other networks", "Figure B.6", "larger networks gain more from fine-tuning on few labels",
-        _few_labels(_depths_and_widths((18, 34, 50, 101, 152), _WIDTHS), _share_columns(_FEW)), (),
-        _few_labels([*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))], _share_columns(_FEW))),
+        "Few labels with other networks", "Figure B.6", "larger networks benefit more from fine-tuning on few labels",
+        _few_labels(_depths_and_widths((18, 34, 50, 101, 152), _WIDTHS), _few_labels_columns(_FEW)), (),
+        _few_labels([*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))], _few_labels_columns(_FEW))),
     "supervised_long": Study(
         "Supervised training for longer", "Table B.3", "neither longer training nor stronger augmentation helps "
         "supervised training much", _supervised_long(),
         tuple(f"{_network(1)}, {epochs} epochs, {name}" for epochs in (90, 500) for name in (
             "crop", "crop, color", "crop, color, blur"))),
-    "transfer": Study("Transfer, ResNet-50 (4x)", "Table 8", "fine-tuned, SimCLR is better than supervised pretraining "
-                      "on 5 data sets, equal on 5, worse on 2", _transfers(4, "table_8"), (), _small_transfers()),
-    "transfer_1x": Study("Transfer, ResNet-50", "Table B.5", "supervised pretraining is better in this smaller network",
-                         _transfers(1, "table_b5"), ()),
-    "cifar10": Study("CIFAR-10", "Appendix B.9", "SimCLR comes near supervised training", _cifar(),
+    "transfer": Study("Transfer, ResNet-50 (4x)", "Table 8", "with fine-tuning, SimCLR is better than supervised "
+                      "pretraining on 5 data sets, equal on 5 and worse on 2", _transfers(4, "table_8"), (),
+                      _small_transfers()),
+    "transfer_1x": Study("Transfer, ResNet-50", "Table B.5", "for this smaller network, supervised pretraining is "
+                         "better", _transfers(1, "table_b5"), ()),
+    "cifar10": Study("CIFAR-10", "Appendix B.9", "SimCLR nearly matches supervised training", _cifar(),
                      cited=tuple((row["Method"], _top_1(row["Top 1"])) for row in read_numbers("appendix_b9")[2:])),
-    "formulas": Study("Losses and their gradients", "Table 2", "formulas, with u' for u transposed; `objective.py` "
-                      "computes these losses, Table 4 compares them", (), cited=_named_rows("table_2", "Name")),
-    "designs": Study("Design choices of other methods", "Table C.1", "descriptions, without numbers to compare", (),
+    "formulas": Study("Losses and their gradients", "Table 2", "formulas, where u' is u transposed; `objective.py` "
+                      "implements these losses, and Table 4 compares them", (), cited=_named_rows("table_2", "Name")),
+    "designs": Study("Design choices of other methods", "Table C.1", "descriptions without numbers to compare", (),
                      cited=_named_rows("table_c1", "Model")),
-    "seeds": Study("The same run again", "not in the paper", "other seeds of the small scale's default; smaller "
-                   "differences than theirs show nothing", (), (), tuple(
+    "seeds": Study("Repeated runs", "not in the paper", "the default run of the small scale with three seeds; smaller "
+                   "differences between runs are noise", (), (), tuple(
                        Run(f"seed {seed}", dict(seed=seed)) for seed in (1, 2, 3))),
 }
 
 
 def find_studies(name: str) -> list[str]:
-    """Returns the names of the studies for a name, or for the number of a table, a figure or an appendix.
+    """Returns the names of the studies with a name, or with the number of a table, figure or appendix.
 
     Raises:
-      UserError: there is none.
+      UserError: there is no such study.
     """
     if name in STUDIES:
         return [name]
-    for kind in ("", "Table ", "Figure ", "Appendix "):  # In this order: 1 is Table 1, not Figure 1.
-        found = [key for key, study in STUDIES.items() if f"{kind}{name}" in study.source.split(", ")]
-        if found:
-            return found
-    raise UserError(f"table={name}: unknown table. Use one of {', '.join(STUDIES)}, or its number in the paper, such "
+    for prefix in ("", "Table ", "Figure ", "Appendix "):  # In this order: 1 is Table 1, not Figure 1.
+        matches = [key for key, study in STUDIES.items() if f"{prefix}{name}" in study.source.split(", ")]
+        if matches:
+            return matches
+    raise UserError(f"table={name}: unknown table. Use one of {', '.join(STUDIES)}, or a number of the paper, such "
                     "as 1 or B.1.")
 
 
-def find_run(place: tuple[str, str]) -> Run:
-    """Returns the run with this (name of the study, name of the run)."""
-    study = STUDIES[place[0]]
-    return next(run for run in (*study.runs, *study.small_only) if run.name == place[1])
+def find_run(key: tuple[str, str]) -> Run:
+    """Returns the run for the key (study name, run name)."""
+    study_name, run_name = key
+    study = STUDIES[study_name]
+    return next(run for run in (*study.runs, *study.small_only) if run.name == run_name)

@@ -1,16 +1,16 @@
 """Tables of the paper: its numbers, the commands of their runs, execution of the runs, and a report.
 
     python -m paper.tables list
-    python -m paper.tables show 4                   # the paper's numbers; by number or by name
-    python -m paper.tables commands 4               # the command of every run, at the paper's scale
+    python -m paper.tables show 4                   # the paper's numbers; tables by number or name
+    python -m paper.tables commands 4               # the command of each run, at the paper's scale
     python -m paper.tables run 4 --scale=small [--dir=runs/tables] [--flags='--data_dir=DIR']
     python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
-The small scale is for two CPU cores, minutes a run. Finished runs are skipped, and interrupted ones are resumed. If a
-run starts from the weights of another, `run` makes these first; `commands` names their directory, and with it the
-table whose commands must be run before. Birdsnap and FGVC Aircraft, which TFDS does not have, are read from
-data/birdsnap and data/aircraft. `report` prints Markdown tables, and writes report.md, report.html and a CSV file for
-each table to the scale's folder in --dir.
+At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes interrupted ones. If a
+run starts from the weights of another, `run` executes the other one first; the output of `commands` names the directory
+of the weights, and thereby the table whose commands must be executed first. Birdsnap and FGVC Aircraft are not in TFDS;
+they are read from data/birdsnap and data/aircraft. `report` prints Markdown tables, and writes report.md, report.html
+and one CSV file per table to the scale's folder in --dir.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runtime.paths import check_paths
 
 
 def _find_all(names):
-    """Returns the studies for names or numbers, in order, each once; without any, all."""
+    """Returns the studies for names or numbers, in order and without duplicates; all studies if `names` is empty."""
     keys = [key for name in names for key in studies.find_studies(name)]
     return list(dict.fromkeys(keys)) if names else list(studies.STUDIES)
 
@@ -36,7 +36,7 @@ def _find_all(names):
 def _list():
     rows = [(name, f"{study.source:24} {len(study.runs_at('paper')):2} runs, {len(study.runs_at('small')):2} at the "
              f"small scale   {study.title}") for name, study in studies.STUDIES.items()]
-    console.log(console.format_table("tables", rows))
+    console.log(console.format_table("studies", rows))
 
 
 def _show(names):
@@ -45,7 +45,7 @@ def _show(names):
         rows = [(run.name, _as_text(run.paper)) for run in study.runs]
         rows += [(run.name, "only at the small scale") for run in study.small_only]
         rows += [None] * bool(rows and study.cited) + [(name, _as_text(numbers)) for name, numbers in study.cited]
-        cited = ", cited below the line" if study.runs and study.cited else ""
+        cited = ", cited results below the line" if study.runs and study.cited else ""
         title = f"{study.title} ({study.source}), accuracies in %{cited}: {study.finding}"
         console.log(console.format_table(title, rows))
 
@@ -55,14 +55,14 @@ def _as_text(numbers):
 
 
 def _with_runs(names, scale):
-    """Returns those of the studies that have runs at a scale. Raises `UserError` if none has."""
-    found = [name for name in names if studies.STUDIES[name].runs_at(scale)]
-    if not found:
+    """Returns the studies that have runs at a scale. Raises `UserError` if there are none."""
+    names_with_runs = [name for name in names if studies.STUDIES[name].runs_at(scale)]
+    if not names_with_runs:
         other = "small" if scale == "paper" else "paper"
         other_has_runs = any(studies.STUDIES[name].runs_at(other) for name in names)
         raise UserError(f"table={','.join(names)}: no runs at the {scale} scale. Use --scale={other}." if other_has_runs
-                        else f"table={','.join(names)}: no runs. Use another table; `list` shows which have runs.")
-    return found
+                        else f"table={','.join(names)}: no runs. Use another table; `list` counts the runs of each.")
+    return names_with_runs
 
 
 def _commands(names, scale, base):
@@ -76,19 +76,19 @@ def _commands(names, scale, base):
                 console.log(shlex.join(["python", *runner.probe_command(run, config, directory)]))
 
 
-def _run(names, scale, base, more):
-    """Executes the runs one after the other, and logs their accuracies."""
+def _run(names, scale, base, extra):
+    """Executes the runs in sequence and logs their accuracies."""
     runs = [(name, run) for name in _with_runs(names, scale) for run in studies.STUDIES[name].runs_at(scale)]
-    executor = runner.Runner(base, scale, more)
+    executor = runner.Runner(base, scale, extra)
     for name, run in runs:
-        executor.check(name, run)  # Wrong flags end the program before anything is run.
-    for number, (name, run) in enumerate(runs, 1):
+        executor.check(name, run)  # Report invalid flags before the first run starts.
+    for index, (name, run) in enumerate(runs, 1):
         signals.safe_point()
         done = executor.run(name, run)
         accuracy = runner.accuracy(done)
         result = "diverged" if done["diverged"] else "no accuracy" if accuracy is None else f"{accuracy:.4f}"
         duration = console.format_duration(done["seconds"])
-        console.log(f"{number}/{len(runs)}  {name}: {run.name}  {result}  ({duration})")
+        console.log(f"{index}/{len(runs)}  {name}: {run.name}  {result}  ({duration})")
 
 
 def _report(names, scale, base):
@@ -108,25 +108,26 @@ def _report(names, scale, base):
     storage.write_bytes(os.path.join(directory, "report.md"),
                         f"# The paper's tables, {scale} scale\n\n{text}\n".encode())
     report.write_html(os.path.join(directory, "report.html"), rows_by_study, base, scale)
-    console.log(f"Wrote report.md, report.html, and a CSV file for each table to {directory}.")
+    console.log(f"Wrote report.md, report.html and one CSV file per table to {directory}.")
 
 
 def _parser():
     parser = command_line.ArgumentParser(prog="python -m paper.tables", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = parser.add_subparsers(dest="command", required=True)
-    kinds.add_parser("list", help="all tables, and figures and sentences with numbers")
-    for name, text in (("show", "the paper's numbers"), ("commands", "the command of every run")):
-        kinds.add_parser(name, help=text).add_argument("table", nargs="+", help="numbers or names")
-    for name, text in (("run", "execute the runs, resumable"), ("report", "results of the runs next to the paper's")):
-        kinds.add_parser(name, help=text).add_argument("table", nargs="*", help="numbers or names (default: all)")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    subparsers.add_parser("list", help="list all studies: tables, figures, and numbers from the text")
+    for name, text in (("show", "show the paper's numbers"), ("commands", "print the command of each run")):
+        subparsers.add_parser(name, help=text).add_argument("table", nargs="+", help="numbers or names")
+    for name, text in (("run", "execute the runs; the same command resumes them"),
+                       ("report", "compare results with the paper's numbers")):
+        subparsers.add_parser(name, help=text).add_argument("table", nargs="*", help="numbers or names (default: all)")
     for name, default in (("commands", "paper"), ("run", "small"), ("report", "small")):
-        kind = kinds.choices[name]
-        kind.add_argument("--scale", choices=("paper", "small"), default=default,
-                          help="paper: ImageNet, for accelerators; small: minutes a run on CPUs (default: %(default)s)")
-        kind.add_argument("--dir", default="runs/tables", help="of all results (default: %(default)s)")
-    kinds.choices["run"].add_argument("--flags", default="",
-                                      help="further flags for every run, such as '--data_dir=DIR'")
+        command = subparsers.choices[name]
+        command.add_argument("--scale", choices=("paper", "small"), default=default, help="paper: ImageNet, for "
+                             "accelerators; small: minutes per run on CPUs (default: %(default)s)")
+        command.add_argument("--dir", default="runs/tables", help="directory of all results (default: %(default)s)")
+    subparsers.choices["run"].add_argument("--flags", default="",
+                                           help="further flags for every run, such as '--data_dir=DIR'")
     return parser
 
 
@@ -145,21 +146,21 @@ def main(argv: list[str] | None = None) -> None:
             _commands(_find_all(options.table), options.scale, options.dir)
         else:
             tensorflow_startup.load("tensorflow")
-            _in_place(options)
+            _run_or_report(options)
 
     command_line.run_stoppable("paper.tables", work)
 
 
-def _in_place(options):
-    """Executes `run` and `report`, which use --dir. Raises `UserError` if the directory cannot be used."""
+def _run_or_report(options):
+    """Executes `run` or `report`. Raises `UserError` if --dir cannot be used."""
     try:
         if options.command == "run":
             _run(_find_all(options.table), options.scale, options.dir, config_lib.parse_settings(options.flags))
         else:
             _report(_find_all(options.table), options.scale, options.dir)
     except OSError as error:
-        raise UserError(f"--dir={options.dir}: cannot be used ({first_line(error)}). Fix that or name another "
-                        "directory, and run the same command again.") from error
+        raise UserError(f"--dir={options.dir}: the directory cannot be used ({first_line(error)}). Fix the cause or "
+                        "use another directory, and run the same command again.") from error
 
 
 if __name__ == "__main__":

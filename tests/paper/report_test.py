@@ -1,4 +1,4 @@
-"""The report of the paper's tables: numbers beside numbers, significance, correlations, and a page that is whole."""
+"""Tests of the report: our numbers next to the paper's, significance, correlations, and a self-contained HTML page."""
 
 import base64
 import csv
@@ -15,60 +15,59 @@ from paper import report, runner, studies, tables
 COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
 
 
-def finish(base, study, run, results, **more):
-    """Notes a run of the small scale as finished; returns its directory."""
+def finish(base, study, run, results, **entries):
+    """Marks a run of the small scale as finished and returns its directory."""
     directory = runner.directory_of(str(base), "small", study, run)
     done = dict(arguments=runner.arguments(run, "small"), settings=runner.settings_of(run, "small"), results=results,
                 seconds=90, commits=[COMMIT], hardware=HARDWARE, million_parameters=4.9,
-                **{"same_as": None, "probes": {}, "diverged": False, **more})
+                **{"same_as": None, "probes": {}, "diverged": False, **entries})
     os.makedirs(directory)
     runner.write_done(directory, done)
     return directory
 
 
-def transfer_digits(base, shares):
-    """Linear evaluation, fine-tuning and random initialisation on the digits, each right for a share of them."""
+def finish_transfer_runs(base, accuracies):
+    """Marks linear evaluation, fine-tuning and training from scratch on digits as finished, with given accuracies."""
     random, labels = np.random.default_rng(0), np.arange(400) % 10
-    for run, share in zip(studies.STUDIES["transfer"].runs_at("small"), shares, strict=True):
-        guesses = np.where(random.random(400) < share, labels, (labels + 1) % 10)
+    for run, accuracy in zip(studies.STUDIES["transfer"].runs_at("small"), accuracies, strict=True):
+        predictions = np.where(random.random(400) < accuracy, labels, (labels + 1) % 10)
         directory = finish(base, "transfer", run, dict(
-            test=float((guesses == labels).mean()), metric="top_1", task="digits"))
-        np.savez(f"{directory}/predictions.npz", labels=labels, logits=np.eye(10)[guesses])
+            test=float((predictions == labels).mean()), metric="top_1", task="digits"))
+        np.savez(f"{directory}/predictions.npz", labels=labels, logits=np.eye(10)[predictions])
 
 
-@pytest.mark.parametrize("shares, best", [
+@pytest.mark.parametrize("accuracies, best", [
     ((0.6, 0.9, 0.89), [True, True, True]), ((0.6, 0.7, 0.9), [True, False, True])])
-def test_what_is_not_worse_than_the_best_is_bold(shares, best, tmp_path):
-    """The first is the only one of its protocol."""
-    transfer_digits(tmp_path, shares)
+def test_runs_not_significantly_worse_than_the_best_are_bold(accuracies, best, tmp_path):
+    finish_transfer_runs(tmp_path, accuracies)  # The first is always best: it is the only linear evaluation.
     rows = report.rows_of("transfer", str(tmp_path), "small")
     assert [row["best"] for row in rows] == best
     assert sum("**" in line for line in report.markdown("transfer", rows, str(tmp_path), "small")) == sum(best)
 
 
-def test_correlations_are_those_of_numpy(tmp_path):
+def test_correlations_agree_with_numpy(tmp_path):
     points = {"1 %": [], "10 %": []}
-    for number, epochs in enumerate((50, 100, 200)):
-        linear = 0.42 + 0.03 * number
+    for index, epochs in enumerate((50, 100, 200)):
+        linear = 0.42 + 0.03 * index
         finish(tmp_path, "lengths", studies.find_run(("lengths", f"{epochs} epochs")), {runner.LBFGS: linear})
-        for labels, tuned in (("1 %", 0.2 + 0.07 * number**2), ("10 %", 0.5 - 0.1 * (number == 1))):
+        for labels, tuned in (("1 %", 0.2 + 0.07 * index**2), ("10 %", 0.5 - 0.1 * (index == 1))):
             run = studies.find_run(("few_labels_lengths", f"{epochs} epochs, {labels}"))
             finish(tmp_path, "few_labels_lengths", run, {runner.TOP_1: tuned})
             points[labels].append((linear, tuned))
-    finish(tmp_path, "lengths", studies.find_run(("lengths", "400 epochs")), {runner.LBFGS: 0.6})  # not yet tuned
-    found = {each["labels"]: each for each in report.correlations("few_labels_lengths", str(tmp_path), "small")}
+    finish(tmp_path, "lengths", studies.find_run(("lengths", "400 epochs")), {runner.LBFGS: 0.6})  # not fine-tuned yet
+    results = {result["labels"]: result
+               for result in report.correlations("few_labels_lengths", str(tmp_path), "small")}
     for labels, pairs in points.items():
-        assert found[labels]["pearson"] == pytest.approx(np.corrcoef(np.transpose(pairs))[0, 1])
-    assert found["1 %"]["spearman"] == pytest.approx(1.0)
+        assert results[labels]["pearson"] == pytest.approx(np.corrcoef(np.transpose(pairs))[0, 1])
+    assert results["1 %"]["spearman"] == pytest.approx(1.0)
     lines = report.markdown("few_labels_lengths", report.rows_of("few_labels_lengths", str(tmp_path), "small"),
                             str(tmp_path), "small")
-    told = f"r = {found['1 %']['pearson']:.2f}, rank correlation 1.00, 3 points."
-    assert f"Linear evaluation and fine-tuning on 1 % of the labels (Appendix B.7): {told}" in lines
+    assert ("Correlation of linear evaluation with fine-tuning on 1 % of the labels (Appendix B.7): "
+            f"Pearson {results['1 %']['pearson']:.2f}, Spearman 1.00, 3 points.") in lines
     assert not report.correlations("few_labels_networks", str(tmp_path), "small")
 
 
-def test_runs_of_other_flags_are_left_out(tmp_path):
-    """Of an older study, or an older recipe; further flags are no reason."""
+def test_runs_of_changed_studies_or_recipes_are_omitted(tmp_path):
     first, *others = studies.STUDIES["color"].runs_at("small")[:4]
     directories = [finish(tmp_path, "color", run, {runner.LBFGS: 0.4}) for run in (first, *others)]
     done = [runner.read_done(directory) for directory in directories]
@@ -80,35 +79,37 @@ def test_runs_of_other_flags_are_left_out(tmp_path):
     assert [row["run"] for row in report.rows_of("color", str(tmp_path), "small")] == ["1/8", "1"]
 
 
-def test_every_measure_of_the_paper_has_its_difference(tmp_path):
+def test_every_measure_of_the_paper_has_a_difference_column(tmp_path):
     finish(tmp_path, "temperature", studies.find_run(("temperature", "l2 norm, 0.1")), {
         runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0})
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
-           probes=dict(rotation=dict(majority_baseline=0.25, h=0.7, z=0.3)))
+           probes=dict(rotation=dict(guess=0.25, h=0.7, z=0.3)))  # "guess" is the key of earlier versions.
     finish(tmp_path, "linear", studies.find_run(("linear", "ResNet-50 (1x)")), {
         runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9})
-    found = {name: dict(zip(*(part if number == 0 else part[0] for number, part in enumerate(report.shown_table(
-        report.rows_of(name, str(tmp_path), "small")))))) for name in ("temperature", "probes", "linear")}
-    assert {title: text for title, text in found["temperature"].items() if "difference" in title} == {
+    shown = {}
+    for name in ("temperature", "probes", "linear"):
+        titles, (texts,) = report.shown_table(report.rows_of(name, str(tmp_path), "small"))
+        shown[name] = dict(zip(titles, texts))
+    assert {title: text for title, text in shown["temperature"].items() if "difference" in title} == {
         "difference, entropy": "-0.50", "difference, contrastive accuracy": "+2.2", "difference": "-14.4"}
-    assert {title: text for title, text in found["probes"].items() if "difference" in title} == {
+    assert {title: text for title, text in shown["probes"].items() if "difference" in title} == {
         "difference, h": "+2.4", "difference, g(h)": "+4.4"}
-    assert (found["linear"]["difference"], found["linear"]["difference, top-5"]) == ("-19.3", "+1.0")
-    assert (found["linear"]["paper, million parameters"], found["linear"]["million parameters"]) == ("24", "4.9")
+    assert shown["probes"]["majority baseline"] == "25.0"
+    assert (shown["linear"]["difference"], shown["linear"]["difference, top-5"]) == ("-19.3", "+1.0")
+    assert (shown["linear"]["paper, million parameters"], shown["linear"]["million parameters"]) == ("24", "4.9")
 
 
-def test_what_has_diverged_is_told(tmp_path):
+def test_diverged_runs_have_a_status(tmp_path):
     finish(tmp_path, "flip", studies.find_run(("flip", "with")), {}, diverged=True)
     lines = report.markdown("flip", report.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
     assert "| with | 64.5 | diverged | 1.5 |" in lines
-    assert "Here: study_small.cfg, resnet10 on train[:20%] of cifar10, 32 pixels, batch 128, 4 epochs" in lines[1]
+    assert "Our runs: study_small.cfg, resnet10 on train[:20%] of cifar10, 32 pixels, batch size 128, " in lines[1]
 
 
 HOSTILE = "=1+1|<script>alert(1)</script>\n\x1b[31m`x``"
 
 
-def test_hostile_texts_are_escaped(tmp_path, capsys):
-    """In hardware, versions, arguments and names of probes, which come from files."""
+def test_hostile_texts_from_result_files_are_escaped(tmp_path, capsys):
     run = studies.find_run(("flip", "with"))
     directory = finish(tmp_path, "flip", run, {runner.LBFGS: 0.5, "eval/label_top_5_accuracy": HOSTILE},
                        probes={HOSTILE: dict(majority_baseline=0.25, h=0.7, z=HOSTILE), "x": [1]})
@@ -116,17 +117,17 @@ def test_hostile_texts_are_escaped(tmp_path, capsys):
             "million_parameters": HOSTILE}
     runner.write_done(directory, {**done, "arguments": [*done["arguments"], f"--data_dir={HOSTILE}"]})
     tables.main(["report", "flip", f"--dir={tmp_path}"])
-    place = tmp_path / "small"
-    markdown, page = (place / "report.md").read_text(), Page()
+    directory = tmp_path / "small"
+    markdown, page = (directory / "report.md").read_text(), Page()
     outside = re.sub(r"(`+) .*? \1(?!`)", "", markdown)
     assert "<script" not in outside and "&lt;script" in outside and "<script" in markdown
     assert "\x1b" not in markdown + capsys.readouterr().out
     table = [line for line in markdown.splitlines() if line.startswith("| with")]
     assert len(table) == 2 and all(line.endswith(" |") for line in table)
-    page.feed((place / "report.html").read_text())
+    page.feed((directory / "report.html").read_text())
     assert not page.open and "script" not in page.tags and "alert(1)" in " ".join(page.texts)
-    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", (place / "report.html").read_text())
-    with open(place / "flip.csv", newline="") as file:
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", (directory / "report.html").read_text())
+    with open(directory / "flip.csv", newline="") as file:
         rows = list(csv.reader(file))
     assert len(rows) == 2
     for text in (text for row in rows for text in row):
@@ -136,19 +137,19 @@ def test_hostile_texts_are_escaped(tmp_path, capsys):
 @pytest.mark.parametrize("labels, logits", [
     (np.arange(400) % 10, np.full([400, 10], np.nan)), (np.arange(400) % 9, np.zeros([400, 10])),
     (np.arange(40) % 10, np.zeros([40, 10])), (np.arange(0), np.zeros([0, 10]))])
-def test_predictions_that_cannot_be_compared_are_refused(labels, logits, tmp_path, capsys):
-    transfer_digits(tmp_path, (0.6, 0.9, 0.89))
+def test_predictions_for_other_labels_or_with_nan_are_rejected(labels, logits, tmp_path, capsys):
+    finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
     for path in tmp_path.rglob("predictions.npz"):
         if "scratch" in str(path):
             np.savez(path, labels=labels, logits=logits)
     with pytest.raises(SystemExit) as error:
         tables.main(["report", "transfer", f"--dir={tmp_path}"])
-    told = capsys.readouterr().err
-    assert error.value.code == 2 and "predictions.npz: " in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert error.value.code == 2 and "predictions.npz: " in message and message.count("\n") == 1
 
 
 class Page(html.parser.HTMLParser):
-    """Checks that elements are closed in order, and collects texts, links and images."""
+    """HTML parser that checks the nesting of elements and collects texts, links and images."""
 
     def __init__(self):
         super().__init__()
@@ -170,8 +171,8 @@ class Page(html.parser.HTMLParser):
         self.texts.append(data)
 
 
-def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
-    transfer_digits(tmp_path, (0.6, 0.9, 0.89))
+def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
+    finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
     for run in studies.STUDIES["color"].runs_at("small"):
         finish(tmp_path, "color", run, {runner.LBFGS: 0.5, runner.TOP_1: 0.4, "eval/label_top_5_accuracy": 0.9})
     run = studies.find_run(("flip", "with"))
@@ -182,16 +183,16 @@ def test_the_page_is_whole_and_needs_no_other_file(tmp_path, capsys):
     text = " ".join(page.texts)
     assert not page.open and set(page.links) == {f"#{name}" for name in page.ids}
     assert page.ids == ["color", "color_supervised", "flip", "transfer", "designs"]
-    assert COMMIT in text and HARDWARE in text and "9 runs, 0:13:30 in all" in text
+    assert COMMIT in text and HARDWARE in text and "9 runs, 0:13:30 in total" in text
     assert "--color_jitter_strength=0.125" in text and "-9.6" in text and "Not run." in text
-    assert "Fast AutoAug." in text and "top-5" not in text  # The paper's Table 1 has none.
+    assert "Fast AutoAug." in text and "top-5" not in text  # Table 1 of the paper has no top-5 accuracies.
     for image in page.images:
-        kind, content = image.split(",")
-        assert kind == "data:image/svg+xml;base64"
+        prefix, content = image.split(",")
+        assert prefix == "data:image/svg+xml;base64"
         assert xml.etree.ElementTree.fromstring(base64.b64decode(content)).tag.endswith("svg")
     assert len(page.images) == 3
     markdown = (tmp_path / "small" / "report.md").read_text()
     assert markdown.strip().split("\n", 2)[2].strip() in capsys.readouterr().out
     assert "| 1/8 | 59.6 | 50.0 | 40.0 | -9.6 | 1.5 |" in markdown
-    assert f"9 runs, 0:13:30 in all. {HARDWARE}. Version {COMMIT}." in markdown
+    assert f"9 runs, 0:13:30 in total. {HARDWARE}. Version {COMMIT}." in markdown
     assert "| 1/8 | `--flagfile=paper/recipes/study_small.cfg --color_jitter_strength=0.125 --nouse_blur` |" in markdown

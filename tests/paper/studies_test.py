@@ -1,4 +1,4 @@
-"""The studies of the paper: their numbers are those of the paper's LaTeX source, and belong to the right runs."""
+"""Tests of the studies: their numbers match the paper's LaTeX source and are assigned to the right runs."""
 
 import csv
 import re
@@ -26,25 +26,24 @@ SENTENCES = {
 
 @pytest.fixture(scope="module")
 def paper():
-    """The LaTeX source of the paper, without comments."""
+    """Returns the LaTeX source of the paper, without comments."""
     if not PAPER.exists():
         pytest.skip(f"{PAPER} is missing")
     return re.sub(r"(?<!\\)%.*", "", PAPER.read_text(encoding="utf-8"))
 
 
 def read_csv(name):
-    """Returns all rows of a file of numbers, the headers first."""
+    """Returns all rows of a CSV file of numbers, header row first."""
     with open(NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
         return list(csv.reader(file, strict=True))
 
 
-def squeezed(rows):
-    """Returns rows of texts without spaces and braces."""
+def without_spaces_and_braces(rows):
     return [[re.sub(r"[\s{}]", "", text) for text in row] for row in rows]
 
 
 def plain(latex):
-    """Returns LaTeX as plain text, without spaces and braces."""
+    """Converts LaTeX to plain text without spaces and braces."""
     text = latex.replace(r"$^\#$", "(of patches)").replace("$^*$", "(memory bank)")  # footnotes of Table C.1
     text = re.sub(r"\\(toprule|midrule|bottomrule|bm|text(bf|it)?|rotatebox\[origin=c\]\{0\})(?![a-z])", "", text)
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", text).replace("^T", "'").replace("~", " ")
@@ -55,18 +54,18 @@ def plain(latex):
 
 
 def argument(text):
-    """Returns the content of the braces that a text starts with, and the rest."""
+    """Splits a text that starts with an opening brace into the content of the braces and the rest."""
     depth = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character == "{") - (character == "}")
         if depth == 0:
-            return text[1:place], text[place + 1:]
+            return text[1:index], text[index + 1:]
     raise AssertionError(text)
 
 
 def read_rows(latex):
-    """Returns the rows of a part of a tabular as lists of plain texts; cells that span several are repeated."""
-    rows, spanning = [], {}  # spanning: column -> (rows that are left, text)
+    """Returns rows of a tabular as lists of plain texts; cells that span rows or columns are repeated."""
+    rows, spanning = [], {}  # spanning: column -> (remaining rows, text)
     for line in re.split(r"\\\\(?:\s*\[\d+pt\])?", latex):
         row = []
         for cell in line.split("&"):
@@ -78,21 +77,21 @@ def read_rows(latex):
                 count, rest = argument(cell[cell.index("{"):])
                 cell, _ = argument(argument(rest)[1])
                 spanning[len(row)] = int(count), plain(cell)
-            left, text = spanning.get(len(row), (0, ""))
-            if left:
-                spanning[len(row)] = left - 1, text
-            row += [text if left else plain(cell)] * int(columns)
+            remaining, text = spanning.get(len(row), (0, ""))
+            if remaining:
+                spanning[len(row)] = remaining - 1, text
+            row += [text if remaining else plain(cell)] * int(columns)
         rows += [row] if any(row) else []
     return rows
 
 
 def read_tabular(latex):
-    """Returns a tabular like the CSV file of its table: one row of headers, then the others."""
-    header, body = (read_rows(part) for part in latex.split(r"\midrule", 1))
+    """Returns a tabular in the form of its CSV file: one header row, then the data rows."""
+    header, body = map(read_rows, latex.split(r"\midrule", 1))
     titles = [": ".join(dict.fromkeys(filter(None, column))) or "Method" for column in zip(*header, strict=True)]
     rows, group = [], "-"
     for row in body:
-        if len(set(row)) == 1:  # A heading between rows.
+        if len(set(row)) == 1:  # The row is a heading.
             group = row[0].removesuffix(":")
         else:
             rows.append([group, *row])
@@ -102,35 +101,35 @@ def read_tabular(latex):
 
 
 def split_slashes(table):
-    """Returns Table B.1 with two columns for a cell: linear and, after the slash, square root scaling."""
+    """Splits each cell of Table B.1 into two columns: linear and, after the slash, square-root scaling."""
     (first, *epochs), *rows = table
     header = [first.split("\\")[0], *(f"{number}:{scaling}" for number in epochs for scaling in ("linear", "sqrt"))]
     return [header, *([row[0], *(number for cell in row[1:] for number in cell.split("/"))] for row in rows)]
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(TABLES)), ids=TABLES)
-def test_a_table_is_that_of_the_paper(number, name, paper):
+def test_tables_match_the_papers_latex_source(number, name, paper):
     tabulars = re.findall(r"\\begin\{tabular\}.*?\\toprule(.*?)\\end\{tabular\}", paper, re.DOTALL)
     assert len(tabulars) == len(TABLES)
     table = read_tabular(tabulars[number])
     expected = split_slashes(table) if name == "table_b1" else table
-    assert squeezed(read_csv(name)) == squeezed(expected)
+    assert without_spaces_and_braces(read_csv(name)) == without_spaces_and_braces(expected)
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_numbers_in_the_text_are_those_of_the_paper(name, paper):
+def test_numbers_from_the_text_match_the_papers_latex_source(name, paper):
     expected = [number for pattern in SENTENCES[name] for number in re.search(pattern, paper).groups()]
     assert [cell for row in read_csv(name) for cell in row if re.fullmatch(r"\d+\.\d+", cell)] == expected
 
 
-def test_every_file_is_compared_with_the_paper():
+def test_every_csv_file_is_compared_with_the_paper():
     assert {path.stem for path in NUMBERS.glob("*.csv")} == {*TABLES, *SENTENCES}
 
 
-def test_numbers_are_read_as_numbers():
+def test_read_numbers_parses_numbers_and_omits_dashes():
     rows = studies.read_numbers("table_6")
     assert rows[0] == {"Group": "Methods using ResNet-50", "Method": "Local Agg.", "Architecture": "ResNet-50",
-                       "Param (M)": 24, "Top 1": 60.2}  # Its top-5 is a dash.
+                       "Param (M)": 24, "Top 1": 60.2}  # The paper prints a dash for top-5.
     assert isinstance(rows[0]["Param (M)"], int)
 
 
@@ -151,8 +150,7 @@ def test_numbers_are_read_as_numbers():
     ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
     ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
     ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}), ("cifar10", "supervised", {"top-1": 95.1})])
-def test_a_run_has_the_numbers_of_its_flags(study, run, numbers):
-    """Copied by hand from the paper."""
+def test_runs_have_the_papers_numbers_copied_by_hand(study, run, numbers):
     assert studies.find_run((study, run)).paper == numbers
 
 
@@ -164,7 +162,7 @@ def test_rows_of_other_methods_are_cited():
     assert dict(studies.STUDIES["cifar10"].cited) == {"AMDIM, 25 times as large": {"top-1": 91.2}}
 
 
-def test_every_table_of_the_paper_is_there():
+def test_every_table_of_the_paper_has_a_study():
     for number in ("1", "2", "3", "4", "5", "6", "7", "8", "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
         assert studies.find_studies(number)
     assert studies.find_studies("1") == ["color", "color_supervised"] and studies.find_studies("B.1") == ["batches"]
@@ -173,7 +171,7 @@ def test_every_table_of_the_paper_is_there():
         studies.find_studies("99")
 
 
-def test_the_grid_of_pairs_is_seven_by_seven_on_one_branch():
+def test_pairs_are_a_seven_by_seven_grid_on_one_branch():
     configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["pairs"].runs]
     assert len(configs) == 49
     assert all(config.branch_operators[1] == () and not config.blurs_views for config in configs)

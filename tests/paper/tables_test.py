@@ -1,4 +1,4 @@
-"""The program of the paper's tables: commands are valid, and runs are resumed, shared and reported."""
+"""Tests of `python -m paper.tables`: commands are valid, and runs are resumed, shared and reported."""
 
 import csv
 import json
@@ -36,8 +36,8 @@ def test_commands_are_valid(name, scale, tmp_path):
             seen.add((run.starts_from, runner.config_of(command[1:]).replace(model_dir=None)))
         else:
             _, _, *arguments = command  # -m transfer
-            asked = cli._parser().parse_args(arguments)
-            assert tasks.task_of(asked) and asked.data_dir == "x"
+            options = cli._parser().parse_args(arguments)
+            assert tasks.task_of(options) and options.data_dir == "x"
             seen.add((run.starts_from, *arguments))
         if run.starts_from is not None:
             assert studies.find_run(run.starts_from).transfer is None
@@ -50,55 +50,56 @@ def test_commands_are_valid(name, scale, tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Commands in place of runs, each of which writes what run.py and paper.probes would."""
-    found = []
+    """Returns a list of the commands of runs, which are recorded and write fake results instead of being executed."""
+    commands = []
 
     def call(command, directory):
-        found.append(command)
+        commands.append(command)
         directory = pathlib.Path(directory)
         if "paper.probes" in command:
             results = {"rotation": dict(majority_baseline=0.25, h=0.7, z=0.3)}
             (directory / "probes.json").write_text(json.dumps(results))
             return
-        (directory / "result.json").write_text(json.dumps({runner.LBFGS: 0.5 + 0.01 * len(found), "global_step": 3}))
+        (directory / "result.json").write_text(json.dumps({runner.LBFGS: 0.5 + 0.01 * len(commands), "global_step": 3}))
 
     monkeypatch.setattr(runner, "_call", call)
     monkeypatch.setattr(runner, "count_parameters", lambda directory: 11_200_000)
-    return found
+    return commands
 
 
-def test_what_is_done_is_not_run_again(calls, tmp_path, capsys):
+def test_finished_runs_are_not_repeated(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2 and "--data_dir=a b" in calls[0] and "--norandom_flip" in calls[1]
     assert "2/2  flip: without  0.5200" in capsys.readouterr().out
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2
-    (tmp_path / "small" / "flip" / "without" / "done.json").unlink()  # As if it had been interrupted.
+    (tmp_path / "small" / "flip" / "without" / "done.json").unlink()  # Simulates an interrupted run.
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert calls[2] == calls[1]
 
 
-def test_the_same_run_of_another_study_is_taken(calls, tmp_path, capsys):
+def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     assert len(calls) == 6
-    tables.main(["run", "flip", f"--dir={tmp_path}"])  # With flips it is the colors' third.
+    tables.main(["run", "flip", f"--dir={tmp_path}"])  # Its run with flips is the third of color.
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
     assert "color: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
-    taken = runner.read_done(tmp_path / "small" / "flip" / "with")
-    assert taken["arguments"] == runner.arguments(studies.find_run(("flip", "with")), "small")
-    assert taken["same_as"] == "small/color/1_2"
-    tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Another seed is another run.
+    shared = runner.read_done(tmp_path / "small" / "flip" / "with")
+    assert shared["arguments"] == runner.arguments(studies.find_run(("flip", "with")), "small")
+    assert shared["same_as"] == "small/color/1_2"
+    tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Other seeds are not shared.
     assert len(calls) == 13
 
 
-def test_other_flags_are_refused(calls, tmp_path, capsys):
+def test_stored_runs_with_other_flags_are_rejected(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
     assert error.value.code == 2 and len(calls) == 2
-    told = capsys.readouterr().err
-    assert "it was run with seed=1, not 2. Remove it, or use another --dir." in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "the stored run has seed=1, not 2. Remove the directory, or use another --dir." in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize("name, flags, words", [
@@ -109,66 +110,62 @@ def test_other_flags_are_refused(calls, tmp_path, capsys):
     ("transfer", "--learning_rate 1", "--flags: --learning_rate is set by the grid search. Remove it."),
     ("transfer", "--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is set by the grid search"),
     ("transfer", "--micro_batch_size=7", "--micro_batch_size=7")])
-def test_wrong_flags_are_told_before_anything_is_run(name, flags, words, calls, tmp_path, capsys):
-    """Of transfers, before the network is trained."""
+def test_invalid_flags_are_reported_before_the_first_run(name, flags, words, calls, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         tables.main(["run", name, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
-    told = capsys.readouterr().err
-    assert error.value.code == 2 and words in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert error.value.code == 2 and words in message and message.count("\n") == 1
     assert not calls and not (tmp_path / "out").exists()
 
 
-def test_flags_of_trainings_are_not_those_of_transfers():
-    """Which takes what it knows itself, and passes on the rest."""
+def test_transfer_gets_its_own_flags_and_passes_on_the_others_to_trainings():
     run = studies.find_run(("transfer", "finetune, SimCLR, digits"))
-    more = config_lib.parse_settings(
+    extra = config_lib.parse_settings(
         "--data_dir 'a b' --nofollow_links --corrupt_images=skip --max_image_pixels=99 --seed=3 --precision=float32")
-    arguments = runner.command(run, "small", "out", "start", more)
+    arguments = runner.command(run, "small", "out", "start", extra)
     assert arguments[:3] == ["-m", "transfer", "finetune"]
     assert not any("follow_links" in argument for argument in arguments)
     assert {"--data_dir=a b", "--corrupt_images=skip", "--seed=3", "--flags=--precision=float32"} < set(arguments)
     linear = studies.find_run(("transfer", "linear, SimCLR, digits"))
-    _, *arguments = runner.command(linear, "small", "out", "start", more)
+    _, *arguments = runner.command(linear, "small", "out", "start", extra)
     assert {"--data_dir=a b", "--corrupt_images=skip", "--max_image_pixels=99"} < set(arguments)
     assert not [argument for argument in arguments if argument.startswith(("--seed", "--flags"))]
 
 
-def test_probes_read_the_data_like_the_training():
+def test_probes_get_the_data_flags_of_the_training():
     run = next(run for study in studies.STUDIES.values() for run in study.runs if run.probes)
     config = runner.config_of(["--data_dir=a b", "--corrupt_images=skip"])
     assert "--flags='--data_dir=a b' --corrupt_images=skip" in runner.probe_command(run, config, "out")
 
 
-def test_a_recipe_that_has_changed_makes_another_run(calls, tmp_path, capsys, monkeypatch):
+def test_stored_runs_of_a_changed_recipe_are_rejected(calls, tmp_path, capsys, monkeypatch):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     parse = runner.config_of
-    monkeypatch.setattr(runner, "config_of", lambda wanted: parse([*wanted, "--train_epochs=5"]))
+    monkeypatch.setattr(runner, "config_of", lambda arguments: parse([*arguments, "--train_epochs=5"]))
     with pytest.raises(SystemExit):
         tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert "it was run with train_epochs=4, not 5. Remove it" in capsys.readouterr().err
+    assert "the stored run has train_epochs=4, not 5. Remove the directory" in capsys.readouterr().err
 
 
-def test_data_may_move(calls, tmp_path):
-    """And the pace of what is told and saved may change."""
+def test_data_directory_and_logging_and_checkpoint_intervals_may_change(calls, tmp_path):
     for flags in ("--data_dir=a", "--data_dir=b --log_seconds=60 --checkpoint_epochs=1"):
         tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
     assert len(calls) == 2
 
 
-def test_what_a_table_compares_is_not_overridden(calls, tmp_path, capsys):
+def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsys):
     for table, flags, words in (
             ("5", "--temperature=0.3", "--temperature is set by the study temperature (l2 norm, 0.05: 0.05)"),
             ("seeds", "--seed=2", "--seed is set by the study seeds (seed 1: 1)"),
             ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set by the study ")):
         with pytest.raises(SystemExit) as error:
             tables.main(["run", table, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
-        told = capsys.readouterr().err
-        assert error.value.code == 2 and f"--flags: {words}" in told and told.count("\n") == 1
+        message = capsys.readouterr().err
+        assert error.value.code == 2 and f"--flags: {words}" in message and message.count("\n") == 1
     assert not calls and not (tmp_path / "out").exists()
 
 
-def test_what_diverges_is_a_result(calls, tmp_path, capsys, monkeypatch):
-    """It would do so again; the rest goes on, but for what starts from it."""
+def test_diverged_runs_are_not_retried_and_runs_that_start_from_them_are_skipped(calls, tmp_path, capsys, monkeypatch):
     call = runner._call
 
     def diverging(command, directory):
@@ -178,7 +175,7 @@ def test_what_diverges_is_a_result(calls, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(runner, "_call", diverging)
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
-    assert len(calls) == 4  # Both networks, and fine-tuning of the first by few and by more labels.
+    assert len(calls) == 4  # Both networks, and fine-tuning of the first on two label fractions.
     printed = capsys.readouterr().out
     assert "few_labels: ResNet-50 (2x), 1 %  diverged" in printed and "few_labels: ResNet-50 (1x), 1 %  0.5" in printed
     tables.main(["run", "linear", "few_labels", f"--dir={tmp_path}"])
@@ -186,8 +183,7 @@ def test_what_diverges_is_a_result(calls, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [-9, 1, 2])
-def test_a_run_that_failed_otherwise_has_not_diverged(status, calls, tmp_path, monkeypatch, capsys):
-    """Whatever its log says."""
+def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, monkeypatch, capsys):
     def failing(command, directory):
         raise JobFailed(f"{directory}: the run ended (training has diverged: at step 3)", status)
 
@@ -201,43 +197,43 @@ def test_a_run_that_failed_otherwise_has_not_diverged(status, calls, tmp_path, m
 @pytest.mark.parametrize("content", [
     *hostile.HOSTILE.values(), b'{"eval/lbfgs_top_1_accuracy": NaN}', b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
     b'{"eval/lbfgs_top_1_accuracy": null}', b'{"eval/lbfgs_top_1_accuracy": 1e999}'])
-def test_results_that_are_not_numbers_are_errors(content, calls, tmp_path, monkeypatch, capsys):
+def test_corrupt_or_non_finite_results_are_errors(content, calls, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "_call", lambda command, directory: pathlib.Path(directory, "result.json").write_bytes(
         content))
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "flip", f"--dir={tmp_path}"])
-    told = capsys.readouterr().err
-    assert error.value.code == 2 and "result.json: " in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert error.value.code == 2 and "result.json: " in message and message.count("\n") == 1
     assert not list(tmp_path.rglob("done.json"))
 
 
 @pytest.mark.parametrize("content", [*hostile.HOSTILE.values(), b"{}", b'{"seconds": "x", "commits": 3}'])
-def test_a_corrupt_done_or_time_is_written_again(content, calls, tmp_path, capsys):
+def test_corrupt_done_and_time_files_are_replaced(content, calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
-    place = tmp_path / "small" / "flip" / "without"
-    before = json.loads((place / "done.json").read_text())
+    directory = tmp_path / "small" / "flip" / "without"
+    before = json.loads((directory / "done.json").read_text())
     for name in ("done.json", "time.json"):
-        (place / name).write_bytes(content)
+        (directory / name).write_bytes(content)
     tables.main(["report", "flip", f"--dir={tmp_path}"])
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     assert len(calls) == 3
-    after = json.loads((place / "done.json").read_text())
+    after = json.loads((directory / "done.json").read_text())
     assert after["settings"] == before["settings"] and after["seconds"] < 60
 
 
 @pytest.mark.parametrize("value", ["x*", "[a]", "?", "a\\b", "a\nb", "\x1b[31m", "", "s3://x/y", "\udcff"])
-def test_directories_with_patterns_are_refused(value, calls, tmp_path, monkeypatch, capsys):
+def test_unsupported_directory_names_are_rejected(value, calls, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for command in (["run", "flip"], ["commands", "flip"], ["report"]):
         with pytest.raises(SystemExit) as error:
             tables.main([*command, f"--dir={value}"])
-        told = capsys.readouterr().err
-        assert error.value.code == 2 and "--dir=" in told and told.count("\n") == 1
+        message = capsys.readouterr().err
+        assert error.value.code == 2 and "--dir=" in message and message.count("\n") == 1
     assert not calls and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["a b", "-x", "\u00e9\u4e2d", "\u00e9" * 127, "trailing/", "$(touch y);'"])
-def test_any_name_of_a_directory_works(name, calls, tmp_path, monkeypatch):
+def test_unusual_directory_names_work(name, calls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -248,8 +244,8 @@ def test_any_name_of_a_directory_works(name, calls, tmp_path, monkeypatch):
     assert {entry.name for entry in tmp_path.iterdir()} == {"real", "link"}
 
 
-def test_parameters_are_those_of_the_newest_checkpoint(tmp_path):
-    with pytest.raises(UserError, match="it has no checkpoint"):
+def test_parameters_are_counted_in_the_newest_checkpoint(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint found"):
         runner.count_parameters(str(tmp_path))
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=1, proj_out_dim=16), None)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), str(tmp_path), max_to_keep=1)
@@ -258,12 +254,13 @@ def test_parameters_are_those_of_the_newest_checkpoint(tmp_path):
     assert runner.count_parameters(str(tmp_path)) == expected
 
 
-def test_places_that_cannot_be_used_are_told(calls, capsys):
+def test_unusable_directories_are_reported(calls, capsys):
     for command in ("run", "report"):
         with pytest.raises(SystemExit) as error:
             tables.main([command, "flip", "--dir=/proc/none"])
-        told = capsys.readouterr().err
-        assert error.value.code == 2 and "--dir=/proc/none: cannot be used" in told and told.count("\n") == 1
+        message = capsys.readouterr().err
+        assert error.value.code == 2 and "--dir=/proc/none: the directory cannot be used" in message
+        assert message.count("\n") == 1
 
 
 def test_the_version_is_unknown_without_git(monkeypatch):
@@ -271,37 +268,36 @@ def test_the_version_is_unknown_without_git(monkeypatch):
     assert runner.commit() is None
 
 
-def test_a_run_starts_from_the_weights_of_another(calls, tmp_path, capsys):
-    """Which is run before it, once, and may be a run that another table has made."""
+def test_starting_runs_are_executed_once_and_shared_between_tables(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
-    tuned = [call for call in calls[6:] if any("study_small_labels" in part for part in call)]
-    made = [call for call in calls[6:] if call not in tuned]
-    assert len(tuned) == 4 and len(made) == 1 and "--width_multiplier=2" in made[0]
-    starts = [next(part for part in call if part.startswith("--checkpoint=")) for call in tuned]
+    fine_tuned = [call for call in calls[6:] if any("study_small_labels" in argument for argument in call)]
+    pretrained = [call for call in calls[6:] if call not in fine_tuned]
+    assert len(fine_tuned) == 4 and len(pretrained) == 1 and "--width_multiplier=2" in pretrained[0]
+    starts = [next(argument for argument in call if argument.startswith("--checkpoint=")) for call in fine_tuned]
     wide = tmp_path / "small" / "linear" / "ResNet-50__2x_"
     assert set(starts) == {f"--checkpoint={tmp_path / 'small' / 'color' / '1_2'}", f"--checkpoint={wide}"}
 
 
-def test_the_scales_do_not_mix(calls, tmp_path, capsys):
+def test_reports_of_one_scale_omit_runs_of_the_other(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     capsys.readouterr()
     tables.main(["report", "flip", "--scale=paper", f"--dir={tmp_path}"])
     assert "Not run." in capsys.readouterr().out
 
 
-def test_time_is_that_of_all_starts(tmp_path, monkeypatch):
+def test_seconds_and_commits_cover_all_starts(tmp_path, monkeypatch):
     clock = iter([10.0, 30.0])
     monkeypatch.setattr(runner.progress, "stopwatch", lambda: lambda: next(clock))
     monkeypatch.setattr(runner, "commit", iter(["one", "two"]).__next__)
     with pytest.raises(UserError), runner._recording_time(str(tmp_path)):
-        raise UserError("no room")
-    with runner._recording_time(str(tmp_path)) as noted:
+        raise UserError("disk full")
+    with runner._recording_time(str(tmp_path)) as record:
         pass
-    assert noted == dict(seconds=40.0, commits=["one", "two"])
+    assert record == dict(seconds=40.0, commits=["one", "two"])
 
 
-def test_probes_are_asked_of_what_was_run(calls, tmp_path):
+def test_probes_run_on_the_trained_network_and_its_data(calls, tmp_path):
     runner.Runner(str(tmp_path), "small", dict(data_dir="x")).run("probes", studies.find_run(("probes", "rotation")))
     run, probes = calls
     assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
@@ -310,7 +306,7 @@ def test_probes_are_asked_of_what_was_run(calls, tmp_path):
     assert runner.read_done(tmp_path / "small" / "probes" / "rotation")["probes"]["rotation"]["h"] == 0.7
 
 
-def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
+def test_the_report_prints_a_table_and_writes_csv(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     capsys.readouterr()
     tables.main(["report", "color", "flip", f"--dir={tmp_path}"])
@@ -318,7 +314,8 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
     assert "### Strength of color distortion, contrastive (Table 1)" in printed
     assert ("| run | paper, top-1 | logistic regression | difference | minutes |\n| --- | --- | --- | --- | --- |\n"
             "| 1/8 | 59.6 | 51.0 | -8.6 | 0.0 |") in printed
-    assert "### Random flips (Appendix A)\nThe paper: helpful, not essential. Accuracies in %.\n\nNot run." in printed
+    assert ("### Random flips (Appendix A)\nThe paper: flips help but are not essential. Accuracies in %.\n\n"
+            "Not run.") in printed
     with open(tmp_path / "small" / "color.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and rows[0]["run"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
@@ -326,12 +323,12 @@ def test_the_report_is_a_table_and_its_data(calls, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("study, figure", [("pairs", "pairs"), ("batches", "batches"), ("networks", "parameters")])
-def test_reports_can_be_drawn(study, figure, calls, tmp_path, capsys):
+def test_figures_can_be_drawn_from_report_csv_files(study, figure, calls, tmp_path, capsys):
     tables.main(["run", study, f"--dir={tmp_path}"])
     capsys.readouterr()
     tables.main(["report", study, f"--dir={tmp_path}"])
-    what_is_smaller = "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
-    assert (what_is_smaller in capsys.readouterr().out) == (study == "batches")
+    row_with_changed_flags = "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
+    assert (row_with_changed_flags in capsys.readouterr().out) == (study == "batches")
     figures.main([figure, f"--csv={tmp_path / 'small' / study}.csv", f"--out={tmp_path}"])
     assert (tmp_path / f"{figure}.png").stat().st_size > 5000
 
@@ -344,14 +341,13 @@ time.sleep(60)
 """
 
 
-def test_a_run_that_fails_ends_the_runs(tmp_path):
+def test_a_failed_run_raises_its_last_error_line(tmp_path):
     with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\). See .*run.log"):
         runner._call(["-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
                       str(tmp_path))
 
 
-def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
-    """The program waits for it, ends with its status, and leaves no process behind."""
+def test_sigterm_is_forwarded_to_the_run_and_its_shutdown_awaited(tmp_path):
     code = ("import sys\nfrom paper import runner\n"
             f"runner._call(['-c', {_STOPS!r}], {str(tmp_path)!r})")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
@@ -363,7 +359,7 @@ def test_a_signal_is_passed_on_to_the_run_which_saves(tmp_path):
     assert (tmp_path / "run.log").read_text() == "training\nsaved\n"
 
 
-def test_a_run_that_ends_as_ever_after_a_signal_was_stopped_nevertheless(tmp_path):
+def test_a_run_that_succeeds_after_sigterm_counts_as_stopped(tmp_path):
     code = ("import os, signal, sys\nfrom paper import runner\n"
             "child = 'import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True); "
             "time.sleep(1)'\n"
@@ -374,16 +370,16 @@ def test_a_run_that_ends_as_ever_after_a_signal_was_stopped_nevertheless(tmp_pat
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        printed, told = process.communicate(timeout=30)
-    assert "Stopped: stopped in" in told and not printed
+        printed, errors = process.communicate(timeout=30)
+    assert "Stopped: stopped in" in errors and not printed
 
 
-def test_what_cannot_be_run_or_judged_is_told(calls, tmp_path, capsys, monkeypatch):
+def test_unknown_tables_and_runs_without_accuracy_are_reported(calls, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         tables.main(["run", "flip", "flop", f"--dir={tmp_path}"])
     assert not calls and "table=flop: unknown table" in capsys.readouterr().err
     tables.main(["run", "flip", f"--dir={tmp_path}"])
-    monkeypatch.setattr(runner, "LBFGS", "eval/other")  # As if it had been run with --eval_protocol=knn.
+    monkeypatch.setattr(runner, "LBFGS", "eval/other")  # Simulates a run with --eval_protocol=knn.
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     assert "flip: with  no accuracy" in capsys.readouterr().out
 
@@ -398,21 +394,25 @@ def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
     assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)  # ResNet-10 without its classifier
 
 
-def test_the_program_lists_shows_and_tells_commands():
+def test_list_show_and_commands_print_studies_numbers_and_commands():
     program = [sys.executable, "-m", "paper.tables"]
     listed = subprocess.run([*program, "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert all(name in listed for name in studies.STUDIES)
     shown = subprocess.run([*program, "show", "losses"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "NT-Xent                 top-1 63.9" in shown
-    told = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lines = [shlex.split(line) for line in told.splitlines()]
+    printed = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True,
+                             check=True).stdout
+    lines = [shlex.split(line) for line in printed.splitlines()]
     assert len(lines) == 2 and lines[1][2:] == [
         "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/tables/paper/flip/without"]
-    told = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert told.count("python run.py") == told.count("python -m paper.probes") == 4 and "--dataset=imagenet2012" in told
-    alone = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert alone.returncode == 2 and "Use --scale=small." in alone.stderr
-    alone = subprocess.run([*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert alone.returncode == 2 and "table=transfer_1x: no runs at the small scale. Use --scale=paper." in alone.stderr
-    wrong = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "table=flop: unknown table" in wrong.stderr
+    printed = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True,
+                             check=True).stdout
+    assert printed.count("python run.py") == printed.count("python -m paper.probes") == 4
+    assert "--dataset=imagenet2012" in printed
+    failed = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert failed.returncode == 2 and "Use --scale=small." in failed.stderr
+    failed = subprocess.run([*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert failed.returncode == 2
+    assert "table=transfer_1x: no runs at the small scale. Use --scale=paper." in failed.stderr
+    failed = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "table=flop: unknown table" in failed.stderr
