@@ -37,7 +37,7 @@ def test_commands_are_valid(name, scale, tmp_path):
         else:
             _, _, *arguments = command  # -m transfer
             options = cli._parser().parse_args(arguments)
-            assert tasks.task_of(options) and options.data_dir == "x"
+            assert tasks.task_from_arguments(options) and options.data_dir == "x"
             seen.add((run.starts_from, *arguments))
         if run.starts_from is not None:
             assert studies.find_run(run.starts_from).transfer is None
