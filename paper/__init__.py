@@ -1,1 +1,1 @@
-"""The paper: its numbers and studies as data, runs of them, figures, and a report."""
+"""The paper's numbers and studies as data, execution of the studies, figures, and a report."""

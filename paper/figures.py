@@ -9,8 +9,7 @@
     python -m paper.figures batches --csv=FILE
     python -m paper.figures parameters --csv=FILE
 
-Every command writes NAME.png, NAME.svg and NAME.csv to --out (default: figures). All figures are legible in black and
-white.
+Each command writes NAME.png, NAME.svg and NAME.csv to --out (default: figures). The figures are legible in grayscale.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _markdown_cited(study):
 
 
 def _cited_table(study):
-    """Returns titles and rows of a table of the paper's other rows, which are not run."""
+    """Returns titles and rows of a table with the numbers that the paper cites."""
     titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
     return ["", *titles], [[name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited]
 
@@ -247,7 +247,7 @@ def write_csv(path: str, rows: list[dict]) -> None:
 
 
 def _csv_value(value):
-    """Returns a value that spreadsheets do not evaluate: text is one line, and starts with a sign only in numbers."""
+    """Returns a value that spreadsheets do not evaluate: one line, prefixed with ' if it looks like a formula."""
     if not isinstance(value, str):
         return value
     text = _without_control(value)

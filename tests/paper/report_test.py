@@ -39,7 +39,7 @@ def finish_transfer_runs(base, accuracies):
 @pytest.mark.parametrize("accuracies, best", [
     ((0.6, 0.9, 0.89), [True, True, True]), ((0.6, 0.7, 0.9), [True, False, True])])
 def test_runs_not_significantly_worse_than_the_best_are_bold(accuracies, best, tmp_path):
-    finish_transfer_runs(tmp_path, accuracies)  # The first is always best: it is the only linear evaluation.
+    finish_transfer_runs(tmp_path, accuracies)  # The only linear evaluation is always the best of its group.
     rows = report.rows_of("transfer", str(tmp_path), "small")
     assert [row["best"] for row in rows] == best
     assert sum("**" in line for line in report.markdown("transfer", rows, str(tmp_path), "small")) == sum(best)

@@ -41,7 +41,7 @@ def test_commands_are_valid(name, scale, tmp_path):
             seen.add((run.starts_from, *arguments))
         if run.starts_from is not None:
             assert studies.find_run(run.starts_from).transfer is None
-    assert len(seen) == len(study.runs_at(scale))  # No two runs are the same.
+    assert len(seen) == len(study.runs_at(scale))  # All runs of a study differ.
     assert len({slug(run.name) for run in study.runs_at(scale)}) == len(seen)
 
 
@@ -50,7 +50,7 @@ def test_commands_are_valid(name, scale, tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Returns a list of the commands of runs, which are recorded and write fake results instead of being executed."""
+    """Replaces the execution of commands: records them in the returned list and writes fake results."""
     commands = []
 
     def call(command, directory):
@@ -81,7 +81,7 @@ def test_finished_runs_are_not_repeated(calls, tmp_path, capsys):
 def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     assert len(calls) == 6
-    tables.main(["run", "flip", f"--dir={tmp_path}"])  # Its run with flips is the third of color.
+    tables.main(["run", "flip", f"--dir={tmp_path}"])  # The run with flips equals the third run of color.
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
     assert "color: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
@@ -342,8 +342,8 @@ time.sleep(60)
 
 
 def test_a_failed_run_raises_its_last_error_line(tmp_path):
-    with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: no room\). See .*run.log"):
-        runner._call(["-c", "import sys; print('at first\\nrun.py: error: no room'); sys.exit(2)"],
+    with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: disk full\). See .*run.log"):
+        runner._call(["-c", "import sys; print('at first\\nrun.py: error: disk full'); sys.exit(2)"],
                       str(tmp_path))
 
 
