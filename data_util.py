@@ -1,12 +1,12 @@
 """SimCLR's image operators and its augmentation policy (paper, Appendix A).
 
-Images are float, nominally in [0, 1]: one image is [height, width, 3]. Operators that change many images at once, each
-in its own way, take channels: red, green and blue, three tensors [n, height, width]. Arithmetic on whole channels is
-faster than on interleaved colors, and n images share the cost of starting an operation.
+Images are float, nominally in [0, 1]. A single image is [height, width, 3]. Operators with separate parameters for each
+image of a batch take channels instead: red, green and blue, three tensors [n, height, width]. Arithmetic on channels is
+faster than on interleaved colors, and batching amortizes the overhead of each operation.
 
-Random operators take `seed`, an integer tensor [2] for one image or [n, 2] for many, and are functions of it alone: the
-same seed gives the same result, eager or inside `tf.data`, whatever the other images of the batch are. The operators of
-the paper's other studies are in `augmentation`.
+Random operators take `seed`, an integer tensor [2], or `seeds` [n, 2] for n images. They are stateless: equal seeds
+give equal results, in eager mode and in `tf.data`, independently of the other images of the batch. The operators of the
+paper's other studies are in `augmentation`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import tensorflow as tf
 
 from runtime import rng
 
-CROP_PROPORTION = 0.875  # evaluation crops this share of the shorter side (224 of 256)
-_TINY = 1e-12  # far below any difference between colours; in place of a division by 0
+CROP_PROPORTION = 0.875  # Share of the shorter side that the evaluation crop covers (224 of 256).
+_EPSILON = 1e-12  # Avoids division by 0; far below any difference between color values.
 
 
 # ------------------------------------------------------------------------------------------------- crop and flip
 
 
 def resize_bicubic(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Bicubic resize of one image or a batch, without antialiasing; may overshoot [0, 1]."""
+    """Resizes an image or a batch bicubically, without antialiasing. The result may overshoot [0, 1]."""
     resized = tf.image.resize(image, [height, width], tf.image.ResizeMethod.BICUBIC)
     return tf.cast(resized, image.dtype)
 
@@ -41,16 +41,16 @@ def resize_bicubic(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
 def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
                        aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)
                       ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """A random window (Inception crop; paper, Appendix A).
+    """Samples a random crop window (Inception crop; paper, Appendix A).
 
-    As in the original, a window covers at least a tenth of the image, so that areas between 8 % and 10 % are drawn
-    again; after 100 draws that do not fit, it is the whole image.
+    As in the original, windows that cover less than 10 % of the image are rejected. If 100 samples are rejected, the
+    window is the whole image.
 
     Args:
-      image_shape: int tensor [3], height, width, channels.
+      image_shape: int tensor [3]: height, width, channels.
       seed: int tensor [2].
-      area_range: share of the image's area.
-      aspect_ratio_range: width / height of the window, in pixels.
+      area_range: range of the window's area, as a fraction of the image's area.
+      aspect_ratio_range: range of the window's width / height.
 
     Returns:
       offset_y, offset_x, height, width: int32 scalars, in pixels.
@@ -61,7 +61,7 @@ def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tupl
 
 def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
                   aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)) -> tuple[tf.Tensor, tf.Tensor]:
-    """The same as what `tf.slice` takes: begin [3] and size [3], all channels."""
+    """Samples a window like `random_crop_window`; returns the arguments of `tf.slice`: begin [3] and size [3]."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=0.1,
         aspect_ratio_range=aspect_ratio_range, area_range=area_range, max_attempts=100,
@@ -70,16 +70,16 @@ def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[flo
 
 
 def resize_window(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """`tf.slice(image, begin, size)`, resized bicubically.
+    """Resizes `tf.slice(image, begin, size)` bicubically.
 
-    Only the window is converted to float: a photograph is several times as large as its view.
+    Only the window is converted to float, since photographs are usually much larger than their views.
 
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
       begin: int32 [3].
       size: int32 [3].
-      height: of the result.
-      width: of the result.
+      height: output height in pixels.
+      width: output width in pixels.
 
     Returns:
       [height, width, 3] float32; may overshoot [0, 1].
@@ -90,25 +90,25 @@ def resize_window(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: i
     return resized * (1 / 255) if image.dtype == tf.uint8 else resized
 
 
-def random_crop_and_resize(image: tf.Tensor, seed: tf.Tensor, height: int, width: int, **window: Any) -> tf.Tensor:
-    """Random crop (`random_crop_window`, which takes `window`), resized as by `resize_window`."""
-    return resize_window(image, *random_window(tf.shape(image), seed, **window), height, width)
+def random_crop_and_resize(image: tf.Tensor, seed: tf.Tensor, height: int, width: int, **kwargs: Any) -> tf.Tensor:
+    """Crops a window sampled by `random_crop_window`, which takes `kwargs`, and resizes it with `resize_window`."""
+    return resize_window(image, *random_window(tf.shape(image), seed, **kwargs), height, width)
 
 
 def flip_horizontally(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """Exchanges left and right; `seeds` are not used."""
+    """Flips images horizontally. `seeds` are not used."""
     del seeds
     return [tf.reverse(channel, [2]) for channel in channels]
 
 
 def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: float) -> tf.Tensor:
-    """The central window of aspect `width` / `height` that spans `crop_proportion` of the image, resized bicubically.
+    """Crops a centered window of aspect ratio `width` / `height`, and resizes it bicubically.
 
     Args:
-      image: [h, w, 3], or a batch of one size [n, h, w, 3].
+      image: [h, w, 3], or a batch [n, h, w, 3].
       height: output height in pixels.
       width: output width in pixels.
-      crop_proportion: in (0, 1], share of the limiting side.
+      crop_proportion: size of the window, in (0, 1], as a fraction of the largest window of this aspect ratio.
 
     Returns:
       [height, width, 3], or [n, height, width, 3].
@@ -116,7 +116,6 @@ def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: floa
     size = tf.shape(image)[-3:-1]
     image_height, image_width = tf.unstack(tf.cast(size, tf.float32))
     aspect = width / height
-    # The limiting side is the one that a window of this aspect fills first.
     window_height = tf.minimum(image_height, image_width / aspect)
     crop_height = tf.cast(tf.math.rint(crop_proportion * window_height), tf.int32)
     crop_width = tf.cast(tf.math.rint(crop_proportion * aspect * window_height), tf.int32)
@@ -129,13 +128,13 @@ def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: floa
 
 
 def to_channels(images: tf.Tensor) -> list[tf.Tensor]:
-    """[n, h, w, c] -> c tensors [n, h, w]."""
+    """Splits images [n, h, w, c] into c tensors [n, h, w]."""
     return tf.unstack(images, axis=-1)
 
 
 def from_channels(channels: list[tf.Tensor]) -> tf.Tensor:
-    """c tensors [n, h, w] -> [n, h, w, c]."""
-    # In two steps: to stack along the last axis is to copy single numbers. As matrices, which are transposed fastest.
+    """Stacks c tensors [n, h, w] to images [n, h, w, c]."""
+    # Stacking along the last axis copies single elements; stacking rows and transposing matrices is faster.
     height, width = channels[0].shape[1:]
     rows = tf.reshape(tf.stack(channels, axis=1), [-1, len(channels), height * width])
     return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(channels)])
@@ -148,13 +147,13 @@ def clip(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def switch_per_image(indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
                     ) -> list[tf.Tensor]:
-    """Applies `functions[indices[i]]` to image i: a batched `tf.switch_case`.
+    """Applies `functions[indices[i]]` to image i, as a batched `tf.switch_case`.
 
     Args:
       indices: int32 [n].
-      functions: functions of (channels, arguments); each is called once, with the images that have its index.
+      functions: functions of (channels, arguments). Each is called once, with all images that have its index.
       channels: three tensors [n, h, w]. If n is statically 1, the batch is not partitioned.
-      arguments: tensor [n, ...] of values that belong to the images, such as seeds or amounts.
+      arguments: tensor [n, ...] with one entry per image, such as seeds or amounts.
 
     Returns:
       Three tensors [n, h, w].
@@ -162,65 +161,65 @@ def switch_per_image(indices: tf.Tensor, functions: list[Callable], channels: li
     shape = channels[0].shape
     if shape[0] == 1:
         return tf.switch_case(indices[0], [lambda f=function: list(f(channels, arguments)) for function in functions])
-    columns = (*channels, arguments, tf.range(tf.shape(channels[0])[0]))
-    *parts, places = (tf.dynamic_partition(column, indices, len(functions)) for column in columns)
-    results = [function(part, part_rows) for function, *part, part_rows in zip(functions, *parts)]
-    return [tf.ensure_shape(tf.dynamic_stitch(places, channel), shape) for channel in zip(*results)]
+    tensors = (*channels, arguments, tf.range(tf.shape(channels[0])[0]))
+    *partitions, rows = (tf.dynamic_partition(tensor, indices, len(functions)) for tensor in tensors)
+    results = [function(part, part_arguments) for function, *part, part_arguments in zip(functions, *partitions)]
+    return [tf.ensure_shape(tf.dynamic_stitch(rows, channel), shape) for channel in zip(*results)]
 
 
-# --------------------------------------------------------------------------------------------------------- colour
+# ---------------------------------------------------------------------------------------------------------- color
 
 
-# Every `adjust_*` takes channels and one amount an image, [n, 1, 1] or a scalar, and returns channels, not clipped.
+# Each function below takes channels and one amount per image, [n, 1, 1] or a scalar, and returns unclipped channels.
 
 
 def adjust_brightness(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """Brightness multiplied by `factor` (SimCLR v2)."""
+    """Multiplies the brightness by `factor` (SimCLR v2)."""
     return [channel * factor for channel in channels]
 
 
 def shift_brightness(channels: list[tf.Tensor], shift: tf.Tensor) -> list[tf.Tensor]:
-    """Brightness increased by `shift` (the paper, SimCLR v1)."""
+    """Adds `shift` to the brightness (the paper, SimCLR v1)."""
     return [channel + shift for channel in channels]
 
 
 def adjust_contrast(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """Distance from each channel's mean multiplied by `factor`."""
+    """Multiplies the differences from the mean of each channel by `factor`."""
     return [channel * factor + tf.reduce_mean(channel, [1, 2], keepdims=True) * (1 - factor) for channel in channels]
 
 
 def _extremes(red, green, blue):
-    """The highest and the lowest of the three colours of each pixel."""
+    """Returns the maximum and the minimum of the three colors of each pixel."""
     return tf.maximum(tf.maximum(red, green), blue), tf.minimum(tf.minimum(red, green), blue)
 
 
 def adjust_saturation(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """HSV saturation s multiplied by `factor` >= 0, to s' <= 1: distances from the highest colour, times s' / s."""
+    """Multiplies the HSV saturation by `factor` >= 0, up to 1, by scaling the differences from the maximum color."""
     highest, lowest = _extremes(*channels)
-    ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _TINY))
+    ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _EPSILON))
     return [highest - (highest - channel) * ratio for channel in channels]
 
 
 def adjust_hue(channels: list[tf.Tensor], turns: tf.Tensor) -> list[tf.Tensor]:
-    """HSV hue turned by `turns` of the colour circle.
+    """Rotates the HSV hue by `turns` of the color wheel.
 
-    The circle is a hexagon with sides of length 1. A pixel's distance from red along it is
-    1 + (g + b - r - min) / (max - min), in one direction or the other as g >= b; each new colour is a function of the
-    distance from its own corner.
+    The color wheel is a hexagon with sides of length 1. The distance of a color from red along it is
+    1 + (g + b - r - min) / (max - min), in the direction of green if g >= b, otherwise of blue. Each channel of the
+    result is a function of the distance from its corner of the hexagon.
     """
     red, green, blue = channels
     highest, lowest = _extremes(red, green, blue)
     chroma = highest - lowest
-    distance = (green + blue - red - lowest) / tf.maximum(chroma, _TINY) + 1
-    side = tf.sign(green - blue + _TINY)  # 1 also for a tie: opposite to red, it must not become 0.
-    hue = side * distance + 6 * turns
+    distance = (green + blue - red - lowest) / tf.maximum(chroma, _EPSILON) + 1
+    direction = tf.sign(green - blue + _EPSILON)  # 1 if green equals blue, since 0 would turn cyan into red.
+    hue = direction * distance + 6 * turns
     hue -= 6 * tf.floor(hue * (1 / 6))
-    shares = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
-    return [lowest + chroma * share for share in clip(shares)]
+    weights = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
+    return [lowest + chroma * weight for weight in clip(weights)]
 
 
 def to_grayscale(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """Returns the luminance (BT.601), three times; `seeds` are not used."""
+    """Replaces each channel by the luminance (BT.601). `seeds` are not used."""
     del seeds
     red, green, blue = channels
     return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
@@ -228,34 +227,34 @@ def to_grayscale(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> l
 
 def jitter_amounts(seeds: tf.Tensor, strength: float, brightness: str = "multiplicative"
                   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Uniform draws for the steps of `color_jitter`, and the order of the steps.
+    """Draws the amounts and the order of the steps of `color_jitter`.
 
-    Brightness, contrast and saturation are drawn from 1 +- 0.8 * strength (not below 0; additive brightness from
-    +-0.8 * strength), hue from +-0.2 * strength (at most half a turn).
+    The factors of brightness, contrast and saturation are uniform in 1 +- 0.8 * strength (at least 0), the shift of
+    additive brightness in +-0.8 * strength, and that of the hue in +-0.2 * strength (at most half a turn).
 
     Returns:
-      [n, 4] float32 amounts of brightness, contrast, saturation, hue; [n, 4] int32 permutations of the four.
+      [n, 4] float32 amounts of brightness, contrast, saturation and hue; [n, 4] int32 permutations of the four.
     """
     factors, hue = (max(1 - 0.8 * strength, 0.0), 1 + 0.8 * strength), min(0.2 * strength, 0.5)
-    first = factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
-    low, high = np.float32([first, factors, factors, (-hue, hue)]).T
+    brightness_range = factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
+    low, high = np.float32([brightness_range, factors, factors, (-hue, hue)]).T
     draws = rng.uniforms(seeds, 8)
     return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
 
 
 def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 1.0, brightness: str = "multiplicative",
                  random_order: bool = True) -> list[tf.Tensor]:
-    """Brightness, contrast, saturation (each 0.8 * strength) and hue (0.2 * strength), clipped after each step.
+    """Jitters brightness, contrast, saturation and hue, and clips after each step (paper, Appendix A).
 
     Args:
       channels: three tensors [n, h, w].
       seeds: int tensor [n, 2].
-      strength: 0 leaves the image alone (paper, Appendix A).
+      strength: color distortion strength s; 0 returns the channels unchanged.
       brightness: multiplicative or additive.
-      random_order: draw the order of the four for each image; otherwise it is the order listed here.
+      random_order: if True, draws the order of the steps for each image; otherwise uses the order above.
 
     Returns:
-      channels in [0, 1], up to rounding.
+      Three tensors [n, h, w] in [0, 1], up to rounding.
     """
     if strength == 0:
         return channels
@@ -265,12 +264,12 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
     if random_order:
         amounts = tf.gather(amounts, order, batch_dims=1)
     if channels[0].shape[0] == 1:
-        amounts = tf.unstack(amounts[0])  # Scalars are multiplied faster.
+        amounts = tf.unstack(amounts[0])  # Multiplication by a scalar is faster.
     else:
         amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
-        # Once a clip has removed the crop's overshoot, saturation and hue lead out of [0, 1] by rounding only.
-        clipped = [_then_clip(step) if number < 2 or position == 0 else step for number, step in enumerate(steps)]
+        # After the first step has clipped the overshoot of the crop, saturation and hue exceed [0, 1] only by rounding.
+        clipped = [_with_clip(step) if index < 2 or position == 0 else step for index, step in enumerate(steps)]
         if random_order:
             channels = switch_per_image(order[:, position], clipped, channels, amounts[position])
         else:
@@ -278,7 +277,7 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
     return channels
 
 
-def _then_clip(step):
+def _with_clip(step):
     return lambda channels, amount: clip(step(channels, amount))
 
 
@@ -286,12 +285,12 @@ def _then_clip(step):
 
 
 def gaussian_blur(image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, padding: str = "SAME") -> tf.Tensor:
-    """Gaussian blur by two one-dimensional convolutions.
+    """Applies Gaussian blur, by two one-dimensional convolutions.
 
     Args:
       image: [h, w, c], or a batch [n, h, w, c].
       kernel_size: int; the filter has 2 * (kernel_size // 2) + 1 taps.
-      sigma: standard deviation in pixels: a scalar, or [n] with one for each image of a batch.
+      sigma: standard deviation in pixels, a scalar or [n].
       padding: "SAME" (zeros outside) or "VALID".
 
     Returns:
@@ -311,14 +310,14 @@ def gaussian_blur(image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, 
 
 
 def _correlate(batch, taps, axis):
-    """Valid correlation of every image of [n, h, w, c] along `axis` (1 or 2) with its own row of `taps` [n, k].
+    """Correlates image i of [n, h, w, c] with taps[i] (of [n, k]) along `axis` (1 or 2), with "VALID" padding.
 
-    A sum of shifted copies: convolution kernels are shared by the batch, and one sigma an image is wanted.
+    TensorFlow's convolutions apply the same kernel to all images, so the result is a sum of shifted copies.
     """
-    count = taps.shape[1]
-    length = tf.shape(batch)[axis] - count + 1
+    num_taps = taps.shape[1]
+    length = tf.shape(batch)[axis] - num_taps + 1
     total = 0.0
-    for tap in range(count):
+    for tap in range(num_taps):
         window = batch[:, tap:tap + length] if axis == 1 else batch[:, :, tap:tap + length]
         total += taps[:, tap, tf.newaxis, tf.newaxis, tf.newaxis] * window
     return total
@@ -326,26 +325,26 @@ def _correlate(batch, taps, axis):
 
 def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probability: float = 0.5,
                       first_row: int | tf.Tensor = 0, total_rows: int | None = None) -> tf.Tensor:
-    """Blurs every image with `probability`, each with its own sigma from 0.1 to 2 (paper, Appendix A).
+    """Blurs each image with `probability`, with sigma drawn from [0.1, 2] per image (paper, Appendix A).
 
     Args:
       images: [n, h, w, c] in [0, 1].
       seed: int tensor [2].
-      height: pixels; the kernel is a tenth of it.
-      probability: of blurring an image.
-      first_row: where `images` stands in the batch of all replicas, so that its draws do not depend on their number.
-      total_rows: size of that batch; None: n.
+      height: image height in pixels; the kernel size is a tenth of it.
+      probability: probability of blurring an image.
+      first_row: row of the first image in the global batch. Makes results independent of the number of replicas.
+      total_rows: size of the global batch. None: n.
 
     Returns:
       [n, h, w, c], clipped to [0, 1].
     """
     seeds = tf.random.experimental.stateless_split(seed, 2)
-    count = images.shape[0] or tf.shape(images)[0]
-    shape = [count if total_rows is None else total_rows]
-    sigma = tf.slice(tf.random.stateless_uniform(shape, seeds[0], 0.1, 2.0, images.dtype), [first_row], [count])
-    chosen = tf.slice(tf.random.stateless_uniform(shape, seeds[1]), [first_row], [count]) < probability
+    n = images.shape[0] or tf.shape(images)[0]
+    shape = [n if total_rows is None else total_rows]
+    sigma = tf.slice(tf.random.stateless_uniform(shape, seeds[0], 0.1, 2.0, images.dtype), [first_row], [n])
+    is_blurred = tf.slice(tf.random.stateless_uniform(shape, seeds[1]), [first_row], [n]) < probability
     blurred = gaussian_blur(images, height // 10, sigma)
-    return tf.clip_by_value(tf.where(chosen[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0)
+    return tf.clip_by_value(tf.where(is_blurred[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------- policies
@@ -353,12 +352,12 @@ def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probabili
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """A random operator of a policy.
+    """Random operator of a policy.
 
     Attributes:
-      name: for people.
-      function: (channels, seeds [n, 2]) -> channels of the same shape; three tensors [n, size, size] each.
-      probability: share of the images that it is applied to.
+      name: display name.
+      function: maps channels (three tensors [n, size, size]) and seeds [n, 2] to channels of the same shape.
+      probability: probability of applying the operator to an image.
     """
 
     name: str
@@ -368,23 +367,23 @@ class Operator:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The augmentation of one view: a random crop, resized, and then `operators` in order.
+    """Augmentation of one view: random crop and resize, followed by `operators`.
 
     Attributes:
-      area_range: smallest and largest share of the image that the crop covers.
-      operators: applied to the crop, in order.
+      area_range: range of the crop's area, as a fraction of the image's area.
+      operators: operators, applied to the crop in this order.
     """
 
     area_range: tuple[float, float] = (0.08, 1.0)
     operators: tuple[Operator, ...] = ()
 
     def then(self, *operators: Operator) -> Policy:
-        """Returns this policy with further operators at its end."""
+        """Returns a copy of this policy with `operators` appended."""
         return dataclasses.replace(self, operators=self.operators + operators)
 
 
 def crop_and_flip_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
-    """Returns the policy of fine-tuning: random crop and flip (paper, B.5)."""
+    """Returns the fine-tuning policy: random crop and flip (paper, B.5)."""
     return Policy((min_area, 1.0), (Operator("flip", flip_horizontally, 0.5),) * flip)
 
 
@@ -395,37 +394,37 @@ def simclr_policy(strength: float, brightness: str, min_area: float = 0.08, flip
 
 
 def color_distortion(strength: float, brightness: str) -> tuple[Operator, Operator]:
-    """Returns the operators of color distortion: jitter for 80 % of the images, grayscale for 20 % (paper, A)."""
+    """Returns the operators of color distortion: jitter of 80 % of the images, grayscale for 20 % (paper, A)."""
     jitter = functools.partial(color_jitter, strength=strength, brightness=brightness)
     return Operator("color_jitter", jitter, 0.8), Operator("grayscale", to_grayscale, 0.2)
 
 
-def crop_by_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the crop of `policy`: image [h, w, 3], uint8 or float, to [size, size, 3] float32."""
+def apply_crop(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> tf.Tensor:
+    """Crops and resizes an image [h, w, 3], uint8 or float, to [size, size, 3] float32, as `policy` specifies."""
     return random_crop_and_resize(image, seed, size, size, area_range=policy.area_range)
 
 
 def apply_after_crop(channels: list[tf.Tensor], policy: Policy, seeds: tf.Tensor) -> list[tf.Tensor]:
-    """Applies the operators of `policy` to many crops.
+    """Applies the operators of `policy` to n crops.
 
     Args:
-      channels: three tensors [n, size, size], of crops by `crop_by_policy`.
+      channels: three tensors [n, size, size], the channels of crops by `apply_crop`.
       policy: a `Policy`.
-      seeds: int tensor [n, 2], the same as for the crops; every operator gets its own from them.
+      seeds: int tensor [n, 2], the seeds of the crops. Each operator gets seeds derived from them.
 
     Returns:
       Three tensors [n, size, size] in [0, 1].
     """
     draws = rng.uniforms(seeds, len(policy.operators))
-    for number, operator in enumerate(policy.operators):
-        is_applied = tf.cast(draws[:, number] < operator.probability, tf.int32)
+    for index, operator in enumerate(policy.operators):
+        is_applied = tf.cast(draws[:, index] < operator.probability, tf.int32)
         channels = switch_per_image(is_applied, (identity, operator.function), channels,
-                                    rng.nth_seed(seeds, number + 1))
+                                    rng.nth_seed(seeds, index + 1))
     return clip(channels)
 
 
 def identity(channels: list[tf.Tensor], _: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the channels: the operator that changes nothing."""
+    """Returns the channels unchanged."""
     return channels
 
 
@@ -435,20 +434,20 @@ def apply_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
       policy: a `Policy`.
-      seed: int tensor [2]; every operator gets its own seed from it.
-      size: height and width of the result, in pixels.
+      seed: int tensor [2]. Each operator gets a seed derived from it.
+      size: output height and width in pixels.
 
     Returns:
       [size, size, 3] float32 in [0, 1].
     """
-    channels = to_channels(crop_by_policy(image, policy, seed, size)[tf.newaxis])
+    channels = to_channels(apply_crop(image, policy, seed, size)[tf.newaxis])
     return tf.squeeze(from_channels(apply_after_crop(channels, policy, seed[tf.newaxis])), 0)
 
 
 def preprocess_for_eval(image: tf.Tensor, size: int, crop: bool = True) -> tf.Tensor:
-    """Centre crop (87.5 % of the shorter side; all of it where `crop` is False), resized to [size, size, 3].
+    """Center-crops an image [h, w, 3] or a batch [n, h, w, 3], and resizes it to `size`.
 
-    `image` may be a batch of one size, [n, h, w, 3].
+    The crop covers 87.5 % of the shorter side, or all of it if `crop` is False.
     """
     image = center_crop(image, size, size, CROP_PROPORTION if crop else 1.0)
     return tf.clip_by_value(tf.ensure_shape(image, [None] * (image.shape.rank - 3) + [size, size, 3]), 0.0, 1.0)
@@ -457,23 +456,23 @@ def preprocess_for_eval(image: tf.Tensor, size: int, crop: bool = True) -> tf.Te
 def preprocess_image(image: tf.Tensor, height: int, width: int, is_training: bool = False,
                      color_jitter_strength: float = 0.0, test_crop: bool = True, *, seed: tf.Tensor | None = None,
                      brightness: str = "multiplicative") -> tf.Tensor:
-    """One image, ready for the network.
+    """Preprocesses one image for the network.
 
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
       height: output height in pixels; must equal `width`.
       width: output width in pixels.
-      is_training: random crop, flip and colour; else the evaluation crop.
-      color_jitter_strength: 0 leaves colour alone.
-      test_crop: whether evaluation crops at all.
-      seed: int tensor [2], needed for training.
+      is_training: if True, applies random crop, flip and color distortion; otherwise the evaluation crop.
+      color_jitter_strength: color distortion strength; 0 disables color distortion.
+      test_crop: see `crop` of `preprocess_for_eval`.
+      seed: int tensor [2], required if `is_training`.
       brightness: multiplicative or additive.
 
     Returns:
       [height, width, 3] float32 in [0, 1].
     """
     if height != width:
-        raise ValueError(f"only square outputs: {height} x {width}")
+        raise ValueError(f"height={height}, width={width}: output must be square")
     image = tf.convert_to_tensor(image)
     if is_training:
         return apply_policy(image, simclr_policy(color_jitter_strength, brightness), seed, height)

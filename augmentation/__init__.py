@@ -1,1 +1,1 @@
-"""The operators of the paper's studies, AutoAugment, and augmentation policies."""
+"""Operators of the paper's augmentation studies, AutoAugment, and augmentation policies."""

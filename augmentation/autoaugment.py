@@ -1,4 +1,4 @@
-"""AutoAugment's policy for ImageNet (Cubuk et al. 2019, CVPR, Table 9): one of 25 pairs of operators for each image."""
+"""AutoAugment policy for ImageNet (Cubuk et al. 2019, CVPR, Table 9): one of 25 pairs of operators for each image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import data_util
 from augmentation import operators
 from runtime import rng
 
-# Each pair: two times (operator, probability, level from 0 to 9).
+# Each sub-policy is a pair of (operator, probability, level from 0 to 9).
 SUB_POLICIES = (
     (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
     (("solarize", 0.6, 5), ("autocontrast", 0.6, 5)),
@@ -37,8 +37,9 @@ SUB_POLICIES = (
     (("color", 0.6, 4), ("contrast", 1.0, 8)),
     (("equalize", 0.8, 8), ("equalize", 0.6, 3)),
 )
-# Operator -> (its amount at level 0 and at level 9, whether its sign is drawn). Ranges are the paper's; more is
-# stronger, where it leaves the direction open, and 1 leaves colour, contrast and sharpness alone.
+# Maps an operator to (amount at level 0, amount at level 9, whether the sign is random). The ranges are those of the
+# AutoAugment paper. Where it leaves their direction open, higher levels are stronger. Amount 1 of color, contrast and
+# sharpness has no effect.
 AMOUNTS = {
     "shear_x": (0.0, 0.3, True), "rotate": (0.0, 30.0, True), "solarize": (256 / 255, 0.0, False),
     "posterize": (8.0, 4.0, False), "color": (0.1, 1.9, False), "contrast": (0.1, 1.9, False),
@@ -47,8 +48,8 @@ AMOUNTS = {
 _NAMES = tuple(AMOUNTS)
 
 
-def amount_of(name: str, level: float) -> float:
-    """The amount of an operator at `level`, without its sign; 0 for those that have none."""
+def amount_at_level(name: str, level: float) -> float:
+    """Returns the unsigned amount of an operator at `level`, or 0 if the operator has no amount."""
     if AMOUNTS[name] is None:
         return 0.0
     low, high, _ = AMOUNTS[name]
@@ -56,7 +57,7 @@ def amount_of(name: str, level: float) -> float:
 
 
 def _operator(name):
-    """A function of channels and amounts [n], for `data_util.switch_per_image`."""
+    """Returns the operator as a function of channels and amounts [n], for `data_util.switch_per_image`."""
     function = getattr(operators, name)
     if name == "posterize":
         return lambda channels, amounts: function(channels, tf.cast(tf.round(amounts), tf.int32))
@@ -64,25 +65,25 @@ def _operator(name):
 
 
 def autoaugment(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
-    """Applies a pair of operators, drawn for each image, one after the other, each with its probability.
+    """Applies to each image the two operators of a random sub-policy, each with its probability.
 
     Args:
       channels: three tensors [n, h, w] in [0, 1].
       seeds: int tensor [n, 2].
 
     Returns:
-      channels.
+      Three tensors [n, h, w] in [0, 1].
     """
-    functions = [lambda channels, _: channels, *map(_operator, _NAMES)]
+    functions = [data_util.identity, *map(_operator, _NAMES)]
     draws = rng.uniforms(seeds, 5)
-    pair = tf.cast(draws[:, 0] * len(SUB_POLICIES), tf.int32)
-    for place in range(2):
-        names, probabilities, levels = zip(*[pairs[place] for pairs in SUB_POLICIES])
-        indices = 1 + tf.gather([_NAMES.index(name) for name in names], pair)
-        chosen = draws[:, 1 + place] < tf.gather(np.float32(probabilities), pair)
-        amounts = np.float32([amount_of(name, level) for name, level in zip(names, levels)])
-        signed = np.array([bool(AMOUNTS[name] and AMOUNTS[name][2]) for name in names])
-        negative = tf.gather(signed, pair) & (draws[:, 3 + place] < 0.5)
-        amounts = tf.gather(amounts, pair) * tf.where(negative, -1.0, 1.0)
-        channels = data_util.switch_per_image(tf.where(chosen, indices, 0), functions, channels, amounts)
+    sub_policy = tf.cast(draws[:, 0] * len(SUB_POLICIES), tf.int32)
+    for position in range(2):
+        names, probabilities, levels = zip(*[pair[position] for pair in SUB_POLICIES])
+        indices = 1 + tf.gather([_NAMES.index(name) for name in names], sub_policy)
+        is_applied = draws[:, 1 + position] < tf.gather(np.float32(probabilities), sub_policy)
+        amounts = np.float32([amount_at_level(name, level) for name, level in zip(names, levels)])
+        has_sign = np.array([bool(AMOUNTS[name] and AMOUNTS[name][2]) for name in names])
+        is_negative = tf.gather(has_sign, sub_policy) & (draws[:, 3 + position] < 0.5)
+        amounts = tf.gather(amounts, sub_policy) * tf.where(is_negative, -1.0, 1.0)
+        channels = data_util.switch_per_image(tf.where(is_applied, indices, 0), functions, channels, amounts)
     return channels

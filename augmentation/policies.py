@@ -1,4 +1,4 @@
-"""Augmentation policies of the paper's studies (Figure 5, Table 3, B.2), and the choice of a policy."""
+"""Augmentation policies of the paper's studies (Figure 5, Table 3, B.2), and the policies of a configuration."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from data_util import Operator, Policy
 
 
 def view_policies(config: Config) -> tuple[Policy, ...]:
-    """Returns the policy of each view: two views in pretraining, else one; crop and flip in fine-tuning."""
-    geometry = dict(min_area=config.min_crop_area, flip=config.random_flip)
-    colour = dict(strength=config.color_jitter_strength, brightness=config.brightness)
+    """Returns one policy per view: two views in pretraining, otherwise one. Fine-tuning uses only crop and flip."""
+    crop_and_flip = dict(min_area=config.min_crop_area, flip=config.random_flip)
+    color = dict(strength=config.color_jitter_strength, brightness=config.brightness)
     if not config.uses_pretraining_augmentation:
-        return (data_util.crop_and_flip_policy(**geometry),)
+        return (data_util.crop_and_flip_policy(**crop_and_flip),)
     if config.branch_operators:
-        return tuple(branch_policy(names, **colour, **geometry) for names in config.branch_operators)
+        return tuple(branch_policy(names, **color, **crop_and_flip) for names in config.branch_operators)
     if config.augmentation == "autoaugment":
-        policy = autoaugment_policy(**geometry)
+        policy = autoaugment_policy(**crop_and_flip)
     else:
-        make = {"simclr": data_util.simclr_policy, "broader": broader_policy}[config.augmentation]
-        policy = make(**colour, **geometry)
+        make_policy = {"simclr": data_util.simclr_policy, "broader": broader_policy}[config.augmentation]
+        policy = make_policy(**color, **crop_and_flip)
     policy = policy.then(*extra_operators(config.extra_augmentations))
     return (policy,) * (2 if config.pretraining else 1)
 
@@ -43,7 +43,7 @@ def broader_policy(strength: float, brightness: str, min_area: float = 0.08, fli
 
 
 def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
-    """Returns the operators that Table 3 adds to both views: one of four rotations; noise or Sobel for half of them."""
+    """Returns the operators that Table 3 adds to both views: random rotation; noise and Sobel with probability 0.5."""
     rotate = functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))
     by_name = {"rotate": Operator("rotate", rotate), "noise": Operator("noise", operators.random_noise, 0.5),
                "sobel": Operator("sobel", _sobel, 0.5)}
@@ -52,7 +52,7 @@ def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
 
 def branch_policy(names: tuple[str, ...], strength: float, brightness: str, min_area: float = 0.08, flip: bool = True
                  ) -> Policy:
-    """Returns a crop, which both branches share, and the operators in `names`, in order (paper, Figure 5)."""
+    """Returns the policy of one branch: a crop, which the branches share, and the operators `names` (Figure 5)."""
     crop = functools.partial(operators.random_resized_crop, area_range=(min_area, 1.0),
                              flip_probability=0.5 if flip else 0.0)
     color = data_util.color_distortion(strength, brightness)

@@ -1,1 +1,1 @@
-"""Evaluation of a frozen encoder: features, logistic regression, nearest neighbours."""
+"""Evaluation of a frozen encoder: features, logistic regression, nearest neighbors."""

@@ -1,4 +1,4 @@
-"""Nearest-neighbour classification of frozen features."""
+"""Nearest-neighbor classification of frozen features."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import numpy as np
 from probing import features
 
 KNN_NEIGHBORS = 10
-# Neighbours that count by similarity, and how much (Wu et al. 2018, arXiv:1805.01978, with temperature 0.1).
+# Weighted voting as in Wu et al. 2018 (arXiv:1805.01978), with temperature 0.1.
 WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
 
 
 def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray],
                  neighbors: int = KNN_NEIGHBORS, temperature: float | None = None) -> dict[str, float]:
-    """Test accuracy of a vote among the cosine-nearest training features; see `lbfgs_accuracy`.
+    """Evaluates k-nearest-neighbor classification with cosine similarity.
 
     Args:
       train: (features [n, d], labels [n]).
       test: (features [m, d], labels [m]).
-      neighbors: how many vote; all, if there are fewer.
-      temperature: votes weigh exp(cosine / temperature); None: all the same.
+      neighbors: number k of voting neighbors, at most n.
+      temperature: votes are weighted by exp(cosine similarity / temperature). None: uniform weights.
+
+    Returns:
+      A dict of the test `accuracy`, in [0, 1].
 
     Raises:
       UserError: the features contain NaN or Inf.
@@ -28,6 +31,6 @@ def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, n
 
     features.check_feature_sets(train, test, "knn")
     count = min(neighbors, len(train[0]))
-    votes = "uniform" if temperature is None else lambda distances: np.exp(-distances / temperature)
-    classifier = sklearn_neighbors.KNeighborsClassifier(count, weights=votes, metric="cosine", algorithm="brute")
+    weights = "uniform" if temperature is None else lambda distances: np.exp(-distances / temperature)
+    classifier = sklearn_neighbors.KNeighborsClassifier(count, weights=weights, metric="cosine", algorithm="brute")
     return dict(accuracy=float(classifier.fit(*train).score(*test)))

@@ -1,4 +1,4 @@
-"""Image operators against recorded numbers, SciPy and plain expectations."""
+"""Image operators, compared with recorded numbers, SciPy, TensorFlow and hand-computed results."""
 
 import numpy as np
 import pytest
@@ -22,33 +22,33 @@ def seeds(count):
 
 
 def seed_rows(count):
-    """The same as rows [count, 2]."""
+    """Returns the same seeds as a tensor [count, 2]."""
     return tf.stack([tf.fill([count], tf.constant(5, tf.int64)), tf.range(count, dtype=tf.int64)], 1)
 
 
-def on_planes(operator, images, *rows, **parameters):
-    """`operator` of planes on images [n, h, w, 3]."""
-    return data_util.from_channels(operator(data_util.to_channels(tf.constant(images)), *rows, **parameters)).numpy()
+def apply_to_images(operator, images, *args, **kwargs):
+    """Applies an operator of channels to images [n, h, w, 3]."""
+    return data_util.from_channels(operator(data_util.to_channels(tf.constant(images)), *args, **kwargs)).numpy()
 
 
-# ------------------------------------------------------------------------------------------- against the original
+# ------------------------------------------------------------------------------------ comparison with the original
 
 
 @pytest.mark.parametrize("image", IMAGES)
 @pytest.mark.parametrize("size", [32, 64])
-def test_evaluation_crop_equals_the_originals(image, size):
+def test_evaluation_crop_equals_the_original(image, size):
     crop = data_util.preprocess_image(ARRAYS[f"{image}/image"], size, size)
     np.testing.assert_allclose(crop, np.float32(ARRAYS[f"{image}/center_crop{size}"]), atol=6e-4)  # recorded in float16
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_grayscale_equals_the_originals(image):
-    gray = on_planes(data_util.to_grayscale, ARRAYS[f"{image}/image"][np.newaxis] / np.float32(255))[0]
+def test_grayscale_equals_the_original(image):
+    gray = apply_to_images(data_util.to_grayscale, ARRAYS[f"{image}/image"][np.newaxis] / np.float32(255))[0]
     np.testing.assert_allclose(gray.mean((0, 1), dtype=np.float64), ARRAYS[f"{image}/grayscale_mean"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_blur_equals_the_originals_one_sigma_an_image(image):
+def test_blur_with_one_sigma_per_image_equals_the_original(image):
     batch = tf.constant(np.stack([ARRAYS[f"{image}/blur_in"]] * 3))
     blurred = data_util.gaussian_blur(batch, 6, tf.constant([0.3, 1.0, 2.0]))
     for row, sigma in zip(blurred, ("0.3", "1.0", "2.0")):
@@ -56,27 +56,27 @@ def test_blur_equals_the_originals_one_sigma_an_image(image):
 
 
 def view_statistics(views):
-    """The recorded statistics of views [n, h, w, 3], in their order: [n, 8]."""
-    spread = tf.reduce_mean(tf.reduce_max(views, -1) - tf.reduce_min(views, -1), [1, 2])
+    """Returns the statistics [n, 8] of views [n, h, w, 3], in the recorded order."""
+    chroma = tf.reduce_mean(tf.reduce_max(views, -1) - tf.reduce_min(views, -1), [1, 2])
     edge_x = tf.reduce_mean(tf.abs(views[:, :, 1:] - views[:, :, :-1]), [1, 2, 3])
     edge_y = tf.reduce_mean(tf.abs(views[:, 1:] - views[:, :-1]), [1, 2, 3])
     clipped = tf.reduce_mean(tf.cast((views <= 0) | (views >= 1), tf.float32), [1, 2, 3])
-    others = tf.stack([tf.math.reduce_std(views, [1, 2, 3]), spread, edge_x, edge_y, clipped], 1)
+    others = tf.stack([tf.math.reduce_std(views, [1, 2, 3]), chroma, edge_x, edge_y, clipped], 1)
     return tf.concat([tf.reduce_mean(views, [1, 2]), others], 1)
 
 
 @pytest.mark.parametrize("case, strength, brightness", [
     ("crop_only", 0.0, "multiplicative"), ("s0.5", 0.5, "multiplicative"), ("s1.0", 1.0, "multiplicative"),
     ("s1.0_v1", 1.0, "additive")])
-def test_views_are_distributed_as_the_originals(case, strength, brightness):
+def test_views_have_the_distribution_of_the_original(case, strength, brightness):
     policy = data_util.simclr_policy(strength, brightness)
     image = tf.constant(ARRAYS["view/image"])
 
     def statistics(crops, rows):
-        planes = data_util.apply_after_crop(data_util.to_channels(crops), policy, rows)
-        return view_statistics(data_util.from_channels(planes))
+        channels = data_util.apply_after_crop(data_util.to_channels(crops), policy, rows)
+        return view_statistics(data_util.from_channels(channels))
 
-    crops = seeds(20_000).map(lambda seed: (data_util.crop_by_policy(image, policy, seed, 32), seed), tf.data.AUTOTUNE)
+    crops = seeds(20_000).map(lambda seed: (data_util.apply_crop(image, policy, seed, 32), seed), tf.data.AUTOTUNE)
     ours = np.concatenate(list(crops.batch(100).map(statistics, tf.data.AUTOTUNE).as_numpy_iterator()))
     assert ours.shape == (20_000, 8)
     quantiles, mean, std = (ARRAYS[f"view/{case}/{name}"] for name in ("quantiles", "mean", "std"))
@@ -89,37 +89,37 @@ def test_views_are_distributed_as_the_originals(case, strength, brightness):
             assert np.abs(levels - np.linspace(0, 1, 101)[1:-1]).max() < 0.02, name
 
 
-# --------------------------------------------------------------------------------------------------- one operator
+# ------------------------------------------------------------------------------------------------------ operators
 
 
-def test_blur_against_scipy():
+def test_blur_equals_scipy():
     image = np.random.default_rng(0).uniform(0, 1, (20, 24, 3))
     ours = data_util.gaussian_blur(tf.constant(image), 10, 1.7)
     theirs = scipy.ndimage.gaussian_filter(image, 1.7, axes=(0, 1), radius=5, mode="constant")
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
-def test_batch_blur_draws_for_every_image():
+def test_batch_random_blur_draws_separately_for_each_image():
     images = tf.constant(np.random.default_rng(1).uniform(0, 1, (400, 40, 40, 1)).astype(np.float32))
     images = tf.repeat(images[:1], 400, axis=0)
     blurred = data_util.batch_random_blur(images, SEED, 40)
     roughness = np.abs(np.diff(blurred.numpy(), axis=1)).mean((1, 2, 3))
-    untouched = np.isclose(roughness, np.abs(np.diff(images[0].numpy(), axis=0)).mean(), rtol=1e-6)
-    assert 160 < untouched.sum() < 240  # probability 0.5
-    assert len(np.unique(roughness[~untouched].round(6))) > 150  # one sigma an image, not one a batch
+    is_unchanged = np.isclose(roughness, np.abs(np.diff(images[0].numpy(), axis=0)).mean(), rtol=1e-6)
+    assert 160 < is_unchanged.sum() < 240  # probability 0.5
+    assert len(np.unique(roughness[~is_unchanged].round(6))) > 150  # one sigma per image, not per batch
 
 
-def test_batch_blur_does_not_depend_on_how_the_batch_is_divided():
+def test_batch_random_blur_does_not_depend_on_the_number_of_replicas():
     images = tf.random.stateless_uniform([8, 20, 20, 3], [0, 0])
     whole = data_util.batch_random_blur(images, SEED, 20)
     halves = [data_util.batch_random_blur(images[row:row + 4], SEED, 20, first_row=row, total_rows=8) for row in (0, 4)]
     np.testing.assert_allclose(whole, tf.concat(halves, 0), atol=1e-6)
 
 
-def test_crop_windows_have_the_papers_areas_and_aspects():
+def test_crop_windows_have_areas_and_aspect_ratios_of_the_paper():
     shape = tf.constant([300, 400, 3])
-    drawn = seeds(3000).map(lambda seed: tf.stack(data_util.random_crop_window(shape, seed)))
-    windows = np.array(list(drawn.as_numpy_iterator()))
+    samples = seeds(3000).map(lambda seed: tf.stack(data_util.random_crop_window(shape, seed)))
+    windows = np.array(list(samples.as_numpy_iterator()))
     top, left, height, width = windows.T
     area, aspect = height * width / 120_000, width / height
     assert (top >= 0).all() and (left >= 0).all() and (top + height <= 300).all() and (left + width <= 400).all()
@@ -127,32 +127,32 @@ def test_crop_windows_have_the_papers_areas_and_aspects():
     assert aspect.min() > 0.74 and aspect.max() < 1.35
 
 
-def test_smallest_crop_can_be_set():
+def test_area_range_limits_the_crop():
     shape = tf.constant([100, 100, 3])
     sizes = [data_util.random_crop_window(shape, seed, area_range=(0.5, 1.0))[2:] for seed in seeds(200)]
     assert 0.48 < min(int(height) * int(width) / 1e4 for height, width in sizes) < 0.6
 
 
-def test_crop_of_bytes_equals_crop_of_floats():
-    """The whole image converted first and cropped by NumPy, then resized by the public function."""
+def test_crop_of_uint8_and_float_images_equals_crop_and_resize_by_numpy_and_tf_image():
     image = ARRAYS["97x131/image"]
     for seed in seeds(20):
         top, left, height, width = map(int, data_util.random_crop_window(image.shape, seed))
         window = (image / np.float32(255))[top:top + height, left:left + width]
         expected = tf.image.resize(window, [24, 40], tf.image.ResizeMethod.BICUBIC)
-        for given in (image, image / np.float32(255)):
-            crop = data_util.random_crop_and_resize(tf.constant(given), seed, 24, 40)
+        for source in (image, image / np.float32(255)):
+            crop = data_util.random_crop_and_resize(tf.constant(source), seed, 24, 40)
             np.testing.assert_allclose(crop, expected, atol=2e-6)
 
 
-def test_flip_flips_half():
+def test_half_of_the_images_are_flipped():
     images = np.tile(np.arange(12, dtype=np.float32).reshape(2, 2, 3), [400, 1, 1, 1])
-    flipped = on_planes(data_util.apply_after_crop, images / 12, data_util.crop_and_flip_policy(), seed_rows(400)) * 12
-    same, turned = (np.isclose(flipped, expected).all((1, 2, 3)) for expected in (images, images[:, :, ::-1]))
-    assert (same ^ turned).all() and 160 < turned.sum() < 240
+    policy = data_util.crop_and_flip_policy()
+    flipped = apply_to_images(data_util.apply_after_crop, images / 12, policy, seed_rows(400)) * 12
+    is_same, is_flipped = (np.isclose(flipped, expected).all((1, 2, 3)) for expected in (images, images[:, :, ::-1]))
+    assert (is_same ^ is_flipped).all() and 160 < is_flipped.sum() < 240
 
 
-# Beyond [0, 1], as crops are; some with ties and grey pixels, where hue and saturation have their special cases.
+# Values beyond [0, 1], as in bicubic crops, and ties and gray pixels, which are special cases of hue and saturation.
 _COLORS = np.random.default_rng(4).uniform(-0.1, 1.1, (40, 6, 7, 3)).astype(np.float32)
 _COLORS[:10] = np.round(4 * _COLORS[:10]) / 4
 _COLORS[10] = _COLORS[10, ..., :1]
@@ -164,17 +164,17 @@ _COLORS[10] = _COLORS[10, ..., :1]
     (data_util.adjust_contrast, tf.image.adjust_contrast, 0, 2),
     (data_util.adjust_saturation, tf.image.adjust_saturation, 0, 2),
     (data_util.adjust_hue, tf.image.adjust_hue, -0.5, 0.5)])
-def test_colour_against_tensorflow_one_amount_an_image(ours, theirs, low, high):
+def test_color_operators_with_one_amount_per_image_equal_tf_image(ours, theirs, low, high):
     amounts = np.linspace(low, high, len(_COLORS), dtype=np.float32)
-    actual = on_planes(ours, _COLORS, amounts.reshape(-1, 1, 1))
+    actual = apply_to_images(ours, _COLORS, amounts.reshape(-1, 1, 1))
     for image, amount, result in zip(_COLORS, amounts, actual):
         expected = theirs(tf.constant(image), amount)
         np.testing.assert_allclose(np.clip(result, 0, 1), np.clip(expected, 0, 1), atol=3e-6)
 
 
-def test_jitter_draws_from_the_ranges_of_its_strength():
+def test_jitter_amounts_are_uniform_in_the_ranges_of_the_strength():
     for brightness, lowest, highest in (("multiplicative", 0.6, 1.4), ("additive", -0.4, 0.4)):
-        amounts, order = (part.numpy() for part in data_util.jitter_amounts(seed_rows(2000), 0.5, brightness))
+        amounts, order = (tensor.numpy() for tensor in data_util.jitter_amounts(seed_rows(2000), 0.5, brightness))
         expected = np.array([(lowest, highest), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1)])
         for column, (low, high) in enumerate(expected):
             assert scipy.stats.kstest(amounts[:, column], "uniform", (low, high - low)).pvalue > 1e-3
@@ -185,8 +185,8 @@ def test_jitter_draws_from_the_ranges_of_its_strength():
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 2.0])
-def test_jitter_stays_in_range(strength):
-    jittered = on_planes(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength)
+def test_jittered_images_are_in_range(strength):
+    jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength)
     if strength == 0:
         np.testing.assert_array_equal(jittered, _COLORS)
     else:
@@ -195,12 +195,11 @@ def test_jitter_stays_in_range(strength):
 
 @pytest.mark.parametrize("random_order", [False, True])
 @pytest.mark.parametrize("brightness", ["multiplicative", "additive"])
-def test_jitter_equals_steps_one_after_the_other(brightness, random_order):
-    """Image by image and step by step, by `tf.image`, each step clipped."""
+def test_jitter_equals_a_loop_over_images_and_steps(brightness, random_order):
     amounts, orders = data_util.jitter_amounts(seed_rows(40), 0.5, brightness)
-    bright = (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
-    steps = (bright, tf.image.adjust_contrast, tf.image.adjust_saturation, tf.image.adjust_hue)
-    jittered = on_planes(data_util.color_jitter, _COLORS, seed_rows(40), strength=0.5, brightness=brightness,
+    adjust_brightness = (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
+    steps = (adjust_brightness, tf.image.adjust_contrast, tf.image.adjust_saturation, tf.image.adjust_hue)
+    jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=0.5, brightness=brightness,
                          random_order=random_order)
     for image, amount, order, result in zip(_COLORS, amounts, orders, jittered):
         for step in order.numpy() if random_order else range(4):
@@ -208,21 +207,20 @@ def test_jitter_equals_steps_one_after_the_other(brightness, random_order):
         np.testing.assert_allclose(result, image, atol=1e-5)
 
 
-def test_draws_are_uniform_and_independent():
+def test_random_numbers_are_uniform_and_independent():
     draws = rng.uniforms(seed_rows(20_000), 8).numpy()
     assert draws.min() >= 0 and draws.max() < 1
     assert all(scipy.stats.kstest(column, "uniform").pvalue > 1e-3 for column in draws.T)
     nearby = [rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
               for number in (1, 2, 3) for level in range(3)]
     nearby += [rng.uniforms(rng.nth_seed(rng.nth_seed(seed_rows(20_000), number), 1, rng.DRAW), 1).numpy()[:, 0]
-               for number in (1, 2, 3)]  # Further draws of an operator, and the seed of the next one.
+               for number in (1, 2, 3)]  # second draws of an operator, and the next seed
     columns = np.concatenate([draws, draws[np.r_[1:20_000, 0]], np.stack(nearby, 1)], 1)
     correlations = np.corrcoef(columns.T) - np.eye(columns.shape[1])
     assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
 
 
-def test_draws_are_those_of_splitmix64():
-    """Two draws of the published generator, in Python's integers."""
+def test_uniforms_equal_splitmix64_in_python_integers():
     mask = 2**64 - 1
     state = sum(part * int(factor) for part, factor in zip((3, 7), rng._SEED_FACTORS)) & mask
     for draw in rng.uniforms(tf.constant([[3, 7]]), 2)[0]:
@@ -233,7 +231,7 @@ def test_draws_are_those_of_splitmix64():
 
 
 @pytest.mark.parametrize("shape", [(50, 50), (33, 80), (80, 33), (8, 8)])
-def test_evaluation_without_crop_takes_all_of_the_shorter_side(shape):
+def test_evaluation_without_crop_covers_the_shorter_side(shape):
     image = np.random.default_rng(5).uniform(0, 1, (*shape, 3)).astype(np.float32)
     side = min(shape)
     top, left = (shape[0] - side + 1) // 2, (shape[1] - side + 1) // 2
@@ -244,39 +242,39 @@ def test_evaluation_without_crop_takes_all_of_the_shorter_side(shape):
 # ------------------------------------------------------------------------------------------------------- policies
 
 
-def test_policies_are_the_same_eager_and_in_tf_data():
+def test_policies_give_equal_results_in_eager_mode_and_tf_data():
     image = tf.constant(ARRAYS["97x131/image"])
 
     def view(seed):
         return data_util.preprocess_image(image, 24, 24, True, 1.0, seed=seed)
 
     piped = list(seeds(6).map(view, tf.data.AUTOTUNE))
-    for seed, inside in zip(seeds(6), piped):
-        np.testing.assert_allclose(inside, view(seed), atol=1e-6)
+    for seed, piped_view in zip(seeds(6), piped):
+        np.testing.assert_allclose(piped_view, view(seed), atol=1e-6)
     assert np.abs(piped[0] - piped[1]).max() > 0.05
 
 
 @pytest.mark.parametrize("size", [16, 33])
-def test_views_do_not_depend_on_the_images_beside_them(size):
+def test_views_do_not_depend_on_other_images_of_the_batch(size):
     policy = data_util.simclr_policy(1.0, "multiplicative")
     image = tf.constant(ARRAYS["97x131/image"])
     rows = seed_rows(12)
-    crops = tf.stack([data_util.crop_by_policy(image, policy, seed, size) for seed in rows])
-    together = on_planes(data_util.apply_after_crop, crops, policy, rows)
-    for seed, view in zip(rows, together):
+    crops = tf.stack([data_util.apply_crop(image, policy, seed, size) for seed in rows])
+    batch = apply_to_images(data_util.apply_after_crop, crops, policy, rows)
+    for seed, view in zip(rows, batch):
         np.testing.assert_allclose(view, data_util.apply_policy(image, policy, seed, size), atol=2e-6)
 
 
-def test_probabilities_can_be_set():
+def test_operators_are_applied_with_their_probability():
     images = _COLORS[11:].clip(0, 1)
     for probability, expected in ((0.0, images), (1.0, images.mean(-1, keepdims=True) * [1, 1, 1])):
         policy = data_util.Policy().then(data_util.Operator("grayscale", data_util.to_grayscale, probability))
-        gray = on_planes(data_util.apply_after_crop, images, policy, seed_rows(len(images)))
+        gray = apply_to_images(data_util.apply_after_crop, images, policy, seed_rows(len(images)))
         np.testing.assert_allclose(gray, expected, atol=1e-6 if probability == 0 else 0.5)
         assert (np.ptp(gray, -1).max() < 1e-6) == (probability == 1)
 
 
-def test_unused_operators_leave_a_policy_short():
+def test_policies_omit_disabled_operators():
     assert data_util.simclr_policy(0, "additive") == data_util.crop_and_flip_policy()
     assert data_util.crop_and_flip_policy(flip=False).operators == ()
     names = [operator.name for operator in data_util.simclr_policy(0.5, "additive").operators]

@@ -1,4 +1,4 @@
-"""Image operators against PIL, scipy and arithmetic; tensorflow-addons against core TensorFlow, where it is there."""
+"""Image operators, compared with PIL, SciPy and hand-computed results, with and without tensorflow-addons."""
 
 import numpy as np
 import pytest
@@ -14,26 +14,26 @@ LEVEL = 1 / 255
 
 
 def apply(operator, images, *amounts, **parameters):
-    """An operator on uint8 images [n, h, w, 3], as float images."""
-    planes = data_util.to_channels(tf.constant(images / 255, tf.float32))
-    rows = [tf.constant(amount, tf.int32 if np.asarray(amount).dtype == int else tf.float32) for amount in amounts]
-    return data_util.from_channels(list(operator(planes, *rows, **parameters))).numpy()
+    """Applies an operator to uint8 images [n, h, w, 3]; returns float images."""
+    channels = data_util.to_channels(tf.constant(images / 255, tf.float32))
+    tensors = [tf.constant(amount, tf.int32 if np.asarray(amount).dtype == int else tf.float32) for amount in amounts]
+    return data_util.from_channels(list(operator(channels, *tensors, **parameters))).numpy()
 
 
-def by_pil(function, images, *amounts):
+def apply_pil(function, images, *amounts):
     return np.stack([np.asarray(function(Image.fromarray(image), *row)) for image, *row in zip(images, *amounts)]) / 255
 
 
 @pytest.fixture(params=["addons", "core"])
 def backend(request, monkeypatch):
-    """Both ways of doing it, where both are there."""
+    """Runs a test with tensorflow-addons, if installed, and with core TensorFlow."""
     if request.param == "core":
         monkeypatch.setattr(operators, "addons", lambda: None)
     elif operators.addons() is None:
-        pytest.skip("tensorflow-addons is not for this TensorFlow")
+        pytest.skip("tensorflow-addons is not installed")
 
 
-PIL = {  # name -> (ours, PIL's, amounts of two images, greatest difference in levels)
+PIL = {  # name -> (our function, PIL's function, amounts of two images, maximum difference in levels)
     "invert": (operators.invert, ImageOps.invert, [], 0),
     "solarize": (operators.solarize, lambda image, t: ImageOps.solarize(image, round(t * 255)), [[0.2, 128 / 255]], 0),
     "posterize": (operators.posterize, ImageOps.posterize, [[3, 6]], 0),
@@ -46,27 +46,27 @@ PIL = {  # name -> (ours, PIL's, amounts of two images, greatest difference in l
 
 @pytest.mark.parametrize("shape", [(60, 80), (33, 20), (8, 8)])
 @pytest.mark.parametrize("name", PIL)
-def test_values_are_pils(name, shape):
+def test_pixel_operators_equal_pil(name, shape):
     ours, pils, amounts, levels = PIL[name]
     images = photographs(*shape)
-    result, expected = apply(ours, images, *map(np.array, amounts)), by_pil(pils, images, *amounts)
+    result, expected = apply(ours, images, *map(np.array, amounts)), apply_pil(pils, images, *amounts)
     assert result.dtype == np.float32 and result.min() >= 0 and result.max() <= 1
     assert np.abs(result - expected).max() <= (levels + 0.01) * LEVEL
     assert np.abs(result - images / 255).max() > 5 * LEVEL or name == "autocontrast"
 
 
 @pytest.mark.parametrize("shape", [(60, 80), (33, 20), (8, 8)])
-def test_equalize_is_pils(shape, backend):
+def test_equalize_equals_pil(shape, backend):
     images = photographs(*shape)
-    np.testing.assert_allclose(apply(operators.equalize, images), by_pil(ImageOps.equalize, images), atol=1e-6)
+    np.testing.assert_allclose(apply(operators.equalize, images), apply_pil(ImageOps.equalize, images), atol=1e-6)
 
 
-def test_equalize_leaves_a_single_value_alone(backend):
+def test_equalize_does_not_change_flat_images(backend):
     flat = np.full([2, 9, 7, 3], 77, np.uint8)
     np.testing.assert_allclose(apply(operators.equalize, flat), flat / 255, atol=1e-6)
 
 
-def test_autocontrast_stretches_each_colour_and_leaves_a_single_value_alone():
+def test_autocontrast_stretches_all_colors_except_flat_ones():
     image = np.stack([np.linspace(20, 90, 12).reshape(1, 3, 4), np.linspace(0, 255, 12).reshape(1, 3, 4),
                       np.full([1, 3, 4], 99)], -1)
     result = apply(operators.autocontrast, image)
@@ -74,126 +74,126 @@ def test_autocontrast_stretches_each_colour_and_leaves_a_single_value_alone():
     np.testing.assert_allclose(result[..., 1:], image[..., 1:] / 255, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------ positions
+# ---------------------------------------------------------------------------------------- geometric transformations
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_quarter_turns(turns):
+def test_rot90_equals_numpy(turns):
     images = photographs(40, 40)
     np.testing.assert_array_equal(apply(operators.rot90, images, turns=turns),
                                   np.float32(np.rot90(images, turns, (1, 2)) / 255))
 
 
-def by_coordinates(images, where, fill=0.5):
-    """Each output pixel from the nearest input pixel; `where`: (image, x, y) -> (x, y)."""
+def apply_by_coordinates(images, input_position, fill=0.5):
+    """Copies the nearest input pixel to each output pixel; `input_position` maps (image, x, y) to (x, y)."""
     count, height, width, _ = images.shape
     result = np.full(images.shape, fill)
     for index in range(count):
         for y in range(height):
             for x in range(width):
-                there_x, there_y = (int(np.floor(at + 0.5)) for at in where(index, x, y))
-                if 0 <= there_x < width and 0 <= there_y < height:
-                    result[index, y, x] = images[index, there_y, there_x] / 255
+                input_x, input_y = (int(np.floor(value + 0.5)) for value in input_position(index, x, y))
+                if 0 <= input_x < width and 0 <= input_y < height:
+                    result[index, y, x] = images[index, input_y, input_x] / 255
     return result
 
 
-def about_the_centre(degrees):
-    """A rotation, counter-clockwise as one looks at the image (whose y points down)."""
-    def where(index, x, y):
+def rotation(degrees):
+    """Returns the input positions of a counterclockwise rotation of 30 x 40 images, with the y axis pointing down."""
+    def input_position(index, x, y):
         angle = np.deg2rad(degrees[index])
         dx, dy = x - 19.5, y - 14.5
         return 19.5 + np.cos(angle) * dx - np.sin(angle) * dy, 14.5 + np.sin(angle) * dx + np.cos(angle) * dy
-    return where
+    return input_position
 
 
-POSITIONS = {
+AFFINE = {
     "shear_x": ([0.21, -0.13], lambda a: lambda i, x, y: (x + a[i] * y, y)),
-    "rotate": ([17.0, -25.5], about_the_centre),
+    "rotate": ([17.0, -25.5], rotation),
 }
 
 
-@pytest.mark.parametrize("name", POSITIONS)
-def test_positions_are_those_of_the_formula(name, backend):
-    images, (amounts, where) = photographs(30, 40), POSITIONS[name]
+@pytest.mark.parametrize("name", AFFINE)
+def test_affine_operators_equal_a_loop_over_pixels(name, backend):
+    images, (amounts, make_input_position) = photographs(30, 40), AFFINE[name]
     result = apply(getattr(operators, name), images, np.array(amounts))
-    expected = by_coordinates(images, where(amounts))
-    # Positions half-way between two pixels may be rounded to either.
+    expected = apply_by_coordinates(images, make_input_position(amounts))
+    # Positions halfway between two pixels may be rounded to either.
     assert np.mean(np.abs(result - expected).max(-1) > 1e-6) < 0.005
 
 
-def test_rotation_by_a_right_angle_is_a_quarter_turn(backend):
+def test_rotation_by_90_degrees_equals_rot90(backend):
     images = photographs(30, 30)
     result = apply(operators.rotate, images, np.array([90.0, -90.0]))
     np.testing.assert_allclose(result[0], np.rot90(images[0]) / 255, atol=1e-6)
     np.testing.assert_allclose(result[1], np.rot90(images[1], -1) / 255, atol=1e-6)
 
 
-def test_rotation_turns_as_pil_does():
+def test_rotation_has_the_direction_of_pil():
     images = photographs(30, 40)
     ours = apply(operators.rotate, images, np.array([20.0, -20.0]))
-    pils = by_pil(lambda image, degrees: image.rotate(degrees, fillcolor=(128,) * 3), images, [20.0, -20.0])
+    pils = apply_pil(lambda image, degrees: image.rotate(degrees, fillcolor=(128,) * 3), images, [20.0, -20.0])
     assert np.mean(np.abs(ours - pils).max(-1) > 0.01) < 0.1 < np.mean(np.abs(ours[::-1] - pils).max(-1) > 0.01)
 
 
-# -------------------------------------------------------------------------------------------- parts and neighbours
+# ---------------------------------------------------------------------------------------------- regions and filters
 
 
 @pytest.mark.parametrize("side", [1, 4, 7])
-def test_cutout_hides_a_square(side):
+def test_cutout_replaces_a_square(side):
     images = photographs(20, 30)
     result = apply(operators.cutout, images, np.array([0.0, 12.9]), np.array([5.5, 29.0]), side=side, fill=0.25)
-    for number, (row, column) in enumerate([(0, 5), (12, 29)]):
-        expected = images[number] / 255
+    for index, (row, column) in enumerate([(0, 5), (12, 29)]):
+        expected = images[index] / 255
         low, high = side // 2, side - side // 2
         expected[max(row - low, 0):row + high, max(column - low, 0):column + high] = 0.25
-        np.testing.assert_allclose(result[number], expected, atol=1e-6)
+        np.testing.assert_allclose(result[index], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(60, 80), (9, 8)])
-def test_sobel_is_scipys(shape):
+def test_sobel_equals_scipy(shape):
     images = photographs(*shape)
     result = apply(operators.sobel, images)
-    for number, color in np.ndindex(2, 3):
-        across, down = (scipy.ndimage.sobel(images[number, ..., color] / 255, axis, mode="reflect") for axis in (1, 0))
-        np.testing.assert_allclose(result[number, ..., color], np.clip(np.hypot(across, down) / 4, 0, 1), atol=1e-5)
+    for index, color in np.ndindex(2, 3):
+        x, y = (scipy.ndimage.sobel(images[index, ..., color] / 255, axis, mode="reflect") for axis in (1, 0))
+        np.testing.assert_allclose(result[index, ..., color], np.clip(np.hypot(x, y) / 4, 0, 1), atol=1e-5)
     edge = np.zeros([1, 5, 6, 3])
     edge[:, :, 3:] = 255
     np.testing.assert_allclose(apply(operators.sobel, edge)[0, :, :, 0], [[0, 0, 1, 1, 0, 0]] * 5, atol=1e-6)
 
 
-def test_motion_blur_is_a_mean_along_a_line():
+def test_motion_blur_averages_along_a_line():
     images = photographs(30, 40)
     result = apply(operators.motion_blur, images, np.array([0.0, 90.0]), np.array([5.0, 3.0]), size=7)
-    for number, (axis, length) in enumerate([(1, 5), (0, 3)]):
-        expected = scipy.ndimage.uniform_filter1d(images[number] / 255, length, axis, mode="reflect")
-        np.testing.assert_allclose(result[number], expected, atol=1e-6)
+    for index, (axis, length) in enumerate([(1, 5), (0, 3)]):
+        expected = scipy.ndimage.uniform_filter1d(images[index] / 255, length, axis, mode="reflect")
+        np.testing.assert_allclose(result[index], expected, atol=1e-6)
     diagonal = np.zeros([2, 9, 9, 3], np.uint8)
     diagonal[:, 4, 4] = 255
     result = apply(operators.motion_blur, diagonal, np.array([45.0, 135.0]), np.array([7.0, 1.0]), size=7)
-    assert result[0, 3, 5, 0] > 0.1 > 10 * result[0, 3, 3, 0]  # Up to the right: counter-clockwise.
+    assert result[0, 3, 5, 0] > 0.1 > 10 * result[0, 3, 3, 0]  # toward the upper right: counterclockwise
     np.testing.assert_allclose(result.sum((1, 2)), 1, atol=1e-5)
     assert result[1, 4, 4, 0] > 0.5
 
 
-EVERY = {
-    **{name: [0.3] for name in (*POSITIONS, "solarize", "contrast", "color", "sharpness")},
+AMOUNTS = {
+    **{name: [0.3] for name in (*AFFINE, "solarize", "contrast", "color", "sharpness")},
     "posterize": [3], "motion_blur": [30.0, 2.0], "cutout": [3.0, 4.0], **{name: [] for name in (
         "invert", "autocontrast", "equalize", "sobel")}}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_images_do_not_depend_on_their_neighbours_and_there_may_be_none(name):
+@pytest.mark.parametrize("name", AMOUNTS)
+def test_operators_treat_images_independently_and_accept_empty_batches(name):
     images = photographs(16, 12)
     parameters = {"motion_blur": dict(size=3), "cutout": dict(side=4)}.get(name, {})
     operator = getattr(operators, name)
 
     def run(images):
-        return apply(operator, images, *(np.full([len(images)], amount) for amount in EVERY[name]), **parameters)
+        return apply(operator, images, *(np.full([len(images)], amount) for amount in AMOUNTS[name]), **parameters)
 
     both = run(images)
     np.testing.assert_array_equal(both[1:], run(images[1:]))
     assert run(images[:0]).shape == (0, 16, 12, 3)
-    graph = tf.function(lambda planes: list(operator(
-        planes, *(tf.fill([2], amount) for amount in EVERY[name]), **parameters)), autograph=False)
-    planes = data_util.to_channels(tf.constant(images / 255, tf.float32))
-    np.testing.assert_allclose(data_util.from_channels(graph(planes)), both, atol=1e-6)
+    graph = tf.function(lambda channels: list(operator(
+        channels, *(tf.fill([2], amount) for amount in AMOUNTS[name]), **parameters)), autograph=False)
+    channels = data_util.to_channels(tf.constant(images / 255, tf.float32))
+    np.testing.assert_allclose(data_util.from_channels(graph(channels)), both, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The studies' random operators and policies: ranges, chances, one branch and the other, AutoAugment."""
+"""Random operators and policies of the paper's studies: distributions, branches, AutoAugment, settings."""
 
 import zlib
 
@@ -23,28 +23,28 @@ from support.images import photographs
 COUNT = 400
 
 
-def seeds_of(count, start=0):
+def make_seeds(count, start=0):
     return tf.stack([tf.range(start, start + count, dtype=tf.int64), tf.fill([count], tf.constant(5, tf.int64))], 1)
 
 
 def apply(operator, image, count=COUNT, **parameters):
-    """`count` results of a random operator on one uint8 image [h, w, 3]: float [count, h, w, 3]."""
-    planes = data_util.to_channels(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
-    return data_util.from_channels(list(operator(planes, seeds_of(count), **parameters))).numpy()
+    """Applies a random operator `count` times to a uint8 image [h, w, 3]; returns float [count, h, w, 3]."""
+    channels = data_util.to_channels(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
+    return data_util.from_channels(list(operator(channels, make_seeds(count), **parameters))).numpy()
 
 
 PHOTO = photographs(24, 24)[0]
 
 
-def test_normal_draws():
-    draws = rng.normals(seeds_of(20_000), 7).numpy()
+def test_normals_are_standard_normal_and_independent():
+    draws = rng.normals(make_seeds(20_000), 7).numpy()
     assert draws.shape == (20_000, 7) and draws.dtype == np.float32
     assert all(scipy.stats.kstest(column, "norm").pvalue > 1e-3 for column in draws.T)
     assert np.abs(np.corrcoef(draws.T) - np.eye(7)).max() < 0.03
 
 
 @pytest.mark.parametrize("turns", [(1, 2, 3), (0, 1, 2, 3)])
-def test_quarter_turns_are_drawn_alike(turns):
+def test_rotations_are_uniformly_distributed(turns):
     results = apply(operators.random_rot90, PHOTO, turns=turns)
     rotations = np.stack([np.rot90(PHOTO, turn) / 255 for turn in turns])
     distances = np.abs(results[:, np.newaxis] - rotations).max((2, 3, 4))
@@ -52,18 +52,18 @@ def test_quarter_turns_are_drawn_alike(turns):
     assert scipy.stats.chisquare(np.bincount(distances.argmin(1))).pvalue > 1e-3
 
 
-def test_cutout_is_anywhere_and_as_large_as_said():
+def test_cutout_has_the_given_size_and_uniform_positions():
     results = apply(operators.random_cutout, PHOTO, count=4000, share=0.25)
-    changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
-    assert (results[changed] == 0.5).all()
-    assert changed.sum((1, 2)).max() <= 36 and (changed.sum((1, 2)) >= 6).all()  # 6 x 6, or what is left at a corner
-    share = changed.mean(0)
-    assert share.min() > 0 and share[8:-8, 8:-8].mean() == pytest.approx(36 / 576, rel=0.1)
+    is_changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
+    assert (results[is_changed] == 0.5).all()
+    assert is_changed.sum((1, 2)).max() <= 36 and (is_changed.sum((1, 2)) >= 6).all()  # 6 x 6, fewer at a corner
+    frequency = is_changed.mean(0)
+    assert frequency.min() > 0 and frequency[8:-8, 8:-8].mean() == pytest.approx(36 / 576, rel=0.1)
 
 
-def test_noise_has_a_deviation_of_its_own_for_each_image():
-    grey = np.full([24, 24, 3], 128, np.uint8)
-    results = apply(operators.random_noise, grey, deviations=(0.02, 0.1)) - 128 / 255
+def test_noise_has_a_separate_standard_deviation_for_each_image():
+    gray = np.full([24, 24, 3], 128, np.uint8)
+    results = apply(operators.random_noise, gray, deviations=(0.02, 0.1)) - 128 / 255
     deviations = results.std((1, 2, 3))
     assert scipy.stats.kstest(deviations, scipy.stats.uniform(0.02, 0.08).cdf).statistic < 0.1
     standardized = results / deviations[:, np.newaxis, np.newaxis, np.newaxis]
@@ -73,23 +73,23 @@ def test_noise_has_a_deviation_of_its_own_for_each_image():
     assert white.max() == 1 and white.min() < 0.98
 
 
-def test_blur_is_scipys_with_a_sigma_of_its_own_for_each_image():
+def test_blur_with_a_separate_sigma_for_each_image_equals_scipy():
     results = apply(operators.random_blur, np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), count=50)
     padded = np.pad(PHOTO / 255, [[20, 20], [20, 20], [0, 0]])
-    sigmas = 0.1 + 1.9 * rng.uniforms(seeds_of(50), 1).numpy()[:, 0]
+    sigmas = 0.1 + 1.9 * rng.uniforms(make_seeds(50), 1).numpy()[:, 0]
     for result, sigma in zip(results, sigmas):
         expected = scipy.ndimage.gaussian_filter(padded, (sigma, sigma, 0), radius=(3, 3, 0), mode="constant")
         np.testing.assert_allclose(result, expected, atol=1e-5)
     assert sigmas.min() < 0.3 and sigmas.max() > 1.8
 
 
-def test_small_images_are_blurred_too():
+def test_small_images_are_blurred():
     results = apply(operators.random_blur, photographs(12, 12)[0], count=50)
-    sigmas = 0.1 + 1.9 * rng.uniforms(seeds_of(50), 1).numpy()[:, 0]
+    sigmas = 0.1 + 1.9 * rng.uniforms(make_seeds(50), 1).numpy()[:, 0]
     assert (np.abs(results - photographs(12, 12)[0] / 255).max((1, 2, 3))[sigmas > 0.5] > 0.02).all()
 
 
-def test_motion_blur_keeps_the_mean_and_is_of_several_directions():
+def test_motion_blur_keeps_the_mean_and_has_uniform_directions():
     point = np.zeros([31, 31, 3], np.uint8)
     point[15, 15] = 255
     results = apply(operators.random_motion_blur, point, share=0.3)[..., 0]
@@ -100,7 +100,7 @@ def test_motion_blur_keeps_the_mean_and_is_of_several_directions():
     assert (results > 0.01).sum((1, 2)).max() <= 3 * 11
 
 
-def test_a_second_crop_is_a_window_of_the_first_flipped_half_of_the_times():
+def test_random_resized_crop_of_a_view_is_a_window_that_may_be_flipped():
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 10, np.arange(24) * 10, 0), -1).astype(np.uint8)
     results = apply(operators.random_resized_crop, ramp)
     slopes = results[:, 12, 16, 1] - results[:, 12, 8, 1]
@@ -115,11 +115,11 @@ def test_a_second_crop_is_a_window_of_the_first_flipped_half_of_the_times():
     ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),  # by 270 degrees
     ("color", lambda one, both: both.mean((1, 2, 3)) > one.mean((1, 2, 3)))])
 def test_operators_of_a_branch_are_independent(second, is_drawn_high):
-    """Whether the crop was flipped, against what the next operator has drawn."""
+    """Tests that the flip of the crop is independent of the random numbers of the next operator."""
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 5, np.arange(24) * 5, 0), -1) / 255
-    planes = data_util.to_channels(tf.constant(np.repeat(ramp[np.newaxis], COUNT, 0), tf.float32))
+    channels = data_util.to_channels(tf.constant(np.repeat(ramp[np.newaxis], COUNT, 0), tf.float32))
     one, both = (data_util.from_channels(list(data_util.apply_after_crop(
-        planes, policies.branch_policy(names, 1.0, "multiplicative"), seeds_of(COUNT)))).numpy()
+        channels, policies.branch_policy(names, 1.0, "multiplicative"), make_seeds(COUNT)))).numpy()
         for names in (["crop"], ["crop", second]))
     flipped = one[:, 12, 16, 1] < one[:, 12, 8, 1]
     table = np.histogram2d(flipped, is_drawn_high(one, both), 2)[0]
@@ -129,119 +129,120 @@ def test_operators_of_a_branch_are_independent(second, is_drawn_high):
 # ---------------------------------------------------------------------------------------------------- autoaugment
 
 
-def by_pil(image, name, level, sign):
-    """An operator of AutoAugment on a PIL image."""
-    share = level / 9
+def apply_pil(image, name, level, sign):
+    """Applies an operator of AutoAugment to a PIL image."""
+    fraction = level / 9
     if name == "rotate":
-        return image.rotate(sign * 30 * share, fillcolor=(128,) * 3)
+        return image.rotate(sign * 30 * fraction, fillcolor=(128,) * 3)
     if name == "shear_x":
-        return image.transform(image.size, Image.Transform.AFFINE, (1, sign * 0.3 * share, 0, 0, 1, 0),
+        return image.transform(image.size, Image.Transform.AFFINE, (1, sign * 0.3 * fraction, 0, 0, 1, 0),
                                fillcolor=(128,) * 3)
     if name in ("color", "contrast", "sharpness"):
-        return getattr(ImageEnhance, name.title())(image).enhance(0.1 + 1.8 * share)
+        return getattr(ImageEnhance, name.title())(image).enhance(0.1 + 1.8 * fraction)
     if name == "posterize":
-        return ImageOps.posterize(image, round(8 - 4 * share))
+        return ImageOps.posterize(image, round(8 - 4 * fraction))
     if name == "solarize":
-        return ImageOps.solarize(image, 256 - 256 * share)
+        return ImageOps.solarize(image, 256 - 256 * fraction)
     return getattr(ImageOps, name)(image)
 
 
-def test_the_policy_is_the_published_one():
-    """A checksum of the 25 pairs, which were compared with ImageNet's policy as others have published it."""
+def test_autoaugment_policy_is_unchanged():
+    """Compares a checksum of the sub-policies, which were verified against published code for the ImageNet policy."""
     assert zlib.crc32(repr(autoaugment.SUB_POLICIES).encode()) == 1486113717
 
 
-def test_autoaugment_is_one_of_its_pairs():
-    """Every image is what PIL makes of it by some pair, and all pairs and signs come as often as they should."""
+def test_autoaugment_results_and_their_frequencies_agree_with_pil():
+    """Tests that each result equals that of a sub-policy in PIL, and that all occur with the right probabilities."""
     results = apply(autoaugment.autoaugment, PHOTO, count=1000)
-    image, expected, chances = Image.fromarray(PHOTO), {}, {}
+    image, expected, probabilities = Image.fromarray(PHOTO), {}, {}
     for pair in autoaugment.SUB_POLICIES:
         options = [[(1 - p, None)] + [(p / 2, (name, level, sign)) for sign in (-1, 1)] for name, p, level in pair]
         for p, first in options[0]:
             for q, second in options[1]:
-                done = image
+                output = image
                 for step in (first, second):
-                    done = by_pil(done, *step) if step else done
-                key = np.asarray(done).tobytes()
-                expected[key] = np.asarray(done)
-                chances[key] = chances.get(key, 0) + p * q / 25
-    pils, chances = np.stack(list(expected.values())) / 255, np.array(list(chances.values()))
+                    output = apply_pil(output, *step) if step else output
+                key = np.asarray(output).tobytes()
+                expected[key] = np.asarray(output)
+                probabilities[key] = probabilities.get(key, 0) + p * q / 25
+    pil_images, probabilities = np.stack(list(expected.values())) / 255, np.array(list(probabilities.values()))
 
-    def like(image):
-        # Nearest pixels may differ where a position is half-way between two, and rounding by a level or two.
-        return (np.abs(pils - image).max(-1) > 0.03).mean((1, 2)) < 0.13
+    def matches(image):
+        # Values may differ by rounding, and pixels where a position is halfway between two input pixels.
+        return (np.abs(pil_images - image).max(-1) > 0.03).mean((1, 2)) < 0.13
 
-    found = np.stack([like(result) for result in results])
-    assert found.any(1).all()
-    wanted = chances @ np.stack([like(image) for image in pils])  # Some of them are nearly the same.
-    assert chances.sum() == pytest.approx(1) and (wanted > 0.02).sum() > 8
-    assert (np.abs(found.mean(0) - wanted) < 4 * np.sqrt(wanted / 1000) + 0.01).all()
+    matched = np.stack([matches(result) for result in results])
+    assert matched.any(1).all()
+    match_probabilities = probabilities @ np.stack([matches(image) for image in pil_images])  # Some are nearly equal.
+    assert probabilities.sum() == pytest.approx(1) and (match_probabilities > 0.02).sum() > 8
+    tolerance = 4 * np.sqrt(match_probabilities / 1000) + 0.01
+    assert (np.abs(matched.mean(0) - match_probabilities) < tolerance).all()
 
 
-def test_both_ways_of_the_operators_make_the_same_policy(monkeypatch):
+def test_autoaugment_does_not_depend_on_tensorflow_addons(monkeypatch):
     if operators.addons() is None:
-        pytest.skip("tensorflow-addons is not for this TensorFlow")
-    ours = apply(autoaugment.autoaugment, PHOTO, count=60)
+        pytest.skip("tensorflow-addons is not installed")
+    expected = apply(autoaugment.autoaugment, PHOTO, count=60)
     monkeypatch.setattr(operators, "addons", lambda: None)
-    np.testing.assert_allclose(apply(autoaugment.autoaugment, PHOTO, count=60), ours, atol=1e-6)
+    np.testing.assert_allclose(apply(autoaugment.autoaugment, PHOTO, count=60), expected, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------- policies
 
 
-EVERY = {name: policies.branch_policy([name], 1.0, "multiplicative") for name in config_lib.AUGMENTATIONS}
-EVERY |= {"autoaugment policy": policies.autoaugment_policy(), "identity": policies.branch_policy([], 1.0, ""),
-          "broader policy": policies.broader_policy(1.0, "additive")}
+POLICIES = {name: policies.branch_policy([name], 1.0, "multiplicative") for name in config_lib.AUGMENTATIONS}
+POLICIES |= {"autoaugment policy": policies.autoaugment_policy(), "identity": policies.branch_policy([], 1.0, ""),
+             "broader policy": policies.broader_policy(1.0, "additive")}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_policies_are_the_same_eager_in_pipelines_and_in_chunks(name):
-    images, policy, size = photographs(), EVERY[name], 20
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_give_equal_results_in_eager_mode_pipelines_and_batches(name):
+    images, policy, size = photographs(), POLICIES[name], 20
     eager = np.stack([data_util.apply_policy(images[i % 2], policy, tf.constant([i, 9], tf.int64), size)
                       for i in range(6)])
     assert eager.dtype == np.float32 and eager.min() >= 0 and eager.max() <= 1
 
     @tf.autograph.experimental.do_not_convert
-    def function(number):
-        return data_util.apply_policy(tf.constant(images)[number % 2], policy, tf.stack([number, 9]), size)
+    def function(index):
+        return data_util.apply_policy(tf.constant(images)[index % 2], policy, tf.stack([index, 9]), size)
 
     piped = np.stack(list(tf.data.Dataset.range(6).map(function, 2).as_numpy_iterator()))
     np.testing.assert_allclose(piped, eager, atol=1e-5)
     seeds = tf.stack([tf.range(6, dtype=tf.int64), tf.fill([6], tf.constant(9, tf.int64))], 1)
-    crops = tf.stack([data_util.crop_by_policy(images[i % 2], policy, seeds[i], size) for i in range(6)])
-    chunk = data_util.from_channels(data_util.apply_after_crop(data_util.to_channels(crops), policy, seeds))
-    np.testing.assert_allclose(chunk, eager, atol=1e-5)
+    crops = tf.stack([data_util.apply_crop(images[i % 2], policy, seeds[i], size) for i in range(6)])
+    batch = data_util.from_channels(data_util.apply_after_crop(data_util.to_channels(crops), policy, seeds))
+    np.testing.assert_allclose(batch, eager, atol=1e-5)
     assert name == "identity" or np.abs(eager - np.clip(crops, 0, 1)).max() > 0.05
 
 
-def views_of(**settings):
+def make_views(**settings):
     config = Config(**{**dict(dataset="digits", image_size=12, train_batch_size=8, use_blur=False), **settings})
     views, _ = next(iter(data.build_train_dataset(config, digits.digits_source(), 3, 8)))
     return config, np.split(views.numpy(), views.shape[-1] // 3, -1)
 
 
-def test_one_branch_is_the_crop_to_the_bit_and_the_other_is_made_of_it():
-    _, (left, right) = views_of(augment_left="", augment_right="")
+def test_branches_share_the_crop_and_apply_only_their_own_operators():
+    _, (left, right) = make_views(augment_left="", augment_right="")
     np.testing.assert_array_equal(left, right)
-    _, (sobel, untouched) = views_of(augment_left="sobel")
-    np.testing.assert_array_equal(untouched, right)
+    _, (sobel, crop) = make_views(augment_left="sobel")
+    np.testing.assert_array_equal(crop, right)
     expected = data_util.from_channels(operators.sobel(data_util.to_channels(tf.constant(right))))
     np.testing.assert_allclose(sobel, expected, atol=1e-6)
-    _, (untouched, rotated) = views_of(augment_right="rotate,noise")
-    np.testing.assert_array_equal(untouched, right)
+    _, (crop, rotated) = make_views(augment_right="rotate,noise")
+    np.testing.assert_array_equal(crop, right)
     assert np.abs(rotated - right).max() > 0.2
 
 
-def test_the_order_of_names_is_that_of_the_operators():
-    _, (first, _) = views_of(augment_left="sobel,solarize")
-    _, (second, _) = views_of(augment_left="solarize,sobel")
+def test_operators_are_applied_in_the_given_order():
+    _, (first, _) = make_views(augment_left="sobel,solarize")
+    _, (second, _) = make_views(augment_left="solarize,sobel")
     assert np.abs(first - second).max() > 0.2
 
 
 @pytest.mark.parametrize("mode", ["pretrain", "supervised"])
 @pytest.mark.parametrize("augmentation", ["simclr", "autoaugment", "broader"])
-def test_policies_are_for_contrastive_and_supervised_training(augmentation, mode):
-    config, views = views_of(augmentation=augmentation, train_mode=mode)
+def test_policies_apply_to_contrastive_and_supervised_training(augmentation, mode):
+    config, views = make_views(augmentation=augmentation, train_mode=mode)
     assert len(views) == (2 if mode == "pretrain" else 1)
     names = [operator.name for operator in view_policies(config)[0].operators]
     assert names[0] == "flip"
@@ -250,8 +251,8 @@ def test_policies_are_for_contrastive_and_supervised_training(augmentation, mode
     assert config.replace(use_blur=True).blurs_views == (augmentation != "autoaugment")
 
 
-def test_extras_come_after_the_policy_as_often_as_not():
-    config, _ = views_of(augment_extra="rotate, sobel")
+def test_extra_operators_follow_the_policy_with_their_probability():
+    config, _ = make_views(augment_extra="rotate, sobel")
     for policy in view_policies(config):
         rotate, sobel = policy.operators[-2:]
         assert (rotate.name, rotate.probability) == ("rotate", 1.0)
@@ -259,11 +260,11 @@ def test_extras_come_after_the_policy_as_often_as_not():
         assert (sobel.name, sobel.probability) == ("sobel", 0.5)
     bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
     policy = data_util.Policy().then(*policies.extra_operators(["sobel"]))
-    done = data_util.apply_after_crop(data_util.to_channels(bright), policy, seeds_of(COUNT))
-    assert 0.4 < np.mean(np.max(data_util.from_channels(done), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
+    results = data_util.apply_after_crop(data_util.to_channels(bright), policy, make_seeds(COUNT))
+    assert 0.4 < np.mean(np.max(data_util.from_channels(results), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
 
 
-@pytest.mark.parametrize("settings, words", [
+@pytest.mark.parametrize("settings, message", [
     (dict(augment_extra="rotat"), "--augment_extra=rotat: rotat is not an operator. Use rotate, noise, sobel"),
     (dict(augment_extra="noise", train_mode="finetune"), "--augment_extra=noise: fine-tuning only crops"),
     (dict(augmentation="broader", train_mode="finetune"), "--augmentation=broader: fine-tuning only crops"),
@@ -274,8 +275,8 @@ def test_extras_come_after_the_policy_as_often_as_not():
     (dict(augment_left="crop", train_mode="supervised"), "only --train_mode=pretrain"),
     (dict(augment_left="crop", augmentation="broader"), "cannot be combined"),
     (dict(augmentation="autoaug"), "--augmentation=autoaug: .* Use one of simclr, autoaugment, broader")])
-def test_contradictory_augmentation_settings_are_refused(settings, words):
-    with pytest.raises(UserError, match=words):
+def test_contradictory_augmentation_settings_are_rejected(settings, message):
+    with pytest.raises(UserError, match=message):
         Config(**settings)
 
 

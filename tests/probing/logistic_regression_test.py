@@ -1,4 +1,4 @@
-"""Logistic regression and nearest neighbours, against other code."""
+"""Logistic regression and nearest neighbors, compared with independent implementations."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from runtime.errors import UserError
 
 @pytest.fixture(scope="module")
 def sets():
-    """Two overlapping sets of three Gaussian classes in five dimensions."""
+    """Training and test sets of three overlapping Gaussian classes in five dimensions."""
     random = np.random.default_rng(0)
     centers = random.normal(size=(3, 5)) * 1.2
 
@@ -23,7 +23,7 @@ def sets():
 
 
 @pytest.mark.parametrize("neighbors, temperature", [(1, None), (10, None), (200, 0.1), (999, 0.5)])
-def test_nearest_neighbours_against_loops(neighbors, temperature, sets):
+def test_knn_accuracy_equals_a_loop(neighbors, temperature, sets):
     (inputs, labels), (test_inputs, test_labels) = sets
     hits = 0
     for vector, label in zip(test_inputs, test_labels):
@@ -32,12 +32,12 @@ def test_nearest_neighbours_against_loops(neighbors, temperature, sets):
         for row in np.argsort(-cosines)[:neighbors]:
             votes[labels[row]] += 1 if temperature is None else np.exp(cosines[row] / temperature)
         hits += np.argmax(votes) == label
-    found = nearest_neighbors.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)["accuracy"]
-    assert found == pytest.approx(hits / 150, abs=1e-9)
+    accuracy = nearest_neighbors.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)["accuracy"]
+    assert accuracy == pytest.approx(hits / 150, abs=1e-9)
 
 
-def direct_accuracy(train, test, l2_per_example):
-    """Multinomial logistic regression on standardised inputs, by scipy alone."""
+def scipy_accuracy(train, test, l2_per_example):
+    """Returns the accuracy of multinomial logistic regression on standardized inputs, implemented with SciPy."""
     (inputs, labels), (test_inputs, test_labels) = train, test
     mean, deviation = inputs.mean(0), inputs.std(0)
     inputs, one_hot = (inputs - mean) / deviation, np.eye(3)[labels]
@@ -47,8 +47,8 @@ def direct_accuracy(train, test, l2_per_example):
         log_probabilities = special.log_softmax(inputs @ weights + bias, 1)
         errors = np.exp(log_probabilities) - one_hot
         value = -(one_hot * log_probabilities).sum(1).mean() + l2_per_example / 2 * (weights**2).sum()
-        slopes = inputs.T @ errors / len(inputs) + l2_per_example * weights
-        return value, np.concatenate([slopes.ravel(), errors.mean(0)])
+        gradient = inputs.T @ errors / len(inputs) + l2_per_example * weights
+        return value, np.concatenate([gradient.ravel(), errors.mean(0)])
 
     flat = optimize.minimize(loss, np.zeros(18), jac=True, method="L-BFGS-B", options=dict(maxiter=2000)).x
     scores = (test_inputs - mean) / deviation @ flat[:15].reshape(5, 3) + flat[15:]
@@ -59,8 +59,8 @@ def best_l2_per_example(inputs, labels):
     return logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2_per_example"]
 
 
-def test_the_strength_is_chosen_on_held_out_examples():
-    """Noise asks for the greatest strength, and plain classes for the least."""
+def test_strength_is_selected_on_held_out_examples():
+    """Noise requires the largest strength, separable classes the smallest."""
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
     assert best_l2_per_example(inputs, labels) == max(logistic_regression.L2_PER_EXAMPLE_CHOICES)
@@ -69,22 +69,22 @@ def test_the_strength_is_chosen_on_held_out_examples():
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
-def test_few_examples_of_a_class_are_fitted(count):
+def test_classes_with_a_single_example_are_fitted(count):
     inputs = np.random.default_rng(0).normal(size=(count, 3))
-    for row in range(count):  # wherever the only example of its class stands
+    for row in range(count):  # at every position of the single example
         labels = (np.arange(count) == row).astype(int)
         assert 0 <= logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["accuracy"] <= 1
 
 
-def test_logistic_regression_against_scipy(sets):
-    found = logistic_regression.lbfgs_accuracy(*sets)
-    assert abs(found["accuracy"] - direct_accuracy(*sets, found["l2_per_example"])) <= 1 / 150
-    assert found["accuracy"] > 0.7
+def test_lbfgs_accuracy_equals_scipy(sets):
+    results = logistic_regression.lbfgs_accuracy(*sets)
+    assert abs(results["accuracy"] - scipy_accuracy(*sets, results["l2_per_example"])) <= 1 / 150
+    assert results["accuracy"] > 0.7
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("accuracy", [logistic_regression.lbfgs_accuracy, nearest_neighbors.knn_accuracy])
-def test_features_that_are_not_finite_are_refused(accuracy, value, sets):
+def test_nonfinite_features_are_rejected(accuracy, value, sets):
     (inputs, labels), finite = sets
     inputs = inputs.astype(np.float32)
     inputs[3, 2] = value
@@ -93,13 +93,13 @@ def test_features_that_are_not_finite_are_refused(accuracy, value, sets):
             accuracy(train, test)
 
 
-def test_extracted_vectors_are_finite():
+def test_extract_rejects_nonfinite_vectors_and_omits_unlabeled_examples():
     images = np.ones([4, 2, 2, 3], np.float32)
     images[1] = np.nan
 
     def extract():
-        rest = np.int64([0, 1, 0, -1]), np.ones(4, np.float32), np.arange(4)
-        batches = tf.data.Dataset.from_tensors((images, *rest))
+        labels, weights, positions = np.int64([0, 1, 0, -1]), np.ones(4, np.float32), np.arange(4)
+        batches = tf.data.Dataset.from_tensors((images, labels, weights, positions))
         return features.extract(tf.distribute.get_strategy(), features.pixels_function(2), batches, "pixels of test")
 
     with pytest.raises(UserError, match="pixels of test contain NaN or Inf.* in 1 of 3 examples.*before the training"):
