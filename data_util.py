@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from runtime import rng
 
-CROP_PROPORTION = 0.875  # Share of the shorter side that the evaluation crop covers (224 of 256).
+CROP_PROPORTION = 0.875  # Fraction of the shorter side that the evaluation crop covers (224 of 256).
 _EPSILON = 1e-12  # Avoids division by 0; far below any difference between color values.
 
 
@@ -133,7 +133,7 @@ def to_channels(images: tf.Tensor) -> list[tf.Tensor]:
 
 
 def from_channels(channels: list[tf.Tensor]) -> tf.Tensor:
-    """Stacks c tensors [n, h, w] to images [n, h, w, c]."""
+    """Stacks c tensors [n, h, w] into images [n, h, w, c]."""
     # Stacking along the last axis copies single elements; stacking rows and transposing matrices is faster.
     height, width = channels[0].shape[1:]
     rows = tf.reshape(tf.stack(channels, axis=1), [-1, len(channels), height * width])

@@ -88,7 +88,7 @@ class ProjectionHead(keras.layers.Layer):
         self.linear_layers = [make_layer() for _ in range(num_hidden)] + last
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> list[tf.Tensor]:
-        """Returns the representation h [n, c], the activations of the z layers, and the projection z [n, out_dim]."""
+        """Returns h [n, c], the activations of the hidden layers, and the projection z [n, out_dim]."""
         stages = [inputs]
         for layer in self.linear_layers:
             outputs = layer(stages[-1], training=training)
@@ -115,7 +115,7 @@ class Model(keras.Model):
     """The encoder f, the projection head g and, if the configuration has one, the linear head."""
 
     def __init__(self, config: Config, num_classes: int | None):
-        """Creates the model. `num_classes`, the outputs of the linear head, is not used if `config` has none."""
+        """Creates the model. `num_classes`: outputs of the linear head; not used if `config` has no linear head."""
         super().__init__(name="model")
         norm = functools.partial(resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn)
         self.resnet_model = resnet.resnet(
@@ -183,7 +183,7 @@ class Model(keras.Model):
 
 @contextlib.contextmanager
 def _precision_policy(name):
-    """A context in which new layers get the Keras policy `name`. Their variables never have half precision."""
+    """Returns a context in which new layers get the Keras policy `name`. Variables never have half precision."""
     # With policy None, layers use floatx (float32; float64 in tests).
     keras.mixed_precision.set_global_policy(None if name == "float32" else name)
     try:
@@ -236,9 +236,9 @@ def contrastive_loss(z: tf.Tensor, config: Config, strategy: tf.distribute.Strat
     """Returns the contrastive loss and its metrics.
 
     Args:
-      z: [2n, d] projections, all first views before all second.
+      z: [2n, d] projections, all first views before all second views.
       config: settings.
-      strategy: the strategy whose replicas share the batch, or None. Call it in replica context.
+      strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
 
     Returns:
       loss: scalar.
@@ -507,7 +507,7 @@ def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor,
     Returns:
       The gradients that replace `kernel_gradient` and `bias_gradient`.
     """
-    # The floor of the variance avoids huge steps for nearly constant inputs.
+    # The added terms avoid huge steps along nearly constant inputs.
     variance = variance + 1e-3 * tf.reduce_mean(variance) + 1e-12
     kernel = (kernel_gradient - mean[:, tf.newaxis] * bias_gradient) / variance[:, tf.newaxis]
     return kernel, bias_gradient - tf.linalg.matvec(kernel, mean, transpose_a=True)

@@ -26,7 +26,7 @@ _SK_MIN_CHANNELS = 32
 
 @contextlib.contextmanager
 def without_statistics_updates(model: tf.Module) -> Iterator[None]:
-    """A context in which batch norm uses the statistics of the batch but does not update its moving statistics.
+    """Returns a context in which batch norm uses the statistics of the batch but does not update its moving statistics.
 
     It takes effect when a function is traced. Use it in cross-replica context, since replicas are traced in turn.
     """
@@ -162,7 +162,7 @@ def fixed_padding(inputs: tf.Tensor, kernel_size: int) -> tf.Tensor:
 
 
 class Conv2dFixedPadding(keras.layers.Layer):
-    """Convolution without bias. With strides, the padding depends only on the kernel size, not on the input size."""
+    """Convolution without bias. The padding of strided convolutions does not depend on the input size."""
 
     def __init__(self, filters: int, kernel_size: int, strides: int = 1, **kwargs: Any):
         """Creates the layer, with `filters` output channels and the same kernel size and stride for both axes."""

@@ -147,7 +147,7 @@ def sharpness(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
 
 
 def motion_blur(channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tensor, size: int) -> list[tf.Tensor]:
-    """Averages along a line through each pixel, with symmetric padding.
+    """Applies motion blur: the mean along a line through each pixel, with symmetric padding.
 
     Args:
       channels: three tensors [n, h, w].
@@ -251,11 +251,11 @@ def random_rot90(channels: list[tf.Tensor], seeds: tf.Tensor, turns: tuple[int, 
     return data_util.switch_per_image(indices, rotations, channels, seeds)
 
 
-def random_cutout(channels: list[tf.Tensor], seeds: tf.Tensor, share: float = 0.5) -> list[tf.Tensor]:
-    """Replaces a square at a random position by gray. Its side is the fraction `share` of the image height."""
+def random_cutout(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.5) -> list[tf.Tensor]:
+    """Replaces a square at a random position by gray. Its side is `fraction` times the image height."""
     height, width = channels[0].shape[1:]
     draws = rng.uniforms(seeds, 2)
-    return cutout(channels, draws[:, 0] * height, draws[:, 1] * width, round(share * height))
+    return cutout(channels, draws[:, 0] * height, draws[:, 1] * width, round(fraction * height))
 
 
 def random_noise(channels: list[tf.Tensor], seeds: tf.Tensor, deviations: tuple[float, float] = (0.05, 0.25)
@@ -281,9 +281,9 @@ def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float
     return data_util.clip(tf.unstack(blurred, axis=-1))
 
 
-def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, share: float = 0.1) -> list[tf.Tensor]:
-    """Blurs along a line of random angle and length, up to the fraction `share` of the image height (min. 3 pixels)."""
-    max_length = max(round(share * channels[0].shape[1]), 3)
+def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.1) -> list[tf.Tensor]:
+    """Blurs along a line of random angle and length, up to `fraction` times the image height (at least 3 pixels)."""
+    max_length = max(round(fraction * channels[0].shape[1]), 3)
     draws = rng.uniforms(seeds, 2)
     return motion_blur(channels, 180 * draws[:, 0], 1 + (max_length - 1) * draws[:, 1], max_length // 2 * 2 + 1)
 

@@ -36,7 +36,7 @@ def autoaugment_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
 
 
 def broader_policy(strength: float, brightness: str, min_area: float = 0.08, flip: bool = True) -> Policy:
-    """Returns SimCLR's policy with further color distortion, Sobel filtering and motion blur (paper, B.2)."""
+    """Returns SimCLR's policy with additional color distortion, Sobel filtering and motion blur (paper, B.2)."""
     return data_util.simclr_policy(strength, brightness, min_area, flip).then(
         Operator("equalize", _equalize, 0.2), Operator("solarize", _solarize, 0.2), Operator("sobel", _sobel, 0.2),
         Operator("motion_blur", operators.random_motion_blur, 0.2))

@@ -53,7 +53,7 @@ class _MicroBatches:
         return self._run(self._update, args=(sums, contrast_loss, metrics))
 
     def _loop(self, function, batch, constants, state):
-        """Computes `state = function(batch, constants, index, state)` for one micro-batch after the other."""
+        """Computes `state = function(batch, constants, index, state)` for each micro-batch in turn."""
         def body(index, state):
             return index + 1, self._run(function, args=(batch, constants, index, state))
 
@@ -82,7 +82,7 @@ class _MicroBatches:
         return tf.tensor_scatter_nd_update(z, [[index]], [tf.reshape(projections, z.shape[1:])])
 
     def _differentiate_loss(self, z):
-        """Returns dL / dz for the `replica_loss` of this replica, the contrastive loss L, and its metrics."""
+        """Returns the gradient of `replica_loss` with respect to z, the contrastive loss, and its metrics."""
         with tf.GradientTape() as tape:
             tape.watch(z)
             batch_z = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]])

@@ -75,12 +75,12 @@ def check_finite(vectors: np.ndarray, name: str) -> None:
 
 
 def encoder_function(model: keras.Model) -> Callable:
-    """Returns a function that maps images to the representation h of `model`, with frozen statistics."""
+    """Returns a function that maps images to the representation h of `model`, in inference mode."""
     return lambda images: model.resnet_model(images, training=False)["final_avg_pool"]
 
 
 def projection_function(model: keras.Model) -> Callable:
-    """Returns a function that maps images to the projection z = g(h) of `model`, with frozen statistics."""
+    """Returns a function that maps images to the projection z = g(h) of `model`, in inference mode."""
     return lambda images: model(images, training=False)["proj_head_output"]
 
 

@@ -54,7 +54,7 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
     fit, held_out = model_selection.train_test_split(
         np.arange(len(labels)), test_size=_HELD_OUT_FRACTION, stratify=labels if can_stratify else None,
         random_state=seed)
-    # Move one example of each class to the fitted ones if all of them are held out.
+    # Fit at least one example of each class.
     missing = [row for label, row in zip(*np.unique(labels, return_index=True)) if label not in labels[fit]]
     fit, held_out = np.append(fit, missing).astype(int), np.setdiff1d(held_out, missing)
     # Select by cross-entropy, since accuracies on few examples are coarse and tie.

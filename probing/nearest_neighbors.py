@@ -30,7 +30,7 @@ def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, n
     from sklearn import neighbors as sklearn_neighbors
 
     features.check_feature_sets(train, test, "knn")
-    count = min(neighbors, len(train[0]))
+    k = min(neighbors, len(train[0]))
     weights = "uniform" if temperature is None else lambda distances: np.exp(-distances / temperature)
-    classifier = sklearn_neighbors.KNeighborsClassifier(count, weights=weights, metric="cosine", algorithm="brute")
+    classifier = sklearn_neighbors.KNeighborsClassifier(k, weights=weights, metric="cosine", algorithm="brute")
     return dict(accuracy=float(classifier.fit(*train).score(*test)))

@@ -124,7 +124,7 @@ def test_gradients_equal_those_of_table_2(name, count):
     assert nonzero == ({True, False} if name == "margin_triplet" else {True})
 
 
-def test_semi_hard_negatives_by_hand():
+def test_semi_hard_negatives_selects_the_hardest_within_the_margin():
     positive = tf.constant([0.5, 0.5, 0.5, 0.5])
     others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest; the first ties with the positive.
                           [0.9, 0.5, 0.1, -1.0],     # Only the third is within the margin of 0.45.

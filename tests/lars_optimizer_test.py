@@ -48,7 +48,7 @@ def test_predicates_select_the_same_variables_as_name_patterns():
     (False, False, lambda g, r: [3, 4] - r * 0.1 * g),
     (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # The update is 1.9 g, its trust ratio r / 1.9.
 ])
-def test_first_step_by_hand(classic, nesterov, expected):
+def test_first_step_equals_hand_computed_values(classic, nesterov, expected):
     g = np.array([1.5, 4.0])
     ratio = 0.001 * 5 / np.sqrt(18.25)
     param, _ = lars_update(

@@ -126,7 +126,7 @@ def test_initial_weights_have_the_distribution_of_the_original():
             values = layer.kernel.numpy()
             expected = np.sqrt(1 / np.prod(values.shape[:-1]))
             assert values.std() == pytest.approx(expected, rel=0.03)
-            assert np.abs(values).max() < 2.3 * expected  # Truncated at two standard deviations.
+            assert np.abs(values).max() < 2.3 * expected  # Truncation is at 2.27 standard deviations.
         if isinstance(layer, keras.layers.Dense):
             assert layer.kernel.numpy().std() == pytest.approx(0.01, rel=0.05)
             assert not layer.use_bias or not layer.bias.numpy().any()

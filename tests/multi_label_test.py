@@ -156,7 +156,7 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
 
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
-def test_training_and_evaluation_with_several_labels(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
+def test_multi_label_training_and_evaluation(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
     config = Config(
         mode="train_then_eval", train_mode=train_mode, dataset="tiny_voc", data_dir=tiny_voc, image_size=8,

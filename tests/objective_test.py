@@ -133,7 +133,7 @@ def test_blocked_loss_is_accurate_for_large_logits_and_small_losses(hidden_norm,
     assert golden.relative_error(gradient, expected_gradient) < 1e-4
 
 
-def test_equal_projections_count_as_one_hit():
+def test_equal_projections_have_chance_level_metrics():
     scalars, _ = value_and_gradient(
         lambda z: blocked_nt_xent.contrastive_loss(z, block_rows=2), tf.ones([10, 3]))
     np.testing.assert_allclose(scalars, [2 * math.log(9), 1 / 5, math.log(5)], rtol=1e-6)

@@ -53,7 +53,7 @@ def test_rotations_are_uniformly_distributed(turns):
 
 
 def test_cutout_has_the_given_size_and_uniform_positions():
-    results = apply(operators.random_cutout, PHOTO, count=4000, share=0.25)
+    results = apply(operators.random_cutout, PHOTO, count=4000, fraction=0.25)
     is_changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
     assert (results[is_changed] == 0.5).all()
     assert is_changed.sum((1, 2)).max() <= 36 and (is_changed.sum((1, 2)) >= 6).all()  # 6 x 6, fewer at a corner
@@ -92,7 +92,7 @@ def test_small_images_are_blurred():
 def test_motion_blur_keeps_the_mean_and_has_uniform_directions():
     point = np.zeros([31, 31, 3], np.uint8)
     point[15, 15] = 255
-    results = apply(operators.random_motion_blur, point, share=0.3)[..., 0]
+    results = apply(operators.random_motion_blur, point, fraction=0.3)[..., 0]
     np.testing.assert_allclose(results.sum((1, 2)), 1, atol=1e-5)
     y, x = np.mgrid[-15:16, -15:16]
     angles = np.rad2deg(0.5 * np.arctan2(-2 * (results * x * y).sum((1, 2)), (results * (x**2 - y**2)).sum((1, 2))))
