@@ -18,17 +18,17 @@ SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
 def make_loss_infinite(patch):
     """Patches training so that the contrastive loss is infinite at the fifth step."""
-    images, losses, factor = train.TrainStep.images, train.model_lib.contrastive_loss, []
+    network_input, contrastive_loss, factor = train.TrainStep.network_input, train.model_lib.contrastive_loss, []
 
-    def note_step(self, *arguments):
+    def set_factor(self, *arguments):
         factor[:] = [tf.where(self.optimizer.iterations == 4, np.inf, 1.0)]
-        return images(self, *arguments)
+        return network_input(self, *arguments)
 
     def patched(hidden, *rest):
-        loss, reported = losses(hidden, *rest)
-        return loss * factor[0], reported
+        loss, metrics_by_name = contrastive_loss(hidden, *rest)
+        return loss * factor[0], metrics_by_name
 
-    patch.setattr(train.TrainStep, "images", note_step)
+    patch.setattr(train.TrainStep, "network_input", set_factor)
     patch.setattr(train.model_lib, "contrastive_loss", patched)
 
 
