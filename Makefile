@@ -1,9 +1,9 @@
-# `make help` lists the commands and the targets.
-# Requires a Python from 3.10 to 3.13; PYTHON=/path/to/python selects one.
+# `make help` lists commands and targets.
+# The targets require Python 3.10 to 3.13. PYTHON=/path/to/python selects the interpreter.
 PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 python3 python; do \
 	if $$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; then \
 	echo $$python; break; fi; done)
-# Two processes, because tests mostly trace graphs, which uses one core. The tests of a file share fixtures.
+# Two processes run the tests, because tests mostly trace graphs on one core. Tests in the same file share fixtures.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
 .PHONY: quickstart help test test-all soak test-current test-current-all lint clean
@@ -53,7 +53,7 @@ lint: .venv/installed-dev  ## checks the code style with ruff
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.10 to 3.13 found. Pass one: make PYTHON=/path/to/python"; exit 2; }
 	@echo "Installing $< into $(@D) with $(PYTHON) (about four minutes, once)"
 	$(PYTHON) -m venv $(@D)
-	@# The pip that comes with Python 3.10 cannot resolve these requirements.
+	@# The pip version bundled with Python 3.10 cannot resolve these requirements.
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
