@@ -1,4 +1,4 @@
-"""The losses of the paper's Table 2, compared with loops, with the gradients of the table, and between replicas."""
+"""Losses of the paper's Table 2, compared with loop implementations, the table's gradients, and across replicas."""
 
 import math
 
@@ -17,7 +17,7 @@ TEMPERATURE, MARGIN = 0.4, 0.6
 
 
 def unit_views(images, width=5):
-    """Returns unit vectors [images, width] of first and second views; some positives are the most similar, some not."""
+    """Returns unit vectors [images, width] for two views. Only some positives are the most similar vector."""
     random = np.random.default_rng(images)
     first = random.standard_normal((images, width))
     views = first, first + random.standard_normal((images, width))
@@ -58,7 +58,7 @@ def compute_loss(name, semi_hard, both_views, z, strategy=None):
 
 @pytest.mark.parametrize("both_views", [False, True])
 @pytest.mark.parametrize("name, semi_hard", LOSSES)
-def test_losses_equal_those_computed_by_loops(name, semi_hard, both_views):
+def test_losses_match_loop_implementation(name, semi_hard, both_views):
     for images in (2, 9):
         first, second = unit_views(images)
         z = tf.constant(3 * np.concatenate([first, second]))
@@ -70,7 +70,7 @@ def test_losses_equal_those_computed_by_loops(name, semi_hard, both_views):
 
 @pytest.mark.parametrize("negatives", ["cross_view", "both"])
 @pytest.mark.parametrize("name, semi_hard", LOSSES)
-def test_flags_select_the_loss(name, semi_hard, negatives):
+def test_loss_flags_select_the_loss_function(name, semi_hard, negatives):
     margin = MARGIN if semi_hard or name == "margin_triplet" else None
     config = Config(contrastive_loss=name, semi_hard=semi_hard, negatives=negatives, margin=margin,
                     temperature=TEMPERATURE)
@@ -81,7 +81,7 @@ def test_flags_select_the_loss(name, semi_hard, negatives):
     assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
 
 
-def test_nt_xent_with_both_views_equals_add_contrastive_loss():
+def test_nt_xent_with_both_views_matches_add_contrastive_loss():
     z = tf.constant(np.concatenate(unit_views(7)))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(z)
@@ -92,7 +92,7 @@ def test_nt_xent_with_both_views_equals_add_contrastive_loss():
 
 
 def table_2_gradient(name, u, positive, negatives):
-    """Returns the gradient of the negative loss with respect to u, the last column of Table 2."""
+    """Returns the gradient of the negated loss with respect to u (last column of Table 2)."""
     if name == "nt_xent":
         weights = [math.exp(u @ v / TEMPERATURE) for v in (positive, *negatives)]
         partition = sum(weights)
@@ -106,7 +106,7 @@ def table_2_gradient(name, u, positive, negatives):
 
 
 @pytest.mark.parametrize("name, count", [("nt_xent", 4), ("nt_logistic", 1), ("margin_triplet", 1)])
-def test_gradients_equal_those_of_table_2(name, count):
+def test_gradients_match_table_2(name, count):
     nonzero = set()
     for row in range(8):
         first, second = unit_views(9)
@@ -126,7 +126,7 @@ def test_gradients_equal_those_of_table_2(name, count):
 
 def test_semi_hard_negatives_selects_the_hardest_within_the_margin():
     positive = tf.constant([0.5, 0.5, 0.5, 0.5])
-    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest; the first ties with the positive.
+    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest; the first equals the positive.
                           [0.9, 0.5, 0.1, -1.0],     # Only the third is within the margin of 0.45.
                           [0.9, 0.05, -0.1, 0.04],   # None is within the margin.
                           [0.3, 0.3, 0.4, 0.1]])     # The third is not a negative; the first two are tied.
@@ -177,7 +177,7 @@ def test_incompatible_settings_are_rejected(settings, message):
         Config(**settings)
 
 
-def test_margin_defaults_only_for_losses_with_a_margin():
+def test_margin_is_unset_for_losses_without_a_margin_and_defaults_to_0_8():
     assert Config().effective_margin is None
     assert Config(contrastive_loss="margin_triplet").effective_margin == 0.8
     assert Config(contrastive_loss="margin_triplet", margin=0.0).effective_margin == 0

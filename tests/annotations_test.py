@@ -1,4 +1,4 @@
-"""Public functions and methods have type hints on all arguments; ruff checks the return types."""
+"""Checks that all arguments of public functions and methods have type hints. ruff checks the return types."""
 
 import ast
 import pathlib

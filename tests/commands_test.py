@@ -1,4 +1,4 @@
-"""Command lines: --help without TensorFlow, modules that are not programs, and `make help`."""
+"""Command-line behavior: `--help` without importing TensorFlow, running non-executable modules, and `make help`."""
 
 import re
 import subprocess
@@ -28,12 +28,12 @@ finally:
 def test_help_is_printed_without_loading_tensorflow(arguments):
     process = subprocess.run([sys.executable, "-c", HELP, *arguments, "--help"], cwd=ROOT, capture_output=True,
                              text=True)
-    assert process.returncode == (arguments == ["run"]) and not process.stderr  # absl's --help has status 1.
+    assert process.returncode == (arguments == ["run"]) and not process.stderr  # absl's --help exits with 1.
     assert len(process.stdout.splitlines()) > 5 and process.stdout.endswith("loaded: None\n")
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_that_are_not_programs_suggest_the_command(name):
+def test_running_a_non_executable_module_suggests_the_right_command(name):
     process = subprocess.run([sys.executable, name], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 2 and not process.stdout
     assert re.fullmatch(rf"{name}: error: .* Use `python run\.py( --mode=\w+)?`; .*\n", process.stderr)

@@ -1,4 +1,4 @@
-"""Settings: the original's flags, ranges, combinations, and errors on the command line."""
+"""Settings: the original's flags, ranges, combinations, and command-line errors."""
 
 import dataclasses
 import pathlib
@@ -69,7 +69,7 @@ def test_parsed_flags_are_converted_to_a_config():
     (dict(train_batch_size=2**31), "train_batch_size"), (dict(shuffle_buffer_mb=2**31), "shuffle_buffer_mb"),
     (dict(ft_proj_selector=-2**63), "ft_proj_selector"), (dict(num_proj_layers=10**9), "num_proj_layers"),
     (dict(seed=-1), "seed"), (dict(mode="training"), "mode"), (dict(dataset=None), "dataset")])
-def test_invalid_settings_are_refused_in_one_line(settings, flag):
+def test_invalid_settings_give_one_line_errors(settings, flag):
     with pytest.raises(UserError, match=f"--{flag}") as error:
         Config(**settings)
     assert "\n" not in str(error.value) and len(str(error.value)) > len(flag) + 15
@@ -81,7 +81,7 @@ def test_error_suggests_a_micro_batch_size_that_divides_the_batch(batch, micro, 
         Config(train_batch_size=batch, micro_batch_size=micro)
 
 
-def test_default_model_dir_depends_on_identity_but_not_on_length():
+def test_default_model_dir_depends_on_identity_settings_but_not_on_run_length():
     config = Config(dataset="imagenet2012_subset/1pct")
     assert config.default_model_dir().startswith("runs/imagenet2012_subset_1pct_resnet50_")
     assert config.replace(train_steps=5, mode="eval", data_dir="/x").default_model_dir() == config.default_model_dir()
@@ -89,26 +89,26 @@ def test_default_model_dir_depends_on_identity_but_not_on_length():
     assert Config(dataset="folder:/a/b c/").default_model_dir().startswith("runs/a_b_c_resnet50_")
 
 
-def test_every_role_is_documented_and_used():
+def test_every_settings_role_is_documented_and_used():
     for role in dataclasses.fields(Config)[0].metadata["roles"]:
         assert f"\n      {role}: role: " in config_lib.setting.__doc__ and config_lib.settings_with(role), role
 
 
-def test_roles_do_not_contradict_each_other():
+def test_settings_roles_do_not_contradict_each_other():
     identity = set(config_lib.settings_with("identity"))
     assert identity > set(config_lib.settings_with("network"))
     assert not identity & set(config_lib.settings_with("length", "order", "output", "per_host", "no_effect"))
     assert not set(config_lib.settings_with("length")) & set(config_lib.settings_with("order", "no_effect", "per_host"))
 
 
-def test_settings_with_roles_are_listed_in_order_of_definition():
+def test_settings_with_a_role_are_listed_in_definition_order():
     assert config_lib.settings_with("length", "per_host") == (
         "model_dir", "data_dir", "shuffle_buffer_mb", "train_epochs", "train_steps", "log_seconds")
     with pytest.raises(KeyError):
         config_lib.settings_with("minimum")
 
 
-def test_stem_follows_the_original():
+def test_cifar_stem_is_the_default_for_images_of_at_most_32_pixels():
     assert Config(image_size=32).cifar_stem and not Config(image_size=33).cifar_stem
     assert not Config(image_size=32, stem="imagenet").cifar_stem and Config(image_size=64, stem="cifar").cifar_stem
 
@@ -128,7 +128,7 @@ def test_command_line_errors_print_one_line_and_exit_with_status_2(argument, wor
     assert words in process.stderr and process.stderr.count("\n") == 1 and process.stdout == ""
 
 
-def test_help_lists_settings_that_the_original_lacks():
+def test_help_lists_flags_that_the_original_does_not_have():
     process = run_program("--help")
     assert "--linear_head_learning_rate" in process.stdout and "--brightness" in process.stdout
 
@@ -151,7 +151,7 @@ def test_recipes_are_valid(recipe):
     assert f"--dataset={config.dataset}" in recipe.read_text().splitlines()
 
 
-def test_data_dir_may_contain_pattern_characters():
+def test_data_dir_may_contain_glob_characters():
     assert Config(data_dir="My data [old]").data_dir == "My data [old]"
 
 
@@ -161,7 +161,7 @@ def test_data_dir_may_contain_pattern_characters():
     ("what?", r"contains \?"),
     ("", "is empty"), (" ", "is empty"), ("two\nlines", "control characters"), ("\udcff", "not valid UTF-8"),
     ("s3://bucket/run", "s3:// is not supported")])
-def test_paths_that_tensorflow_cannot_handle_are_refused(flag, path, problem):
+def test_paths_that_tensorflow_cannot_handle_are_rejected(flag, path, problem):
     with pytest.raises(UserError, match=problem) as error:
         Config(**{flag: path})
     assert str(error.value).startswith(f"--{flag}=") and len(str(error.value).splitlines()) == 1
@@ -196,23 +196,23 @@ _TWO = ("2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {0}\n\t [[{{{{node Dec
         "0 derived errors ignored. [Op:__inference_step_425]")
 
 
-@pytest.mark.parametrize("text", [  # messages of TensorFlow 2.15 and, with _MAP, 2.21
+@pytest.mark.parametrize("text", [  # messages from TensorFlow 2.15 and (with _MAP) 2.21
     _OP + _PNG + "\n\t [[{{node DecodePng}}]] [Op:IteratorGetNext] name: ", _OP + _MAP + _PNG + " [Op:IteratorGetNext]",
     _GRAPH + _NO_TRACE + _PNG + _NODES, _GRAPH + _NO_TRACE + _MAP + _PNG + _NODES, _GRAPH + _TRACE + _PNG + _NODES,
     (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG), _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),
     _PNG, f"\n {_PNG}\nmore"])
-def test_first_line_skips_locations_in_the_graph(text):
+def test_first_line_returns_the_message_without_graph_locations(text):
     assert first_line(ValueError(text)) == _PNG
 
 
-def test_first_line_of_errors_without_a_root_cause():
+def test_first_line_is_not_empty_if_the_error_has_no_root_cause():
     assert first_line(ValueError()) == "ValueError"
     assert first_line(ValueError(_GRAPH)) == "Graph execution error:"
     assert first_line(OSError(28, "No space left on device", "a file")) == (
         "[Errno 28] No space left on device: 'a file'")
 
 
-def test_the_last_cause_of_a_chained_error_is_kept():
+def test_first_line_keeps_the_last_cause_of_a_chained_error():
     cause = OSError(-3, "Temporary failure in name resolution")
     outer = ConnectionError("download failed")
     outer.__cause__ = ValueError("no connection")

@@ -1,10 +1,10 @@
-"""Shared fixtures and set-up: import paths, two logical CPU devices, float64."""
+"""Shared fixtures and setup: import paths, two logical CPU devices, double precision."""
 
 import os
 import pathlib
 import sys
 
-# Matrices are small, and the BLAS threads of two test processes would wait for each other.
+# Matrices are small, and the BLAS threads of concurrent test processes would block each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -20,7 +20,7 @@ import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
 
-# The suites always try the same examples; `--hypothesis-profile=soak` tries new and more examples.
+# By default, Hypothesis tries the same examples in every run; `--hypothesis-profile=soak` tries more, random ones.
 hypothesis.settings.register_profile("suites", derandomize=True, database=None)
 hypothesis.settings.register_profile("soak", max_examples=800, print_blob=True)
 hypothesis.settings.load_profile("suites")
@@ -31,13 +31,13 @@ tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfigu
 
 @pytest.fixture(scope="session")
 def two_replicas():
-    """The only MirroredStrategy of the process: a second one would abort it."""
+    """Returns the process's only MirroredStrategy. Creating a second one would abort the process."""
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 
 
 @pytest.fixture
 def float64():
-    """Keras in double precision for one test."""
+    """Sets Keras to double precision for one test."""
     keras.backend.set_floatx("float64")
     yield
     keras.backend.set_floatx("float32")
@@ -45,7 +45,7 @@ def float64():
 
 @pytest.fixture
 def unoptimized_graphs():
-    """Graphs without Grappler, for tests of a few steps, in which optimizing takes longer than running."""
+    """Disables Grappler for tests of a few steps, because graph optimization would take longer than execution."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -59,7 +59,7 @@ def _fresh_keras():
 
 @pytest.fixture(scope="module")
 def tiny_resnet():
-    """ResNet-10 with two block groups instead of four, for tests that spend their time on tracing."""
+    """Reduces ResNet-10 from four to two block groups, for tests that spend most of their time tracing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(resnet.DEPTHS, 10, (False, (1, 1)))
         yield

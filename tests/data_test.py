@@ -26,7 +26,7 @@ def make_config(**settings):
 
 @pytest.fixture(scope="module")
 def tiny_tfds(tmp_path_factory):
-    """Directory of a TFDS data set with two files per split and 50 images; image i has gray level i."""
+    """Writes a TFDS data set of 50 images with unique gray levels, in two files per split. Returns its path."""
     import tensorflow_datasets as tfds
 
     def rows(first, last):
@@ -62,7 +62,7 @@ def test_digits_has_fixed_balanced_and_disjoint_splits():
     assert rows["train"][0][1].shape == (8, 8, 3) and rows["train"][0][1].max() > 200
 
 
-def test_sub_folders_are_classes(tmp_path):
+def test_subfolders_are_classes(tmp_path):
     levels = write_images(tmp_path, "cats/a.png", "cats/deep/er/b.png", "dogs/c.png", ".hidden/d.png", "dogs/.e.png",
                           "dogs/.thumbs/f.png")
     (tmp_path / "dogs" / "notes.txt").write_text("not an image")
@@ -72,7 +72,7 @@ def test_sub_folders_are_classes(tmp_path):
     assert rows == {(levels["cats/a.png"], 0), (levels["cats/deep/er/b.png"], 0), (levels["dogs/c.png"], 1)}
 
 
-def test_split_folders_share_their_classes(tmp_path):
+def test_split_folders_share_one_list_of_classes(tmp_path):
     write_images(tmp_path, "train/x/1.png", "train/y/2.png", "test/y/3.png", "val/x/4.png")
     source = folders.folder_source(str(tmp_path))
     assert source.split_names == ["test", "train", "validation"] and source.class_names == ["x", "y"]
@@ -89,7 +89,7 @@ def test_folder_without_classes_is_unlabeled(tmp_path, names):
 
 @pytest.fixture
 def log_lines(monkeypatch):
-    """Log lines of a test."""
+    """Returns a list to which the test's log lines are appended."""
     lines = []
     monkeypatch.setattr(console, "log", lines.append)
     return lines
@@ -105,7 +105,7 @@ def log_lines(monkeypatch):
     (("photos/train/cat/a.png", "photos/test/cat/b.png"), "photos would be a class, but contains split folders .test,"),
     (("photos/train/cat/a.png", "photos/train/dog/b.png"), "photos would be a class, .*pass --dataset=folder:.*photos"),
     (("cat/train/a.png", "cat/test/b.png", "dog/c.png"), "cat would be a class, but contains split folders")])
-def test_ambiguous_folder_layouts_are_refused_in_one_line(tmp_path, names, word):
+def test_ambiguous_folder_layouts_give_one_line_errors(tmp_path, names, word):
     write_images(tmp_path, *names)
     with pytest.raises(UserError, match=word) as error:
         folders.folder_source(str(tmp_path))
@@ -116,7 +116,7 @@ def test_ambiguous_folder_layouts_are_refused_in_one_line(tmp_path, names, word)
     ("train valid test", "test train validation"), ("Train Test", "test train"), ("TRAINING Val", "train validation"),
     ("training testing", "test train"), ("train", "train"), ("training_set test_set", "test train"),
     ("train2017 val2017", "train validation"), ("train dev eval", "test train validation")])
-def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
+def test_common_split_folder_names_are_recognized(tmp_path, names, splits):
     write_images(tmp_path, *(f"{folder}/{name}/1.png" for folder in names.split() for name in "xy"))
     write_images(tmp_path, "__MACOSX/train/._1.png", "__MACOSX/x.png", "@eaDir/y.png", "lost+found/z.png", ".git/a.png")
     (tmp_path / "annotations").mkdir()
@@ -155,14 +155,14 @@ def test_classes_have_the_same_label_in_all_splits(tmp_path, log_lines):
                     f"folder:{tmp_path}: train has no images of 1 of 3 classes (amber)"]
 
 
-def test_reports_of_missing_classes_are_shortened(tmp_path, log_lines):
+def test_long_lists_of_missing_classes_are_shortened_in_the_log(tmp_path, log_lines):
     write_images(tmp_path, *(f"train/{number:02}/1.png" for number in range(14)), "test/00/1.png")
     folders.folder_source(str(tmp_path))
     assert log_lines == [f"folder:{tmp_path}: test has no images of 13 of 14 classes (01, 02, 03, 04, 05, 06, 07, 08, "
                          "09, 10 and 3 more)"]
 
 
-def test_run_directories_in_an_image_folder_are_left_out(tmp_path, log_lines):
+def test_run_directories_in_an_image_folder_are_skipped(tmp_path, log_lines):
     write_images(tmp_path, "cat/1.png", "dog/2.png")
     before = folders.folder_source(str(tmp_path)).describe_data()
     assert not log_lines
@@ -174,11 +174,11 @@ def test_run_directories_in_an_image_folder_are_left_out(tmp_path, log_lines):
         (tmp_path / "copied" / name).touch()
     assert folders.folder_source(str(tmp_path)).describe_data() == before
     assert "ignored: run directories: copied, run" in log_lines
-    flat = tmp_path / "runs" / "first"  # The folder passed by the user is always read.
+    flat = tmp_path / "runs" / "first"  # A folder passed by the user is never skipped.
     assert folders.folder_source(str(flat)).num_examples("train") == 1
 
 
-def test_a_class_named_flags_is_not_taken_for_a_run_directory(tmp_path):
+def test_class_folders_with_a_flags_or_lock_file_are_not_run_directories(tmp_path):
     write_images(tmp_path, "flags/1.png", "maps/2.png")
     (tmp_path / "flags" / "flags.json").touch()
     (tmp_path / "maps" / "train.lock").touch()
@@ -190,7 +190,7 @@ def test_a_class_named_flags_is_not_taken_for_a_run_directory(tmp_path):
 def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     levels = write_images(tmp_path / name, f"{name.rstrip('/')}/1.png", "b/2.png")
-    write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")  # Patterns would match these, too.
+    write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")  # Glob patterns in `name` would match these.
     for path in (f"./{name}", str(tmp_path / name), *([] if name == "~" else [name])):
         source = datasets.open_source(f"folder:{path}")
         assert source.class_names == sorted([name.rstrip("/"), "b"])
@@ -198,13 +198,13 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
 
 
 def keys_of(source, split):
-    """Returns a dict: path below the root -> key, in the order of the split."""
+    """Returns a dict from paths (relative to the root) to keys, in the order of the split."""
     keys, paths, _ = source._select(split)
     return {str(pathlib.Path(path).relative_to(source.root)): int(key) for key, path in zip(keys, paths)}
 
 
-def test_adding_or_removing_images_does_not_move_others_to_another_slice(tmp_path):
-    """The key of an image is the first 62 bits of the SHA-256 of its path below the root."""
+def test_adding_or_removing_images_does_not_change_the_slices_of_others(tmp_path):
+    """An image's key is the first 62 bits of the SHA-256 hash of its path relative to the root."""
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     write_images(tmp_path, *names)
     fractions = {name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names}
@@ -222,7 +222,7 @@ def test_adding_or_removing_images_does_not_move_others_to_another_slice(tmp_pat
             name: key for name, key in after.items() if "new" not in name}
 
 
-def test_keys_do_not_depend_on_the_location_of_the_folder(tmp_path, monkeypatch):
+def test_keys_do_not_depend_on_the_folder_location(tmp_path, monkeypatch):
     for directory in ("one", "two/deeper"):
         write_images(tmp_path / directory, "train/a/1.png", "train/b/1.png", "test/a/1.png")
     monkeypatch.chdir(tmp_path / "two")
@@ -232,7 +232,7 @@ def test_keys_do_not_depend_on_the_location_of_the_folder(tmp_path, monkeypatch)
     assert one.describe_data() == two.describe_data()
 
 
-def test_absolute_slices_and_sums_of_splits_follow_the_order(tmp_path):
+def test_absolute_slices_and_sums_of_splits_preserve_the_order(tmp_path):
     write_images(tmp_path, *(f"{split}/{name}/{number}.png" for split in ("train", "test") for name in "ab"
                              for number in range(10)))
     source = folders.folder_source(str(tmp_path))
@@ -249,7 +249,7 @@ def test_absolute_slices_and_sums_of_splits_follow_the_order(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_a_slice_of_a_folder_has_all_classes(tmp_path):
+def test_a_slice_of_a_folder_contains_all_classes(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(30)))
     labels = [int(label) for _, _, label in folders.folder_source(str(tmp_path)).records("train[:20]")]
     assert len(labels) == 20 and 4 < sum(labels) < 16
@@ -282,20 +282,20 @@ def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
     records = list(source.records("train"))
     assert sorted(levels_of(records, source)) == list(range(40))
     assert all(int(label) == level % 4 for (_, _, label), level in zip(records, levels_of(records, source)))
-    assert records[0][1].dtype == tf.string  # still encoded
+    assert records[0][1].dtype == tf.string  # Images are still encoded.
     assert len({int(key) for key, _, _ in records}) == 40
     assert source.num_examples("train[:25%]") == 10 == len(list(source.records("train[:25%]")))
 
 
 @pytest.fixture
 def tfds_copy(tiny_tfds, tmp_path):
-    """A copy of `tiny_tfds` for tests to corrupt: its directory, and the second record file of the training split."""
+    """Copies `tiny_tfds`, so that tests can corrupt it. Returns the directory and its second training record file."""
     directory = shutil.copytree(tiny_tfds, tmp_path / "tfds")
     return str(directory), next(directory.glob("**/*train*-00001-of-00002"))
 
 
 def cut_records(path, count):
-    """Keeps the first records of a file."""
+    """Truncates a record file to its first `count` records."""
     records = list(tf.data.TFRecordDataset(str(path)).take(count).as_numpy_iterator())
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in records:
@@ -304,12 +304,12 @@ def cut_records(path, count):
 
 @pytest.mark.parametrize("split, expected, cut_fails", [
     ("train", 40, True), ("train[:10]", 10, False), ("train[25:27]", 2, False), ("train[38:]", 2, True)])
-def test_a_record_file_truncated_between_records_is_an_error(tfds_copy, split, expected, cut_fails):
+def test_record_file_truncated_at_a_record_boundary_is_an_error(tfds_copy, split, expected, cut_fails):
     directory, path = tfds_copy
     source = datasets.open_source("tiny_shapes", directory)
     assert len(list(source.records(split))) == expected
-    cut_records(path, 13)  # of 20
-    assert datasets.check_split(source, "train_split", split) == expected  # The metadata does not show it.
+    cut_records(path, 13)  # The file contained 20 records.
+    assert datasets.check_split(source, "train_split", split) == expected  # The metadata is unchanged.
     if not cut_fails:
         assert len(list(source.records(split))) == expected
         return
@@ -319,7 +319,7 @@ def test_a_record_file_truncated_between_records_is_an_error(tfds_copy, split, e
 
 
 @pytest.mark.parametrize("problem", ["empty", "missing"])
-def test_empty_or_missing_record_files_are_reported_at_the_start(tfds_copy, problem):
+def test_empty_or_missing_record_files_are_reported_before_training(tfds_copy, problem):
     directory, path = tfds_copy
     path.write_bytes(b"") if problem == "empty" else path.unlink()
     source = datasets.open_source("tiny_shapes", directory)
@@ -331,7 +331,7 @@ def test_empty_or_missing_record_files_are_reported_at_the_start(tfds_copy, prob
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b'{"splits": 5}', None])
-def test_corrupt_tfds_metadata_are_refused_in_one_line(content, tfds_copy):
+def test_corrupt_tfds_metadata_gives_a_one_line_error(content, tfds_copy):
     directory, path = tfds_copy
     info = pathlib.Path(path).parent / "dataset_info.json"
     info.unlink()
@@ -362,7 +362,7 @@ def test_empty_record_files_do_not_cause_an_endless_loop_on_resume(tfds_copy):
         next(iter(dataset))
 
 
-def test_examples_have_the_same_key_in_slices(tiny_tfds):
+def test_examples_have_the_same_key_in_slices_as_in_the_whole_split(tiny_tfds):
     tiny = datasets.open_source("tiny_shapes", tiny_tfds)
     for source, split in ((tiny, "train[30:]"), (digits.digits_source(), "train[9:19]")):
         def named(split, source=source):
@@ -372,7 +372,7 @@ def test_examples_have_the_same_key_in_slices(tiny_tfds):
 
 
 @pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
-def test_order_depends_only_on_the_seed(name, tiny_tfds):
+def test_record_order_depends_only_on_the_seed(name, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
 
     def keys(seed, **kwargs):
@@ -392,7 +392,7 @@ def test_shards_partition_a_split(name, split, shards, tiny_tfds):
         assert sorted(sum(keys, [])) == sorted(int(key) for key, _, _ in source.records(split))
 
 
-def test_shuffle_buffer_is_bounded_by_memory(tiny_tfds):
+def test_shuffle_buffer_size_is_limited_by_memory(tiny_tfds):
     source = datasets.open_source("tiny_shapes", tiny_tfds)
     assert source.shuffle_buffer_size("train", 1) == 40
     mean = sum(info.num_bytes for info in source._builder.info.splits.values()) / 50
@@ -402,12 +402,12 @@ def test_shuffle_buffer_is_bounded_by_memory(tiny_tfds):
 # ------------------------------------------------------------------------------------------------------ pipelines
 
 
-def test_training_data_has_the_shapes_and_range_of_the_network():
+def test_training_batches_have_the_expected_shapes_and_pixel_range():
     dataset = data.build_train_dataset(make_config(), digits.digits_source(), seed=3, batch_size=16)
     views, labels = next(iter(dataset))
     assert views.shape == [16, 8, 8, 6] and views.dtype == tf.float32 and labels.shape == [16]
     assert np.min(views) >= 0 and np.max(views) <= 1
-    assert np.abs(views[..., :3] - views[..., 3:]).mean() > 0.02  # two different views
+    assert np.abs(views[..., :3] - views[..., 3:]).mean() > 0.02  # The two views differ.
     finetune = make_config(train_mode="finetune")
     assert next(iter(data.build_train_dataset(finetune, digits.digits_source(), 3, 16)))[0].shape == [16, 8, 8, 3]
 
@@ -426,7 +426,7 @@ def test_training_data_can_start_at_any_step(name, cache, strength, tiny_tfds):
 
 
 @pytest.mark.parametrize("name", ["digits", "tiny_shapes"])
-def test_every_epoch_has_every_example_once_in_another_order(name, tiny_tfds):
+def test_every_epoch_contains_every_example_once_in_a_different_order(name, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
     config = make_config(train_split="train[:40]", color_jitter_strength=0.0)
     dataset = data.build_train_dataset(config, source, 5, 8)
@@ -436,7 +436,7 @@ def test_every_epoch_has_every_example_once_in_another_order(name, tiny_tfds):
     assert (labels[0] != labels[1]).any()
 
 
-def test_views_depend_on_seed_and_epoch_but_not_on_the_order():
+def test_views_depend_on_seed_and_epoch_but_not_on_the_example_order():
     config = make_config(train_split="train[:40]", train_batch_size=40, color_jitter_strength=0.0)
     source = digits.digits_source()
 
@@ -445,13 +445,13 @@ def test_views_depend_on_seed_and_epoch_but_not_on_the_order():
         return [views[np.lexsort(views.reshape(40, -1).T)] for views, _ in dataset.take(2).as_numpy_iterator()]
 
     first, second = batches(1)
-    assert np.abs(first - second).max() > 0.1  # The views of another epoch differ.
+    assert np.abs(first - second).max() > 0.1  # Views differ between epochs.
     np.testing.assert_array_equal(first, batches(1, cache_dataset=True)[0])  # Caching changes only the order.
     assert np.abs(first - batches(2)[0]).max() > 0.1
 
 
 def test_views_do_not_depend_on_the_batch_size():
-    """Batches of 1, 6 and 20 are augmented in chunks of these sizes, so that images are grouped differently."""
+    """Batches of 1, 6 and 20 images form one chunk each, so an image is augmented together with different images."""
     source = digits.digits_source()
     reference = None
     for batch_size in (1, 6, 20):
@@ -465,12 +465,12 @@ def test_views_do_not_depend_on_the_batch_size():
 
 @pytest.mark.parametrize("size, batch_size, expected", [
     (32, 512, 32), (32, 40, 20), (32, 7, 7), (224, 64, 1), (8, 16, 16)])
-def test_chunks_divide_the_batch(size, batch_size, expected):
+def test_chunk_size_divides_the_batch_size(size, batch_size, expected):
     assert data._chunk_size(size, batch_size) == expected
 
 
 @pytest.mark.parametrize("pixels", ["jpeg", "jpeg_gray", "jpeg_without_subsampling", "png"])
-def test_only_the_region_of_crop_windows_is_decoded_in_large_jpegs(pixels, tmp_path):
+def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
     colors = np.random.default_rng(0).integers(0, 256, [13, 17, 1 if pixels == "jpeg_gray" else 3])
     image = np.uint8(tf.image.resize(colors, [130, 171], tf.image.ResizeMethod.BICUBIC))
     options = {"chroma_downsampling": False} if pixels == "jpeg_without_subsampling" else {}
@@ -519,7 +519,7 @@ def restricted(name, tiny_tfds, fraction=0.2, seed=0):
 
 @pytest.mark.parametrize("name, total", [("digits", 287), ("tfds", 8)])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_restricted_split_is_the_same_on_every_host_and_run(name, total, shards, tiny_tfds):
+def test_label_subset_is_the_same_on_every_host_and_in_every_run(name, total, shards, tiny_tfds):
     def records(seed):
         source = restricted(name, tiny_tfds)
         rows = [list(source.records("train", seed, shards, shard).as_numpy_iterator()) for shard in range(shards)]
@@ -554,7 +554,7 @@ def test_training_uses_only_the_selected_label_fraction(name, tiny_tfds):
     assert seen == keys
 
 
-def test_a_label_fraction_without_examples_of_all_classes_is_refused(tiny_tfds):
+def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
     with pytest.raises(UserError, match="--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
                                         "classes. Use at least 0.1."):
         restricted("tfds", tiny_tfds, 0.05)
@@ -573,7 +573,7 @@ def test_cache_dataset_reads_files_only_once(tmp_path):
 
 
 @pytest.mark.parametrize("batch, replicas", [(7, 1), (16, 1), (4, 2), (360, 1), (100, 4)])
-def test_evaluation_sees_every_example_once(batch, replicas):
+def test_evaluation_includes_every_example_exactly_once(batch, replicas):
     source = digits.digits_source()
     dataset = data.build_eval_dataset(make_config(), source, "test", batch, replicas=replicas)
     batches = list(dataset.as_numpy_iterator())
@@ -587,7 +587,7 @@ def test_evaluation_sees_every_example_once(batch, replicas):
 @pytest.mark.parametrize("given, split, replicas, expected", [
     (2048, "test[:60]", 1, 60), (2048, "test[:61]", 2, 31), (256, "train", 4, 64), (8, "test[:2]", 4, 1),
     (64, "test[:64]", 1, 64)])
-def test_evaluation_batches_are_at_most_as_large_as_the_split(given, split, replicas, expected):
+def test_evaluation_batch_size_is_limited_to_the_split_size(given, split, replicas, expected):
     config, source = make_config(eval_batch_size=given), digits.digits_source()
     size = data.eval_batch_size(config, source, split, replicas)
     assert size == expected
@@ -617,7 +617,7 @@ def test_view_pairs_are_reproducible():
 # --------------------------------------------------------------------------------------------------------- errors
 
 
-def test_unknown_data_sets_and_splits_are_refused():
+def test_unknown_data_sets_and_splits_are_rejected():
     with pytest.raises(UserError, match="--dataset=cifar11: unknown data set .*Did you mean cifar10"):
         datasets.open_source("cifar11")
     with pytest.raises(UserError, match="--dataset=folder:/no/such: the directory does not exist"):

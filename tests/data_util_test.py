@@ -22,12 +22,12 @@ def seeds(count):
 
 
 def seed_rows(count):
-    """Returns the same seeds as a tensor [count, 2]."""
+    """Returns the seeds of `seeds(count)` as a tensor [count, 2]."""
     return tf.stack([tf.fill([count], tf.constant(5, tf.int64)), tf.range(count, dtype=tf.int64)], 1)
 
 
 def apply_to_images(operator, images, *args, **kwargs):
-    """Applies an operator of channels to images [n, h, w, 3]."""
+    """Applies an operator that takes separate channels to images [n, h, w, 3]."""
     return data_util.from_channels(operator(data_util.to_channels(tf.constant(images)), *args, **kwargs)).numpy()
 
 
@@ -36,19 +36,19 @@ def apply_to_images(operator, images, *args, **kwargs):
 
 @pytest.mark.parametrize("image", IMAGES)
 @pytest.mark.parametrize("size", [32, 64])
-def test_evaluation_crop_equals_the_original(image, size):
+def test_evaluation_crop_matches_the_original(image, size):
     crop = data_util.preprocess_image(ARRAYS[f"{image}/image"], size, size)
     np.testing.assert_allclose(crop, np.float32(ARRAYS[f"{image}/center_crop{size}"]), atol=6e-4)  # recorded in float16
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_grayscale_equals_the_original(image):
+def test_grayscale_matches_the_original(image):
     gray = apply_to_images(data_util.to_grayscale, ARRAYS[f"{image}/image"][np.newaxis] / np.float32(255))[0]
     np.testing.assert_allclose(gray.mean((0, 1), dtype=np.float64), ARRAYS[f"{image}/grayscale_mean"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_blur_with_one_sigma_per_image_equals_the_original(image):
+def test_blur_with_per_image_sigma_matches_the_original(image):
     batch = tf.constant(np.stack([ARRAYS[f"{image}/blur_in"]] * 3))
     blurred = data_util.gaussian_blur(batch, 6, tf.constant([0.3, 1.0, 2.0]))
     for row, sigma in zip(blurred, ("0.3", "1.0", "2.0")):
@@ -56,7 +56,7 @@ def test_blur_with_one_sigma_per_image_equals_the_original(image):
 
 
 def view_statistics(views):
-    """Returns the statistics [n, 8] of views [n, h, w, 3], in the recorded order."""
+    """Returns the statistics [n, 8] of views [n, h, w, 3], ordered as in the recorded arrays."""
     chroma = tf.reduce_mean(tf.reduce_max(views, -1) - tf.reduce_min(views, -1), [1, 2])
     edge_x = tf.reduce_mean(tf.abs(views[:, :, 1:] - views[:, :, :-1]), [1, 2, 3])
     edge_y = tf.reduce_mean(tf.abs(views[:, 1:] - views[:, :-1]), [1, 2, 3])
@@ -68,7 +68,7 @@ def view_statistics(views):
 @pytest.mark.parametrize("case, strength, brightness", [
     ("crop_only", 0.0, "multiplicative"), ("s0.5", 0.5, "multiplicative"), ("s1.0", 1.0, "multiplicative"),
     ("s1.0_v1", 1.0, "additive")])
-def test_views_have_the_distribution_of_the_original(case, strength, brightness):
+def test_view_statistics_match_the_original(case, strength, brightness):
     policy = data_util.simclr_policy(strength, brightness)
     image = tf.constant(ARRAYS["view/image"])
 
@@ -92,21 +92,21 @@ def test_views_have_the_distribution_of_the_original(case, strength, brightness)
 # ------------------------------------------------------------------------------------------------------ operators
 
 
-def test_blur_equals_scipy():
+def test_blur_matches_scipy():
     image = np.random.default_rng(0).uniform(0, 1, (20, 24, 3))
     ours = data_util.gaussian_blur(tf.constant(image), 10, 1.7)
     theirs = scipy.ndimage.gaussian_filter(image, 1.7, axes=(0, 1), radius=5, mode="constant")
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
-def test_batch_random_blur_draws_separately_for_each_image():
+def test_batch_random_blur_samples_separately_for_each_image():
     images = tf.constant(np.random.default_rng(1).uniform(0, 1, (400, 40, 40, 1)).astype(np.float32))
     images = tf.repeat(images[:1], 400, axis=0)
     blurred = data_util.batch_random_blur(images, SEED, 40)
     roughness = np.abs(np.diff(blurred.numpy(), axis=1)).mean((1, 2, 3))
     is_unchanged = np.isclose(roughness, np.abs(np.diff(images[0].numpy(), axis=0)).mean(), rtol=1e-6)
-    assert 160 < is_unchanged.sum() < 240  # probability 0.5
-    assert len(np.unique(roughness[~is_unchanged].round(6))) > 150  # one sigma per image, not per batch
+    assert 160 < is_unchanged.sum() < 240  # The blur probability is 0.5.
+    assert len(np.unique(roughness[~is_unchanged].round(6))) > 150  # Each image has its own sigma.
 
 
 def test_batch_random_blur_does_not_depend_on_the_number_of_replicas():
@@ -116,7 +116,7 @@ def test_batch_random_blur_does_not_depend_on_the_number_of_replicas():
     np.testing.assert_allclose(whole, tf.concat(halves, 0), atol=1e-6)
 
 
-def test_crop_windows_have_areas_and_aspect_ratios_of_the_paper():
+def test_crop_window_areas_and_aspect_ratios_match_the_paper():
     shape = tf.constant([300, 400, 3])
     samples = seeds(3000).map(lambda seed: tf.stack(data_util.random_crop_window(shape, seed)))
     windows = np.array(list(samples.as_numpy_iterator()))
@@ -127,13 +127,13 @@ def test_crop_windows_have_areas_and_aspect_ratios_of_the_paper():
     assert aspect.min() > 0.74 and aspect.max() < 1.35
 
 
-def test_area_range_limits_the_crop():
+def test_area_range_limits_the_crop_size():
     shape = tf.constant([100, 100, 3])
     sizes = [data_util.random_crop_window(shape, seed, area_range=(0.5, 1.0))[2:] for seed in seeds(200)]
     assert 0.48 < min(int(height) * int(width) / 1e4 for height, width in sizes) < 0.6
 
 
-def test_crop_of_uint8_and_float_images_equals_crop_and_resize_by_numpy_and_tf_image():
+def test_crop_matches_slicing_and_tf_image_resize_for_uint8_and_float():
     image = ARRAYS["97x131/image"]
     for seed in seeds(20):
         top, left, height, width = map(int, data_util.random_crop_window(image.shape, seed))
@@ -152,7 +152,7 @@ def test_half_of_the_images_are_flipped():
     assert (is_same ^ is_flipped).all() and 160 < is_flipped.sum() < 240
 
 
-# Values beyond [0, 1], as in bicubic crops, and ties and gray pixels, which are special cases of hue and saturation.
+# Includes values outside [0, 1] (as in bicubic crops), and ties and grays (special cases for hue and saturation).
 _COLORS = np.random.default_rng(4).uniform(-0.1, 1.1, (40, 6, 7, 3)).astype(np.float32)
 _COLORS[:10] = np.round(4 * _COLORS[:10]) / 4
 _COLORS[10] = _COLORS[10, ..., :1]
@@ -164,7 +164,7 @@ _COLORS[10] = _COLORS[10, ..., :1]
     (data_util.adjust_contrast, tf.image.adjust_contrast, 0, 2),
     (data_util.adjust_saturation, tf.image.adjust_saturation, 0, 2),
     (data_util.adjust_hue, tf.image.adjust_hue, -0.5, 0.5)])
-def test_color_operators_with_one_amount_per_image_equal_tf_image(ours, theirs, low, high):
+def test_color_operators_with_per_image_amounts_match_tf_image(ours, theirs, low, high):
     amounts = np.linspace(low, high, len(_COLORS), dtype=np.float32)
     actual = apply_to_images(ours, _COLORS, amounts.reshape(-1, 1, 1))
     for image, amount, result in zip(_COLORS, amounts, actual):
@@ -172,7 +172,7 @@ def test_color_operators_with_one_amount_per_image_equal_tf_image(ours, theirs, 
         np.testing.assert_allclose(np.clip(result, 0, 1), np.clip(expected, 0, 1), atol=3e-6)
 
 
-def test_jitter_amounts_are_uniform_in_the_ranges_of_the_strength():
+def test_jitter_amounts_are_uniform_in_the_range_set_by_the_strength():
     for brightness, lowest, highest in (("multiplicative", 0.6, 1.4), ("additive", -0.4, 0.4)):
         amounts, order = (tensor.numpy() for tensor in data_util.jitter_amounts(seed_rows(2000), 0.5, brightness))
         expected = np.array([(lowest, highest), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1)])
@@ -185,7 +185,7 @@ def test_jitter_amounts_are_uniform_in_the_ranges_of_the_strength():
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 2.0])
-def test_jittered_images_are_in_range(strength):
+def test_jittered_images_are_in_0_to_1_and_unchanged_at_strength_0(strength):
     jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength)
     if strength == 0:
         np.testing.assert_array_equal(jittered, _COLORS)
@@ -195,7 +195,7 @@ def test_jittered_images_are_in_range(strength):
 
 @pytest.mark.parametrize("random_order", [False, True])
 @pytest.mark.parametrize("brightness", ["multiplicative", "additive"])
-def test_jitter_equals_a_loop_over_images_and_steps(brightness, random_order):
+def test_jitter_matches_loop_over_images_and_steps(brightness, random_order):
     amounts, orders = data_util.jitter_amounts(seed_rows(40), 0.5, brightness)
     adjust_brightness = (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
     steps = (adjust_brightness, tf.image.adjust_contrast, tf.image.adjust_saturation, tf.image.adjust_hue)
@@ -214,13 +214,14 @@ def test_random_numbers_are_uniform_and_independent():
     nearby = [rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
               for number in (1, 2, 3) for level in range(3)]
     nearby += [rng.uniforms(rng.nth_seed(rng.nth_seed(seed_rows(20_000), number), 1, rng.DRAW), 1).numpy()[:, 0]
-               for number in (1, 2, 3)]  # second draws of an operator, and the next seed
+               for number in (1, 2, 3)]  # an operator's second draws
+    # The second array contains the draws of the next seed.
     columns = np.concatenate([draws, draws[np.r_[1:20_000, 0]], np.stack(nearby, 1)], 1)
     correlations = np.corrcoef(columns.T) - np.eye(columns.shape[1])
     assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
 
 
-def test_uniforms_equal_splitmix64_in_python_integers():
+def test_uniform_samples_match_pure_python_splitmix64():
     mask = 2**64 - 1
     state = sum(part * int(factor) for part, factor in zip((3, 7), rng._SEED_FACTORS)) & mask
     for draw in rng.uniforms(tf.constant([[3, 7]]), 2)[0]:
@@ -231,7 +232,7 @@ def test_uniforms_equal_splitmix64_in_python_integers():
 
 
 @pytest.mark.parametrize("shape", [(50, 50), (33, 80), (80, 33), (8, 8)])
-def test_evaluation_without_crop_covers_the_shorter_side(shape):
+def test_evaluation_without_crop_keeps_the_whole_shorter_side(shape):
     image = np.random.default_rng(5).uniform(0, 1, (*shape, 3)).astype(np.float32)
     side = min(shape)
     top, left = (shape[0] - side + 1) // 2, (shape[1] - side + 1) // 2
@@ -242,7 +243,7 @@ def test_evaluation_without_crop_covers_the_shorter_side(shape):
 # ------------------------------------------------------------------------------------------------------- policies
 
 
-def test_policies_give_equal_results_in_eager_mode_and_tf_data():
+def test_policies_give_the_same_views_in_eager_mode_and_tf_data():
     image = tf.constant(ARRAYS["97x131/image"])
 
     def view(seed):
@@ -255,7 +256,7 @@ def test_policies_give_equal_results_in_eager_mode_and_tf_data():
 
 
 @pytest.mark.parametrize("size", [16, 33])
-def test_views_do_not_depend_on_other_images_of_the_batch(size):
+def test_views_do_not_depend_on_other_images_in_the_batch(size):
     policy = data_util.simclr_policy(1.0, "multiplicative")
     image = tf.constant(ARRAYS["97x131/image"])
     rows = seed_rows(12)

@@ -41,7 +41,7 @@ def imports(path):
             yield node.args[0].value
 
 
-def test_every_module_has_a_group():
+def test_every_module_has_an_import_group():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
     assert {path.stem for path in ROOT.glob("*.py")} | packages == set(GROUP_OF)
     assert len(list(ROOT.glob("*.py"))) == 11
@@ -56,7 +56,7 @@ def test_modules_import_only_from_earlier_groups(path):
 
 
 def listed_settings(tree):
-    """Yields the names of settings in each literal tuple, list or set of a syntax tree."""
+    """Yields the setting names in each tuple, list or set literal of a syntax tree."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
             values = {element.value for element in node.elts if isinstance(element, ast.Constant)}
@@ -65,7 +65,7 @@ def listed_settings(tree):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "config"], ids=name_of)
 def test_settings_are_classified_only_in_config(path):
-    """Roles classify settings. Elsewhere, only short lists inside functions are allowed."""
+    """Settings are classified by role. Outside config.py, lists of settings must be short and inside functions."""
     tree = ast.parse(path.read_text())
     constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
     assert not [names for node in constants for names in listed_settings(node) if len(names) > 1]
@@ -73,7 +73,7 @@ def test_settings_are_classified_only_in_config(path):
 
 
 @pytest.mark.parametrize("package", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))
-def test_a_package_has_no_import_cycles(package):
+def test_packages_have_no_import_cycles(package):
     graph = {}
     for path in (ROOT / package).glob("*.py"):
         graph[name_of(path)] = {".".join(imported.split(".")[:2]) for imported in imports(path)

@@ -1,4 +1,4 @@
-"""LARS compared with recorded steps and with steps computed by hand."""
+"""LARS, compared with recorded and hand-computed steps."""
 
 import json
 
@@ -14,7 +14,7 @@ NAMES = [str(name) for name in ARRAYS["names"]]
 
 
 def run_case(case, **changes):
-    """Yields the variables after each of the four steps of a recorded case."""
+    """Yields the variables after each of a recorded case's four steps."""
     variables = [tf.Variable(ARRAYS[f"{case}/init/{name}"], name=name) for name in NAMES]
     settings = {**json.loads(str(ARRAYS[f"{case}/config"])), **changes}
     optimizer = LARSOptimizer(**settings)
@@ -25,14 +25,14 @@ def run_case(case, **changes):
 
 
 @pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
-def test_steps_equal_the_original(case):
+def test_steps_match_the_original(case):
     for step, variables in run_case(case):
         for name, variable in zip(NAMES, variables):
             expected = ARRAYS[f"{case}/param{step}/{name}"]
             np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_predicates_select_the_same_variables_as_name_patterns():
+def test_lars_predicates_select_the_same_variables_as_name_patterns():
     def rule(variable):
         return variable.shape.rank <= 1 or "head_supervised" in variable.name
 
@@ -42,13 +42,13 @@ def test_predicates_select_the_same_variables_as_name_patterns():
 
 
 @pytest.mark.parametrize("classic, nesterov, expected", [
-    # param [3, 4] (norm 5), gradient [0, 2], weight decay 0.5: g = [1.5, 4], with norm sqrt(18.25).
+    # For param [3, 4] (norm 5), gradient [0, 2] and weight decay 0.5, g = [1.5, 4] has norm sqrt(18.25).
     (True, False, lambda g, r: [3, 4] - r * 0.1 * g),
     (True, True, lambda g, r: [3, 4] - (0.9 * r * 0.1 * g + r * 0.1 * g)),
     (False, False, lambda g, r: [3, 4] - r * 0.1 * g),
-    (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # The update is 1.9 g, its trust ratio r / 1.9.
+    (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # The update is 1.9 g with trust ratio r / 1.9.
 ])
-def test_first_step_equals_hand_computed_values(classic, nesterov, expected):
+def test_first_step_matches_hand_computed_values(classic, nesterov, expected):
     g = np.array([1.5, 4.0])
     ratio = 0.001 * 5 / np.sqrt(18.25)
     param, _ = lars_update(
@@ -59,7 +59,7 @@ def test_first_step_equals_hand_computed_values(classic, nesterov, expected):
 
 @pytest.mark.parametrize("use_nesterov", [False, True])
 @pytest.mark.parametrize("classic_momentum", [False, True])
-def test_optimizer_equals_lars_update_in_float64(classic_momentum, use_nesterov):
+def test_optimizer_matches_lars_update_in_float64(classic_momentum, use_nesterov):
     settings = dict(momentum=0.9, weight_decay=0.1, classic_momentum=classic_momentum, use_nesterov=use_nesterov)
     variable = tf.Variable([[3.0, 4.0, -1.0]], dtype=tf.float64)
     optimizer = LARSOptimizer(tf.constant(0.3, tf.float64), **settings)
@@ -75,7 +75,7 @@ def test_optimizer_equals_lars_update_in_float64(classic_momentum, use_nesterov)
 def test_norms_do_not_overflow_in_half_precision(dtype):
     param, grad = tf.fill([200, 200], tf.constant(8, dtype)), tf.fill([200, 200], tf.constant(2, dtype))
     new, _ = lars_update(param, grad, tf.zeros_like(param), learning_rate=100.0, momentum=0.9, eeta=0.01)
-    assert new.dtype == dtype  # |param| = 1600, |grad| = 400: a step of 0.01 * 4 * 100 * 2.
+    assert new.dtype == dtype  # With norms 1600 and 400, the step is 0.01 * 4 * 100 * 2 = 8.
     np.testing.assert_allclose(tf.cast(new, tf.float32), np.zeros([200, 200]), atol=0.05)
 
 
@@ -92,7 +92,7 @@ def test_get_config_restores_all_arguments():
     assert copy.exclude_from_weight_decay == ["bias"] and copy.exclude_from_layer_adaptation == ["gamma", "beta"]
 
 
-def test_slot_name_equals_the_original():
+def test_slot_name_matches_the_original():
     variable = tf.Variable([1.0])
     optimizer = LARSOptimizer(0.1)
     optimizer.apply_gradients([(tf.constant([1.0]), variable)])

@@ -1,4 +1,4 @@
-"""Schedule, networks, heads and training steps, compared with recorded and with independently computed numbers."""
+"""Schedule, networks, heads and training steps, compared with recorded and independently computed values."""
 
 import json
 
@@ -24,7 +24,7 @@ CASES = [str(case) for case in NETWORK["cases"]]
 
 
 @pytest.mark.parametrize("case", [str(case) for case in SCHEDULE["cases"]])
-def test_schedule_equals_the_original(case):
+def test_schedule_matches_the_original(case):
     settings = json.loads(str(SCHEDULE[f"{case}/config"]))
     base, examples = settings.pop("learning_rate"), settings.pop("num_examples")
     schedule = model_lib.WarmUpAndCosineDecay(base, examples, **settings)
@@ -57,14 +57,14 @@ def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
 
 
 def case_views(arrays, case, size):
-    """Returns the recorded input, all first views before all second views."""
+    """Returns the recorded input, with all first views before all second views."""
     pairs = np.random.default_rng(int(arrays[f"{case}/views_seed"])).uniform(0, 1, (4, size, size, 6))
     pairs = pairs.astype(np.float32)
     return np.concatenate([pairs[..., :3], pairs[..., 3:]])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_network_in_inference_equals_the_original(case):
+def test_network_outputs_in_inference_match_the_original(case):
     config, _ = golden.config_of(NETWORK, case)
     model = model_lib.build_model(config, 10)
     variables = golden.assign_formula_weights(model)
@@ -76,7 +76,7 @@ def test_network_in_inference_equals_the_original(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_network_in_training_equals_the_original(case, float64):
+def test_network_outputs_in_training_match_the_original(case, float64):
     config, _ = golden.config_of(NETWORK_TRAIN, case)
     model = model_lib.build_model(config, 10)
     golden.assign_formula_weights(model)
@@ -86,7 +86,7 @@ def test_network_in_training_equals_the_original(case, float64):
 
 
 @pytest.mark.parametrize("case", [str(case) for case in TRAIN_STEP["cases"]])
-def test_three_training_steps_equal_the_original(case, float64):
+def test_three_training_steps_match_the_original(case, float64):
     config, settings = golden.config_of(TRAIN_STEP, case)
     model = model_lib.build_model(config, 10)
     variables = golden.assign_formula_weights(model)
@@ -106,8 +106,8 @@ def test_three_training_steps_equal_the_original(case, float64):
 
 
 @pytest.mark.parametrize("width, millions", [(1, 24), (2, 94), (4, 375)])
-def test_parameter_counts_of_table_6(width, millions):
-    with tf.Graph().as_default():  # In a graph, weights are never initialized.
+def test_parameter_counts_match_table_6(width, millions):
+    with tf.Graph().as_default():  # In a graph, weights are not initialized.
         encoder = resnet.resnet(50, width)
         tf.autograph.experimental.do_not_convert(encoder)(tf.zeros([1, 64, 64, 3]))
     assert round(sum(np.prod(v.shape) for v in encoder.trainable_variables) / 1e6) == millions
@@ -119,7 +119,7 @@ def test_resnet_depth_equals_the_number_of_weighted_layers(depth):
     assert sum(blocks) * (3 if bottleneck else 2) + 2 == depth
 
 
-def test_initial_weights_have_the_distribution_of_the_original():
+def test_initial_weight_distribution_matches_the_original():
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
     for layer in model.submodules:
         if isinstance(layer, keras.layers.Conv2D) and np.prod(layer.kernel.shape) > 30_000:
@@ -166,7 +166,7 @@ def test_projection_heads_have_the_right_layers_and_outputs(mode, layers):
     assert ("proj_head_output" in model.endpoint_names) == bool(layers)
 
 
-def test_ft_proj_selector_selects_the_input_of_the_classifier():
+def test_ft_proj_selector_selects_the_classifier_input():
     for selector, width in ((0, 512), (1, 512), (-1, 16), (2, 16), (-3, 512)):
         config = Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16,
                                    ft_proj_selector=selector)
@@ -192,7 +192,7 @@ def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
 
 
 @pytest.mark.parametrize("shape", [(8, 5, 5, 3), (16, 3)])
-def test_batch_norm_equals_numpy(shape):
+def test_batch_norm_matches_numpy(shape):
     layer = resnet.BatchNorm(momentum=0.7)
     inputs = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * 3 + 1
     outputs = layer(inputs, training=True)
@@ -247,7 +247,7 @@ def test_moving_statistics_do_not_depend_on_the_number_of_replicas(two_replicas)
 # ---------------------------------------------------------------------------------------------------- weight decay
 
 
-def test_weight_decay_of_the_loss_covers_what_the_optimizer_omits():
+def test_loss_includes_the_weight_decay_that_the_optimizer_omits():
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     kernel = model.supervised_head.linear_layer.dense.kernel
     expected = 0.25 * np.sum(np.square(kernel))
@@ -257,7 +257,7 @@ def test_weight_decay_of_the_loss_covers_what_the_optimizer_omits():
     np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "momentum"), 0.25 * total, rtol=1e-5)
 
 
-def test_lars_excludes_vectors_and_the_linear_head():
+def test_lars_excludes_vectors_and_the_linear_head_from_weight_decay():
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     optimizer = model_lib.build_optimizer(Config(), 0.1, model)
     excluded = {v.ref() for v in model.trainable_variables if optimizer.exclude_from_weight_decay(v)}

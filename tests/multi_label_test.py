@@ -23,13 +23,13 @@ CLASSES = ("red", "green", "blue")
 
 
 def classes_of(index):
-    """Returns the classes of image `index`, whose channels are bright. The last is difficult in every fourth image."""
+    """Returns the classes (bright channels) of image `index`. The last class is difficult in every fourth image."""
     return [channel for channel in range(3) if index >> channel & 1]
 
 
 @pytest.fixture(scope="module")
 def tiny_voc(tmp_path_factory):
-    """A TFDS data set with the features of voc/2007; the channels of the present classes are bright."""
+    """Writes a TFDS data set with the features of voc/2007. A channel is bright if its class is present."""
     import tensorflow_datasets as tfds
 
     def make_examples(first, last):
@@ -73,7 +73,7 @@ def test_padding_of_evaluation_batches_is_unlabeled(tiny_voc):
     assert (labels.numpy()[weights == 0] == -1).all() and (weights.numpy() == 0).sum() == 8
 
 
-def test_multi_label_loss_equals_a_loop():
+def test_multi_label_loss_and_accuracy_match_loop_implementation():
     random = np.random.default_rng(0)
     labels, logits = random.integers(-1, 2, (5, 4)), random.standard_normal((5, 4)) * 3
     total = 0
@@ -87,33 +87,33 @@ def test_multi_label_loss_equals_a_loop():
     assert float(accuracy) == pytest.approx(((logits > 0) == labels)[is_known].mean())
 
 
-def test_average_precision_11_equals_hand_computed_values():
+def test_average_precision_11_matches_hand_computed_values():
     # Precision is 1 at recall 1/3, 2/3 at recall 2/3, and 1/2 at recall 1.
     relevant, scores = np.array([1, 0, 1, 0, 0, 1], bool), np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    # Recall levels 0 to 0.3 count 1, 0.4 to 0.6 count 2/3, and 0.7 to 1 count 1/2.
+    # The precision is 1 at recall levels 0 to 0.3, 2/3 at levels 0.4 to 0.6, and 1/2 at levels 0.7 to 1.
     expected = (4 * 1 + 3 * 2 / 3 + 4 / 2) / 11
     assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
     shuffled = np.random.default_rng(0).permutation(6)
     assert metrics.average_precision_11(relevant[shuffled], scores[shuffled]) == pytest.approx(expected)
-    # With ten relevant examples, a recall of exactly 3/10 counts for level 0.3.
+    # With ten relevant examples, a recall of exactly 3/10 reaches the recall level 0.3.
     relevant = np.array([1] * 3 + [0] * 7 + [1] * 7, bool)
     assert metrics.average_precision_11(relevant, -np.arange(17)) == pytest.approx((4 * 1 + 7 * 10 / 17) / 11)
     assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == pytest.approx((8 * 1 + 3 * 10 / 17) / 11)
 
 
-def test_average_precision_11_equals_the_curve_of_scikit_learn():
+def test_average_precision_11_matches_the_scikit_learn_curve():
     from sklearn.metrics import precision_recall_curve
 
     random = np.random.default_rng(2)
     for _ in range(20):
         relevant, scores = random.random(50) < 0.3, random.standard_normal(50)
         precision, recall, _ = precision_recall_curve(relevant, scores)
-        precision, recall = precision[:-1], recall[:-1]  # The last point does not belong to a threshold.
+        precision, recall = precision[:-1], recall[:-1]  # The last point has no threshold.
         expected = np.mean([precision[recall >= tenth / 10 - 1e-9].max() for tenth in range(11)])
         assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
 
 
-def test_accuracies_equal_scikit_learn():
+def test_accuracies_match_scikit_learn():
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, top_k_accuracy_score
 
     random = np.random.default_rng(1)
@@ -123,7 +123,7 @@ def test_accuracies_equal_scikit_learn():
     assert results[evaluate.LINEAR_TOP_1] == pytest.approx(accuracy_score(labels, predictions))
     assert results[evaluate.LINEAR_TOP_5] == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=range(8)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Class 2 is predicted but never true.
+        warnings.simplefilter("ignore")  # Class 2 is predicted but has no examples.
         assert results[evaluate.MEAN_PER_CLASS] == pytest.approx(balanced_accuracy_score(labels, predictions))
     assert measures.METRICS["mean_per_class"](labels, logits) == results[evaluate.MEAN_PER_CLASS]
     assert results[evaluate.MEAN_PER_CLASS] != pytest.approx(results[evaluate.LINEAR_TOP_1], abs=1e-3)
@@ -132,13 +132,13 @@ def test_accuracies_equal_scikit_learn():
 def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
     labels = np.array([[1, 0, 0], [0, -1, 0], [1, 1, 0], [0, 0, 0]])
     scores = np.array([[4, 1, 0], [3, 9, 0], [2, 8, 0], [1, 0, 0.0]])
-    # First class: precision 1 up to recall 0.5, then 2/3. Second class: the unknown example is ignored.
+    # The first class has precision 1 up to recall 0.5, then 2/3. The second has 1; its unknown label is ignored.
     expected = ((6 * 1 + 5 * 2 / 3) / 11 + 1) / 2
     assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
 
 
 def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, monkeypatch, capsys):
-    # This test runs before those that use `tiny_resnet`, whose checkpoints have no recognizable architecture.
+    # This test precedes those that use `tiny_resnet`, whose architecture cannot be inferred from checkpoints.
     settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
     path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps(settings))
@@ -156,7 +156,7 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
 
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
-def test_multi_label_training_and_evaluation(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
+def test_multi_label_run_reports_precision_of_its_predictions(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
     config = Config(
         mode="train_then_eval", train_mode=train_mode, dataset="tiny_voc", data_dir=tiny_voc, image_size=8,
@@ -174,7 +174,7 @@ def test_multi_label_training_and_evaluation(tiny_voc, tiny_resnet, train_mode, 
         assert mean_precision > 0.9  # The task is easy.
 
 
-def test_single_label_settings_are_rejected(tiny_voc, tmp_path):
+def test_single_label_settings_are_rejected_for_multi_label_data(tiny_voc, tmp_path):
     shared = dict(dataset="tiny_voc", data_dir=tiny_voc, image_size=8, train_batch_size=8, train_steps=1,
                   model_dir=str(tmp_path / "run"), resnet_depth=10)
     with pytest.raises(UserError, match="--eval_protocol=knn: .* one label per example, and tiny_voc has several"):

@@ -1,4 +1,4 @@
-"""Losses compared with recorded numbers, with the paper's Algorithm 1 written as loops, and with other formulas."""
+"""Losses, compared with recorded values, a loop implementation of the paper's Algorithm 1, and other formulas."""
 
 import math
 
@@ -18,7 +18,7 @@ ARRAYS = golden.load("nt_xent")
 
 
 @pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
-def test_contrastive_loss_equals_the_original(case):
+def test_contrastive_loss_matches_the_original(case):
     temperature = float(case.split("tau")[1].split("_")[0])
     z = tf.constant(ARRAYS[f"{case}/hidden"])
     with tf.GradientTape() as tape:
@@ -32,7 +32,7 @@ def test_contrastive_loss_equals_the_original(case):
 
 
 def algorithm_1(z, temperature):
-    """Computes the loss of the paper's Algorithm 1; rows 2k and 2k + 1 of z are a positive pair, counting from 0."""
+    """Computes the loss of the paper's Algorithm 1. Rows 2k and 2k + 1 of z (zero-based) are a positive pair."""
     count = len(z)
     s = [[float(np.dot(z[i], z[j]) / (np.linalg.norm(z[i]) * np.linalg.norm(z[j]))) for j in range(count)]
          for i in range(count)]
@@ -68,19 +68,19 @@ def value_and_gradient(function, z):
 
 
 def plain(z, hidden_norm=True, temperature=1.0, strategy=None):
-    """Returns loss and metrics as computed without blocks."""
+    """Returns the loss and metrics computed without blocks."""
     loss, logits_ab, labels = objective.add_contrastive_loss(z, hidden_norm, temperature, strategy)
     return loss, metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
 
 
 def similar_views(images, width, dtype, noise=1.0):
-    """Returns projections [2 * images, width] in which only some positives are the most similar second views."""
+    """Returns projections [2 * images, width]. Only some positives are the most similar second views."""
     first, difference = np.random.default_rng(images).standard_normal((2, images, width))
     return tf.constant(np.concatenate([first, first + noise * difference]), dtype)
 
 
 @pytest.mark.parametrize("case", [str(case) for case in ARRAYS["cases"]])
-def test_blocked_loss_metrics_and_gradient_equal_the_original(case):
+def test_blocked_loss_metrics_and_gradient_match_the_original(case):
     temperature = float(case.split("tau")[1].split("_")[0])
     scalars, gradient = value_and_gradient(
         lambda z: blocked_nt_xent.contrastive_loss(
@@ -93,7 +93,7 @@ def test_blocked_loss_metrics_and_gradient_equal_the_original(case):
 @pytest.mark.parametrize("dtype, tolerance", [(tf.float32, 1e-5), (tf.float64, 1e-12)])
 @pytest.mark.parametrize("block_rows, xla", [
     (0, False), (1, False), (4, False), (5, False), (13, False), (64, False), (0, True), (5, True)])
-def test_blocked_loss_equals_the_plain_loss(dtype, tolerance, block_rows, xla, monkeypatch):
+def test_blocked_loss_matches_the_plain_loss(dtype, tolerance, block_rows, xla, monkeypatch):
     # The TPU code path can be compiled by XLA for any device. On a TPU, a replica's row offset is a tensor.
     monkeypatch.setattr(blocked_nt_xent, "_needs_static_shapes", lambda strategy: xla)
     z = similar_views(13, 6, dtype)
@@ -133,7 +133,7 @@ def test_blocked_loss_is_accurate_for_large_logits_and_small_losses(hidden_norm,
     assert golden.relative_error(gradient, expected_gradient) < 1e-4
 
 
-def test_equal_projections_have_chance_level_metrics():
+def test_identical_projections_give_chance_level_metrics():
     scalars, _ = value_and_gradient(
         lambda z: blocked_nt_xent.contrastive_loss(z, block_rows=2), tf.ones([10, 3]))
     np.testing.assert_allclose(scalars, [2 * math.log(9), 1 / 5, math.log(5)], rtol=1e-6)
@@ -145,7 +145,7 @@ def test_nan_in_a_projection_makes_the_loss_nan():
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-def test_half_precision_is_computed_in_float32(dtype):
+def test_half_precision_losses_are_computed_in_float32(dtype):
     z = tf.cast(similar_views(7, 5, tf.float32), dtype)
     expected, expected_gradient = value_and_gradient(plain, tf.cast(z, tf.float32))
     for function in (plain, blocked_nt_xent.contrastive_loss):
@@ -174,7 +174,8 @@ def test_blocks_have_at_most_loss_block_rows_rows(monkeypatch):
         products.append(original_matmul(*args, **kwargs))
         return products[-1]
 
-    monkeypatch.setattr(tf, "matmul", recording_matmul)  # In eager execution, it sees the shapes of all products.
+    # In eager execution, the patched function records every product.
+    monkeypatch.setattr(tf, "matmul", recording_matmul)
     z, config = similar_views(100, 4, tf.float32), Config(loss_block_rows=30)
     loss, _ = model_lib.contrastive_loss(z, config, None)
     assert [tuple(product.shape) for product in products] == [(25, 200), (25, 4), (200, 4)] * 8
@@ -216,7 +217,7 @@ def test_supervised_loss_is_the_mean_negative_log_probability():
     np.testing.assert_allclose(objective.add_supervised_loss(tf.one_hot(labels, 4), tf.constant(logits)), by_hand)
 
 
-def test_standardized_gradients_equal_those_of_a_layer_on_standardized_inputs():
+def test_standardized_gradients_match_a_layer_on_standardized_inputs():
     random = np.random.default_rng(3)
     h = tf.constant(random.standard_normal((40, 6)) * [1, 5, 0.3, 2, 1, 9] + [0, 3, -2, 7, 1, 50])
     mean, variance = tf.reduce_mean(h, 0), tf.math.reduce_variance(h, 0)

@@ -33,7 +33,7 @@ def weights(model_dir, step):
 
 @pytest.fixture(scope="module")
 def complete_run(tmp_path_factory):
-    """Directory and output of a run of four steps with all evaluations and an export."""
+    """Returns the directory and output of a four-step run with all evaluations and an export."""
     directory = tmp_path_factory.mktemp("run")
     printed = []
     with pytest.MonkeyPatch.context() as patch:
@@ -101,9 +101,9 @@ def test_eval_projections_evaluates_the_output_of_the_projection_head(complete_r
     np.testing.assert_allclose(features.projection_function(model)(images), model._projection_head(h)[-1], rtol=1e-5)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_run(complete_run, tmp_path, capsys):
+def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path, capsys):
     settings = dict(checkpoint_steps=3, linear_head_learning_rate=0.1, train_epochs=2)
-    # Both runs have a schedule of four steps, so that they differ only in the interruption.
+    # Both runs have a four-step schedule, so they differ only in the interruption.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_lib, "get_train_steps", lambda *_: 4)
         counted = model_lib.count_steps
@@ -168,7 +168,7 @@ def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
 
 @pytest.fixture(scope="module")
 def small_model():
-    """Settings for evaluations on 40 examples with all protocols except the slow `lbfgs`, and a model."""
+    """Returns evaluation settings (40 examples, all protocols except the slow `lbfgs`) and a model."""
     config = Config(**{**TINY, "train_split": "train[:30]", "eval_batch_size": 20}).replace(
         eval_split="test[:40]", eval_protocol="linear_head,contrastive,knn", eval_baselines=True, eval_projections=True)
     keras.utils.set_random_seed(1)
@@ -203,7 +203,7 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(small_model, t
 
 
 @pytest.mark.parametrize("protocol", ["linear_head", "contrastive", "knn", "lbfgs"])
-def test_nan_weights_are_refused_and_have_no_results(protocol, small_model, tmp_path):
+def test_nan_weights_are_rejected_and_no_results_are_written(protocol, small_model, tmp_path):
     config = small_model[0].replace(model_dir=str(tmp_path), eval_protocol=protocol, eval_baselines=False,
                                     eval_projections=False)
     set_moving_means(small_model[1], np.nan)
@@ -263,7 +263,7 @@ def test_fine_tuning_does_not_change_frozen_layers(complete_run, tmp_path, block
             assert keys and set(keys) <= changed, (prefix, name)
 
 
-def test_fine_tuning_on_other_classes_starts_from_a_zero_classifier(complete_run, tmp_path, capsys):
+def test_fine_tuning_on_different_classes_starts_from_a_zero_classifier(complete_run, tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train", train_mode="finetune",
                     checkpoint=str(complete_run[0] / "ckpt-4"), train_batch_size=12, zero_init_logits_layer=True)
@@ -277,18 +277,18 @@ def test_fine_tuning_on_other_classes_starts_from_a_zero_classifier(complete_run
     assert weights(tmp_path / "run", 1)[key].shape == (3,)
 
 
-def test_supervised_training_from_scratch_on_a_fraction_of_the_labels(tmp_path, capsys):
+def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path, capsys):
     run(tmp_path, train_mode="supervised", label_fraction=0.5, train_split="train[:80]", train_batch_size=16,
         train_epochs=1, mode="train_then_eval", eval_steps=1, color_jitter_strength=0.5, optimizer="momentum")
-    saved = weights(tmp_path, 3)  # 40 examples in batches of 16
+    saved = weights(tmp_path, 3)  # Three steps cover 40 examples in batches of 16.
     assert not any("_projection_head" in key for key in saved)
     assert saved["model/supervised_head/linear_layer/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"].shape == (512, 10)
     image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
-    assert image.shape[1] > 5 * image.shape[0]  # one view per image
+    assert image.shape[1] > 5 * image.shape[0]  # The preview has one view per image.
     assert "linear head, top-1" in capsys.readouterr().out
 
 
-def test_color_and_blur_are_for_supervised_training_not_fine_tuning():
+def test_color_and_blur_are_applied_in_supervised_training_not_in_fine_tuning():
     for mode, blurred in (("supervised", True), ("finetune", False)):
         config = Config(**{**TINY, "image_size": 24}, train_mode=mode, optimizer="momentum")
         assert len(view_policies(config)) == 1
@@ -303,7 +303,7 @@ def test_color_and_blur_are_for_supervised_training_not_fine_tuning():
         assert 8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24 if blurred else not tf.reduce_any(changed)
 
 
-def test_evaluation_on_other_classes_is_possible_only_without_the_linear_head(complete_run, tmp_path, capsys):
+def test_evaluation_on_different_classes_is_rejected_with_the_linear_head(complete_run, tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train[:16]", eval_split="train[16:]",
                     eval_split_given=True, mode="eval", checkpoint=str(complete_run[0] / "ckpt-4"))
@@ -331,14 +331,14 @@ def test_evaluation_on_other_classes_is_possible_only_without_the_linear_head(co
     (dict(train_mode="finetune"), "--train_mode=finetune: .* Set --checkpoint"),
     (dict(train_mode="finetune", checkpoint="/nonesuch"), "--checkpoint=/nonesuch"),
     (dict(use_tpu=True, tpu_name="grpc://127.0.0.1:1"), "--use_tpu: no TPU")])
-def test_invalid_input_is_refused_before_anything_is_written(settings, words, tmp_path):
+def test_invalid_input_is_rejected_before_anything_is_written(settings, words, tmp_path):
     with pytest.raises(UserError, match=words) as error:
         run(tmp_path / "run", eval_split_given=True, **settings)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_dir_with_another_architecture_is_refused_and_kept(complete_run):
+def test_model_dir_with_another_architecture_is_rejected_and_unchanged(complete_run):
     before = {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"--model_dir=.*was started with --resnet_depth=10 \(now 34\)"):
         run(complete_run[0], resnet_depth=34)
@@ -349,13 +349,13 @@ def test_a_model_dir_with_another_architecture_is_refused_and_kept(complete_run)
     assert before == {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
 
 
-def test_an_unwritable_model_dir_is_refused(tmp_path):
+def test_an_unwritable_model_dir_is_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--model_dir=.*cannot be written to"):
         run(tmp_path / "file" / "run")
 
 
-def test_micro_batches_half_precision_and_a_profile_work_together(tmp_path, capsys):
+def test_micro_batches_half_precision_and_profiling_work_together(tmp_path, capsys):
     run(tmp_path, micro_batch_size=16, precision="mixed_bfloat16", profile_steps=2, train_steps=4, checkpoint_steps=4)
     assert f"profile of steps 2 to 3: {tmp_path}" in capsys.readouterr().out
     assert list(tmp_path.glob("train/plugins/profile/*/*.xplane.pb"))
@@ -363,7 +363,7 @@ def test_micro_batches_half_precision_and_a_profile_work_together(tmp_path, caps
 
 
 @pytest.mark.parametrize("capability, refused", [((7, 5), True), ((8, 0), False), (None, False)])
-def test_bfloat16_is_refused_on_gpus_that_do_not_support_it(capability, refused, monkeypatch):
+def test_bfloat16_is_rejected_on_gpus_that_do_not_support_it(capability, refused, monkeypatch):
     details = {"device_name": "Card", **({"compute_capability": capability} if capability else {})}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
@@ -385,7 +385,7 @@ def test_batch_size_must_be_divisible_by_the_number_of_replicas(two_replicas):
         train.check_batch(Config(**{**TINY, "train_batch_size": 33}), digits.digits_source(), two_replicas)
 
 
-def test_knn_evaluation_with_a_single_class_is_refused(tmp_path):
+def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
     write_images(tmp_path, *(f"only/{number}.png" for number in range(8)))
     config = Config(**{**TINY, "dataset": f"folder:{tmp_path}"}, eval_protocol="knn").replace(
         train_split="train[:6]", eval_split="train[6:]", eval_batch_size=4)
@@ -442,7 +442,7 @@ def missing_file():
     (full_disk_in_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
     (full_disk_in_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
     (missing_file, "--model_dir=run: it, or another file, can no longer be used")])
-def test_errors_during_a_run_become_one_line_with_a_remedy(fail, words):
+def test_errors_during_a_run_become_one_line_messages_with_a_remedy(fail, words):
     with pytest.raises(UserError, match=words) as error, run_lib._translate_errors(Config(**TINY, model_dir="run")):
         fail()
     assert "\n" not in str(error.value)
@@ -451,7 +451,7 @@ def test_errors_during_a_run_become_one_line_with_a_remedy(fail, words):
 # ------------------------------------------------------------------------------------------------------- replicas
 
 
-def test_two_replicas_give_the_same_evaluation_as_one(two_replicas):
+def test_evaluation_on_two_replicas_matches_one_replica(two_replicas):
     config = Config(**{**TINY, "train_split": "train[:30]"}).replace(eval_split="test[:101]", eval_batch_size=14)
     source, results = digits.digits_source(), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):

@@ -1,4 +1,4 @@
-"""TPU support, as far as it can be tested on a CPU: connection, errors, and XLA support of all operations."""
+"""TPU support that can be tested on a CPU: connection, errors, and XLA support for all operations."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_a_tpu_is_connected_in_the_documented_order(monkeypatch):
     assert all(call[1:] == ((tpu,), {}) for call in tpu.calls[2:])
 
 
-def test_the_local_tpu_of_a_tpu_vm_is_not_searched_on_the_network(monkeypatch):
+def test_the_local_tpu_of_a_tpu_vm_is_used_without_a_network_connection(monkeypatch):
     tpu = FakeTpu(monkeypatch)
     make_strategy(tpu_name="local")
     assert tpu.calls[0][2]["tpu"] == "local" and "create_connection" not in tpu.names
@@ -72,7 +72,7 @@ def test_the_local_tpu_of_a_tpu_vm_is_not_searched_on_the_network(monkeypatch):
 @pytest.mark.parametrize("step", [
     "TPUClusterResolver", "create_connection", "experimental_connect_to_cluster", "initialize_tpu_system",
     "TPUStrategy"])
-def test_an_unreachable_tpu_is_reported_in_one_line(step, monkeypatch):
+def test_an_unreachable_tpu_gives_a_one_line_error(step, monkeypatch):
     FakeTpu(monkeypatch, "grpc://10.0.0.2:8470", step)
     with pytest.raises(UserError, match="--use_tpu: no TPU could be reached .TPUs not found.") as error:
         make_strategy(master="mine")
@@ -91,12 +91,12 @@ def test_the_runtime_starts_only_after_a_tpu_or_hosts_are_connected(settings, en
 
 @pytest.fixture
 def few_blocks(monkeypatch):
-    """A network that is fast to trace; more blocks would not add operations."""
+    """Shrinks the network, so that tracing is fast. More blocks would not add new operations."""
     monkeypatch.setitem(resnet.DEPTHS, SMALL["resnet_depth"], (False, (1, 2)))
 
 
 def lower_to_xla(function, *arguments):
-    """Returns the HLO text of `function`; raises if XLA does not support one of its operations."""
+    """Returns the HLO text of `function`. Raises an error if XLA does not support one of its operations."""
     compiled = tf.function(function, jit_compile=True, autograph=False)
     return compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
 

@@ -1,4 +1,4 @@
-"""Micro-batches against a single gradient tape, and mixed precision: dtypes, skipped steps, checkpoints."""
+"""Micro-batches, compared with a single gradient tape, and mixed precision: dtypes, skipped steps, checkpoints."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def batches(config, count=2):
 
 
 def take_steps(config, state, order=None, strategy=None):
-    """Takes a step on each of `batches`, with rows in another `order` if given; returns the reported scalars."""
+    """Takes a step on each of `batches`, with rows permuted by `order` if given. Returns the reported scalars."""
     strategy = strategy or tf.distribute.get_strategy()
     run_steps, reported = train.make_run_steps(make_step(config, state, strategy)), []
     rows = config.train_batch_size // strategy.num_replicas_in_sync
@@ -61,7 +61,7 @@ def take_steps(config, state, order=None, strategy=None):
 
 
 def step_with_one_tape(config, state, views, labels, micro):
-    """Takes a step with one gradient tape over all micro-batches, as a reference for the two passes."""
+    """Takes a step with one gradient tape over all micro-batches, as a reference for the two-pass implementation."""
     model, optimizer = state.model, state.optimizer
     with tf.GradientTape() as tape:
         images = model_lib.blurred_views(tf.constant(views), config, 5, optimizer.iterations)
@@ -98,7 +98,7 @@ def assert_same_variables(one, other, rtol=1e-9):
 @pytest.mark.parametrize("settings", [
     dict(micro_batch_size=4, linear_head_learning_rate=0.1),
     dict(micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True)])
-def test_micro_batches_have_the_gradient_and_statistics_of_one_tape(settings, float64, tmp_path):
+def test_micro_batch_gradients_and_statistics_match_a_single_tape(settings, float64, tmp_path):
     config = Config(**SMALL, **settings)
     state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
     start = [variable.numpy() for variable in state.model.variables]
@@ -110,7 +110,7 @@ def test_micro_batches_have_the_gradient_and_statistics_of_one_tape(settings, fl
     assert all((variable.numpy() != old).any() for variable, old in zip(state.model.variables, start))
 
 
-def test_one_micro_batch_equals_the_whole_batch(float64, tmp_path):
+def test_one_micro_batch_matches_the_whole_batch(float64, tmp_path):
     config = Config(**SMALL, linear_head_learning_rate=0.1)
     whole, micro = make_state(config, tmp_path), make_state(config, tmp_path)
     expected = take_steps(config, whole)
@@ -119,10 +119,10 @@ def test_one_micro_batch_equals_the_whole_batch(float64, tmp_path):
     assert_same_variables(micro, whole)
 
 
-def test_micro_batches_on_two_replicas_equal_those_on_one(two_replicas, float64, tmp_path):
+def test_micro_batches_on_two_replicas_match_those_on_one(two_replicas, float64, tmp_path):
     config = Config(**SMALL, micro_batch_size=4, use_blur=False, linear_head_learning_rate=0.1)
     one, two = make_state(config, tmp_path), make_state(config, tmp_path, two_replicas)
-    # A micro-batch of four takes two rows from each replica.
+    # A micro-batch of four contains two rows from each replica.
     expected = take_steps(config, one, order=[0, 1, 4, 5, 2, 3, 6, 7])
     reported = take_steps(config, two, strategy=two_replicas)
     for scalars, expected_scalars in zip(reported, expected):
@@ -130,10 +130,10 @@ def test_micro_batches_on_two_replicas_equal_those_on_one(two_replicas, float64,
     assert_same_variables(two, one)
 
 
-def test_fine_tuning_in_micro_batches_equals_whole_batches(float64, tmp_path):
+def test_fine_tuning_with_micro_batches_matches_whole_batches(float64, tmp_path):
     config = Config(**SMALL, train_mode="finetune", optimizer="momentum", fine_tune_after_block=4)
     states = []
-    for micro in (0, 4):  # With frozen statistics, micro-batches make no difference.
+    for micro in (0, 4):  # Batch norm statistics are frozen, so micro-batches make no difference.
         state = make_state(config, tmp_path)
         state.model.freeze(4)
         states.append(state)
@@ -160,7 +160,7 @@ def test_half_precision_losses_are_close_to_float32(precision, micro, tmp_path):
     assert all((variable.numpy() != old).any() for variable, old in zip(state.model.trainable_variables, start))
 
 
-def test_half_precision_excludes_variables_and_outputs_of_heads():
+def test_half_precision_excludes_variables_and_head_outputs():
     half = model_lib.build_model(Config(**SMALL, precision="mixed_bfloat16"), CLASSES)
     images = tf.random.stateless_uniform([4, 8, 8, 3], [1, 2])
     for training in (True, False):
@@ -173,7 +173,7 @@ def test_half_precision_excludes_variables_and_outputs_of_heads():
     for variable, value in zip(full.variables, half.variables):
         variable.assign(value)
     expected = full(images, training=False)
-    assert expected["block_group2"].dtype == tf.float32  # The precision policy of one model must not affect the next.
+    assert expected["block_group2"].dtype == tf.float32  # One model's precision policy must not affect the next.
     for name in ("final_avg_pool", "proj_head_output", "logits_sup"):
         assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
 
@@ -224,7 +224,7 @@ def test_overflow_at_the_minimum_loss_scale_is_reported_as_non_finite(tmp_path, 
 
 @pytest.mark.parametrize("precision, new_precision", [("float32", "mixed_float16"), ("mixed_float16", "mixed_bfloat16"),
                                                       ("mixed_float16", "mixed_float16")])
-def test_a_run_can_be_resumed_with_another_precision(precision, new_precision, tmp_path):
+def test_a_run_can_be_resumed_with_a_different_precision(precision, new_precision, tmp_path):
     config = Config(**SMALL)
     state = make_state(config.replace(precision=precision), tmp_path)
     if precision == "mixed_float16":

@@ -26,14 +26,14 @@ def apply_pil(function, images, *amounts):
 
 @pytest.fixture(params=["addons", "core"])
 def backend(request, monkeypatch):
-    """Runs a test with tensorflow-addons, if installed, and with core TensorFlow."""
+    """Runs a test with tensorflow-addons (if installed) and again with core TensorFlow."""
     if request.param == "core":
         monkeypatch.setattr(operators, "addons", lambda: None)
     elif operators.addons() is None:
         pytest.skip("tensorflow-addons is not installed")
 
 
-PIL = {  # name -> (our function, PIL's function, amounts of two images, maximum difference in levels)
+PIL = {  # name -> (our function, PIL's function, amounts for two images, maximum pixel difference)
     "invert": (operators.invert, ImageOps.invert, [], 0),
     "solarize": (operators.solarize, lambda image, t: ImageOps.solarize(image, round(t * 255)), [[0.2, 128 / 255]], 0),
     "posterize": (operators.posterize, ImageOps.posterize, [[3, 6]], 0),
@@ -46,7 +46,7 @@ PIL = {  # name -> (our function, PIL's function, amounts of two images, maximum
 
 @pytest.mark.parametrize("shape", [(60, 80), (33, 20), (8, 8)])
 @pytest.mark.parametrize("name", PIL)
-def test_pixel_operators_equal_pil(name, shape):
+def test_pixel_operators_match_pil(name, shape):
     operator, pil_function, amounts, levels = PIL[name]
     images = photographs(*shape)
     result, expected = apply(operator, images, *map(np.array, amounts)), apply_pil(pil_function, images, *amounts)
@@ -56,17 +56,17 @@ def test_pixel_operators_equal_pil(name, shape):
 
 
 @pytest.mark.parametrize("shape", [(60, 80), (33, 20), (8, 8)])
-def test_equalize_equals_pil(shape, backend):
+def test_equalize_matches_pil(shape, backend):
     images = photographs(*shape)
     np.testing.assert_allclose(apply(operators.equalize, images), apply_pil(ImageOps.equalize, images), atol=1e-6)
 
 
-def test_equalize_does_not_change_flat_images(backend):
+def test_equalize_does_not_change_uniform_images(backend):
     flat = np.full([2, 9, 7, 3], 77, np.uint8)
     np.testing.assert_allclose(apply(operators.equalize, flat), flat / 255, atol=1e-6)
 
 
-def test_autocontrast_stretches_all_colors_except_flat_ones():
+def test_autocontrast_stretches_all_channels_except_constant_ones():
     image = np.stack([np.linspace(20, 90, 12).reshape(1, 3, 4), np.linspace(0, 255, 12).reshape(1, 3, 4),
                       np.full([1, 3, 4], 99)], -1)
     result = apply(operators.autocontrast, image)
@@ -78,14 +78,14 @@ def test_autocontrast_stretches_all_colors_except_flat_ones():
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_rot90_equals_numpy(turns):
+def test_rot90_matches_numpy(turns):
     images = photographs(40, 40)
     np.testing.assert_array_equal(apply(operators.rot90, images, turns=turns),
                                   np.float32(np.rot90(images, turns, (1, 2)) / 255))
 
 
 def apply_by_coordinates(images, input_position, fill=0.5):
-    """Copies the nearest input pixel to each output pixel; `input_position` maps (image, x, y) to (x, y)."""
+    """Copies the nearest input pixel to each output pixel. `input_position` maps (image, x, y) to (x, y)."""
     count, height, width, _ = images.shape
     result = np.full(images.shape, fill)
     for index in range(count):
@@ -98,7 +98,7 @@ def apply_by_coordinates(images, input_position, fill=0.5):
 
 
 def rotation(degrees):
-    """Returns the input positions of a counterclockwise rotation of 30 x 40 images, with the y axis pointing down."""
+    """Returns the input positions for rotating 30x40 images counterclockwise. The y axis points down."""
     def input_position(index, x, y):
         angle = np.deg2rad(degrees[index])
         dx, dy = x - 19.5, y - 14.5
@@ -113,22 +113,22 @@ AFFINE = {
 
 
 @pytest.mark.parametrize("name", AFFINE)
-def test_affine_operators_equal_a_loop_over_pixels(name, backend):
+def test_affine_operators_match_loop_over_pixels(name, backend):
     images, (amounts, make_input_position) = photographs(30, 40), AFFINE[name]
     result = apply(getattr(operators, name), images, np.array(amounts))
     expected = apply_by_coordinates(images, make_input_position(amounts))
-    # Positions halfway between two pixels may be rounded to either.
+    # A position halfway between two pixels may be rounded either way.
     assert np.mean(np.abs(result - expected).max(-1) > 1e-6) < 0.005
 
 
-def test_rotation_by_90_degrees_equals_rot90(backend):
+def test_rotation_by_90_degrees_matches_rot90(backend):
     images = photographs(30, 30)
     result = apply(operators.rotate, images, np.array([90.0, -90.0]))
     np.testing.assert_allclose(result[0], np.rot90(images[0]) / 255, atol=1e-6)
     np.testing.assert_allclose(result[1], np.rot90(images[1], -1) / 255, atol=1e-6)
 
 
-def test_rotation_has_the_direction_of_pil():
+def test_rotation_direction_matches_pil():
     images = photographs(30, 40)
     result = apply(operators.rotate, images, np.array([20.0, -20.0]))
     expected = apply_pil(lambda image, degrees: image.rotate(degrees, fillcolor=(128,) * 3), images, [20.0, -20.0])
@@ -140,7 +140,7 @@ def test_rotation_has_the_direction_of_pil():
 
 
 @pytest.mark.parametrize("side", [1, 4, 7])
-def test_cutout_replaces_a_square(side):
+def test_cutout_fills_a_square(side):
     images = photographs(20, 30)
     result = apply(operators.cutout, images, np.array([0.0, 12.9]), np.array([5.5, 29.0]), side=side, fill=0.25)
     for index, (row, column) in enumerate([(0, 5), (12, 29)]):
@@ -151,7 +151,7 @@ def test_cutout_replaces_a_square(side):
 
 
 @pytest.mark.parametrize("shape", [(60, 80), (9, 8)])
-def test_sobel_equals_scipy(shape):
+def test_sobel_matches_scipy(shape):
     images = photographs(*shape)
     result = apply(operators.sobel, images)
     for index, color in np.ndindex(2, 3):
@@ -171,7 +171,7 @@ def test_motion_blur_averages_along_a_line():
     diagonal = np.zeros([2, 9, 9, 3], np.uint8)
     diagonal[:, 4, 4] = 255
     result = apply(operators.motion_blur, diagonal, np.array([45.0, 135.0]), np.array([7.0, 1.0]), size=7)
-    assert result[0, 3, 5, 0] > 0.1 > 10 * result[0, 3, 3, 0]  # toward the upper right: counterclockwise
+    assert result[0, 3, 5, 0] > 0.1 > 10 * result[0, 3, 3, 0]  # Angles are counterclockwise.
     np.testing.assert_allclose(result.sum((1, 2)), 1, atol=1e-5)
     assert result[1, 4, 4, 0] > 0.5
 

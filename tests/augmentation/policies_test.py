@@ -36,7 +36,7 @@ def apply(operator, image, count=COUNT, **parameters):
 PHOTO = photographs(24, 24)[0]
 
 
-def test_normals_are_standard_normal_and_independent():
+def test_normal_samples_are_standard_normal_and_independent():
     draws = rng.normals(make_seeds(20_000), 7).numpy()
     assert draws.shape == (20_000, 7) and draws.dtype == np.float32
     assert all(scipy.stats.kstest(column, "norm").pvalue > 1e-3 for column in draws.T)
@@ -56,12 +56,12 @@ def test_cutout_has_the_given_size_and_uniform_positions():
     results = apply(operators.random_cutout, PHOTO, count=4000, fraction=0.25)
     is_changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
     assert (results[is_changed] == 0.5).all()
-    assert is_changed.sum((1, 2)).max() <= 36 and (is_changed.sum((1, 2)) >= 6).all()  # 6 x 6, fewer at a corner
+    assert is_changed.sum((1, 2)).max() <= 36 and (is_changed.sum((1, 2)) >= 6).all()  # 6x6, fewer at the border
     frequency = is_changed.mean(0)
     assert frequency.min() > 0 and frequency[8:-8, 8:-8].mean() == pytest.approx(36 / 576, rel=0.1)
 
 
-def test_noise_has_a_separate_standard_deviation_for_each_image():
+def test_noise_standard_deviation_is_sampled_per_image():
     gray = np.full([24, 24, 3], 128, np.uint8)
     results = apply(operators.random_noise, gray, deviations=(0.02, 0.1)) - 128 / 255
     deviations = results.std((1, 2, 3))
@@ -73,7 +73,7 @@ def test_noise_has_a_separate_standard_deviation_for_each_image():
     assert white.max() == 1 and white.min() < 0.98
 
 
-def test_blur_with_a_separate_sigma_for_each_image_equals_scipy():
+def test_blur_with_per_image_sigma_matches_scipy():
     results = apply(operators.random_blur, np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), count=50)
     padded = np.pad(PHOTO / 255, [[20, 20], [20, 20], [0, 0]])
     sigmas = 0.1 + 1.9 * rng.uniforms(make_seeds(50), 1).numpy()[:, 0]
@@ -89,7 +89,7 @@ def test_small_images_are_blurred():
     assert (np.abs(results - photographs(12, 12)[0] / 255).max((1, 2, 3))[sigmas > 0.5] > 0.02).all()
 
 
-def test_motion_blur_keeps_the_mean_and_has_uniform_directions():
+def test_motion_blur_preserves_the_mean_and_has_uniform_directions():
     point = np.zeros([31, 31, 3], np.uint8)
     point[15, 15] = 255
     results = apply(operators.random_motion_blur, point, fraction=0.3)[..., 0]
@@ -100,7 +100,7 @@ def test_motion_blur_keeps_the_mean_and_has_uniform_directions():
     assert (results > 0.01).sum((1, 2)).max() <= 3 * 11
 
 
-def test_random_resized_crop_of_a_view_is_a_window_that_may_be_flipped():
+def test_random_resized_crop_returns_a_window_and_flips_half_of_them():
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 10, np.arange(24) * 10, 0), -1).astype(np.uint8)
     results = apply(operators.random_resized_crop, ramp)
     slopes = results[:, 12, 16, 1] - results[:, 12, 8, 1]
@@ -112,10 +112,10 @@ def test_random_resized_crop_of_a_view_is_a_window_that_may_be_flipped():
 
 
 @pytest.mark.parametrize("second, is_drawn_high", [
-    ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),  # by 270 degrees
+    ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),  # rotated by 270 degrees
     ("color", lambda one, both: both.mean((1, 2, 3)) > one.mean((1, 2, 3)))])
 def test_operators_of_a_branch_are_independent(second, is_drawn_high):
-    """Tests that the flip of the crop is independent of the random numbers of the next operator."""
+    """Tests that the crop's random flip is independent of the next operator's random numbers."""
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 5, np.arange(24) * 5, 0), -1) / 255
     channels = data_util.to_channels(tf.constant(np.repeat(ramp[np.newaxis], COUNT, 0), tf.float32))
     one, both = (data_util.from_channels(list(data_util.apply_after_crop(
@@ -130,7 +130,7 @@ def test_operators_of_a_branch_are_independent(second, is_drawn_high):
 
 
 def apply_pil(image, name, level, sign):
-    """Applies an operator of AutoAugment to a PIL image."""
+    """Applies an AutoAugment operator to a PIL image."""
     fraction = level / 9
     if name == "rotate":
         return image.rotate(sign * 30 * fraction, fillcolor=(128,) * 3)
@@ -147,12 +147,12 @@ def apply_pil(image, name, level, sign):
 
 
 def test_autoaugment_policy_is_unchanged():
-    """Compares a checksum of the sub-policies, which were verified against published code for the ImageNet policy."""
+    """Checks that the sub-policies still have the checksum of the version verified against published ImageNet code."""
     assert zlib.crc32(repr(autoaugment.SUB_POLICIES).encode()) == 1486113717
 
 
-def test_autoaugment_results_and_their_frequencies_agree_with_pil():
-    """Tests that each result equals that of a sub-policy in PIL, and that all occur with the right probabilities."""
+def test_autoaugment_outputs_and_their_frequencies_match_pil():
+    """Tests that each output matches a sub-policy applied in PIL, and that all outputs have the right frequencies."""
     results = apply(autoaugment.autoaugment, PHOTO, count=1000)
     image, expected, probabilities = Image.fromarray(PHOTO), {}, {}
     for pair in autoaugment.SUB_POLICIES:
@@ -168,18 +168,19 @@ def test_autoaugment_results_and_their_frequencies_agree_with_pil():
     pil_images, probabilities = np.stack(list(expected.values())) / 255, np.array(list(probabilities.values()))
 
     def matches(image):
-        # Values may differ by rounding, and pixels where a position is halfway between two input pixels.
+        # Values may differ by rounding. Pixels whose input position is halfway between two pixels may differ more.
         return (np.abs(pil_images - image).max(-1) > 0.03).mean((1, 2)) < 0.13
 
     matched = np.stack([matches(result) for result in results])
     assert matched.any(1).all()
-    match_probabilities = probabilities @ np.stack([matches(image) for image in pil_images])  # Some are nearly equal.
+    # Some outputs of different sub-policies are nearly equal, so one result may match several of them.
+    match_probabilities = probabilities @ np.stack([matches(image) for image in pil_images])
     assert probabilities.sum() == pytest.approx(1) and (match_probabilities > 0.02).sum() > 8
     tolerance = 4 * np.sqrt(match_probabilities / 1000) + 0.01
     assert (np.abs(matched.mean(0) - match_probabilities) < tolerance).all()
 
 
-def test_autoaugment_does_not_depend_on_tensorflow_addons(monkeypatch):
+def test_autoaugment_gives_the_same_results_without_tensorflow_addons(monkeypatch):
     if operators.addons() is None:
         pytest.skip("tensorflow-addons is not installed")
     expected = apply(autoaugment.autoaugment, PHOTO, count=60)
@@ -196,7 +197,7 @@ POLICIES |= {"autoaugment policy": policies.autoaugment_policy(), "identity": po
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policies_give_equal_results_in_eager_mode_pipelines_and_batches(name):
+def test_policies_give_the_same_views_in_eager_mode_tf_data_and_batches(name):
     images, policy, size = photographs(), POLICIES[name], 20
     eager = np.stack([data_util.apply_policy(images[i % 2], policy, tf.constant([i, 9], tf.int64), size)
                       for i in range(6)])
@@ -251,7 +252,7 @@ def test_policies_apply_to_contrastive_and_supervised_training(augmentation, mod
     assert config.replace(use_blur=True).blurs_views == (augmentation != "autoaugment")
 
 
-def test_extra_operators_follow_the_policy_with_their_probability():
+def test_extra_operators_are_appended_with_their_probability():
     config, _ = make_views(augment_extra="rotate, sobel")
     for policy in view_policies(config):
         rotate, sobel = policy.operators[-2:]
@@ -261,7 +262,8 @@ def test_extra_operators_follow_the_policy_with_their_probability():
     bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
     policy = data_util.Policy().then(*policies.extra_operators(["sobel"]))
     results = data_util.apply_after_crop(data_util.to_channels(bright), policy, make_seeds(COUNT))
-    assert 0.4 < np.mean(np.max(data_util.from_channels(results), (1, 2, 3)) < 0.1) < 0.6  # Flat images have no edges.
+    # Uniform images have no edges, so Sobel filtering makes them black.
+    assert 0.4 < np.mean(np.max(data_util.from_channels(results), (1, 2, 3)) < 0.1) < 0.6
 
 
 @pytest.mark.parametrize("settings, message", [
@@ -275,11 +277,11 @@ def test_extra_operators_follow_the_policy_with_their_probability():
     (dict(augment_left="crop", train_mode="supervised"), "only --train_mode=pretrain"),
     (dict(augment_left="crop", augmentation="broader"), "cannot be combined"),
     (dict(augmentation="autoaug"), "--augmentation=autoaug: .* Use one of simclr, autoaugment, broader")])
-def test_contradictory_augmentation_settings_are_rejected(settings, message):
+def test_conflicting_augmentation_settings_are_rejected(settings, message):
     with pytest.raises(UserError, match=message):
         Config(**settings)
 
 
-def test_branches_are_not_blurred_on_the_device():
+def test_views_with_branch_augmentations_are_not_blurred_on_the_device():
     assert Config().blurs_views and not Config(augment_left="blur").blurs_views
     assert not Config(train_mode="finetune").blurs_views

@@ -1,4 +1,4 @@
-"""Checkpoints: the original's files, resuming, warm starts and mismatches."""
+"""Checkpoints: compatibility with the original, resuming, warm starts and mismatches."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 
 def write_key_by_key(path, tensors):
-    """Writes a checkpoint tensor by tensor, without trackable objects; returns its prefix."""
+    """Writes a checkpoint tensor by tensor, without trackable objects. Returns its prefix."""
     tf.raw_ops.SaveV2(prefix=path, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
                       tensors=[tf.constant(value) for value in tensors.values()])
     return path
@@ -40,7 +40,7 @@ def take_step(state):
 
 
 @pytest.mark.parametrize("name", sorted(golden.load_json("checkpoint_keys")))
-def test_checkpoints_with_the_originals_keys_load(name, tmp_path):
+def test_checkpoints_with_the_original_keys_load(name, tmp_path):
     shapes = golden.load_json("checkpoint_keys")[name]
     settings = dict(setting.rsplit("=", 1) for setting in
                     name.replace("_se_", ";se_").replace("_width", ";width").replace("_image", ";image")
@@ -72,7 +72,7 @@ def test_resume_restores_weights_slots_and_step(optimizer, tmp_path):
         np.testing.assert_array_equal(ours, theirs, err_msg=ours.name)
 
 
-def test_slot_keys_are_the_originals(tmp_path):
+def test_slot_keys_match_the_original(tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
     take_step(state)
     keys = tf.train.load_checkpoint(state.save()).get_variable_to_shape_map()

@@ -39,7 +39,7 @@ def config_of(name):
 
 
 def formula_file(directory, shapes, suffix, extra=()):
-    """Writes a checkpoint with formula weights tensor by tensor; `extra` lists names of additional scalars."""
+    """Writes a checkpoint with formula weights tensor by tensor. `extra` lists the names of additional scalars."""
     path = str(directory / "ckpt-7")
     tensors = {f"{name}{suffix}": golden.formula_weight(name, tuple(shape)) for name, shape in shapes.items()}
     tensors.update({name: np.int64(7) for name in extra})
@@ -79,7 +79,7 @@ def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved_models(tmp_path_factory):
-    """SavedModels of one model with formula weights: exporter -> directory."""
+    """Exports a model with formula weights in several ways. Returns a dict from exporters to SavedModel directories."""
     model = model_lib.build_model(Config(**SMALL), 4)
     golden.assign_formula_weights(model)
     directories = {}
@@ -90,11 +90,11 @@ def saved_models(tmp_path_factory):
 
     module, signatures = saving.build_module(model, Config(**SMALL))
     save("ours", module, signatures=signatures)
-    # Like the original: a tf.Module with the Keras model, so that every layer is saved.
+    # As in the original, a tf.Module holds the Keras model, so every layer is saved.
     module = tf.Module()
     module.saved_model = model
     save("original", module)
-    # Like a conversion from TF1: a list of variables, identified only by their names.
+    # As in conversions from TF1, the variables are in a list and are identified only by their names.
     module = tf.Module()
     names = tf1_names.tf1_names(restoring.variables_by_key(model=model))
     module.variables_ = [tf.Variable(variable, name=names[key])
@@ -222,8 +222,8 @@ def test_newest_saved_model_of_a_run_is_used(saved_models, tmp_path):
 
 
 @pytest.mark.parametrize("selector, rejected", [(1, True), (-1, True), (0, False), (-3, False)])
-def test_head_on_the_projection_head_requires_its_weights(selector, rejected, tmp_path):
-    """Without them, the head would be trained or evaluated on a random layer."""
+def test_classifier_on_a_projection_layer_requires_the_projection_weights(selector, rejected, tmp_path):
+    """Without the projection head's weights, the classifier would use the output of a randomly initialized layer."""
     path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
                     train_mode="finetune", ft_proj_selector=selector)
@@ -236,7 +236,7 @@ def test_head_on_the_projection_head_requires_its_weights(selector, rejected, tm
 
 
 @pytest.mark.parametrize("zero_init", [False, True])
-def test_loaded_linear_head_is_logged_or_zero_initialized(zero_init, tmp_path, capsys):
+def test_loaded_linear_head_is_logged_unless_it_is_zero_initialized(zero_init, tmp_path, capsys):
     path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     config = Config(resnet_depth=18, image_size=32, train_mode="finetune", checkpoint=path,
                     zero_init_logits_layer=zero_init)
@@ -293,7 +293,7 @@ def test_object_graph_with_too_many_paths_is_rejected(tmp_path):
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, loop = graph.nodes.add(), graph.nodes.add()
     root.children.add(node_id=1, local_name="resnet_model")
-    for index in range(40):  # 40**10 paths
+    for index in range(40):  # The graph has 40**10 paths of length 10.
         loop.children.add(node_id=1, local_name=str(index))
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "ckpt-1"), tensor_names=["_CHECKPOINTABLE_OBJECT_GRAPH"],
                       shape_and_slices=[""], tensors=[tf.constant(graph.SerializeToString())])

@@ -1,4 +1,4 @@
-"""SavedModels: contents, clients, export and inference from the command line."""
+"""SavedModels: contents, use by clients, and command-line export and inference."""
 
 import csv
 import importlib.metadata
@@ -30,7 +30,7 @@ OUTPUTS = {"initial_conv", "initial_max_pool", "block_group1", "block_group2", "
            "final_avg_pool", "logits_sup", "proj_head_input", "proj_head_output"}
 
 
-def test_saved_model_has_the_originals_outputs_and_call_signatures(exported):
+def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_formula_weights(model)
     images = tf.random.stateless_uniform([5, 8, 8, 3], [1, 2])
@@ -51,7 +51,7 @@ def test_serving_uint8_accepts_images_of_any_size(exported):
                                rtol=1e-4, atol=1e-5)
 
 
-def test_saved_model_fine_tunes_and_updates_statistics_only_in_training(exported):
+def test_saved_model_is_fine_tunable_and_updates_statistics_only_in_training(exported):
     images, labels = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([0, 1] * 4)
     trainable = {v.ref() for v in exported.trainable_variables}
     statistics = [v for v in exported.variables if v.ref() not in trainable]
@@ -87,7 +87,7 @@ def test_saved_model_works_in_hub_keras_layer(saved_model, trainable):
 
 
 def assert_fine_tuning_lowers_loss(layer):
-    """Asserts that SGD lowers a loss, and that batch norm statistics change only in training."""
+    """Asserts that SGD reduces a loss and that batch norm statistics change only in training mode."""
     images, target = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([[0.0], [2.0]] * 4)
     statistics = [v for v in layer.variables if "moving" in v.name]
     before, losses = [v.numpy() for v in statistics], []
@@ -106,7 +106,7 @@ def assert_fine_tuning_lowers_loss(layer):
     assert all((v.numpy() == old).all() for v, old in zip(statistics, after))
 
 
-def test_second_export_works_and_missing_heads_have_no_outputs(tmp_path):
+def test_repeated_export_works_and_omits_outputs_of_missing_heads(tmp_path):
     for index, settings in enumerate((dict(proj_head_mode="none"), dict(lineareval_while_pretraining=False))):
         config = Config(**{**TINY, **settings})
         model = model_lib.build_model(config, 10)
@@ -127,7 +127,7 @@ def quick_save(monkeypatch):
 
 
 def export_steps(directory, *steps, keep=1):
-    """Exports one checkpoint per step to directory/saved_model; returns the paths of the SavedModels."""
+    """Exports one checkpoint per step to directory/saved_model. Returns the paths of the SavedModels."""
     config = Config(**TINY, model_dir=str(directory), keep_hub_module_max=keep)
     paths = []
     for step in steps:
@@ -137,7 +137,7 @@ def export_steps(directory, *steps, keep=1):
 
 
 def tree(directory):
-    """Returns the relative paths of all files."""
+    """Returns the relative paths of all files and links."""
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
@@ -147,7 +147,7 @@ def test_old_and_unfinished_exports_are_deleted(tmp_path):
     assert [path.name for path in (tmp_path / "saved_model").iterdir()] == ["4"]
 
 
-def test_new_export_is_kept_when_later_steps_exist(tmp_path, quick_save):
+def test_new_export_is_kept_if_exports_of_later_steps_exist(tmp_path, quick_save):
     export_steps(tmp_path, 10, 20, 30, keep=3)
     path, = export_steps(tmp_path, 5, keep=2)
     assert pathlib.Path(path, "saved_model.pb").exists()
@@ -176,9 +176,9 @@ def test_directories_with_other_files_are_never_deleted(tmp_path, quick_save, ca
         assert text in printed
 
 
-def test_nothing_is_deleted_if_saved_model_is_a_link(tmp_path, quick_save, capsys):
+def test_nothing_is_deleted_if_the_saved_model_directory_is_a_link(tmp_path, quick_save, capsys):
     export_steps(tmp_path, 1, 2, keep=9)
-    (tmp_path / "saved_model").rename(tmp_path / "exports")  # shared with other runs
+    (tmp_path / "saved_model").rename(tmp_path / "exports")  # This directory is shared with other runs.
     (tmp_path / "saved_model").symlink_to(tmp_path / "exports")
     before = tree(tmp_path / "exports")
     export_steps(tmp_path, 2, 3, keep=1)
@@ -207,7 +207,7 @@ def test_link_at_an_export_path_is_moved_and_its_target_kept(tmp_path, quick_sav
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """A run directory: a checkpoint with formula weights, flags, classes and results."""
+    """Writes a run directory: a checkpoint with formula weights, flags, classes and results."""
     directory = tmp_path_factory.mktemp("run")
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_formula_weights(model)
@@ -221,7 +221,7 @@ def run_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def saved_model(run_dir):
-    """The SavedModel that `python -m export` writes for `run_dir`."""
+    """Exports `run_dir` with `python -m export`. Returns the path of the SavedModel."""
     path = run_dir / "exported"
     cli.main([f"--checkpoint={run_dir}", f"--export_dir={path}", f"--archive={run_dir / 'simclr.tar.gz'}"])
     return str(path)
@@ -234,7 +234,7 @@ def exported(saved_model):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A folder of images in several sizes and formats, with a corrupt file and a text file."""
+    """Writes a folder of images in several sizes and formats, a corrupt image and a text file."""
     folder = tmp_path_factory.mktemp("photos")
     random = np.random.default_rng(0)
     for name, size in {"b/x.png": (9, 12), "a.jpg": (20, 11), "b/c/y.PNG": (8, 8)}.items():
@@ -266,7 +266,7 @@ print(json.dumps({name: np.asarray(value).tolist() for name, value in outputs.it
 """
 
 
-def test_client_without_this_project_can_use_the_saved_model(saved_model, tmp_path):
+def test_saved_model_works_in_a_client_without_this_project(saved_model, tmp_path):
     has_keras_3 = importlib.metadata.version("keras").startswith("3")
     done = subprocess.run([sys.executable, "-c", _CLIENT, saved_model, "TFSMLayer" if has_keras_3 else "-"], text=True,
                           cwd=tmp_path, capture_output=True)
@@ -299,7 +299,7 @@ def test_reexport_keeps_the_description(saved_model, tmp_path):
     assert description["results"]["eval/label_top_1_accuracy"] == 0.51234
 
 
-def test_checkpoint_without_a_run_exports_without_training_settings(run_dir, tmp_path):
+def test_checkpoint_without_run_files_is_exported_without_training_settings(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     cli.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
@@ -310,7 +310,7 @@ def test_checkpoint_without_a_run_exports_without_training_settings(run_dir, tmp
     assert description["class_names"] == [f"class {index}" for index in range(10)] and description["image_size"] == 16
 
 
-def test_tensors_determine_the_network_despite_recorded_settings(run_dir, tmp_path):
+def test_network_is_inferred_from_the_tensors_not_from_recorded_settings(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"}))
@@ -350,16 +350,17 @@ def test_embed_writes_one_vector_per_image(suffix, output, saved_model, exported
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
-def test_embed_is_independent_of_batch_boundaries(exported, photos):
+def test_embedded_vectors_do_not_depend_on_batch_boundaries(exported, photos):
     paths = [str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")]
     batches = list(endpoints.compute_endpoint(
         lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2))
     assert [(len(readable), len(unreadable)) for readable, _, unreadable in batches] == [(2, 0), (1, 1), (1, 0)]
     vectors = np.concatenate([values for _, values, _ in batches])
-    np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)  # batch sizes 2 and 1
+    # The same image was in batches of sizes 2 and 1.
+    np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)
 
 
-def test_embed_accepts_the_originals_saved_models(photos, tmp_path):
+def test_embed_accepts_saved_models_of_the_original(photos, tmp_path):
     class Original(tf.Module):
         def __init__(self):
             super().__init__()
@@ -444,11 +445,11 @@ def test_malformed_description_is_rejected(content, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
-def test_malformed_flags_json_is_rejected_or_ignored(flags, run_dir, tmp_path):
+def test_flags_json_with_wrong_types_is_ignored_and_out_of_range_is_rejected(flags, run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, **flags}))
-    if "temperature" in flags:  # right type, but out of range
+    if "temperature" in flags:  # The type is right, but the value is out of range.
         with pytest.raises(UserError, match="recorded settings are invalid"):
             inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"))
     else:
@@ -456,13 +457,13 @@ def test_malformed_flags_json_is_rejected_or_ignored(flags, run_dir, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"checkpoint": [1]}])
-def test_settings_of_wrong_types_in_a_saved_model_are_rejected(flags, run_dir, monkeypatch):
+def test_recorded_settings_of_wrong_types_are_rejected_by_inspection(flags, run_dir, monkeypatch):
     monkeypatch.setattr(run_directory, "read_flags", lambda _: {**TINY, **flags})
     with pytest.raises(UserError, match="settings have values of the wrong type"):
         inspection.inspect_checkpoint(str(run_dir / "ckpt-4"))
 
 
-def test_csv_escapes_formulas(tmp_path):
+def test_csv_file_names_that_look_like_formulas_are_escaped(tmp_path):
     names = ["=1+1.png", "+a.png", "-a.png", "@a.png", "\ta.png", "\ra.png", "a=b.png", "two\nlines, \"quoted\".png"]
     with embedding._csv_writer(str(tmp_path / "v.csv")) as add:
         add(names, np.zeros([len(names), 1], np.float32))
@@ -473,9 +474,9 @@ def test_csv_escapes_formulas(tmp_path):
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_stopped_embed_leaves_no_files(signal_number, photos, tmp_path, monkeypatch, capsys):
+def test_embed_leaves_no_files_if_stopped_by_a_signal(signal_number, photos, tmp_path, monkeypatch, capsys):
     def stopped(images):
-        assert len(list(tmp_path.iterdir())) == 1  # its temporary directory
+        assert len(list(tmp_path.iterdir())) == 1  # the temporary directory
         signal.raise_signal(signal_number)
         return tf.zeros([len(images), 3])
 
@@ -530,7 +531,7 @@ def test_failed_archive_leaves_no_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["empty link", "empty", "link to nothing", "n" * 255, "--new", "sp ace", "n\u00e9w/"])
-def test_export_dir_may_be_empty_or_a_link_or_an_unusual_name(name, run_dir, tmp_path, quick_save, monkeypatch, capsys):
+def test_export_dir_may_be_empty_a_link_or_unusually_named(name, run_dir, tmp_path, quick_save, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for directory in ("empty", "target", "new.unfinished"):
         (tmp_path / directory).mkdir()

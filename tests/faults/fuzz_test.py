@@ -1,6 +1,6 @@
-"""Property-based tests: any combination of flags either runs or ends with a one-line error.
+"""Property-based tests: any combination of flags either runs or fails with a one-line error.
 
-`make soak` runs them with more, and random, combinations.
+`make soak` runs these tests with more, random combinations.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def test_settings_are_accepted_or_rejected_in_one_line(settings):
 
 
 def plausible_values(field):
-    """Returns a strategy for values of which most combinations run on `digits` in seconds, or None."""
+    """Returns a strategy for values with which most runs on `digits` finish in seconds, or None if there is none."""
     name, choices = field.name, field.metadata["choices"]
     values_by_name = dict(
         mode=["train", "train_then_eval"], train_mode=["pretrain", "supervised"], image_size=[8, 9],
@@ -89,7 +89,7 @@ FIXED = dict(train_split="train[:64]", train_steps=2, eval_split="test[:40]", im
 
 
 def call(function, argv):
-    """Calls a function that reads flags; returns its exit status (0 if it returns) and its standard error."""
+    """Calls a function that parses flags. Returns its exit status (0 if it does not exit) and its standard error."""
     values = flags.FLAGS
     for name in Config.__dataclass_fields__:
         values[name].unparse()
@@ -102,7 +102,7 @@ def call(function, argv):
 
 
 def assert_one_line_error(status, error_text):
-    """Asserts that a run succeeded silently, or failed with one line that names a flag (status 3: divergence)."""
+    """Asserts that a run succeeded silently or failed with one line that names a flag. Status 3 means divergence."""
     assert status in (0, 2, 3), error_text
     assert error_text.count("\n") == (status != 0) and (status == 0) == (not error_text)
     assert status == 0 or "--" in error_text or "flag" in error_text

@@ -1,4 +1,4 @@
-"""Security: untrusted files are only data, so their code is not executed and nothing is unpickled."""
+"""Security: untrusted files are treated only as data. Their code is not executed, and nothing is unpickled."""
 
 import ast
 
@@ -25,7 +25,7 @@ def test_saved_model_passed_as_checkpoint_is_not_executed(tmp_path, monkeypatch)
             tf.io.write_file(str(tmp_path / "written"), "executed")
 
     model = model_lib.build_model(Config(**SMALL), 4)
-    model(tf.zeros([1, 8, 8, 3]), training=False)  # Keras saves only calls that were traced.
+    model(tf.zeros([1, 8, 8, 3]), training=False)  # Keras saves only traced calls.
     module = tf.Module()
     module.saved_model, module.trap = model, WritesFileOnLoad()
     module.use = tf.function(lambda: tf.shape(module.trap.resource_handle), input_signature=[])
@@ -57,7 +57,7 @@ def test_file_names_in_npz_are_not_pickled(tmp_path):
         assert arrays["vectors"].shape == (3, 2)
 
 
-def test_program_does_not_unpickle_or_evaluate_text():
+def test_source_code_does_not_unpickle_or_evaluate_text():
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
     for path in [*ROOT.glob("*.py"), *ROOT.glob("paper/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):

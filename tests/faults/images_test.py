@@ -93,7 +93,7 @@ def test_unusable_images_are_reported_with_a_reason(name, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with valid images of two classes, and unusable images of every type."""
+    """Writes a folder with valid images of two classes and unusable images of every type."""
     for index in range(12):
         for name in ("cat", "dog"):
             path = tmp_path / "images" / name / f"{index}.png"
@@ -105,7 +105,7 @@ def folder(tmp_path):
 
 
 def run(tmp_path, folder, **settings):
-    """Trains one step; returns the log."""
+    """Trains one step and returns the log."""
     lines = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", lines.append)
@@ -114,7 +114,7 @@ def run(tmp_path, folder, **settings):
     return "\n".join(lines)
 
 
-def test_corrupt_images_are_an_error_that_lists_ten(folder, tmp_path):
+def test_corrupt_images_give_an_error_that_lists_the_first_ten(folder, tmp_path):
     with pytest.raises(UserError, match="12 of 36 images cannot be used: dog/black_and_white.bmp .unsup") as error:
         run(tmp_path, folder)
     assert "and 2 more. Fix or remove them, or skip them with --corrupt_images=skip" in str(error.value)
@@ -140,7 +140,7 @@ def test_files_whose_names_are_not_utf8_are_skipped_and_logged(folder, tmp_path,
     assert (tmp_path / "run" / "ckpt-1.index").exists()
 
 
-def test_skipping_files_does_not_change_other_keys(folder):
+def test_skipping_files_does_not_change_the_keys_of_other_files(folder):
     complete, reduced = (folders.folder_source(str(folder)) for _ in range(2))
     unusable = [path for path in reduced.paths() if os.path.basename(path) in UNUSABLE or "cut" in path]
     reduced.exclude(unusable)
@@ -161,7 +161,7 @@ def test_folder_with_only_corrupt_images_is_an_error(folder, tmp_path):
 # ---------------------------------------------------------------------------------------------------------- links
 
 
-def test_links_out_of_the_folder_require_follow_links(folder, tmp_path):
+def test_links_to_files_outside_the_folder_require_follow_links(folder, tmp_path):
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     for name in ("a.png", "deep/b.png"):
         (tmp_path / "elsewhere" / name).write_bytes(PNG)
@@ -176,15 +176,15 @@ def test_links_out_of_the_folder_require_follow_links(folder, tmp_path):
     assert folders.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
 
 
-def test_data_set_may_be_a_link(folder, tmp_path):
+def test_image_folder_may_be_a_link(folder, tmp_path):
     (tmp_path / "link").symlink_to(folder)
     assert folders.folder_source(str(tmp_path / "link")).num_examples("train") == 36
 
 
-# ------------------------------------------------------------------------------------------- ---------- during a run
+# ------------------------------------------------------------------------------------------------------ during a run
 
 
-def test_deleted_folder_ends_training_with_one_line(folder, tmp_path, monkeypatch):
+def test_deleted_folder_stops_training_with_a_one_line_error(folder, tmp_path, monkeypatch):
     check = image_checks.check_images
 
     def check_and_remove(config, source, is_chief):
@@ -198,7 +198,7 @@ def test_deleted_folder_ends_training_with_one_line(folder, tmp_path, monkeypatc
     assert "\n" not in str(error.value)
 
 
-def test_corrupt_record_file_ends_training_with_one_line(tmp_path, monkeypatch):
+def test_corrupt_record_file_stops_training_with_a_one_line_error(tmp_path, monkeypatch):
     class CorruptSource(IndexedSource):
         def references(self, *arguments, **options):
             path = tmp_path / "corrupt.tfrecord"
@@ -214,11 +214,11 @@ def test_corrupt_record_file_ends_training_with_one_line(tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-# ------------------------------------------------------------------------------------------------------------ bytes
+# ------------------------------------------------------------------------------------------------ random corruption
 
 
 @pytest.mark.parametrize("name", ["rgb.jpg", "rgb.png", "animated.gif", "bitmap.bmp", "cmyk.jpg"])
-def test_random_corruption_never_raises(name, tmp_path):
+def test_checking_randomly_corrupted_images_never_raises(name, tmp_path):
     random, path = np.random.default_rng(0), tmp_path / name
     reasons = set()
     for _ in range(200):
@@ -236,7 +236,7 @@ def test_random_corruption_never_raises(name, tmp_path):
 
 
 def huge_png(side):
-    """Returns a PNG of black pixels, about a thousandth of the size of its decoded image."""
+    """Returns an all-black PNG that is about a thousand times smaller than the decoded image."""
     def chunk(chunk_type, content):
         return (struct.pack(">I", len(content)) + chunk_type + content
                 + struct.pack(">I", zlib.crc32(chunk_type + content)))
@@ -264,7 +264,7 @@ def test_images_above_the_pixel_limit_are_not_decoded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_pixel_limit_counts_all_frames(name, tmp_path):
+def test_pixel_limit_counts_the_pixels_of_all_frames(name, tmp_path):
     content = VALID[name][0]
     with Image.open(io.BytesIO(content)) as image:
         boxes = [frame.tile[0][1] if frame.tile else (0, 0, 20, 24) for frame in ImageSequence.Iterator(image)]
@@ -308,7 +308,7 @@ def test_large_file_that_is_not_an_image_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("file_type", ["fifo", "socket", "device", "link to a device"])
-def test_files_that_are_not_regular_are_not_opened(tmp_path, monkeypatch, file_type):
+def test_non_regular_files_are_not_opened(tmp_path, monkeypatch, file_type):
     monkeypatch.chdir(tmp_path)
     if file_type == "fifo":
         os.mkfifo("x.png")
@@ -318,7 +318,7 @@ def test_files_that_are_not_regular_are_not_opened(tmp_path, monkeypatch, file_t
     elif file_type == "link to a device":
         os.symlink("/dev/zero", "x.png")
     path = "/dev/zero" if file_type == "device" else "x.png"
-    signal.alarm(60)  # Opening a FIFO would block forever.
+    signal.alarm(60)  # If a FIFO were opened, the test would block.
     try:
         assert image_files.why_unusable(path) == "not a regular file"
         assert str(endpoints._load_image(path, 8, False)) == "not a regular file"
@@ -334,7 +334,7 @@ def test_broken_links_and_missing_files_are_reported(tmp_path):
 
 
 @pytest.mark.parametrize("large", ["files", "images", "neither"])
-def test_large_files_and_images_are_handled_one_at_a_time(tmp_path, monkeypatch, large):
+def test_large_files_and_images_are_decoded_one_at_a_time(tmp_path, monkeypatch, large):
     paths = [str(tmp_path / f"{index}.png") for index in range(12)]
     for path in paths:
         (tmp_path / path).write_bytes(PNG)
@@ -356,7 +356,7 @@ def test_large_files_and_images_are_handled_one_at_a_time(tmp_path, monkeypatch,
     assert len(num_active) == 12 and (max(num_active) > 1) == (large == "neither")
 
 
-def test_changed_pixel_limit_repeats_the_check(folder, tmp_path):
+def test_changing_the_pixel_limit_repeats_the_image_check(folder, tmp_path):
     for path in folder.glob("dog/*.[jgb]*"):
         path.unlink()
     for path in folder.glob("dog/[a-z]*.png"):
@@ -382,7 +382,7 @@ def test_model_dir_inside_the_folder_does_not_change_the_classes(folder, tmp_pat
     assert folders.folder_source(str(folder)).class_names == ["cat", "dog"]
 
 
-def test_truncated_record_file_ends_training_with_one_line(tmp_path, monkeypatch):
+def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, monkeypatch):
     with tf.io.TFRecordWriter(str(tmp_path / "a")) as writer:
         writer.write(b"only one")
 

@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped, and resume with results identical to an uninterrupted run."""
+"""Runs that are killed or stopped, and whose results after resuming match those of an uninterrupted run."""
 
 import json
 import random
@@ -17,20 +17,20 @@ from support.addresses import free_addresses, tf_config
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The run directory of an uninterrupted run."""
+    """Returns the directory of an uninterrupted run."""
     directory = tmp_path_factory.mktemp("uninterrupted") / "run"
     processes.finish(directory)
     return directory
 
 
 @pytest.mark.slow
-def test_run_killed_five_times_equals_an_uninterrupted_run(uninterrupted, tmp_path):
+def test_run_killed_five_times_matches_an_uninterrupted_run(uninterrupted, tmp_path):
     generator, log_start = random.Random(1), 0
     for kill in range(5):
         process = processes.start(tmp_path / "run")
         if kill == 0:
             processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run", process)
-        elif kill != 2:  # Kill 2 happens during startup, the others during training.
+        elif kill != 2:  # The third kill interrupts startup. The others interrupt training.
             processes.wait_for("step ", tmp_path / "run", process, log_start)
         time.sleep(generator.uniform(0, 0.7))
         assert process.poll() is None
@@ -55,14 +55,14 @@ def test_signal_saves_a_checkpoint_and_the_same_command_resumes(signal_number, u
     processes.assert_same_run(uninterrupted, tmp_path / "run")
 
 
-def test_signal_takes_effect_at_a_safe_point():
+def test_signal_takes_effect_at_the_next_safe_point():
     done, before = [], signal.getsignal(signal.SIGINT)
     with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGINT"):
         for _ in progress.track(range(3), 3, "turns"):
             signal.raise_signal(signal.SIGINT)
             done.append(stop.requested)
     assert done == [True]
-    assert signal.getsignal(signal.SIGINT) is before  # which may be SIG_IGN in a background process
+    assert signal.getsignal(signal.SIGINT) is before  # In a background process, this may be SIG_IGN.
     assert list(progress.track(range(3), 3, "turns")) == [0, 1, 2]
 
 
@@ -81,7 +81,7 @@ def test_sighup_stops_the_run_unless_it_is_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_repeated_sighup_from_a_closed_terminal_does_not_kill():
+def test_repeated_sighup_from_a_closed_terminal_does_not_kill_the_run():
     with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as process:
         assert process.stdout.readline() == "busy\n"
@@ -110,7 +110,7 @@ with signals.StopSignals():
 """
 
 
-def test_second_different_signal_ends_the_process_at_once():
+def test_second_signal_of_another_type_ends_the_process_at_once():
     with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == "busy\n"
@@ -138,7 +138,7 @@ def test_random_seed_is_kept_on_restart(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_two_replica_run_equals_an_uninterrupted_run(tmp_path):
+def test_killed_two_replica_run_matches_an_uninterrupted_run(tmp_path):
     replicas, flags = {"REPLICAS": "2"}, dict(train_steps=60)
     processes.finish(tmp_path / "uninterrupted", replicas, **flags)
     process = processes.start(tmp_path / "killed", replicas, **flags, log_seconds=0.01)
@@ -150,7 +150,7 @@ def test_killed_two_replica_run_equals_an_uninterrupted_run(tmp_path):
 
 
 def start_hosts(model_dir, **flags):
-    """Starts two hosts, which log to model_dir_0.log and model_dir_1.log."""
+    """Starts two hosts that log to model_dir_0.log and model_dir_1.log."""
     addresses = free_addresses(2)
     return [processes.start(model_dir, {"TF_CONFIG": tf_config({"worker": addresses}, index=index)},
                             log=model_dir.with_name(f"{model_dir.name}_{index}.log"), **flags) for index in range(2)]
@@ -161,7 +161,7 @@ HOSTS_FLAGS = dict(train_steps=60, log_seconds=0.1)
 
 @pytest.fixture(scope="module")
 def uninterrupted_hosts(tmp_path_factory):
-    """The run directory of an uninterrupted run on two hosts."""
+    """Returns the directory of an uninterrupted two-host run."""
     directory = tmp_path_factory.mktemp("uninterrupted") / "hosts"
     assert [process.wait(200) for process in start_hosts(directory, **HOSTS_FLAGS)] == [0, 0]
     return directory

@@ -1,4 +1,4 @@
-"""Faults of a `model_dir`: corrupt files, full disks, concurrent runs, changed flags, temporary files."""
+"""Faults in a `model_dir`: corrupt files, full disks, concurrent runs, changed flags, temporary files."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ SETTINGS = dict(train_steps=9, checkpoint_steps=3)
 
 @pytest.fixture
 def run(tmp_path):
-    """A function that trains in tmp_path/run and returns the log."""
+    """Returns a function that trains in tmp_path/run and returns the log."""
     def function(**settings):
         lines = []
         with pytest.MonkeyPatch.context() as patch:
@@ -40,7 +40,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained_runs(tiny_resnet, tmp_path_factory):
-    """A function that returns the directory of a run with a given number of steps, trained once."""
+    """Returns a cached function that trains a run with a given number of steps and returns its directory."""
     @functools.cache
     def directory(steps):
         path = tmp_path_factory.mktemp(f"{steps}_steps") / "run"
@@ -51,7 +51,7 @@ def trained_runs(tiny_resnet, tmp_path_factory):
 
 @pytest.fixture
 def trained(trained_runs, tmp_path):
-    """A function that copies a run with a given number of steps to tmp_path/run, as if `run` had trained it."""
+    """Returns a function that copies a run with a given number of steps to tmp_path/run, as if `run` had trained it."""
     return lambda steps: shutil.copytree(trained_runs(steps), tmp_path / "run")
 
 
@@ -68,12 +68,12 @@ def corrupt(path, fault):
 
 @pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
 @pytest.mark.parametrize("name", ["ckpt-9.index", "ckpt-9.data-00000-of-00001"])
-def test_corrupt_or_incomplete_checkpoint_falls_back_to_the_previous(name, fault, trained, run, tmp_path):
+def test_corrupt_or_incomplete_checkpoint_falls_back_to_the_previous_one(name, fault, trained, run, tmp_path):
     trained(9)
     expected = processes.tensors(tmp_path / "run", 9)
     corrupt(tmp_path / "run" / name, fault)
     logged = run()
-    if fault == "missing":  # This is not corruption: a copy may still be in progress.
+    if fault == "missing":  # A missing file is not corruption, because a copy may still be in progress.
         assert f"warning: ckpt-9 is incomplete and is ignored: {name} is missing" in logged
         assert not (tmp_path / "run" / "damaged").exists()
     else:
@@ -98,7 +98,7 @@ def test_single_incomplete_checkpoint_is_rejected_and_not_changed(name, trained,
 
 
 @pytest.mark.parametrize("fault", ["no checkpoint file", "newest corrupt", "clock moved back", "file of another run"])
-def test_keep_checkpoint_max_holds_after(fault, trained, run, tmp_path):
+def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_path):
     trained(9)
     if fault == "no checkpoint file":
         (tmp_path / "run" / "checkpoint").unlink()
@@ -124,7 +124,7 @@ def test_save_keeps_checkpoints_of_later_steps(tmp_path):
     assert checkpoint_files.list_steps(str(tmp_path)) == [3, 10]
 
 
-def test_preview_replaces_a_link_and_not_its_target(run, tmp_path):
+def test_preview_replaces_a_link_but_not_its_target(run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')  # from an earlier start of the run
     (tmp_path / "photo.png").write_text("mine")
@@ -145,14 +145,14 @@ def test_checkpoints_in_neighboring_directories_are_kept(trained, run, tmp_path)
 def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path):
     trained(9)
     corrupt(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "truncated")
-    (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # This file is not needed.
+    (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # Evaluation does not need this file.
     log = run(mode="eval", eval_timeout=0.1)
     assert "ckpt-6: corrupt (" in log and log.count("warning: skipped") == 1
     assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {"result_3.json", "result_9.json"}
 
 
 @pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
-def test_lost_checkpoint_file_is_rewritten(fault, trained, run, tmp_path):
+def test_missing_or_corrupt_checkpoint_state_file_is_rewritten(fault, trained, run, tmp_path):
     trained(9)
     corrupt(tmp_path / "run" / "checkpoint", fault)
     assert "resumed at step 9 from" in run()
@@ -174,7 +174,7 @@ def test_temporary_read_error_is_not_treated_as_corruption(trained, run, tmp_pat
     trained(3)
     data = tmp_path / "run" / "ckpt-3.data-00000-of-00001"
     data.rename(tmp_path / "backup")
-    data.symlink_to("/proc/self/mem")  # Reading its first byte is an I/O error.
+    data.symlink_to("/proc/self/mem")  # Reading its first byte fails with an I/O error.
     before = set((tmp_path / "run").rglob("*"))
     with pytest.raises(UserError, match="ckpt-3 is temporarily unreadable .*Restore access") as error:
         run(train_steps=6)
@@ -204,7 +204,7 @@ def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_
     for name in temporary_files + others:
         (run_dir / name).parent.mkdir(exist_ok=True)
         (run_dir / name).write_text("half")
-        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))  # It may belong to an evaluation.
+        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))  # A new file may be in use.
     logged = run(train_steps=3)
     assert not any((run_dir / name).exists() for name in [*temporary_files, "ckpt-6_temp"])
     assert all((run_dir / name).read_text() == "half" for name in others)
@@ -231,7 +231,7 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
     else:
         (tmp_path / "deep").mkdir()
         shutil.copytree(tmp_path / "run", tmp_path / name)
-    # The path is relative, so that the name is at its start.
+    # The path is relative, so it starts with the name.
     runs.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
     assert checkpoint_files.list_steps(name) == [6]
     assert checkpoint_files.latest_checkpoint(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
@@ -257,7 +257,7 @@ def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, t
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
-def test_more_steps_and_allowed_flag_changes_resume(trained, run, tmp_path):
+def test_run_resumes_with_more_steps_or_allowed_flag_changes(trained, run, tmp_path):
     trained(3)
     log = run(train_steps=6)
     assert "was started with --train_steps=3 (now 6): the learning-rate schedule changes" in log
@@ -270,7 +270,7 @@ def test_more_steps_and_allowed_flag_changes_resume(trained, run, tmp_path):
 
 
 class Data(IndexedSource):
-    """A source without examples and with a given data description."""
+    """Data source that has no examples and returns a given data description."""
 
     def __init__(self, classes=("blue", "green", "red"), **description):
         super().__init__("colors", {}, list(classes) if classes else None, tf.identity)
@@ -296,7 +296,7 @@ def start_run(directory, source, **settings):
     (dict(classes=("green", "red", "zblue")), r"classes \(only in the data set: zblue; only in the run: blue\)"),
     (dict(classes=("red", "green", "blue")), "same classes in another order"),
     (dict(classes=None), "only in the run: blue, green, red")])
-def test_changed_data_are_rejected(changes, message, tmp_path, capsys):
+def test_changed_data_is_rejected_unless_flag_changes_are_allowed(changes, message, tmp_path, capsys):
     config = start_run(tmp_path, Data(files="a"))
     run_directory.check_data(config, Data(files="a"))
     with pytest.raises(UserError, match=f"--dataset=digits: the data changed .*{message}.*--allow_flag_changes"
@@ -340,7 +340,7 @@ def test_fifos_are_not_opened(name, trained, tmp_path):
         assert storage.read_json(str(tmp_path / "run" / name), (dict, list)) is None
 
 
-def test_class_names_do_not_matter_without_a_linear_head(tmp_path):
+def test_changed_class_names_are_accepted_without_a_linear_head(tmp_path):
     config = start_run(tmp_path, Data(), lineareval_while_pretraining=False)
     run_directory.check_data(config, Data(classes=("a", "b")))
     with pytest.raises(UserError, match="the data changed"):
@@ -372,7 +372,7 @@ def small_disk(path, kilobytes):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can mount a file system")
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
-def test_full_disk_keeps_the_last_checkpoint(free_kilobytes, trained, run, tmp_path):
+def test_last_checkpoint_survives_a_full_disk(free_kilobytes, trained, run, tmp_path):
     trained(6)
     expected = processes.tensors(tmp_path / "run", 6)
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
@@ -437,7 +437,7 @@ def test_lock_rejects_a_second_run_and_a_killed_run_releases_it(tmp_path):
         assert f"process {os.getpid()} " in (tmp_path / "train.lock").read_text()
 
 
-def test_directory_removed_during_training_ends_the_run(trained, run, tmp_path, monkeypatch):
+def test_run_stops_if_its_directory_is_removed_during_training(trained, run, tmp_path, monkeypatch):
     def remove_and_restart(*arguments):
         shutil.rmtree(tmp_path / "run")
         (tmp_path / "run").mkdir()
@@ -454,8 +454,8 @@ def test_directory_removed_during_training_ends_the_run(trained, run, tmp_path, 
 
 @pytest.mark.parametrize("module, function", [
     (train, "build_training_state"), (run_lib.evaluate, "evaluate_and_write"), (run_lib.saving, "build_module")])
-def test_replaced_directory_is_not_written_to(module, function, trained, tmp_path, monkeypatch):
-    """Replaces the run directory by another run's before the run writes, evaluates or exports."""
+def test_run_directory_of_another_run_is_not_modified(module, function, trained, tmp_path, monkeypatch):
+    """Replaces the run directory with that of another run before the run trains, evaluates or exports."""
     def replace(*arguments, **options):
         (tmp_path / "run").rename(tmp_path / "gone")
         (tmp_path / "other").rename(tmp_path / "run")
@@ -498,7 +498,7 @@ def test_lock_file_that_is_not_text_is_rejected(file_type, tmp_path):
         Lock(str(tmp_path))
 
 
-def test_links_with_names_of_temporary_files_are_kept(tmp_path):
+def test_links_named_like_temporary_files_are_kept(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for name in ("ckpt-7_temp", "flags.json.9.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
@@ -526,7 +526,7 @@ def test_evaluation_does_not_need_the_lock(run, tmp_path):
 
 @pytest.fixture
 def accuracies(monkeypatch):
-    """A list of linear-head accuracies that successive evaluations will return."""
+    """Returns a list to fill with linear-head accuracies. Each evaluation returns the next one."""
     values = []
     monkeypatch.setattr(run_lib.evaluate.Evaluator, "linear_head", lambda *_: {
         "eval/label_top_1_accuracy": values.pop(0), "eval/label_top_5_accuracy": 1.0})
@@ -572,7 +572,7 @@ def test_best_checkpoint_is_not_written_through_a_link(run, tmp_path, accuracies
     assert {path.name for path in (tmp_path / "other").iterdir()} == {"ckpt-1.index"}
 
 
-def test_best_checkpoint_of_a_later_step_is_replaced(run, tmp_path, accuracies):
+def test_best_checkpoint_of_a_step_after_the_latest_is_replaced(run, tmp_path, accuracies):
     accuracies += [0.5, 0.7, 0.6, 0.6]
     run(mode="train_then_eval", train_steps=3, keep_best=True, checkpoint_steps=1)
     (tmp_path / "run" / "best" / "ckpt-3.index").rename(tmp_path / "run" / "best" / "ckpt-9.index")
@@ -583,7 +583,7 @@ def test_best_checkpoint_of_a_later_step_is_replaced(run, tmp_path, accuracies):
     assert checkpoints(tmp_path / "run" / "best") == {"ckpt-1"}
 
 
-def test_best_checkpoint_has_the_settings_of_the_training(run, tmp_path, accuracies):
+def test_best_checkpoint_records_the_training_settings(run, tmp_path, accuracies):
     accuracies += [0.5]
     run(train_steps=3, weight_decay=1e-3)
     run(mode="eval", train_steps=3, keep_best=True)  # with the default weight decay

@@ -45,7 +45,7 @@ def make_gradients_infinite(patch):
 
 @pytest.fixture(scope="module")
 def finite_run(tiny_resnet, tmp_path_factory):
-    """The directory of a run without non-finite values."""
+    """Returns the directory of a run without non-finite values."""
     directory = tmp_path_factory.mktemp("finite")
     runs.run(directory, **SETTINGS)
     return directory
@@ -66,7 +66,7 @@ def test_diverged_training_stops_and_keeps_the_last_checkpoint(patch_training, f
 
 
 def test_non_finite_weights_are_not_saved(tmp_path):
-    """The last step before a checkpoint makes a weight infinite; its loss and gradients are finite."""
+    """Makes a weight infinite in the last step before a checkpoint. The loss and gradients of this step are finite."""
     runs.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
     update = train.TrainStep.update
 
@@ -89,7 +89,7 @@ def test_excessive_learning_rate_is_reported_as_divergence(tmp_path):
 
 @pytest.mark.parametrize("rows, expected", [
     (np.ones([8, 4]), 0.0), (np.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], 4 * np.sqrt(3 / 16) / 2)])
-def test_embedding_std_of_constructed_embeddings(rows, expected):
+def test_embedding_std_of_constructed_embeddings_is_exact(rows, expected):
     assert metrics.embedding_std(tf.constant(rows * 5)).numpy() == pytest.approx(expected, abs=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Tests of the restart loop in docs/reliability.md, run by sh with a fake `python` that exits with given statuses."""
+"""Restart loop in docs/reliability.md, run in sh with a fake `python` that exits with given statuses."""
 
 import pathlib
 import subprocess
@@ -9,7 +9,7 @@ DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reliability.m
 
 
 def documented_loop():
-    """Returns the indented block in the document that starts with `trap`."""
+    """Returns the document's indented block that starts with `trap`."""
     lines = DOCUMENT.read_text().splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("    trap "))
     last = next(index for index in range(first, len(lines)) if not lines[index].startswith("    "))
@@ -17,9 +17,9 @@ def documented_loop():
 
 
 def run_loop(directory, statuses):
-    """Runs the loop; returns its exit status and how often it started `python`.
+    """Runs the loop. Returns its exit status and the number of times it started `python`.
 
-    The fake `python` exits with `statuses` in turn, then with 99.
+    The fake `python` exits with each of `statuses` in turn and then with 99.
     """
     (directory / "statuses").write_text("".join(f"{status}\n" for status in [*statuses, 99]))
     (directory / "python").write_text('#!/bin/sh\necho started >> log\nstatus=$(head -n 1 statuses)\n'
@@ -38,11 +38,11 @@ def test_loop_restarts_after_transient_statuses(status, tmp_path):
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 126, 127, 130])
-def test_loop_ends_with_permanent_statuses(status, tmp_path):
+def test_loop_stops_after_permanent_statuses(status, tmp_path):
     assert run_loop(tmp_path, [status]) == (status, 1)
 
 
-def test_loop_ends_if_python_is_missing(tmp_path):
+def test_loop_stops_if_python_is_missing(tmp_path):
     done = subprocess.run(["/bin/sh", "-c", documented_loop()], cwd=tmp_path, timeout=20, env={"PATH": str(tmp_path)},
                           capture_output=True)
     assert done.returncode == 127

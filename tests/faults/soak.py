@@ -1,10 +1,10 @@
-"""Soak test (`make soak`): kills runs at random and compares their results with uninterrupted runs.
+"""Soak test (`make soak`): kills runs at random times and compares them with uninterrupted runs.
 
     python tests/faults/soak.py [--minutes=20] [--kills=40] [--seed=0]
 
-Alternates between one device, two replicas and two hosts. Kills and restarts each run at random times with SIGKILL or
-SIGTERM, on one host or both, until it finishes. Then weights, slots and results must equal those of an uninterrupted
-run bit by bit. Ends after the given minutes and kills, whichever takes longer, and prints a Markdown table.
+Alternates between one device, two replicas and two hosts. Each run is killed at random times with SIGKILL or SIGTERM,
+on one or both hosts, and restarted until it finishes. Its weights, slots and results must then be bit-identical to
+those of an uninterrupted run. The test takes at least the given minutes and kills, then prints a Markdown table.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from support.addresses import free_addresses, tf_config  # noqa: E402
 
 _STEPS = dict(device=400, replicas=200, hosts=100)
 _TITLES = dict(device="one device", replicas="two replicas", hosts="two hosts")
-_MIN_SECONDS = 3  # shortest time before a kill; the longest is the time of the uninterrupted run
+_MIN_SECONDS = 3  # Minimum time before a kill. The maximum is the duration of the uninterrupted run.
 
 
 def environments(setup):
@@ -39,7 +39,7 @@ def environments(setup):
 
 
 def start(setup, directory):
-    """Starts the processes of one run, each with its own log; hosts share the directory."""
+    """Starts the processes of one run, each with its own log. The hosts share the directory."""
     return [processes.start(directory, environment, log_path(directory, index), train_steps=_STEPS[setup])
             for index, environment in enumerate(environments(setup))]
 
@@ -55,7 +55,7 @@ def last_line(directory, index):
 
 
 def stop(setup, run_processes, directory, generator):
-    """Sends a random signal to one or all processes; returns its name, or None if they had finished."""
+    """Sends a random signal to one or all processes. Returns the signal's name, or None if the run had finished."""
     signal_number = generator.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
     victims = generator.choice([run_processes, run_processes[:1], run_processes[-1:]])
     if any(process.poll() is not None for process in run_processes):
@@ -63,8 +63,8 @@ def stop(setup, run_processes, directory, generator):
     for process in victims:
         process.send_signal(signal_number)
     end_survivors(run_processes, directory)
-    # SIGTERM: 75; -15 before the handler is installed; 0 after the last safe point. A host that lost its peer: 75; 0 if
-    # no collective was left; -9 if the peer was lost during the rendezvous.
+    # After SIGTERM, the status is 75, -15 before the handler is installed, or 0 after the last safe point. A host that
+    # lost its peer exits with 75, with 0 if no collective was left, or with -9 if it was killed in the rendezvous.
     allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[signal_number]
     allowed |= {75, 0, -9} if setup == "hosts" else set()
     statuses = [process.returncode for process in run_processes]
@@ -74,30 +74,30 @@ def stop(setup, run_processes, directory, generator):
 
 
 def end_survivors(run_processes, directory):
-    """Waits until all processes have ended. A host that lost its peer ends alone, except during the rendezvous."""
+    """Waits until all processes have exited. Ends hosts that lost their peer during the rendezvous."""
     deadline, terminated = time.monotonic() + 150, set()
     while any(process.poll() is None for process in run_processes):
         time.sleep(0.2)
         late = time.monotonic() > deadline
         for index, process in enumerate(run_processes):
             if process.poll() is None and "waiting for" in last_line(directory, index) and index not in terminated:
-                process.terminate()  # It waits for a host that is not restarted.
+                process.terminate()  # This host waits for a peer that is not restarted.
                 terminated.add(index)
             elif process.poll() is None and late and "hosts are reachable" in last_line(directory, index):
-                process.kill()  # The peer was lost while connecting: TensorFlow waits and catches SIGTERM.
+                process.kill()  # If a peer dies during connection setup, TensorFlow blocks and intercepts SIGTERM.
             elif process.poll() is None and late:
                 process.kill()
                 fail([process.poll() for process in run_processes], "150 seconds", directory)
 
 
 def fail(statuses, event, directory):
-    """Exits with the statuses and logs of a run."""
+    """Exits with a message that contains the run's exit statuses and logs."""
     logs = [path.read_text()[-5000:] for path in sorted(directory.parent.glob(f"{directory.name}_*.log"))]
     raise SystemExit("\n\n".join([f"{directory.name}: exit statuses {statuses} after {event}", *logs]))
 
 
 def run_uninterrupted(setup, directory):
-    """Runs without kills; returns the duration in seconds."""
+    """Runs without kills. Returns the duration in seconds."""
     begin = time.monotonic()
     statuses = [process.wait(600) for process in start(setup, directory)]
     if any(statuses):
@@ -106,7 +106,7 @@ def run_uninterrupted(setup, directory):
 
 
 def run_with_kills(setup, reference, max_seconds, directory, generator, counts):
-    """Kills and restarts a run until it finishes, then compares it; `max_seconds`: longest time before a kill."""
+    """Kills a run after at most `max_seconds` and restarts it until it finishes, then compares it with `reference`."""
     while True:
         run_processes = start(setup, directory)
         deadline = time.monotonic() + generator.uniform(_MIN_SECONDS, max_seconds)
@@ -125,7 +125,7 @@ def run_with_kills(setup, reference, max_seconds, directory, generator, counts):
 
 
 def main():
-    """Runs the soak test; exits with an error at the first difference."""
+    """Runs the soak test. Exits with an error at the first difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--kills", type=int, default=40)

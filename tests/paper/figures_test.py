@@ -1,4 +1,4 @@
-"""Tests of the figures: images that are not blank, their data as CSV, and errors for unusable input."""
+"""Figures: non-blank images, their data as CSV files, and errors for unusable input."""
 
 import csv
 import xml.etree.ElementTree
@@ -16,7 +16,7 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=1, proj_head_mode="l
 
 
 def draw(tmp_path, name, *arguments):
-    """Draws a figure, checks its files, and returns the rows of its CSV file."""
+    """Plots a figure, checks its files, and returns the rows of its CSV file."""
     figures.main([name, *arguments, f"--out={tmp_path / 'out'}"])
     picture = tf.io.decode_png((tmp_path / "out" / f"{name}.png").read_bytes(), channels=1).numpy()
     assert min(picture.shape[:2]) > 150 and picture.std() > 10 and len(np.unique(picture)) > 20
@@ -30,13 +30,13 @@ def draw(tmp_path, name, *arguments):
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """Returns a checkpoint of a network with a square linear projection head, and the head's kernel."""
+    """Returns the checkpoint of a network with a square linear projection head, and the head's kernel."""
     model = model_lib.build_model(Config(**SMALL), 10)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path_factory.mktemp("network") / "ckpt-1"))
     return path, model._projection_head.linear_layers[0].dense.kernel.numpy()
 
 
-def test_operators_are_drawn_with_three_random_draws_each(tmp_path):
+def test_each_operator_is_plotted_with_three_random_samples(tmp_path):
     rows = draw(tmp_path, "operators")
     assert {row[0] for row in rows} >= {"crop, resize, flip", "color drop", "Sobel", "AutoAugment"}
     assert len({tuple(row[2:]) for row in rows if row[0] == "Gaussian noise"}) == 3
@@ -52,11 +52,11 @@ def test_histograms_count_every_pixel_value(tmp_path):
     assert len(totals) == 2 * 2 * 4 and set(totals.values()) == {160 * 160 * 3}
 
 
-def test_views_show_two_views_of_eight_images(tmp_path):
+def test_views_figure_shows_two_views_of_eight_images(tmp_path):
     assert len(draw(tmp_path, "views", "--dataset=digits", "--flags=--image_size=16 --augmentation=broader")) == 16
 
 
-def test_eigenvalues_agree_with_scipy(tmp_path, network):
+def test_eigenvalues_match_scipy(tmp_path, network):
     path, kernel = network
     rows = draw(tmp_path, "eigenvalues", f"--checkpoint={path}")
     values = np.array([float(row[1]) for row in rows])
@@ -64,7 +64,7 @@ def test_eigenvalues_agree_with_scipy(tmp_path, network):
     np.testing.assert_allclose(values[:200], expected[:200], rtol=1e-3)
 
 
-def test_tsne_draws_every_example_of_the_split(tmp_path, network):
+def test_tsne_plots_every_example_of_the_split(tmp_path, network):
     rows = draw(tmp_path, "tsne", f"--checkpoint={network[0]}", "--dataset=digits", "--split=test[:60]",
                 "--flags=--image_size=8 --eval_batch_size=20")
     assert len(rows) == 60 and {row[0] for row in rows} == set("0123456789")
@@ -75,19 +75,19 @@ def write_csv(path, text):
     return f"--csv={path}"
 
 
-def test_pairs_are_drawn_from_a_csv_file(tmp_path):
+def test_pairs_figure_is_plotted_from_a_csv_file(tmp_path):
     lines = ["crop,crop,0.3", "crop,color,0.55", "color,crop,0.5"]
     table = write_csv(tmp_path / "in.csv", "first,second,accuracy\n" + "\n".join(lines))
     assert draw(tmp_path, "pairs", table) == [line.split(",") for line in lines]
 
 
-def test_batches_are_drawn_from_a_csv_file(tmp_path):
+def test_batches_figure_is_plotted_from_a_csv_file(tmp_path):
     lines = [f"{epochs},{size},{0.3 + 0.1 * epochs / size}" for epochs in (10, 20) for size in (32, 64, 128)]
     assert len(draw(tmp_path, "batches", write_csv(
         tmp_path / "in.csv", "epochs,batch_size,accuracy\n" + "\n".join(lines)))) == 6
 
 
-def test_parameters_are_drawn_from_a_csv_file(tmp_path):
+def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
     lines = ["R50,24,0.69,1000 epochs", "R50 (2x),94,0.74,1000 epochs", "R18,11,0.5,100 epochs"]
     assert len(draw(tmp_path, "parameters", write_csv(
         tmp_path / "in.csv", "network,million parameters,accuracy,group\n" + "\n".join(lines)))) == 3
@@ -99,7 +99,7 @@ def test_parameters_are_drawn_from_a_csv_file(tmp_path):
     (["views", "--dataset=digits", "--flags=--temprature=1"], "--flags: Unknown command line flag"),
     (["views", "--dataset=digits", "--flags=x"], "--flags: x is not a flag"),
     (["eigenvalues", "--checkpoint=/no/such"], "--checkpoint=/no/such")])
-def test_invalid_arguments_give_one_line_and_status_2(arguments, words, capsys):
+def test_invalid_arguments_give_one_line_errors_and_status_2(arguments, words, capsys):
     with pytest.raises(SystemExit) as error:
         figures.main(arguments)
     assert error.value.code == 2
@@ -127,7 +127,7 @@ def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_each_learning_rate_scaling_gets_separate_bars(tmp_path):
+def test_each_learning_rate_scaling_has_separate_bars(tmp_path):
     rows = draw(tmp_path, "batches", write_csv(
         tmp_path / "in.csv", "scaling,epochs,batch_size,accuracy\nlinear,1,8,0.5\nsqrt,1,8,0.6\n"))
     assert rows == [["linear", "8", "1", "0.5"], ["sqrt", "8", "1", "0.6"]]
@@ -147,7 +147,7 @@ def test_tsne_requires_a_projection_head(tmp_path, capsys):
     assert "--checkpoint: the network has no projection head" in capsys.readouterr().err
 
 
-def test_views_work_with_fewer_than_eight_images(tmp_path):
+def test_views_figure_supports_fewer_than_eight_images(tmp_path):
     assert len(draw(tmp_path, "views", "--dataset=digits", "--flags=--image_size=16 --train_split='train[:5]'")) == 10
 
 

@@ -1,4 +1,4 @@
-"""Tests of the probes of Table 3: transformed images, their classes, and meaningful accuracies."""
+"""Table 3 probes: transformed images, their classes, and plausible accuracies."""
 
 import json
 
@@ -24,7 +24,7 @@ def seeds_of(count):
 
 
 @pytest.mark.parametrize("probe", transformation_probes.PROBES)
-def test_each_class_gets_its_transformation_and_its_share_of_the_images(probe):
+def test_each_class_has_its_transformation_and_its_share_of_the_images(probe):
     photo = photographs(16, 16)[0] / np.float32(255)
     images = tf.constant(np.repeat(photo[np.newaxis], COUNT, 0))
     outputs, classes = (tensor.numpy() for tensor in transformation_probes.transform(images, probe, seeds_of(COUNT)))
@@ -70,7 +70,7 @@ def test_probes_run_from_the_command_line(tmp_path, capsys):
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
     assert set(results) == {"sobel", "color"} and results["sobel"]["majority_baseline"] == 0.5
     assert results["sobel"]["h"] > 0.8  # Even random features separate edge images from digits.
-    assert abs(results["color"]["h"] - 0.8) < 0.12  # The digits are gray already.
+    assert abs(results["color"]["h"] - 0.8) < 0.12  # Digits are gray, so this is the majority baseline.
     assert "sobel" in printed and "majority baseline 0.500" in printed
 
 
@@ -80,7 +80,7 @@ def test_probes_run_from_the_command_line(tmp_path, capsys):
     (["--checkpoint=runs/*"], "--checkpoint=runs/*: the path contains *"),
     (["--probes=color,shape"], "--probes=color,shape: unknown probe shape. Use some of color,rotation,noise,sobel."),
     (["--test_split=validation"], "--test_split=validation: digits has no such split")])
-def test_invalid_arguments_give_one_line_and_status_2(arguments, words, tmp_path, capsys):
+def test_invalid_arguments_give_one_line_errors_and_status_2(arguments, words, tmp_path, capsys):
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=1, proj_out_dim=16), 10)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     with pytest.raises(SystemExit) as error:
@@ -102,7 +102,7 @@ def test_checkpoints_and_saved_models_load_with_their_training_image_size(tmp_pa
         np.testing.assert_array_equal(loaded.variables[0], model.variables[0])
 
 
-def test_corrupt_images_of_a_folder_are_an_error_or_skipped(tmp_path):
+def test_corrupt_images_are_an_error_unless_skipping_is_requested(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_bytes(tf.io.encode_png(np.zeros([8, 8, 3], np.uint8)).numpy())

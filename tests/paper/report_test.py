@@ -1,4 +1,4 @@
-"""Tests of the report: our numbers next to the paper's, significance, correlations, and a self-contained HTML page."""
+"""Report: our results next to the paper's, significance, correlations, and a self-contained HTML page."""
 
 import base64
 import csv
@@ -16,7 +16,7 @@ COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
 
 
 def finish(base, study, run, results, **entries):
-    """Marks a run of the small scale as finished and returns its directory."""
+    """Marks a small-scale run as finished and returns its directory."""
     directory = runner.directory_of(str(base), "small", study, run)
     done = dict(arguments=runner.arguments(run, "small"), settings=runner.settings_of(run, "small"), results=results,
                 seconds=90, commits=[COMMIT], hardware=HARDWARE, million_parameters=4.9,
@@ -27,7 +27,7 @@ def finish(base, study, run, results, **entries):
 
 
 def finish_transfer_runs(base, accuracies):
-    """Marks linear evaluation, fine-tuning and training from scratch on digits as finished, with given accuracies."""
+    """Marks the linear evaluation, fine-tuning and from-scratch runs on digits as finished with given accuracies."""
     random, labels = np.random.default_rng(0), np.arange(400) % 10
     for run, accuracy in zip(studies.STUDIES["transfer"].runs_at("small"), accuracies, strict=True):
         predictions = np.where(random.random(400) < accuracy, labels, (labels + 1) % 10)
@@ -39,13 +39,13 @@ def finish_transfer_runs(base, accuracies):
 @pytest.mark.parametrize("accuracies, best", [
     ((0.6, 0.9, 0.89), [True, True, True]), ((0.6, 0.7, 0.9), [True, False, True])])
 def test_runs_not_significantly_worse_than_the_best_are_bold(accuracies, best, tmp_path):
-    finish_transfer_runs(tmp_path, accuracies)  # The only linear evaluation is always the best of its group.
+    finish_transfer_runs(tmp_path, accuracies)  # The linear evaluation is the only run in its group.
     rows = report.rows_of("transfer", str(tmp_path), "small")
     assert [row["best"] for row in rows] == best
     assert sum("**" in line for line in report.markdown("transfer", rows, str(tmp_path), "small")) == sum(best)
 
 
-def test_correlations_agree_with_numpy(tmp_path):
+def test_correlations_match_numpy(tmp_path):
     points = {"1 %": [], "10 %": []}
     for index, epochs in enumerate((50, 100, 200)):
         linear = 0.42 + 0.03 * index
@@ -79,11 +79,11 @@ def test_runs_of_changed_studies_or_recipes_are_omitted(tmp_path):
     assert [row["run"] for row in report.rows_of("color", str(tmp_path), "small")] == ["1/8", "1"]
 
 
-def test_every_measure_of_the_paper_has_a_difference_column(tmp_path):
+def test_every_metric_of_the_paper_has_a_difference_column(tmp_path):
     finish(tmp_path, "temperature", studies.find_run(("temperature", "l2 norm, 0.1")), {
         runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0})
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
-           probes=dict(rotation=dict(guess=0.25, h=0.7, z=0.3)))  # "guess" is the key of earlier versions.
+           probes=dict(rotation=dict(guess=0.25, h=0.7, z=0.3)))  # Earlier versions wrote the key "guess".
     finish(tmp_path, "linear", studies.find_run(("linear", "ResNet-50 (1x)")), {
         runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9})
     shown = {}
@@ -99,7 +99,7 @@ def test_every_measure_of_the_paper_has_a_difference_column(tmp_path):
     assert (shown["linear"]["paper, million parameters"], shown["linear"]["million parameters"]) == ("24", "4.9")
 
 
-def test_diverged_runs_have_a_status(tmp_path):
+def test_diverged_runs_are_marked_in_the_table(tmp_path):
     finish(tmp_path, "flip", studies.find_run(("flip", "with")), {}, diverged=True)
     lines = report.markdown("flip", report.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
     assert "| with | 64.5 | diverged | 1.5 |" in lines

@@ -1,4 +1,4 @@
-"""Tests of the studies: their numbers match the paper's LaTeX source and are assigned to the right runs."""
+"""Studies: the numbers match the paper's LaTeX source and are assigned to the right runs."""
 
 import csv
 import re
@@ -33,7 +33,7 @@ def paper():
 
 
 def read_csv(name):
-    """Returns all rows of a CSV file of numbers, header row first."""
+    """Returns all rows of one of the paper's CSV files, starting with the header row."""
     with open(NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
         return list(csv.reader(file, strict=True))
 
@@ -64,7 +64,7 @@ def argument(text):
 
 
 def read_rows(latex):
-    """Returns rows of a tabular as lists of plain texts; cells that span rows or columns are repeated."""
+    """Returns the rows of a tabular as lists of plain text. Cells that span several rows or columns are repeated."""
     rows, spanning = [], {}  # spanning: column -> (remaining rows, text)
     for line in re.split(r"\\\\(?:\s*\[\d+pt\])?", latex):
         row = []
@@ -86,7 +86,7 @@ def read_rows(latex):
 
 
 def read_tabular(latex):
-    """Returns a tabular in the form of its CSV file: one header row, then the data rows."""
+    """Returns the rows of a tabular as in its CSV file: one header row followed by the data rows."""
     header, body = map(read_rows, latex.split(r"\midrule", 1))
     titles = [": ".join(dict.fromkeys(filter(None, column))) or "Method" for column in zip(*header, strict=True)]
     rows, group = [], "-"
@@ -101,7 +101,7 @@ def read_tabular(latex):
 
 
 def split_slashes(table):
-    """Splits each cell of Table B.1 into two columns: linear and, after the slash, square-root scaling."""
+    """Splits each cell of Table B.1 at the slash into two columns: linear and square-root scaling."""
     (first, *epochs), *rows = table
     header = [first.split("\\")[0], *(f"{number}:{scaling}" for number in epochs for scaling in ("linear", "sqrt"))]
     return [header, *([row[0], *(number for cell in row[1:] for number in cell.split("/"))] for row in rows)]
@@ -150,7 +150,7 @@ def test_read_numbers_parses_numbers_and_omits_dashes():
     ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
     ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
     ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}), ("cifar10", "supervised", {"top-1": 95.1})])
-def test_runs_have_the_papers_numbers_copied_by_hand(study, run, numbers):
+def test_runs_have_the_hand_copied_numbers_of_the_paper(study, run, numbers):
     assert studies.find_run((study, run)).paper == numbers
 
 
@@ -171,7 +171,7 @@ def test_every_table_of_the_paper_has_a_study():
         studies.find_studies("99")
 
 
-def test_pairs_are_a_seven_by_seven_grid_on_one_branch():
+def test_pairs_study_is_a_7x7_grid_on_one_branch():
     configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["pairs"].runs]
     assert len(configs) == 49
     assert all(config.branch_operators[1] == () and not config.blurs_views for config in configs)

@@ -1,4 +1,4 @@
-"""Tests of `python -m paper.tables`: commands are valid, and runs are resumed, shared and reported."""
+"""`python -m paper.tables`: valid commands, and resuming, sharing and reporting of runs."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ from transfer import cli, tasks
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
 @pytest.mark.parametrize("name", studies.STUDIES)
-def test_commands_are_valid(name, scale, tmp_path):
+def test_commands_of_every_study_are_valid_and_distinct(name, scale, tmp_path):
     study = studies.STUDIES[name]
     assert study.small_names is None or set(study.small_names) <= {run.name for run in study.runs}
     seen = set()
@@ -50,7 +50,7 @@ def test_commands_are_valid(name, scale, tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Replaces the execution of commands: records them in the returned list and writes fake results."""
+    """Records commands in the returned list and writes fake results instead of executing the commands."""
     commands = []
 
     def call(command, directory):
@@ -81,14 +81,16 @@ def test_finished_runs_are_not_repeated(calls, tmp_path, capsys):
 def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     assert len(calls) == 6
-    tables.main(["run", "flip", f"--dir={tmp_path}"])  # The run with flips equals the third run of color.
+    # The run with flips is identical to the third run of the color study.
+    tables.main(["run", "flip", f"--dir={tmp_path}"])
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
     assert "color: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
     shared = runner.read_done(tmp_path / "small" / "flip" / "with")
     assert shared["arguments"] == runner.arguments(studies.find_run(("flip", "with")), "small")
     assert shared["same_as"] == "small/color/1_2"
-    tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])  # Other seeds are not shared.
+    # Runs with different seeds are not shared.
+    tables.main(["run", "temperature", f"--dir={tmp_path}", "--flags=--seed=2"])
     assert len(calls) == 13
 
 
@@ -118,7 +120,7 @@ def test_invalid_flags_are_reported_before_the_first_run(name, flags, words, cal
     assert not calls and not (tmp_path / "out").exists()
 
 
-def test_transfer_gets_its_own_flags_and_passes_on_the_others_to_trainings():
+def test_transfer_gets_its_own_flags_and_forwards_others_to_training():
     run = studies.find_run(("transfer", "finetune, SimCLR, digits"))
     extra = config_lib.parse_settings(
         "--data_dir 'a b' --nofollow_links --corrupt_images=skip --max_image_pixels=99 --seed=3 --precision=float32")
@@ -132,7 +134,7 @@ def test_transfer_gets_its_own_flags_and_passes_on_the_others_to_trainings():
     assert not [argument for argument in arguments if argument.startswith(("--seed", "--flags"))]
 
 
-def test_probes_get_the_data_flags_of_the_training():
+def test_probes_receive_the_data_flags_of_training():
     run = next(run for study in studies.STUDIES.values() for run in study.runs if run.probes)
     config = runner.config_of(["--data_dir=a b", "--corrupt_images=skip"])
     assert "--flags='--data_dir=a b' --corrupt_images=skip" in runner.probe_command(run, config, "out")
@@ -165,7 +167,7 @@ def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsy
     assert not calls and not (tmp_path / "out").exists()
 
 
-def test_diverged_runs_are_not_retried_and_runs_that_start_from_them_are_skipped(calls, tmp_path, capsys, monkeypatch):
+def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, tmp_path, capsys, monkeypatch):
     call = runner._call
 
     def diverging(command, directory):
@@ -175,7 +177,7 @@ def test_diverged_runs_are_not_retried_and_runs_that_start_from_them_are_skipped
 
     monkeypatch.setattr(runner, "_call", diverging)
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
-    assert len(calls) == 4  # Both networks, and fine-tuning of the first on two label fractions.
+    assert len(calls) == 4  # Both networks are pretrained, and the first is fine-tuned twice.
     printed = capsys.readouterr().out
     assert "few_labels: ResNet-50 (2x), 1 %  diverged" in printed and "few_labels: ResNet-50 (1x), 1 %  0.5" in printed
     tables.main(["run", "linear", "few_labels", f"--dir={tmp_path}"])
@@ -268,7 +270,7 @@ def test_the_version_is_unknown_without_git(monkeypatch):
     assert runner.commit() is None
 
 
-def test_starting_runs_are_executed_once_and_shared_between_tables(calls, tmp_path, capsys):
+def test_pretraining_runs_are_executed_once_and_shared_between_tables(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
     fine_tuned = [call for call in calls[6:] if any("study_small_labels" in argument for argument in call)]
@@ -286,7 +288,7 @@ def test_reports_of_one_scale_omit_runs_of_the_other(calls, tmp_path, capsys):
     assert "Not run." in capsys.readouterr().out
 
 
-def test_seconds_and_commits_cover_all_starts(tmp_path, monkeypatch):
+def test_recorded_seconds_and_commits_include_all_starts(tmp_path, monkeypatch):
     clock = iter([10.0, 30.0])
     monkeypatch.setattr(runner.progress, "stopwatch", lambda: lambda: next(clock))
     monkeypatch.setattr(runner, "commit", iter(["one", "two"]).__next__)
@@ -347,7 +349,7 @@ def test_a_failed_run_raises_its_last_error_line(tmp_path):
                       str(tmp_path))
 
 
-def test_sigterm_is_forwarded_to_the_run_and_its_shutdown_awaited(tmp_path):
+def test_sigterm_is_forwarded_and_the_shutdown_of_the_run_is_awaited(tmp_path):
     code = ("import sys\nfrom paper import runner\n"
             f"runner._call(['-c', {_STOPS!r}], {str(tmp_path)!r})")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:

@@ -11,7 +11,7 @@ from runtime.errors import UserError
 
 @pytest.fixture(scope="module")
 def sets():
-    """Training and test sets of three overlapping Gaussian classes in five dimensions."""
+    """Returns training and test sets of three overlapping Gaussian classes in five dimensions."""
     random = np.random.default_rng(0)
     centers = random.normal(size=(3, 5)) * 1.2
 
@@ -23,7 +23,7 @@ def sets():
 
 
 @pytest.mark.parametrize("neighbors, temperature", [(1, None), (10, None), (200, 0.1), (999, 0.5)])
-def test_knn_accuracy_equals_a_loop(neighbors, temperature, sets):
+def test_knn_accuracy_matches_loop_implementation(neighbors, temperature, sets):
     (inputs, labels), (test_inputs, test_labels) = sets
     hits = 0
     for vector, label in zip(test_inputs, test_labels):
@@ -59,8 +59,8 @@ def best_l2_per_example(inputs, labels):
     return logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["l2_per_example"]
 
 
-def test_strength_is_selected_on_held_out_examples():
-    """Noise requires the largest strength, separable classes the smallest."""
+def test_regularization_strength_is_selected_on_held_out_examples():
+    """Noise requires the largest strength, and separable classes require the smallest."""
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
     assert best_l2_per_example(inputs, labels) == max(logistic_regression.L2_PER_EXAMPLE_CHOICES)
@@ -69,14 +69,14 @@ def test_strength_is_selected_on_held_out_examples():
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
-def test_classes_with_a_single_example_are_fitted(count):
+def test_classes_with_a_single_example_are_supported(count):
     inputs = np.random.default_rng(0).normal(size=(count, 3))
-    for row in range(count):  # at every position of the single example
+    for row in range(count):  # The single example can be in any row.
         labels = (np.arange(count) == row).astype(int)
         assert 0 <= logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["accuracy"] <= 1
 
 
-def test_lbfgs_accuracy_equals_scipy(sets):
+def test_lbfgs_accuracy_matches_scipy(sets):
     results = logistic_regression.lbfgs_accuracy(*sets)
     assert abs(results["accuracy"] - scipy_accuracy(*sets, results["l2_per_example"])) <= 1 / 150
     assert results["accuracy"] > 0.7

@@ -31,7 +31,7 @@ while not other_marker.exists():
 
 
 def test_jobs_run_in_parallel(tmp_path):
-    """Each job waits for the other one, so they would never end if they ran one after the other."""
+    """Each of the two jobs waits for the other, so they would never finish if they ran sequentially."""
     markers = [str(tmp_path / name) for name in "ab"]
     jobs = [job(tmp_path / "0", WAIT, *markers), job(tmp_path / "1", WAIT, *reversed(markers))]
     with child_processes.Launcher() as launcher:
@@ -89,7 +89,7 @@ def test_ignored_sighup_stays_ignored(tmp_path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_running_jobs_and_starts_no_other(signum, tmp_path):
+def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
     markers = [str(tmp_path / name) for name in ("a", "b", "never")]
     jobs = [job(tmp_path / "0", WAIT, markers[0], markers[2]), job(tmp_path / "1", WAIT, markers[1], markers[2]),
             job(tmp_path / "2", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "started"))]

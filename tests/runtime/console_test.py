@@ -1,4 +1,4 @@
-"""Console output, and the reporting of errors and signals by all commands."""
+"""Console output, and reporting of errors and signals in all commands."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ LABELS = {"train/contrast_loss": "loss"}
 METRICS = {"train/contrast_loss": 5.25, "train/contrast_acc": 0.5, "learning_rate": 0.1}
 
 
-def test_terminal_shows_a_bar_even_if_it_reports_no_columns(monkeypatch):
+def test_progress_bar_is_shown_when_terminal_width_is_unknown(monkeypatch):
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "0")
     bar = progress.Progress(start=0, total=4, batch_size=32, log_seconds=1.0, labels=LABELS)
@@ -48,7 +48,7 @@ def test_progress_lines_are_printed_at_intervals_and_at_the_end(capsys):
     bar.update(10, 4.0, METRICS)
     line = capsys.readouterr().out
     assert line.startswith("step 10/10  100%") and "32 images/s" in line and "loss 5.250" in line
-    assert bar.images_per_second == 32  # The call that compiled is not timed.
+    assert bar.images_per_second == 32  # The first update is not timed because it includes compilation.
 
 
 def test_time_left_is_estimated_from_the_remaining_steps(capsys):
@@ -193,7 +193,7 @@ sys.exit(3)
 
 
 def run_program(path, redirection):
-    """Runs PROGRAM, which writes to `path`, prints, and exits with status 3, in a shell with `redirection`."""
+    """Runs PROGRAM in a shell with `redirection`. The program writes to `path`, prints, and exits with status 3."""
     command = f'"$0" -c "$1" {redirection}'
     return subprocess.run(["bash", "-o", "pipefail", "-c", command, sys.executable, PROGRAM.format(path=str(path))],
                           cwd=ROOT, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
@@ -205,7 +205,7 @@ def run_program(path, redirection):
 def test_program_continues_when_its_output_cannot_be_written(redirection, tmp_path):
     done = run_program(tmp_path / "file", redirection)
     assert done.returncode == 3 and b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
-    assert (tmp_path / "file").read_bytes() == b"work"  # No printed output.
+    assert (tmp_path / "file").read_bytes() == b"work"  # The file contains no printed output.
 
 
 def test_characters_missing_from_the_encoding_are_escaped(tmp_path):

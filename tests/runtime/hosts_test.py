@@ -1,4 +1,4 @@
-"""Training on several hosts: TF_CONFIG, rendezvous, and equality of two hosts with one."""
+"""Training on several hosts: TF_CONFIG, rendezvous, and agreement of two hosts with one."""
 
 import concurrent.futures
 import contextlib
@@ -50,7 +50,7 @@ CLUSTER = {"worker": ["a:1", "b:1"]}
     (tf_config({"worker": "a:1"}), "worker is not a list"),
     (tf_config({**CLUSTER, "ps": ["c:1"]}), "unsupported job 'ps'"),
     (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "unsupported job 'evaluator'")])
-def test_inconsistent_tf_config_is_rejected_in_one_line(text, message, monkeypatch):
+def test_inconsistent_tf_config_gives_a_one_line_error(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=message) as error:
         hosts.count_hosts()
@@ -62,7 +62,7 @@ TASK = {"type": "worker", "index": 0}
 
 
 def two_workers(address):
-    """Returns a TF_CONFIG of two workers, the second of which has `address`."""
+    """Returns a TF_CONFIG of two workers, the second of which is at `address`."""
     return tf_config({"worker": ["a:1", address]})
 
 
@@ -118,7 +118,7 @@ def two_workers(address):
     (tf_config(CLUSTER, index=float("inf")), NOT_JSON), (tf_config(CLUSTER, index=10**200), "is out of range for"),
     (tf_config(CLUSTER, index="9" * 5000), "is out of range for the 2"),
     (json.dumps({"cluster": CLUSTER, "task": TASK})[:-1] + ', "index": ' + "9" * 5000 + "}", NOT_JSON)])
-def test_malformed_tf_config_is_rejected_in_one_line(text, message, monkeypatch):
+def test_malformed_tf_config_gives_a_one_line_error(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=message) as error:
         hosts.count_hosts()
@@ -130,12 +130,12 @@ def test_malformed_tf_config_is_rejected_in_one_line(text, message, monkeypatch)
     (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1), (tf_config(CLUSTER, index=1), 2),
     (tf_config(CLUSTER, index="1"), 2), (tf_config({"worker": ["[::1]:2222", "my_host-1.example.com.:2222"]}), 2),
     (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3)])
-def test_hosts_are_counted(text, count, monkeypatch):
+def test_count_hosts_counts_the_hosts_in_tf_config(text, count, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     assert hosts.count_hosts() == count
 
 
-def test_a_single_host_behaves_as_without_tf_config(monkeypatch):
+def test_a_single_host_behaves_as_if_tf_config_were_unset(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1"]}))
     hosts.check_multi_host_settings(use_tpu=False, mode="eval", seed=None)
     strategy = devices.make_strategy()
@@ -145,7 +145,7 @@ def test_a_single_host_behaves_as_without_tf_config(monkeypatch):
 @pytest.mark.parametrize("settings, message", [
     (dict(seed=None), "--seed: not set"), (dict(seed=1, mode="eval"), "--mode=eval: this mode runs on one host"),
     (dict(seed=1, use_tpu=True), "--use_tpu: one process")])
-def test_settings_that_several_hosts_do_not_support_are_rejected(settings, message, monkeypatch):
+def test_settings_that_multi_host_training_does_not_support_are_rejected(settings, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
     with pytest.raises(UserError, match=message):
         hosts.check_multi_host_settings(**{"use_tpu": False, "mode": "train", **settings})
@@ -185,7 +185,7 @@ def test_a_host_waits_for_the_others_and_logs_missing_hosts(monkeypatch, capsys)
 def test_a_waiting_host_stays_reachable_for_repeated_probes(monkeypatch):
     own_address, peer = free_addresses(2)
     monkeypatch.setattr(hosts, "_PROBE_INTERVAL", 0.001)
-    monkeypatch.setattr(socket, "SOMAXCONN", 2)  # The queue overflows unless it is drained.
+    monkeypatch.setattr(socket, "SOMAXCONN", 2)  # The connection queue overflows unless it is drained.
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own_address, peer]}))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting, reachable = pool.submit(hosts.wait_for_hosts), []
@@ -215,7 +215,7 @@ def test_a_port_in_use_is_reported(monkeypatch):
 
 
 @pytest.mark.parametrize("num_hosts", [2, 3])
-def test_batches_of_all_hosts_together_are_the_batches_of_one_host(num_hosts):
+def test_combined_batches_of_all_hosts_match_the_batches_of_one_host(num_hosts):
     source = digits.digits_source()
     shards = [[int(key) for key, _, _ in source.records("train[:60]", 5, num_hosts, host)] for host in range(num_hosts)]
     keys = [int(key) for key, _, _ in source.records("train[:60]", 5)]
@@ -238,10 +238,10 @@ TOLERANCE = 1e-9
 
 
 def run_hosts(directories, settings, seconds=300, status=0):
-    """Runs one host process per `model_dir` in `directories`, and returns their outputs.
+    """Runs one host process per `model_dir` in `directories`, and returns the outputs of the processes.
 
-    `settings` is a dict for all hosts, or a list with one dict per host. Fails with all outputs unless all processes
-    exit with `status` in time.
+    `settings` is a dict for all hosts, or a list with one dict per host. If any process does not exit with `status`
+    within `seconds`, the test fails and shows all outputs.
     """
     settings = settings if isinstance(settings, list) else [settings] * len(directories)
     addresses = free_addresses(len(directories))
@@ -268,7 +268,7 @@ def run_hosts(directories, settings, seconds=300, status=0):
 
 
 def assert_same_checkpoint(one, two, step):
-    """Asserts that the arrays of two checkpoints agree to `TOLERANCE`, relative to each array's largest entry."""
+    """Asserts that the arrays of two checkpoints match within `TOLERANCE`, relative to each array's largest entry."""
     readers = [tf.train.load_checkpoint(str(pathlib.Path(path, f"ckpt-{step}"))) for path in (one, two)]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]
     assert shapes[0] == shapes[1] and sum("Momentum" in key for key in shapes[0]) > 30
@@ -280,7 +280,7 @@ def assert_same_checkpoint(one, two, step):
 
 
 @pytest.mark.slow
-def test_two_hosts_train_resume_and_evaluate_as_one(tmp_path, float64):
+def test_training_resuming_and_evaluation_on_two_hosts_match_one_host(tmp_path, float64):
     one, two, elsewhere = (tmp_path / name for name in ("one", "two", "elsewhere"))
     host_worker.run({**SETTINGS, "model_dir": str(one)})
     run_hosts([two, elsewhere], SETTINGS)
@@ -308,7 +308,7 @@ def test_two_hosts_train_on_the_same_label_subset(tmp_path, float64):
 
 
 def files_in(directory):
-    """Returns relative paths, without event files, whose names contain time and host."""
+    """Returns the relative paths of all files except event files, whose names contain the time and the host."""
     return {path.relative_to(directory) for path in directory.rglob("*") if "tfevents" not in path.name}
 
 

@@ -1,4 +1,4 @@
-"""Atomic writing of result files, and reading with a check of the type."""
+"""Atomic writing and type-checked reading of result files."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from support.hostile import HOSTILE
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_corrupt_files_and_other_types_are_read_as_none(name, tmp_path):
+def test_corrupt_files_and_unexpected_types_are_read_as_none(name, tmp_path):
     (tmp_path / "x.json").write_bytes(HOSTILE[name])
     assert storage.read_json(str(tmp_path / "x.json")) is None
     for file_name in ("flags.json", "classes.json"):
@@ -26,7 +26,7 @@ def test_corrupt_files_and_other_types_are_read_as_none(name, tmp_path):
             weight_files.read_classes(str(tmp_path))
 
 
-def test_lists_are_read_only_if_expected(tmp_path):
+def test_content_is_returned_only_if_it_has_the_expected_type(tmp_path):
     path = str(tmp_path / "x.json")
     assert storage.read_json(path) is None and storage.read_json(str(tmp_path)) is None
     for content, expected_type in (({"a": 1}, dict), ([1, 2], list), ([1], (dict, list))):

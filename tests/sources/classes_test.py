@@ -1,4 +1,4 @@
-"""Matching of classes with the columns of a linear head by name."""
+"""Matching of a data set's classes to linear-head columns by name."""
 
 import json
 import shutil
@@ -24,29 +24,29 @@ COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "yellow
 @pytest.mark.parametrize("names, head_names, columns", [
     (["a", "b"], ["a", "b"], [0, 1]), (["b", "a"], ["a", "b"], [1, 0]), (["c"], ["a", "b", "c"], [2]),
     (["a", "b", "c"], ["c", "a"], [1, -1, 0]), (["a", "b"], ["b", "c"], None), (["a"], ["b"], None)])
-def test_match_columns(names, head_names, columns):
+def test_match_columns_maps_class_names_to_head_columns(names, head_names, columns):
     assert classes.match_columns(names, head_names) == columns
 
 
-def test_differences_name_both_sides():
+def test_differences_lists_the_unmatched_names_of_both_sides():
     text = classes.differences(["a", "b"], ["b", "c", "d", "e", "f"], "the data set", "the run")
     assert text == "only in the data set: a; only in the run: c, d, e and 1 more"
 
 
-def test_labels_are_mapped_to_columns_and_examples_without_a_column_removed():
+def test_labels_are_mapped_to_columns_and_unmatched_examples_are_removed():
     logits = np.arange(8.0).reshape(4, 2)
     labels, kept = evaluate.map_labels(np.array([0, 1, 2, 1]), logits, [1, -1, 0])
     np.testing.assert_array_equal(labels, [1, 0])
     np.testing.assert_array_equal(kept, logits[[0, 2]])
 
 
-def test_several_labels_per_example_are_mapped_to_columns():
+def test_multi_label_vectors_are_mapped_to_columns():
     labels, _ = evaluate.map_labels(np.array([[1, 0, -1]]), np.zeros([1, 4]), [3, -1, 0])
     np.testing.assert_array_equal(labels, [[-1, -1, -1, 1]])
 
 
 def write_folder(root, names):
-    """Writes eight images of one color for each class. They depend on the class only. Returns `--dataset`."""
+    """Writes eight images in the class color for each class. Returns the value for `--dataset`."""
     for name in names:
         random = np.random.default_rng(len(name))
         (root / name).mkdir(parents=True)
@@ -67,7 +67,7 @@ def run(model_dir, dataset, **settings):
 
 @pytest.fixture(scope="module")
 def trained(tiny_resnet, tmp_path_factory):
-    """A run on blue, green and red: its directory, and the labels and logits of its linear head."""
+    """Trains on blue, green and red. Returns the parent directory, and the labels and logits of the linear head."""
     root = tmp_path_factory.mktemp("colors")
     run(root / "run", write_folder(root / "data", ["blue", "green", "red"]), mode="train_then_eval",
         save_predictions=True)
@@ -92,7 +92,7 @@ def test_evaluation_on_overlapping_classes_maps_them_by_name(names, columns, con
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_evaluation_on_different_classes_is_rejected(continuous, trained, tmp_path):
+def test_evaluation_is_rejected_if_each_side_has_unmatched_classes(continuous, trained, tmp_path):
     shutil.copytree(trained[0] / "run", tmp_path / "run")
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(trained[0] / "run"))
     with pytest.raises(UserError, match="trained on other classes .only in the data set: yellow; only in the "

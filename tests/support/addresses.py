@@ -1,4 +1,4 @@
-"""TF_CONFIG and free local ports."""
+"""TF_CONFIG values and free local ports."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Flag values that are separate from those of the process."""
+"""Flag values that are independent of the process's global flags."""
 
 from absl import flags
 

@@ -1,4 +1,4 @@
-"""Golden numbers, and weights computed from their checkpoint keys."""
+"""Golden numbers, and formula weights computed from checkpoint keys."""
 
 import json
 import zlib
@@ -30,7 +30,7 @@ def config_of(arrays, case):
 
 
 def formula_weight(key, shape):
-    """Returns the weight under `key`, the same in every recorded network."""
+    """Returns the formula weight for `key`, which is the same in every recorded network."""
     x = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(shape).astype(np.float32)
     leaf = key.rsplit("/", 1)[-1]
     if leaf == "kernel":
@@ -43,7 +43,7 @@ def formula_weight(key, shape):
 
 
 def assign_formula_weights(model):
-    """Assigns `formula_weight` to the variables of a model, and returns them by key."""
+    """Assigns `formula_weight` to a model's variables. Returns the variables by key."""
     variables = restoring.variables_by_key(model=model)
     for key, variable in variables.items():
         variable.assign(formula_weight(key, tuple(variable.shape)))

@@ -1,4 +1,4 @@
-"""Process of one host for `hosts_test.py`, in double precision.
+"""Process that acts as one host in `hosts_test.py`, in double precision.
 
     TF_CONFIG=... python tests/support/host_worker.py SETTINGS_JSON
 """
@@ -21,7 +21,7 @@ from runtime.errors import UserError
 
 
 def run(settings):
-    """Runs training. The export, which takes seconds, is left out with --mode=train."""
+    """Runs training. If `mode` is "train", skips the slow export."""
     config = Config(**settings)
     with contextlib.ExitStack() as stack:
         if config.mode == "train":
@@ -31,7 +31,7 @@ def run(settings):
 
 if __name__ == "__main__":
     keras.backend.set_floatx("float64")
-    # Optimizing graphs takes longer than it saves.
+    # Graph optimization takes longer than it saves.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         run(json.loads(sys.argv[1]))

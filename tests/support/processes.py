@@ -1,4 +1,4 @@
-"""Runs in separate processes, which tests can kill, and their checkpoints and logs."""
+"""Runs in separate processes that tests can kill, and access to the checkpoints and logs of these runs."""
 
 import json
 import os
@@ -11,14 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-# A step takes 10 to 40 ms on digits. Epochs have four steps, so that checkpoints fall within epochs.
+# A step on digits takes 10 to 40 ms. Epochs have four steps, so most checkpoints are written in mid-epoch.
 FLAGS = dict(dataset="digits", resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=16,
              train_split="train[:64]", learning_rate=0.02, train_steps=240, checkpoint_steps=17, seed=7,
              mode="train_then_eval", eval_batch_size=90, log_seconds=0.5, linear_head_learning_rate=0.1)
 
 
 def start(model_dir, environment=None, log=None, **flags):
-    """Starts run.py as a process with output to `log` (default: model_dir.log). Flags that are None are left out."""
+    """Starts run.py as a process that writes to `log` (default: model_dir.log). Omits flags that are None."""
     flags = {name: value for name, value in {**FLAGS, "model_dir": model_dir, **flags}.items() if value is not None}
     command = [sys.executable, str(WORKER), *(f"--{name}={value}" for name, value in flags.items())]
     with open(log or f"{model_dir}.log", "a") as file:
@@ -26,12 +26,12 @@ def start(model_dir, environment=None, log=None, **flags):
 
 
 def log_of(model_dir):
-    """Returns the output so far."""
+    """Returns the content of the run's log file."""
     return pathlib.Path(f"{model_dir}.log").read_text()
 
 
 def finish(model_dir, environment=None, status=0, **flags):
-    """Runs to the end, and returns the output."""
+    """Runs until the process exits, and returns the output of this start."""
     begin = len(log_of(model_dir)) if pathlib.Path(f"{model_dir}.log").exists() else 0
     process = start(model_dir, environment, **flags)
     assert process.wait(300) == status, log_of(model_dir)
@@ -39,7 +39,7 @@ def finish(model_dir, environment=None, status=0, **flags):
 
 
 def wait_until(condition, model_dir, process, seconds=120):
-    """Waits until `condition()` is true, while the process runs."""
+    """Waits until `condition()` is true. Fails if the process exits first."""
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < end, log_of(model_dir)
@@ -47,7 +47,7 @@ def wait_until(condition, model_dir, process, seconds=120):
 
 
 def wait_for(words, model_dir, process, begin=0):
-    """Waits until the process has printed `words`, after the first `begin` characters of its log."""
+    """Waits until the process has printed `words`. Ignores the first `begin` characters of its log."""
     wait_until(lambda: words in log_of(model_dir)[begin:], model_dir, process)
 
 
@@ -59,7 +59,7 @@ def tensors(model_dir, step):
 
 
 def assert_same_run(one, two, step=FLAGS["train_steps"]):
-    """Asserts that the weights, slots and results of two runs are equal bit by bit."""
+    """Asserts that the weights, slots and results of two runs are bit-identical."""
     actual, expected = tensors(one, step), tensors(two, step)
     assert set(actual) == set(expected) and sum("Momentum" in key for key in actual) > 10
     for key in actual:

@@ -33,7 +33,7 @@ from train import TrainStep  # noqa: E402
 BATCH, CLASSES, SEED = 8, 4, 5
 SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=BATCH, num_proj_layers=2,
              proj_out_dim=16, seed=SEED, learning_rate=0.3, warmup_epochs=0, linear_head_learning_rate=0.1)
-TWO_BLOCKS = (False, (1, 1))  # Four block groups take twice as long to trace.
+TWO_BLOCKS = (False, (1, 1))  # Tracing four block groups takes twice as long.
 
 
 class RecordingLARS(lars_optimizer.LARSOptimizer):
@@ -61,7 +61,7 @@ def batch_of(config):
 
 
 def build_model(config):
-    """Returns a model with fixed weights, and gammas of 1, so that gradients reach all layers."""
+    """Returns a model with fixed weights. All gammas are 1, so gradients reach all layers."""
     keras.utils.set_random_seed(3)
     with unittest.mock.patch.dict(resnet.DEPTHS, {config.resnet_depth: TWO_BLOCKS}):
         model = model_lib.build_model(config, CLASSES)
@@ -72,14 +72,14 @@ def build_model(config):
 
 
 def distributed_batches(config, strategy):
-    """Returns an endless iterator over the same global batch; replica r gets rows [r n, (r + 1) n)."""
+    """Returns an iterator that repeats one global batch. Replica r gets rows [r n, (r + 1) n) of this batch."""
     size = BATCH // strategy.num_replicas_in_sync
     rows = tf.data.Dataset.from_tensor_slices(batch_of(config))
     return iter(data.distribute(strategy, lambda *_: rows.repeat().batch(size, drop_remainder=True)))
 
 
 def train_case(strategy, settings):
-    """Takes three steps. Returns the scalars and gradients of the first step and the final variables, by name."""
+    """Takes three training steps. Returns the first step's scalars and gradients and the final variables, by name."""
     config = make_config(settings)
     with strategy.scope():
         model = build_model(config)
@@ -130,7 +130,7 @@ def first_loss(strategy, settings):
 
 if __name__ == "__main__":
     keras.backend.set_floatx("float64")
-    # Optimizing graphs takes longer than the steps.
+    # Graph optimization takes longer than the steps.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS)

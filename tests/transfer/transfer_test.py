@@ -1,4 +1,4 @@
-"""Transfer: the l2 path, the protocols end to end, grid search and significance."""
+"""Transfer: l2 path, end-to-end protocols, grid search and significance tests."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 @pytest.fixture(scope="module")
 def feature_sets():
-    """Train, validation and test sets of four overlapping classes, with positive features of different scales."""
+    """Returns train, validation and test sets of four overlapping classes with positive features at several scales."""
     random = np.random.default_rng(0)
     centers, scales = random.normal(size=(4, 12)), 10.0 ** random.uniform(-0.5, 0.5, 12)
 
@@ -53,14 +53,14 @@ def objective(scores, weights, labels, l2_of_sum):
     return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * (weights**2).sum() / len(labels)
 
 
-def test_path_reaches_the_loss_and_accuracy_of_cold_fits(feature_sets):
+def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
     from sklearn import linear_model
 
     (inputs, labels), _, (test_inputs, test_labels) = feature_sets
     path = logistic_regression.LogisticPath(inputs, labels)
     for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
         path.fit(l2_of_sum)
-        if number % 4 and number < 40:  # All of the weakest strengths are tested: they need most iterations.
+        if number % 4 and number < 40:  # The weakest strengths are all tested because they need the most iterations.
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -73,8 +73,8 @@ def test_path_reaches_the_loss_and_accuracy_of_cold_fits(feature_sets):
         assert correct.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
 
 
-def test_path_reaches_the_loss_of_cold_fits_with_more_features_than_examples():
-    """With weak regularization the classes are separable, so losses are near zero and weights are large."""
+def test_l2_path_reaches_separate_fit_losses_with_more_features_than_examples():
+    """The classes are separable, so weak regularization leads to losses near zero and large weights."""
     from sklearn import linear_model
 
     random = np.random.default_rng(4)
@@ -99,7 +99,7 @@ def test_two_classes_match_binary_logistic_regression(feature_sets):
     np.testing.assert_allclose(scores[:, 1] - scores[:, 0], cold.decision_function(inputs), atol=0.01)
 
 
-def test_interrupted_sweep_resumes(feature_sets):
+def test_interrupted_sweep_resumes_without_repeating_fits(feature_sets):
     train, validation, _ = feature_sets
     strengths, snapshots = (100.0, 1.0, 0.01), []
     _, values = linear_evaluation.sweep(train, validation, "top_1", strengths,
@@ -126,7 +126,7 @@ def test_multi_label_path_matches_binary_fits_per_class(feature_sets):
 
     inputs, labels = feature_sets[0]
     multi_labels = np.eye(4, dtype=np.int64)[labels]
-    multi_labels[:40, 1], multi_labels[:, 3] = -1, 0  # some unknown labels; a class without positives
+    multi_labels[:40, 1], multi_labels[:, 3] = -1, 0  # Some labels are unknown; class 3 has no positives.
     scores = logistic_regression.LogisticPath(inputs, multi_labels).fit(10.0).fit(1.0).scores(inputs)
     for column in range(3):
         rows = multi_labels[:, column] >= 0
@@ -153,7 +153,7 @@ def test_l2_is_selected_on_validation_and_the_model_fitted_on_trainval(feature_s
 
 
 def test_ties_select_the_strongest_regularization(feature_sets):
-    """The validation labels are one strength's own predictions, so that no strength has a higher accuracy."""
+    """Uses one strength's predictions as the validation labels, so no other strength has a higher accuracy."""
     train, (inputs, _), _ = feature_sets
     strengths = (1e4, 30.0, 1.0, 1e-3)
     path = logistic_regression.LogisticPath(*train)
@@ -161,7 +161,7 @@ def test_ties_select_the_strongest_regularization(feature_sets):
     for l2_of_sum in strengths:
         best, values = linear_evaluation.sweep(train, (inputs, predictions[l2_of_sum]), "top_1", strengths)
         assert values[l2_of_sum] == 1.0 and best == max(strength for strength in strengths if values[strength] == 1.0)
-    assert len({tuple(labels) for labels in predictions.values()}) == 4  # Otherwise the strengths are not distinct.
+    assert len({tuple(labels) for labels in predictions.values()}) == 4  # All predictions differ.
 
 
 # ---------------------------------------------------------------------------------------------------- linear evaluation
@@ -169,7 +169,7 @@ def test_ties_select_the_strongest_regularization(feature_sets):
 
 @pytest.fixture
 def few_iterations(monkeypatch):
-    """Shortens the fits; the tests above check their quality."""
+    """Shortens the fits, whose quality is checked in the tests above."""
     monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
 
 
@@ -177,7 +177,7 @@ def few_iterations(monkeypatch):
 def network(tmp_path_factory):
     directory = tmp_path_factory.mktemp("network")
     tf.train.Checkpoint(model=model_lib.build_model(Config(**SMALL), 10)).write(str(directory / "ckpt-1"))
-    # Evaluation settings of pretraining must be ignored.
+    # Evaluation settings from pretraining must be ignored.
     settings = {"image_size": 8, "eval_steps": 1, "eval_split": "test[:150]", "eval_batch_size": 10}
     (directory / "flags.json").write_text(json.dumps(settings))
     return str(directory / "ckpt-1")
@@ -231,12 +231,12 @@ def test_linear_evaluation_on_a_folder_uses_the_given_splits(network, few_iterat
     (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
     (("--dataset=digits", "--metric=mean_average_precision"), "one label per example. Use top_1 or mean_per_class."),
     (("--dataset=digits", "--out=/proc/none/out"), "--out=/proc/none/out: the directory cannot be created")])
-def test_user_errors_are_one_line_and_leave_no_directory(arguments, expected, network, tmp_path, capsys):
+def test_user_errors_are_one_line_and_no_directory_is_created(arguments, expected, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         run(f"--checkpoint={network}", f"--out={tmp_path / 'out'}", *arguments)
     message = capsys.readouterr().err
     assert error.value.code == 2 and expected in message and message.count("\n") == 1
-    assert not (tmp_path / "out").exists()  # The corrected command must be able to use it.
+    assert not (tmp_path / "out").exists()  # The corrected command must be able to use this path.
 
 
 def test_non_finite_features_are_an_error(network, tmp_path, monkeypatch, capsys):
@@ -249,7 +249,7 @@ def test_non_finite_features_are_an_error(network, tmp_path, monkeypatch, capsys
 
 
 def test_features_use_the_central_square_of_the_image(network, few_iterations, tmp_path, monkeypatch):
-    """Above 32 pixels, too, the shorter side is kept in full, unlike in SimCLR's own evaluation (paper, B.8.1)."""
+    """Even above 32 pixels, the shorter side is kept in full, unlike in SimCLR's own evaluation (paper, B.8.1)."""
     random, images = np.random.default_rng(0), {}
     for split in ("train", "validation", "test"):
         for name in ("cat", "dog"):
@@ -266,7 +266,7 @@ def test_features_use_the_central_square_of_the_image(network, few_iterations, t
         np.testing.assert_allclose(row.reshape(40, 40, 3), images["test", name][:, 10:50] / 255, atol=1e-6)
 
 
-def test_other_weights_need_another_out(network, few_iterations, tmp_path, capsys):
+def test_different_weights_require_a_different_out_directory(network, few_iterations, tmp_path, capsys):
     arguments = ("--dataset=digits", "--train=train[:60]", "--validation=train[60:80]", "--test=test[:20]",
                  "--image_size=8", f"--out={tmp_path / 'out'}")
     directory = tmp_path / "network"
@@ -290,7 +290,7 @@ SETTINGS = dict(command="linear", weights="step 1, content abc", seed=0)
 @pytest.mark.parametrize("result", [
     "features_train.npz", "sweep.json", "rate_0.1_decay_0.json", "best_rate_0.1_decay_0", "predictions.npz",
     "result.json"])
-def test_results_of_unknown_settings_are_refused(result, settings, tmp_path):
+def test_existing_results_with_unknown_settings_are_rejected(result, settings, tmp_path):
     (tmp_path / result).touch()
     if settings is not None:
         (tmp_path / "settings.json").write_bytes(settings)
@@ -299,7 +299,7 @@ def test_results_of_unknown_settings_are_refused(result, settings, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_results_of_the_same_settings_are_accepted(tmp_path):
+def test_existing_results_with_the_same_settings_are_accepted(tmp_path):
     output._check_settings(str(tmp_path), SETTINGS)
     (tmp_path / "notes.txt").touch()
     output._check_settings(str(tmp_path), SETTINGS)
@@ -310,7 +310,7 @@ def test_results_of_the_same_settings_are_accepted(tmp_path):
         output._check_settings(str(tmp_path), {**SETTINGS, "weights": "step 2"})
 
 
-def test_features_and_sweeps_of_other_settings_are_refused(network, few_iterations, tmp_path, capsys):
+def test_saved_features_and_sweeps_with_other_settings_are_rejected(network, few_iterations, tmp_path, capsys):
     out = tmp_path / "out"
     command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:60]", "--validation=train[60:80]",
                "--test=test[:20]", f"--out={out}")
@@ -376,7 +376,7 @@ def test_validation_folder_is_used_for_model_selection(network, few_iterations, 
     assert counts == [24, 8, 6]
 
 
-def test_out_in_use_by_another_process_is_refused(network, tmp_path, capsys):
+def test_out_directory_in_use_by_another_process_is_rejected(network, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     with Lock(str(tmp_path / "out")), pytest.raises(SystemExit):
         run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
@@ -422,7 +422,7 @@ with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Replaces run.py by a program whose best learning rate is 0.1, without weight decay; returns its calls."""
+    """Replaces run.py with a fake that works best with learning rate 0.1 and no weight decay; returns its calls."""
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
     monkeypatch.setattr(grid_search, "_ROOT", str(tmp_path / "program"))
@@ -457,11 +457,12 @@ def test_grid_search_selects_on_validation_and_reports_test(network, tmp_path, p
     (tmp_path / "out" / "rate_0.01_decay_0.json").unlink()  # Simulates an interrupted trial.
     grid(network, tmp_path / "out", *values)
     assert len(program()) == 8 and program()[7]["learning_rate"] == "0.01"
-    grid(network, tmp_path / "out", *values, "--learning_rates=0.05,0.1")  # The grid may change; 0.1 is not repeated.
+    # The grid may change. The trial with learning rate 0.1 is finished and is not repeated.
+    grid(network, tmp_path / "out", *values, "--learning_rates=0.05,0.1")
     assert len(program()) == 10 and {call["learning_rate"] for call in program()[8:]} == {"0.05"}
 
 
-def test_final_run_gets_the_devices_of_one_job(network, tmp_path, program, monkeypatch):
+def test_final_run_uses_the_devices_of_one_job(network, tmp_path, program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     devices = []
     monkeypatch.setattr(child_processes.Launcher, "run", lambda self, job, visible=None: (
@@ -482,7 +483,7 @@ def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     assert {finetune["optimizer"], finetune["momentum"], finetune["train_batch_size"], finetune["train_steps"]} == {
         "momentum", "0.9", "256", "30"}
     assert finetune["resnet_depth"] == "10" and finetune["image_size"] == "8"
-    assert float(finetune["batch_norm_decay"]) == 0.9  # The minimum: 1 - 10 / (1150 / 256) is negative.
+    assert float(finetune["batch_norm_decay"]) == 0.9  # 0.9 is the minimum; 1 - 10 / (1150 / 256) is negative.
     settings = grid_search.trial_settings("finetune", tasks.TASKS["food101"], 75750, 0.1, 0.0, 20000)
     assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
     for call in (finetune, scratch, final):  # run.py accepts these flags.
@@ -505,7 +506,7 @@ def test_grids_match_the_paper():
     (("--learning_rates=2,3", "--weight_decays=0"),
      "--learning_rates: all 2 trials diverged. Use lower learning rates."),
     (("--learning_rates=0.001", "--weight_decays=0"), "the run ended with status 1 (run.py: error: no disk)")])
-def test_failed_trials_end_with_one_line(arguments, expected, network, tmp_path, program, capsys):
+def test_failed_trials_give_one_line_errors(arguments, expected, network, tmp_path, program, capsys):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", *arguments)
     message = capsys.readouterr().err
@@ -527,7 +528,7 @@ def test_failed_trials_end_with_one_line(arguments, expected, network, tmp_path,
     (("--out=gs://bucket/out",), "--out=gs://bucket/out: the trials' logs need a local directory"),
     (("--learning_rates=0.1,0.1001",), "two values have the same first three digits"),
     (("--batch_size=5000",), "--batch_size=5000: the split train[:80%] has only 1150 examples. Use at most 1150.")])
-def test_invalid_grids_are_one_line_and_leave_no_directory(arguments, expected, network, tmp_path, capsys):
+def test_invalid_grids_give_one_line_errors_and_no_directory_is_created(arguments, expected, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", *arguments)
     message = capsys.readouterr().err
@@ -554,7 +555,7 @@ def test_invalid_metric_is_an_error(metric, network, tmp_path, program, capsys):
 
 
 def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, capsys):
-    """The exit status decides, even if the log of the trial says that training has diverged."""
+    """Only the exit status indicates divergence, even if the trial's log says that training has diverged."""
     killed = "print('run.py: error: training has diverged: at step 3', flush=True); os.kill(os.getpid(), 9)\n"
     (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("rate = float", f"{killed}rate = float"))
     single_trial = ("--learning_rates=0.1", "--weight_decays=0")
@@ -569,7 +570,7 @@ def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, cap
     assert json.loads((tmp_path / "out" / "result.json").read_text())["test"] == 1.0
 
 
-def test_trials_of_other_settings_are_refused(network, tmp_path, program, capsys):
+def test_saved_trials_with_other_settings_are_rejected(network, tmp_path, program, capsys):
     single_trial, path = ("--learning_rates=0.1", "--weight_decays=0"), tmp_path / "out" / "rate_0.1_decay_0.json"
     grid(network, tmp_path / "out", *single_trial)
     trial = json.loads(path.read_text())
@@ -581,11 +582,11 @@ def test_trials_of_other_settings_are_refused(network, tmp_path, program, capsys
         message = capsys.readouterr().err
         assert error.value.code == 2 and path.name in message and expected in message and message.count("\n") == 1
     path.write_text(json.dumps(trial))
-    with pytest.raises(SystemExit):  # File names have three digits, so both rates share one.
+    with pytest.raises(SystemExit):  # File names have three significant digits, so both rates share one file.
         grid(network, tmp_path / "out", "--learning_rates=0.1001", "--weight_decays=0")
     assert "rate_0.1_decay_0.json: the file was written with other settings" in capsys.readouterr().err
     assert len(program()) == 2
-    path.write_bytes(b"[]")  # The trial of a corrupt record is repeated.
+    path.write_bytes(b"[]")  # A trial with a corrupt record is repeated.
     grid(network, tmp_path / "out", *single_trial)
     assert len(program()) == 3 and json.loads(path.read_text()) == trial
 
@@ -623,7 +624,7 @@ def test_user_files_in_place_of_a_trial_directory_are_kept(network, tmp_path, pr
     assert (user_files / "notes.txt").read_text() == "notes"
 
 
-def test_results_of_other_arguments_are_not_overwritten(network, tmp_path, program, capsys):
+def test_results_computed_with_other_arguments_are_not_overwritten(network, tmp_path, program, capsys):
     single_trial = ("--learning_rates=0.1", "--weight_decays=0")
     grid(network, tmp_path / "out", *single_trial)
     for argument, expected in (("--test=test[:50%]", "examples={"), ("--batch_size=64", "batch_size=256, not 64."),
@@ -639,14 +640,14 @@ def test_results_of_other_arguments_are_not_overwritten(network, tmp_path, progr
 
 @pytest.mark.parametrize("name", ["learning_rates", "weight_decays"])
 @pytest.mark.parametrize("value", ["nan", "0.1,inf", "x", ""])
-def test_non_numeric_grid_values_are_refused(name, value, network, tmp_path, capsys):
+def test_non_numeric_grid_values_are_rejected(name, value, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", f"--{name}={value}")
     assert error.value.code == 2 and f"--{name}" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-def test_training_from_random_weights_on_a_folder_with_a_corrupt_image(network, tmp_path):
+def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_path):
     for split, count in (("train", 20), ("val", 10), ("test", 10)):
         for label, name in enumerate(("black", "white")):
             (tmp_path / "photos" / split / name).mkdir(parents=True)
@@ -663,7 +664,7 @@ def test_training_from_random_weights_on_a_folder_with_a_corrupt_image(network, 
 
 
 @pytest.mark.slow
-def test_fine_tuning_on_digits_with_the_real_run(network, tmp_path):
+def test_fine_tuning_on_digits_selects_the_better_rate_with_the_real_run_py(network, tmp_path):
     arguments = ("--train=train[:300]", "--validation=train[300:400]", "--test=test[:100]",
                  "--learning_rates=1,1000", "--weight_decays=0", "--steps=60")
     grid(network, tmp_path / "out", *arguments, "--batch_size=32")
@@ -688,7 +689,7 @@ def test_out_may_have_any_name_and_be_a_relative_path_through_a_link(name, netwo
 
 @pytest.mark.parametrize("flag", ["out", "checkpoint"])
 @pytest.mark.parametrize("value", ["x*", "[a]", "?", "a\\b", "a\nb", "\x1b[31m", "", "s3://x/y", "\udcff"])
-def test_unsafe_paths_are_refused(flag, value, tmp_path, monkeypatch, capsys):
+def test_unsafe_paths_are_rejected(flag, value, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for command in ("linear", "finetune"):
         with pytest.raises(SystemExit) as error:
@@ -738,7 +739,7 @@ def test_permutation_test_of_mean_per_class_accuracies_matches_naive_swaps():
     assert result["p"] == pytest.approx(naive_p(correct, other_correct, mean_per_class), abs=4 * np.sqrt(0.25 / 4000))
 
 
-def test_multi_label_predictions_are_compared_by_accuracy():
+def test_multi_label_predictions_are_compared_on_accuracy():
     random = np.random.default_rng(3)
     labels = random.integers(-1, 2, (50, 4))
     labels[:, 0] = np.maximum(labels[:, 0], 0)
@@ -751,7 +752,7 @@ def test_multi_label_predictions_are_compared_by_accuracy():
     assert result["p"] == pytest.approx(naive_p(correct, other_correct, np.mean), abs=4 * np.sqrt(0.25 / 4000))
 
 
-def test_identical_predictions_do_not_differ():
+def test_identical_predictions_have_difference_0_and_p_value_1():
     correct, _ = draw_correct(50, 0.5, 0.5)
     assert significance.permutation_test(correct, correct) == dict(difference=0.0, p=1.0)
 
@@ -763,8 +764,8 @@ MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
 @pytest.mark.parametrize("labels, logits", [
     (LABELS, LOGITS), (LABELS.astype(np.uint8), LOGITS.astype(np.float16)), (LABELS + 5, LOGITS),
     (MULTI_LABELS, LOGITS), (LABELS, np.where(LOGITS > 0, 1.0, -np.inf)), (MULTI_LABELS - [1, 0], LOGITS)])
-def test_valid_predictions_are_read(labels, logits, tmp_path):
-    """A class that was not learned has the logit -inf."""
+def test_valid_predictions_are_accepted(labels, logits, tmp_path):
+    """Classes that were not learned have the logit -inf."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     read_labels, read_logits = output.read_predictions(str(tmp_path / "x.npz"))
     assert read_labels.tolist() == labels.tolist() and read_logits.tolist() == logits.tolist()
@@ -783,7 +784,7 @@ def test_valid_predictions_are_read(labels, logits, tmp_path):
     (LABELS, LOGITS[..., np.newaxis], "do not match"), (LABELS[:, np.newaxis, np.newaxis], LOGITS, "labels are int64"),
     (np.int64(3), LOGITS, "labels are int64 ()"), (LABELS, np.float64(1), "do not match"),
     (MULTI_LABELS, LOGITS[:, :1], "do not match"), (LABELS, np.array([(1.0, 2)] * 6, "f4,i4"), "do not match")])
-def test_invalid_predictions_are_refused(labels, logits, expected, tmp_path, capsys):
+def test_invalid_predictions_are_rejected(labels, logits, expected, tmp_path, capsys):
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     np.savez(tmp_path / "good.npz", labels=LABELS, logits=LOGITS)
     with pytest.raises(SystemExit) as error:
@@ -792,7 +793,7 @@ def test_invalid_predictions_are_refused(labels, logits, expected, tmp_path, cap
     assert error.value.code == 2 and (expected or "") in message and message.count("\n") == 1
 
 
-def test_compare_reports_significance_and_refuses_other_files(tmp_path, capsys):
+def test_compare_reports_significance_and_rejects_unusable_files(tmp_path, capsys):
     labels = np.arange(200) % 2
     for name, accuracy in (("good", 0.95), ("bad", 0.6), ("short", 0.6)):
         correct = np.random.default_rng(0).random(200) < accuracy
