@@ -1,4 +1,4 @@
-"""Settings of the application, each defined once: default, help text, allowed values and roles.
+"""Application settings, each defined once with its default, help text, allowed values and roles.
 
 `Config` is the single source of truth. The absl flags are generated from it (`define_flags`) and read once
 (`from_flags`). It rejects invalid values and combinations before anything is built. The names, types and defaults of
@@ -28,10 +28,10 @@ from absl import flags
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path, check_weights_path, slug
 
-# depth -> (bottleneck blocks?, number of blocks in each of the four groups). It is not in resnet.py, because the
-# choices of --resnet_depth must be known before TensorFlow is loaded.
+# depth -> (bottleneck blocks?, number of blocks in each of the four groups). Defined here rather than in
+# resnet.py, because the choices of --resnet_depth must be known before TensorFlow is loaded.
 RESNET_DEPTHS = {
-    10: (False, (1, 1, 1, 1)),  # Not in the paper; for trials on small machines.
+    10: (False, (1, 1, 1, 1)),  # ResNet-10 is not in the paper. It is meant for trials on small machines.
     18: (False, (2, 2, 2, 2)),
     34: (False, (3, 4, 6, 3)),
     50: (True, (3, 4, 6, 3)),
@@ -40,30 +40,30 @@ RESNET_DEPTHS = {
     200: (True, (3, 24, 36, 3)),
 }
 AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
-                 "solarize", "motion_blur", "autoaugment")  # of --augment_left and --augment_right
-EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # of --augment_extra
+                 "solarize", "motion_blur", "autoaugment")  # operators for --augment_left and --augment_right
+EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
 MAX_IMAGE_PIXELS = 100_000_000
-DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), and does not say which was best.
+DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
-_MAX_INT32 = 2**31 - 1  # TensorFlow uses int32 for many sizes, and no setting needs more.
-# In the range of float32, even after multiplication by a batch size or a square root.
+_MAX_INT32 = 2**31 - 1  # TensorFlow uses int32 for many sizes, and no setting needs larger values.
+# These limits stay within float32 range even after multiplication by the batch size or its square root.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE = 1e-30, 1e30
 
 
 def as_flag(name: str, value: object) -> str:
-    """Returns a setting as a command-line argument."""
+    """Converts a setting to a command-line argument."""
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
     return f"--{name}={value}"
 
 
 def as_flags(settings: dict) -> list[str]:
-    """Returns settings, a dict, as command-line arguments of run.py."""
+    """Converts a dict of settings to command-line arguments for run.py."""
     return [as_flag(*setting) for setting in settings.items()]
 
 
 _MAX_NAME_BYTES = 255  # limit of common file systems
-# Names of files in a model_dir, which must not be taken by --eval_name.
+# Names of files in a model_dir that --eval_name must not use.
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(json|png|npz|lock|log)")
 
 
@@ -71,24 +71,24 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
             above: float | None = None, maximum: float | None = None, identity: bool = False, network: bool = False,
             length: bool = False, order: bool = False, output: bool = False, data_access: bool = False,
             per_host: bool = False, no_effect: bool = False) -> Any:
-    """Returns a field of `Config` with its default, help text, limits and roles. `settings_with` lists them by role.
+    """Returns a `Config` field with its default, help text, limits and roles. `settings_with` lists settings by role.
 
     Args:
       default: value if the flag is not set.
       help_text: meaning of the setting, with its unit and source.
-      choices: the allowed values; None: any value within the limits.
+      choices: allowed values. None: any value within the limits.
       minimum: smallest value allowed.
       above: exclusive lower bound.
       maximum: largest value allowed.
-      identity: role: identifies a run. It is part of the name of the default `model_dir`, and must not change when a
-        run is resumed.
+      identity: role: identifies a run. It is part of the default `model_dir` name, and must not change when a run
+        is resumed.
       network: role: describes the network, and can be inferred from a checkpoint.
-      length: role: determines the length of the training. It may change when a run is resumed; the learning-rate
-        schedule changes with it.
+      length: role: determines the training length. It may change when a run is resumed, which also changes the
+        learning-rate schedule.
       order: role: affects the order of the examples. It must not change when a run is resumed.
-      output: role: determines which results are written, and where. Programs that start run.py set it: the grid search
+      output: role: determines which results are written, and where. Set by programs that start run.py: the grid search
         of `python -m transfer`, and `python -m paper.tables`.
-      data_access: role: determines where and how files of a data set are read. `python -m transfer` has a flag of the
+      data_access: role: determines where and how data set files are read. `python -m transfer` defines a flag of the
         same name.
       per_host: role: may differ between the hosts of a run.
       no_effect: role: has no effect on results, except through rounding on accelerators and the order of examples.
@@ -468,29 +468,29 @@ class Config:
 
     @property
     def pretraining(self) -> bool:
-        """Returns whether this run trains the contrastive task."""
+        """Returns whether this run pretrains with the contrastive loss."""
         return self.train_mode == "pretrain"
 
     @property
     def uses_pretraining_augmentation(self) -> bool:
-        """Returns whether views get color distortion, blur or a policy, rather than a crop and a flip only."""
+        """Returns whether views are augmented as in pretraining, rather than only cropped and flipped."""
         return self.train_mode != "finetune"
 
     @property
     def center_crop_eval(self) -> bool:
-        """Returns whether evaluations use the central part of the shorter side of images rather than all of it."""
+        """Returns whether evaluation crops the central part of an image rather than its whole shorter side."""
         return self.eval_center_crop and self.image_size > 32
 
     @property
     def branch_operators(self) -> tuple[tuple[str, ...], ...] | None:
-        """Returns the names of the operators of the first and of the second view, or None if both use a policy."""
+        """Returns each view's operator names, or None if neither `augment_left` nor `augment_right` is set."""
         if self.augment_left is None and self.augment_right is None:
             return None
         return tuple(_split_names(text) for text in (self.augment_left or "", self.augment_right or ""))
 
     @property
     def extra_augmentations(self) -> tuple[str, ...]:
-        """Returns the names in `augment_extra`, in order."""
+        """Returns the operator names in `augment_extra`, in order."""
         return _split_names(self.augment_extra)
 
     @property
@@ -501,17 +501,17 @@ class Config:
 
     @property
     def effective_proj_head_mode(self) -> str:
-        """Returns `proj_head_mode`, or none in supervised training, whose model has no projection head."""
+        """Returns `proj_head_mode`, or "none" in supervised training, which uses no projection head."""
         return "none" if self.train_mode == "supervised" else self.proj_head_mode
 
     @property
     def effective_num_proj_layers(self) -> int:
-        """Returns the number of layers of the model's projection head."""
+        """Returns the number of layers in the model's projection head."""
         return {"none": 0, "linear": 1, "nonlinear": self.num_proj_layers}[self.effective_proj_head_mode]
 
     @property
     def linear_head_on_projections(self) -> bool:
-        """Returns whether the input of the linear head is a layer of the projection head, not the encoder."""
+        """Returns whether the linear head is attached to a layer of the projection head, not to the encoder."""
         return self.has_linear_head and self.ft_proj_selector % (self.effective_num_proj_layers + 1) > 0
 
     @property
@@ -528,17 +528,17 @@ class Config:
 
     @property
     def cifar_stem(self) -> bool:
-        """Returns whether the stem is the 3x3 convolution without pooling."""
+        """Returns whether the stem is a 3x3 convolution without pooling."""
         return self.image_size <= 32 if self.stem == "auto" else self.stem == "cifar"
 
     @property
     def eval_protocols(self) -> tuple[str, ...]:
-        """Returns the names in `eval_protocol`, in order."""
+        """Returns the protocol names in `eval_protocol`, in order."""
         return _split_names(self.eval_protocol)
 
     @property
     def tpu_address(self) -> str | None:
-        """Returns the TPU's name or address, from either flag."""
+        """Returns the TPU name or address, from `--tpu_name` or `--master`."""
         return self.tpu_name or self.master
 
     @property
@@ -555,7 +555,7 @@ class Config:
         return {name: value for name, value in values.items() if value != getattr(Config, name)}
 
     def default_model_dir(self) -> str:
-        """Returns runs/<dataset>_<network>_<hash of `identity`>, so that the same command finds its run again."""
+        """Returns runs/<dataset>_<network>_<hash of `identity`>, so that the same command resumes its run."""
         digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
         name = slug(self.dataset.strip("/").rsplit(":", 1)[-1])
         return f"runs/{name.strip('_')[-40:]}_{self.network_name}_{digest}"
@@ -566,7 +566,7 @@ class Config:
 
 
 def settings_with(*roles: str) -> tuple[str, ...]:
-    """Returns the names of the settings that have at least one of the roles of `setting`, in order of definition.
+    """Returns the names of all settings with at least one of the roles (see `setting`), in order of definition.
 
     Raises `KeyError` for an unknown role.
     """
@@ -580,7 +580,7 @@ def _split_names(text):
 
 
 def _error(config, name, message):
-    """Returns a `UserError` that starts with a flag and its value."""
+    """Returns a `UserError` whose message starts with a flag and its value."""
     return UserError(f"{as_flag(name, getattr(config, name))}: {message}")
 
 
@@ -675,7 +675,7 @@ def _check_evaluation(config):
 
 
 def _check_augmentation(config):
-    """Checks names of operators, and which flags exclude each other."""
+    """Checks operator names and mutually exclusive flags."""
     unknown = [name for name in config.extra_augmentations if name not in EXTRA_AUGMENTATIONS]
     if unknown:
         raise _error(config, "augment_extra", f"{unknown[0]} is not an operator. Use "
@@ -705,7 +705,7 @@ def _check_augmentation(config):
 
 
 def _check_loss(config):
-    """Checks which settings each contrastive loss supports."""
+    """Checks that the contrastive loss supports the settings."""
     for name, default in (("contrastive_loss", "nt_xent"), ("negatives", "both"), ("semi_hard", False),
                           ("margin", None)):
         if getattr(config, name) != default and not config.pretraining:
@@ -723,7 +723,7 @@ def _check_loss(config):
 
 
 def _largest_divisor(config):
-    """Returns the largest valid micro-batch size that is not above the requested one."""
+    """Returns the largest valid micro-batch size up to the requested size."""
     return next(size for size in range(min(config.micro_batch_size, config.train_batch_size), 0, -1)
                 if config.train_batch_size % size == 0)
 
@@ -753,12 +753,12 @@ def _check_tpu(config):
 
 
 def select_settings(content: dict) -> dict | None:
-    """Returns the entries of a dict that are settings, or None if one of them has a value of another type."""
+    """Returns the settings in `content`, or None if any of their values has the wrong type."""
     types = typing.get_type_hints(Config)
     settings = {name: value for name, value in content.items() if name in types}
     for name, value in settings.items():
         allowed = typing.get_args(types[name]) or (types[name],)
-        # JSON may hold a float setting as an integer. isinstance() would accept a bool as an int.
+        # JSON may store a float setting as an integer. isinstance() would accept a bool as an int.
         if type(value) not in allowed and not (type(value) is int and float in allowed):
             return None
     return settings
@@ -781,14 +781,14 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
-    """Returns the `Config` of arguments as on the command line of run.py. Raises `UserError`, which names `flag`."""
+    """Parses run.py's command-line arguments into a `Config`. Raises `UserError`; parse errors name `flag`."""
     return from_flags(_parse(arguments, flag))
 
 
 def parse_settings(text: str, flag: str = "--flags") -> dict:
-    """Parses flags as on the command line of run.py, quoted as in a shell, into a dict: name -> value.
+    """Parses run.py's flags, quoted as in a shell, into a dict: name -> value.
 
-    Raises `UserError`, which names `flag`.
+    Raises a `UserError` that names `flag`.
     """
     try:
         arguments = shlex.split(text)
@@ -811,5 +811,5 @@ def _parse(arguments, flag):
 
 
 def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
-    """Returns the `Config` of parsed flags. Raises `UserError`."""
+    """Builds a `Config` from parsed flags. Raises `UserError` for invalid settings."""
     return Config(**{field.name: flag_values[field.name].value for field in dataclasses.fields(Config)})

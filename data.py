@@ -1,7 +1,7 @@
-"""Input pipelines: builds per-replica `tf.data` from a source.
+"""Input pipelines that read, augment and batch the examples of a source with `tf.data`.
 
-The order of examples and their augmentation depend only on seed, epoch and key. Examples are shuffled before they are
-decoded.
+The order and the augmentation of examples depend only on the seed, the epoch and the examples' keys. Examples are
+shuffled before they are decoded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from config import Config
 from runtime import rng
 from sources.source import Source
 
-_ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # purposes of random draws, folded into the run's seed
+_ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # random-number streams, folded into the run's seed
 
 
 def _chunk_size(size, batch_size):
-    """Returns the number of images whose colors are changed together: a divisor of `batch_size` up to a limit.
+    """Returns the number of images that are augmented together, a divisor of `batch_size`.
 
-    The limit is 32 images of 32 x 32 pixels, or as many pixels at another size; more would not fit into the processor's
-    cache. It is a divisor, so that a run resumed at any step has the same chunks.
+    A chunk is limited to the number of pixels in 32 images of 32 x 32 pixels, so that it fits into the CPU cache. Since
+    chunks divide batches evenly, a run resumed at any step has the same chunks.
     """
     limit = max(32**3 // size**2, 1)
     return max(count for count in range(1, min(limit, batch_size) + 1) if batch_size % count == 0)
@@ -40,11 +40,11 @@ def _decode_windows(source, item, draw, size):
     Args:
       source: the data set, which decodes items.
       item: an encoded or decoded image.
-      draw: function of the image's shape [3], which returns the windows' begins and sizes, two sequences of int32 [3].
-      size: side length, in pixels, that the windows will be resized to.
+      draw: maps the image shape [3] to window offsets and window sizes, two sequences of int32 [3].
+      size: side length, in pixels, to which the windows will be resized.
 
     Returns:
-      The region, uint8 [h, w, 3], and the windows' begins in the region and sizes.
+      The region, uint8 [h, w, 3], the list of window offsets within the region, and the list of window sizes.
     """
     def decode_all():
         image = source.decode(item)
@@ -53,7 +53,7 @@ def _decode_windows(source, item, draw, size):
     def decode_jpeg_region():
         shape = tf.image.extract_jpeg_shape(item)
         begins, sizes = map(tf.stack, draw(shape))
-        # A margin of one pixel: the decoder interpolates colors differently at the edge of the decoded region.
+        # Add a one-pixel margin, since the decoder interpolates colors differently at the edge of the region.
         low = tf.maximum(tf.reduce_min(begins[:, :2], 0) - 1, 0)
         high = tf.minimum(tf.reduce_max(begins[:, :2] + sizes[:, :2], 0) + 1, shape[:2])
         region = tf.image.decode_and_crop_jpeg(item, tf.concat([low, high - low], 0), channels=3)
@@ -70,10 +70,10 @@ def _batch_views(records, read, source, config, batch_size):
 
     Args:
       records: dataset of (seed, reference); `seed` is an int64 scalar, the same for all examples of an epoch.
-      read: from a reference to (key, item, label).
+      read: maps a reference to (key, item, label).
       source: decodes items.
-      config: settings of the views.
-      batch_size: examples per batch; a last incomplete batch is dropped.
+      config: settings.
+      batch_size: examples per batch; an incomplete last batch is dropped.
 
     Returns:
       Dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]).
@@ -84,7 +84,7 @@ def _batch_views(records, read, source, config, batch_size):
     def view_seed(seed, view):
         return rng.nth_seed(seed, view, rng.VIEW)
 
-    @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and the search is slow.
+    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and AutoGraph is slow.
     def crop(seed, reference):
         key, item, label = read(*tf.nest.flatten(reference))
         seed = tf.stack([seed, key])
@@ -113,7 +113,7 @@ def _batch_views(records, read, source, config, batch_size):
 
 
 def _with_prefetching(dataset):
-    """Sets the options of a training pipeline, and prefetches."""
+    """Adds prefetching and the options of a training pipeline."""
     options = tf.data.Options()
     # Examples are processed in parallel; parallelism within each small operation would only add overhead.
     options.threading.max_intra_op_parallelism = 1
@@ -130,25 +130,25 @@ def _unbatch(tensors):
 
 def _with_seed(seed, references):
     """Returns a dataset of (seed, reference)."""
-    # zip instead of map, whose function call per record would dominate the cost of this stage.
+    # Use zip instead of map, whose function call per record would dominate the cost of this stage.
     return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), references))
 
 
 def build_train_dataset(config: Config, source: Source, seed: int, batch_size: int, start_step: int = 0,
                         input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-    """Returns the endless training data of one input pipeline.
+    """Returns the infinite training dataset of one input pipeline.
 
-    Memory: the shuffle buffer holds up to `config.shuffle_buffer_mb` of encoded examples (for image folders and
-    `digits` only a permutation of indices, 8 bytes per example), and `config.cache_dataset` keeps all encoded examples.
-    In addition, there are a few chunks of decoded views per core, and prefetched batches, which `tf.data` limits to a
-    fraction of the free memory.
+    The shuffle buffer holds up to `config.shuffle_buffer_mb` MB of encoded examples; for image folders and `digits`, it
+    holds only a permutation of indices (8 bytes per example). `config.cache_dataset` keeps all encoded examples in
+    memory. Each core also holds a few chunks of decoded views, and `tf.data` limits prefetched batches to a fraction of
+    the free memory.
 
     Args:
       config: settings.
       source: the data set.
       seed: the run's seed, an int.
       batch_size: batch size per replica.
-      start_step: the first batch is that of this step; earlier steps are skipped.
+      start_step: step of the first batch; earlier steps are skipped.
       input_context: `tf.distribute.InputContext`, or None for a single pipeline.
 
     Returns:
@@ -182,15 +182,15 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
 def eval_batch_size(config: Config, source: Source, split: str, replicas: int) -> int:
     """Returns the evaluation batch size per replica, for `build_eval_dataset`.
 
-    It is `config.eval_batch_size` divided by the number of replicas, or less for a small split: batches are padded, so
-    that larger ones would only waste memory.
+    This is `config.eval_batch_size` divided by the number of replicas, or less for a small split, since a larger batch
+    would only contain more padding.
     """
     return max(min(config.eval_batch_size // replicas, -(-source.num_examples(split) // replicas)), 1)
 
 
 def build_eval_dataset(config: Config, source: Source, split: str, batch_size: int,
                        input_context: tf.distribute.InputContext | None = None, replicas: int = 1) -> tf.data.Dataset:
-    """Returns every example of a split once, in order, in full batches; the last ones are padded with weight 0.
+    """Returns each example of a split once, in order and in full batches. Padding examples have weight 0.
 
     Args:
       config: settings.
@@ -201,8 +201,8 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
       replicas: number of replicas that this pipeline feeds.
 
     Returns:
-      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, or [batch, classes] if examples
-      have several, weights [batch] float32).
+      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, or [batch, classes] in
+      multi-label data, weights [batch] float32).
     """
     shards, shard = _shards(input_context)
     size = config.image_size
@@ -223,7 +223,7 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
 
 
 def build_view_pairs(config: Config, source: Source, split: str, seed: int, batch_size: int) -> tf.data.Dataset:
-    """Returns augmented views of each example of a split once, in order; a last incomplete batch is dropped.
+    """Returns augmented views of each example in a split once, in order. Drops an incomplete last batch.
 
     Returns:
       Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
@@ -242,7 +242,7 @@ def _shards(input_context):
 
 def distribute(strategy: tf.distribute.Strategy, build: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
               ) -> Any:
-    """Returns the distributed dataset of `build(input_context, number of replicas that this pipeline feeds)`."""
+    """Distributes the datasets built by `build(input_context, number of replicas that the pipeline feeds)`."""
     def function(context):
         return build(context, context.num_replicas_in_sync // context.num_input_pipelines)
     return strategy.distribute_datasets_from_function(function)

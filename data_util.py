@@ -1,17 +1,17 @@
 """SimCLR's image operators and its augmentation policy (paper, Appendix A).
 
-Images are float, nominally in [0, 1]. A single image is [height, width, 3]. Operators with separate parameters for each
-image of a batch take channels instead: red, green and blue, three tensors [n, height, width]. Arithmetic on channels is
+Images are float, nominally in [0, 1]. A single image is [height, width, 3]. Operators with per-image
+parameters take channels instead: three tensors [n, height, width] for red, green and blue. Arithmetic on channels is
 faster than on interleaved colors, and batching amortizes the overhead of each operation.
 
 Random operators take `seed`, an integer tensor [2], or `seeds` [n, 2] for n images. They are stateless: equal seeds
-give equal results, in eager mode and in `tf.data`, independently of the other images of the batch. The operators of the
-paper's other studies are in `augmentation`.
+give equal results, in eager mode and in `tf.data`, independently of the other images in the batch. The operators for
+the paper's other studies are in `augmentation`.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -61,7 +61,7 @@ def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tupl
 
 def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
                   aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)) -> tuple[tf.Tensor, tf.Tensor]:
-    """Samples a window like `random_crop_window`; returns the arguments of `tf.slice`: begin [3] and size [3]."""
+    """Samples a window like `random_crop_window`, but returns `tf.slice` arguments: begin [3] and size [3]."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=0.1,
         aspect_ratio_range=aspect_ratio_range, area_range=area_range, max_attempts=100,
@@ -91,12 +91,12 @@ def resize_window(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: i
 
 
 def random_crop_and_resize(image: tf.Tensor, seed: tf.Tensor, height: int, width: int, **kwargs: Any) -> tf.Tensor:
-    """Crops a window sampled by `random_crop_window`, which takes `kwargs`, and resizes it with `resize_window`."""
+    """Samples a window with `random_window`, which receives `kwargs`, and resizes it with `resize_window`."""
     return resize_window(image, *random_window(tf.shape(image), seed, **kwargs), height, width)
 
 
 def flip_horizontally(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """Flips images horizontally. `seeds` are not used."""
+    """Flips images horizontally. `seeds` is unused."""
     del seeds
     return [tf.reverse(channel, [2]) for channel in channels]
 
@@ -194,7 +194,7 @@ def _extremes(red, green, blue):
 
 
 def adjust_saturation(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """Multiplies the HSV saturation by `factor` >= 0, up to 1, by scaling the differences from the maximum color."""
+    """Multiplies the HSV saturation by `factor` >= 0 (limited to 1) by scaling differences from the maximum color."""
     highest, lowest = _extremes(*channels)
     ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _EPSILON))
     return [highest - (highest - channel) * ratio for channel in channels]
@@ -203,9 +203,9 @@ def adjust_saturation(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.T
 def adjust_hue(channels: list[tf.Tensor], turns: tf.Tensor) -> list[tf.Tensor]:
     """Rotates the HSV hue by `turns` of the color wheel.
 
-    The color wheel is a hexagon with sides of length 1. The distance of a color from red along it is
-    1 + (g + b - r - min) / (max - min), in the direction of green if g >= b, otherwise of blue. Each channel of the
-    result is a function of the distance from its corner of the hexagon.
+    The color wheel is a hexagon with sides of length 1. A color's distance from red along the hexagon is
+    1 + (g + b - r - min) / (max - min), toward green if g >= b, otherwise toward blue. Each output channel is a
+    function of the distance from that channel's corner.
     """
     red, green, blue = channels
     highest, lowest = _extremes(red, green, blue)
@@ -219,7 +219,7 @@ def adjust_hue(channels: list[tf.Tensor], turns: tf.Tensor) -> list[tf.Tensor]:
 
 
 def to_grayscale(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """Replaces each channel by the luminance (BT.601). `seeds` are not used."""
+    """Replaces each channel by the luminance (BT.601). `seeds` is unused."""
     del seeds
     red, green, blue = channels
     return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
@@ -227,10 +227,10 @@ def to_grayscale(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> l
 
 def jitter_amounts(seeds: tf.Tensor, strength: float, brightness: str = "multiplicative"
                   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws the amounts and the order of the steps of `color_jitter`.
+    """Samples the amounts and the order of the `color_jitter` steps.
 
-    The factors of brightness, contrast and saturation are uniform in 1 +- 0.8 * strength (at least 0), the shift of
-    additive brightness in +-0.8 * strength, and that of the hue in +-0.2 * strength (at most half a turn).
+    Brightness, contrast and saturation factors are uniform in 1 +- 0.8 * strength (at least 0). Additive brightness
+    shifts are uniform in +-0.8 * strength, and hue shifts in +-0.2 * strength (at most half a turn).
 
     Returns:
       [n, 4] float32 amounts of brightness, contrast, saturation and hue; [n, 4] int32 permutations of the four.
@@ -251,7 +251,7 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
       seeds: int tensor [n, 2].
       strength: color distortion strength s; 0 returns the channels unchanged.
       brightness: multiplicative or additive.
-      random_order: if True, draws the order of the steps for each image; otherwise uses the order above.
+      random_order: whether to shuffle the steps separately for each image; otherwise uses the order above.
 
     Returns:
       Three tensors [n, h, w] in [0, 1], up to rounding.
@@ -285,7 +285,7 @@ def _with_clip(step):
 
 
 def gaussian_blur(image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, padding: str = "SAME") -> tf.Tensor:
-    """Applies Gaussian blur, by two one-dimensional convolutions.
+    """Applies Gaussian blur as two one-dimensional convolutions.
 
     Args:
       image: [h, w, c], or a batch [n, h, w, c].
@@ -325,14 +325,14 @@ def _correlate(batch, taps, axis):
 
 def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probability: float = 0.5,
                       first_row: int | tf.Tensor = 0, total_rows: int | None = None) -> tf.Tensor:
-    """Blurs each image with `probability`, with sigma drawn from [0.1, 2] per image (paper, Appendix A).
+    """Blurs each image with the given probability and a random sigma from 0.1 to 2 (paper, Appendix A).
 
     Args:
       images: [n, h, w, c] in [0, 1].
       seed: int tensor [2].
       height: image height in pixels; the kernel size is a tenth of it.
       probability: probability of blurring an image.
-      first_row: row of the first image in the global batch. Makes results independent of the number of replicas.
+      first_row: row of the first image in the global batch. It makes results independent of the number of replicas.
       total_rows: size of the global batch. None: n.
 
     Returns:
@@ -388,13 +388,13 @@ def crop_and_flip_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
 
 
 def simclr_policy(strength: float, brightness: str, min_area: float = 0.08, flip: bool = True) -> Policy:
-    """Returns the default policy: crop, flip, color distortion (paper, Appendix A). Blur is applied on the device."""
+    """Returns the default policy: crop, flip, color distortion (paper, Appendix A). The device adds blur."""
     policy = crop_and_flip_policy(min_area, flip)
     return policy.then(*color_distortion(strength, brightness)) if strength > 0 else policy
 
 
 def color_distortion(strength: float, brightness: str) -> tuple[Operator, Operator]:
-    """Returns the operators of color distortion: jitter of 80 % of the images, grayscale for 20 % (paper, A)."""
+    """Returns color distortion: jitter with probability 0.8, grayscale with probability 0.2 (paper, Appendix A)."""
     jitter = functools.partial(color_jitter, strength=strength, brightness=brightness)
     return Operator("color_jitter", jitter, 0.8), Operator("grayscale", to_grayscale, 0.2)
 
@@ -408,7 +408,7 @@ def apply_after_crop(channels: list[tf.Tensor], policy: Policy, seeds: tf.Tensor
     """Applies the operators of `policy` to n crops.
 
     Args:
-      channels: three tensors [n, size, size], the channels of crops by `apply_crop`.
+      channels: three tensors [n, size, size], the channels of crops from `apply_crop`.
       policy: a `Policy`.
       seeds: int tensor [n, 2], the seeds of the crops. Each operator gets seeds derived from them.
 
@@ -464,7 +464,7 @@ def preprocess_image(image: tf.Tensor, height: int, width: int, is_training: boo
       width: output width in pixels.
       is_training: if True, applies random crop, flip and color distortion; otherwise the evaluation crop.
       color_jitter_strength: color distortion strength; 0 disables color distortion.
-      test_crop: see `crop` of `preprocess_for_eval`.
+      test_crop: see `crop` in `preprocess_for_eval`.
       seed: int tensor [2], required if `is_training`.
       brightness: multiplicative or additive.
 

@@ -28,11 +28,11 @@ from sources import classes
 from sources.source import Source
 
 _POLL_SECONDS = 5.0
-_RAW_PIXELS = 32  # maximum side length of the images of the raw-pixel baseline
+_RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
 LINEAR_TOP_1 = "eval/label_top_1_accuracy"
 LINEAR_TOP_5 = "eval/label_top_5_accuracy"
 MEAN_PER_CLASS = "eval/label_mean_per_class_accuracy"
-MEAN_PRECISION = "eval/label_mean_average_precision"  # 11-point; for examples with several labels
+MEAN_PRECISION = "eval/label_mean_average_precision"  # 11-point mAP, for multi-label data
 LBFGS = "eval/lbfgs_top_1_accuracy"
 KNN = "eval/knn_top_1_accuracy"
 WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
@@ -49,7 +49,7 @@ _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untraine
 
 
 def protocols(config: Config, source: Source) -> list[str]:
-    """Returns the protocols to run. Without a linear head, protocols that do not need one replace `linear_head`."""
+    """Returns the protocols to run. If the model has no linear head, other protocols replace `linear_head`."""
     substitute = ("contrastive",) + (("knn",) if source.num_classes and not source.multi_label else ())
     names = [name for requested in config.eval_protocols
              for name in (substitute if requested == "linear_head" and not config.has_linear_head else (requested,))]
@@ -58,10 +58,10 @@ def protocols(config: Config, source: Source) -> list[str]:
 
 def eval_batches(config: Config, source: Source, split: str, strategy: tf.distribute.Strategy
                 ) -> tf.distribute.DistributedDataset:
-    """Returns the distributed evaluation data of a split, limited to `eval_steps` batches if that is set.
+    """Returns the distributed evaluation dataset of a split.
 
-    In addition to images, labels and weights, it has positions [batch] int64, with which `features.extract` restores
-    the order of a single host.
+    If `eval_steps` is set, `eval_split` is limited to that many batches. Besides images, labels and weights, batches
+    contain positions, int64 [batch], from which `features.collect` restores the single-host order of the examples.
     """
     replicas = strategy.num_replicas_in_sync
     size = data.eval_batch_size(config, source, split, replicas)
@@ -79,16 +79,16 @@ def eval_batches(config: Config, source: Source, split: str, strategy: tf.distri
 
 
 def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Maps labels of a data set to the columns of a linear head that was trained with other classes.
+    """Maps a data set's labels to the columns of a linear head trained on different classes.
 
     Args:
-      labels: int [n] or [n, classes of the data set], see `source.Source`.
-      logits: [n, columns of the head].
-      columns: for each class of the data set, its column, or -1.
+      labels: int [n] or [n, data set classes], see `sources.source.Source`.
+      logits: [n, head columns].
+      columns: the head column of each data set class, or -1 if the head lacks the class.
 
     Returns:
-      Labels [m] or [n, columns of the head], and their logits [m, columns] or [n, columns]. Examples of a class without
-      a column are left out. With several labels per example, columns without a class have label -1.
+      Labels [m] or [n, head columns], and logits [m, head columns] or [n, head columns]. Single-label examples whose
+      class has no column are dropped. In multi-label data, columns without a class get label -1.
     """
     columns = np.array(columns)
     if labels.ndim == 1:
@@ -100,9 +100,9 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
 
 
 def _head_names(config, source, file):
-    """Returns the class names of the linear head in a `weight_files.WeightFile`, or None if the data set has the same.
+    """Returns the linear head's class names in a `weight_files.WeightFile`, or None if its columns need no mapping.
 
-    Logs how different names are matched. Raises `UserError` if the head was trained on other classes.
+    Logs how differing names are matched. Raises `UserError` if they cannot be matched.
     """
     names = source.class_names
     if "linear_head" not in protocols(config, source) or names is None or names == file.class_names:
@@ -125,11 +125,10 @@ def _head_names(config, source, file):
 
 
 def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-    """Returns the metrics of the linear head's logits, as floats by key.
+    """Computes the linear head's metrics and returns a dict: key -> float.
 
     Args:
-      labels: [n], for top-1, top-5 and mean per-class accuracy; or [n, classes] of 1, 0 and -1, for the mean over the
-        classes of the 11-point average precision.
+      labels: [n] for top-1, top-5 and mean per-class accuracy, or [n, classes] of 1, 0 and -1 for 11-point mAP.
       logits: [n, classes].
     """
     if labels.ndim == 2:
@@ -140,7 +139,7 @@ def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
 
 
 def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
-    """Returns the results as rows (description, value) of a table."""
+    """Returns the results as table rows (description, value)."""
     rows = []
     for key, label in _LABELS.items():
         for suffix, encoder in _ENCODERS.items():
@@ -156,10 +155,10 @@ def results_dir(config: Config) -> str:
 
 
 class Evaluator:
-    """Evaluation of one model, whose weights may change between calls.
+    """Evaluator for one model whose weights may change between calls.
 
-    Functions are traced, data sets built and the TensorBoard writer opened only once, so that memory does not grow with
-    the number of evaluations. Use it as a context manager, which closes the writer.
+    Functions are traced, data sets built and the TensorBoard writer opened only once, so memory does not grow with the
+    number of evaluations. Use the evaluator as a context manager, which closes the writer.
     """
 
     def __init__(self, config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
@@ -171,10 +170,10 @@ class Evaluator:
           config: settings.
           source: the data set.
           model: a built model, whose variables may change between evaluations.
-          strategy: the strategy that the model was built in.
+          strategy: the strategy under which the model was built.
           is_chief: whether this process writes the results.
-          weights_flag: flag and value that name the weights, for errors; None: --model_dir.
-          head_names: class names of the linear head; None: those of the data set.
+          weights_flag: flag and value that identify the weights in error messages. None: `--model_dir`.
+          head_names: class names of the linear head. None: the data set's class names.
           check: called before anything is written; may raise `UserError`.
         """
         self._config, self._source, self._model, self._strategy = config, source, model, strategy
@@ -182,9 +181,9 @@ class Evaluator:
         self._head_names = head_names or source.class_names
         self._head_columns = classes.match_columns(source.class_names, head_names) if head_names else None
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
-        self._batches = {}  # by split
+        self._batches = {}  # split -> distributed dataset
         self._writer = None
-        self._baselines = None  # results of the untrained encoder and raw pixels, equal for all checkpoints
+        self._baselines = None  # results of the untrained encoder and raw pixels, the same for all checkpoints
         self._logits = features.compile_function(
             strategy, lambda images: model(images, training=False)["logits_sup"])
         self._encoders = {"": features.compile_function(strategy, features.encoder_function(model))}
@@ -206,21 +205,21 @@ class Evaluator:
             self._writer = None
 
     def evaluate_and_write(self, step: int, complete: bool = True) -> dict[str, float]:
-        """Runs the protocols of the config on the current weights and writes the results.
+        """Runs the configured protocols on the current weights and writes the results.
 
-        If a protocol fails, the results of the earlier ones are written, unless this step has a result file already.
+        If a protocol fails, the results of earlier protocols are written, unless this step already has a result file.
 
         Args:
           step: training step of the weights.
-          complete: whether all parts of the model were loaded. If not, weight decay is not evaluated and the weights
-            are not kept as the best.
+          complete: whether all parts of the model were loaded. If not, the weight decay is not computed, and
+            `--keep_best` ignores the weights.
 
         Returns:
-          The results under the original's keys (`eval/label_top_1_accuracy`, `eval/label_top_5_accuracy`,
-          `eval/regularization_loss`, `global_step`) and this module's constants.
+          A dict of results under the original's keys (`eval/label_top_1_accuracy`, `eval/label_top_5_accuracy`,
+          `eval/regularization_loss`, `global_step`) and the keys defined as constants in this module.
 
         Raises:
-          UserError: a result, logits or features contain NaN or Inf, or there are no labels to evaluate on.
+          UserError: results, logits or features contain NaN or Inf, or there are no labels to evaluate on.
         """
         results, finished = {"global_step": step}, False
         result_file = os.path.join(results_dir(self._config), f"result_{step}.json")
@@ -242,7 +241,7 @@ class Evaluator:
         return results
 
     def _protocols(self, complete):
-        """Returns the methods to run in order; each takes the step and returns results."""
+        """Returns the protocol methods in execution order. Each method takes the step and returns results."""
         names = protocols(self._config, self._source)
         selection = {self.regularization: complete, self.linear_head: "linear_head" in names,
                      self.contrastive: "contrastive" in names,
@@ -261,7 +260,8 @@ class Evaluator:
         """Saves the weights to model_dir/best if the linear head is more accurate than the best so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
-            # result.json is not compared: it is written before the checkpoint, which may be missing.
+            # result.json is not compared: it is written before the checkpoint, so it may exist when the checkpoint
+            # does not.
             saved = checkpoint_files.latest_checkpoint(directory)
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
@@ -279,11 +279,11 @@ class Evaluator:
             trackable = tf.train.Checkpoint(model=self._model, global_step=tf.Variable(step, dtype=tf.int64))
             checkpoint_files.save(trackable, directory, step, keep=1)
             for other in checkpoint_files.list_steps(directory):
-                if other != step:  # `keep` removes older steps; the previous best may be a later one.
+                if other != step:  # `keep` removes only older steps, but the previous best may be a later one.
                     checkpoint_files.remove(directory, other)
 
     def _extract(self, function, split, step):
-        """Returns vectors and labels of a split, checked for NaN and Inf; `function` is compiled."""
+        """Applies a compiled function to a split, checks for NaN and Inf, and returns vectors and labels."""
         if split not in self._batches:
             self._batches[split] = eval_batches(self._config, self._source, split, self._strategy)
         vectors, labels = features.collect(function, self._batches[split], f"features of {split}")
@@ -291,7 +291,7 @@ class Evaluator:
         return vectors, labels
 
     def regularization(self, step: int) -> dict[str, float]:
-        """Returns the weight decay as a loss, under the original's key."""
+        """Returns the weight-decay loss under the original's key."""
         del step
         decay = model_lib.add_weight_decay(self._model, self._config.weight_decay, self._config.optimizer)
         return {"eval/regularization_loss": float(decay)}
@@ -314,7 +314,7 @@ class Evaluator:
         return linear_results(labels, logits)
 
     def contrastive(self, step: int) -> dict[str, float]:
-        """Returns loss and metrics of the pretraining task on held-out images, in full batches on one replica."""
+        """Computes the contrastive loss and its metrics on held-out images, in full batches on one replica."""
         del step
         config = self._config
         if self._pairs is None:
@@ -342,7 +342,7 @@ class Evaluator:
         return results
 
     def _baseline_functions(self):
-        keras.utils.set_random_seed(self._config.seed + 1)  # The seed of training, for the same initial weights.
+        keras.utils.set_random_seed(self._config.seed + 1)  # Training uses this seed for its initial weights.
         with self._strategy.scope():
             untrained = model_lib.build_model(self._config, self._source.num_classes)
         functions = {"/untrained_encoder": features.encoder_function(untrained),
@@ -350,7 +350,7 @@ class Evaluator:
         return {suffix: features.compile_function(self._strategy, function) for suffix, function in functions.items()}
 
     def _probe(self, functions, step):
-        """Returns the results of `lbfgs` and `knn` on the outputs of compiled functions, a dict by key suffix."""
+        """Runs `lbfgs` and `knn` on the outputs of `functions`, a dict: key suffix -> compiled function."""
         config, names, results = self._config, protocols(self._config, self._source), {}
         for suffix, function in functions.items():
             train_set, test_set = (self._extract(function, split, step)
@@ -370,7 +370,7 @@ class Evaluator:
 
 
 def _main_metric(results):
-    """Returns the metric of the linear head that `--keep_best` compares."""
+    """Returns the linear head metric that `--keep_best` compares."""
     return results.get(LINEAR_TOP_1, results.get(MEAN_PRECISION))
 
 
@@ -392,12 +392,12 @@ def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, s
 
 
 def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[str]:
-    """Yields each checkpoint of `model_dir` once, oldest first, until `last_step`.
+    """Yields the prefix of each checkpoint in `model_dir` once, oldest first, up to `last_step`.
 
     Args:
-      model_dir: where checkpoints appear.
-      last_step: the iterator ends after the checkpoint of this step.
-      timeout: seconds without a new checkpoint after which the iterator ends; 0: never.
+      model_dir: directory to watch for checkpoints.
+      last_step: the iterator stops after this step's checkpoint.
+      timeout: the iterator stops after this many seconds without a new checkpoint. 0: no timeout.
     """
     seen, seconds_waited = set(), progress.stopwatch()
     console.log(f"waiting for checkpoints in {model_dir}, up to step {last_step}")
@@ -418,7 +418,7 @@ def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[
 
 
 def _required_parts(config, source):
-    """Returns the parts of a model, named as in `restoring.PARTS`, that the protocols use."""
+    """Returns the model parts that the protocols use, named as in `restoring.PARTS`."""
     names = protocols(config, source)
     projections = "contrastive" in names or config.eval_projections or (
         "linear_head" in names and config.linear_head_on_projections)
@@ -427,7 +427,7 @@ def _required_parts(config, source):
 
 
 def _build_evaluator(config, source, strategy, is_chief, path, flag):
-    """Returns a model for the weights at `path`, and its `Evaluator`; `flag` names the path in errors."""
+    """Returns a model for the weights at `path`, and its `Evaluator`. Error messages start with `flag`."""
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
     with strategy.scope():
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)

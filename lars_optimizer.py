@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -17,13 +17,13 @@ EETA_DEFAULT = 0.001
 
 
 def _l2_norm(tensor):
-    """Returns the l2 norm, in float32 at least. Unlike `tf.norm`, it does not store the squares."""
+    """Returns the l2 norm, at least in float32. Unlike `tf.norm`, does not store the squares."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
 
 
 def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
-    """Returns eeta * |param| / |update| in l2 norms, or 1 if either norm is 0; a scalar, float32 at least."""
+    """Returns the scalar eeta * |param| / |update| (l2 norms), or 1 if either norm is 0, at least in float32."""
     param_norm, update_norm = _l2_norm(param), _l2_norm(update)
     ratio = eeta * tf.math.divide_no_nan(param_norm, update_norm)
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))
@@ -32,7 +32,7 @@ def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
 def lars_update(param: tf.Tensor, grad: tf.Tensor, velocity: tf.Tensor, *, learning_rate: float | tf.Tensor,
                 momentum: float, weight_decay: float = 0.0, adapt: bool = True, classic_momentum: bool = True,
                 use_nesterov: bool = False, eeta: float = EETA_DEFAULT) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes one LARS step of one variable.
+    """Computes one LARS step for one variable.
 
     With g = grad + weight_decay * param, trust ratio r, learning rate lr, momentum m and velocity v:
 
@@ -83,12 +83,12 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
           momentum: float.
           use_nesterov: whether to use Nesterov momentum.
           weight_decay: float; weight_decay * param is added to the gradient.
-          exclude_from_weight_decay: a predicate on variables, or a list of regular expressions searched in their names.
-          exclude_from_layer_adaptation: likewise for the trust ratio. None: same as `exclude_from_weight_decay`.
+          exclude_from_weight_decay: a predicate on variables, or a list of regular expressions to find in their names.
+          exclude_from_layer_adaptation: a predicate or list for the trust ratio. None: `exclude_from_weight_decay`.
           classic_momentum: see `lars_update`.
           eeta: trust coefficient.
           name: name of the optimizer.
-          **kwargs: arguments of the base class.
+          **kwargs: arguments for the base class.
         """
         super().__init__(name, **kwargs)
         self._set_hyper("learning_rate", learning_rate)
@@ -104,7 +104,8 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
     def _create_slots(self, var_list):
         """Creates the slots and evaluates the exclusion rules for every variable.
 
-        In updates, a replica sees its local copy of a variable, which a predicate might not recognize.
+        The rules are evaluated here because updates see a replica's local copy of a variable, which a predicate might
+        not recognize.
         """
         adaptation = self.exclude_from_layer_adaptation
         if adaptation is None:
@@ -129,7 +130,7 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
         raise ValueError(f"LARS does not support sparse gradients (variable {var.name})")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor arguments of an equal optimizer."""
+        """Returns the constructor arguments that recreate this optimizer."""
         names = ("momentum", "use_nesterov", "weight_decay", "exclude_from_weight_decay",
                  "exclude_from_layer_adaptation", "classic_momentum", "eeta")
         config = {name: getattr(self, name) for name in names}
@@ -137,7 +138,7 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
 
 
 def _matches(rule, var):
-    """Checks if `rule` (a predicate, a list of patterns, or None) selects `var`."""
+    """Checks whether `rule` (a predicate, a list of patterns, or None) matches `var`."""
     if rule is None:
         return False
     if callable(rule):

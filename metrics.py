@@ -1,8 +1,8 @@
-"""Metrics of a batch or a data set, and their weighted means."""
+"""Metrics for batches and data sets, and their weighted means."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -15,7 +15,7 @@ from runtime import replicas
 
 
 def contrastive_accuracy(logits_ab: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Returns the fraction of first views for which the positive is the most similar of all second views.
+    """Returns the fraction of first views whose positive is the most similar second view.
 
     Args:
       logits_ab: [n, N] similarities.
@@ -32,15 +32,15 @@ def contrastive_entropy(logits_ab: tf.Tensor) -> tf.Tensor:
 
 
 def embedding_std(z: tf.Tensor, strategy: tf.distribute.Strategy | None = None) -> tf.Tensor:
-    """Measures the spread of projections: 1 if it is equal in all directions, 0 if they have collapsed to one point.
+    """Measures the spread of projections: 1 if they spread equally in all directions, 0 if they collapse to a point.
 
     Args:
       z: [n, d] projections.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
 
     Returns:
-      float32 scalar, at most 1: the standard deviation over the batch of the l2-normalized projections, averaged over
-      the columns, times sqrt(d) (Chen and He 2020, arXiv:2011.10566, section 4.1).
+      float32 scalar, at most 1: the standard deviation of each column of the l2-normalized projections, averaged over
+      the columns and multiplied by sqrt(d) (Chen and He 2020, arXiv:2011.10566, section 4.1).
     """
     unit = tf.math.l2_normalize(tf.cast(z, tf.float32), -1)
     variance = replicas.mean_and_variance(*tf.nn.moments(unit, [0]), strategy)[1]
@@ -48,26 +48,26 @@ def embedding_std(z: tf.Tensor, strategy: tf.distribute.Strategy | None = None) 
 
 
 def top_1_hits(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Checks if the largest logit is the label's. Maps labels [n] and logits [n, classes] to bool [n]."""
+    """Returns bool [n]: whether each label's logit is the largest. Labels are [n], logits [n, classes]."""
     return tf.equal(tf.argmax(logits, 1, output_type=labels.dtype), labels)
 
 
 def top_k_hits(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:
-    """Checks if the label's logit is among the k largest; returns bool [n], which is False for labels of -1."""
+    """Returns bool [n]: whether each label's logit is among the k largest. Labels of -1 yield False."""
     k = min(k, logits.shape[-1])
     hits = tf.math.in_top_k(tf.maximum(labels, 0), tf.cast(logits, tf.float32), k)
     return hits & (labels >= 0)
 
 
 def multi_label_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns the fraction of the labels [n, classes] of 1 and 0 (-1: ignored) that the signs of the logits match."""
+    """Returns the fraction of labels [n, classes] of 1 and 0 (-1: ignored) that match the sign of their logit."""
     is_known = tf.cast(labels >= 0, tf.float32)
     hits = tf.cast(tf.equal(labels, tf.cast(logits > 0, labels.dtype)), tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(is_known))
 
 
 def mean_per_class_accuracy(hits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean accuracy of the classes that occur in `labels`, from `hits` bool [n] and `labels` int [n]."""
+    """Returns the mean of the per-class accuracies of the classes in `labels`, int [n], from `hits`, bool [n]."""
     counts = np.bincount(labels)
     return float(np.mean(np.bincount(labels, hits)[counts > 0] / counts[counts > 0]))
 
@@ -79,11 +79,11 @@ def average_precision_11(relevant: np.ndarray, scores: np.ndarray) -> float:
 
     Args:
       relevant: bool [n], with at least one True.
-      scores: [n]; examples are ranked by decreasing score, ties in the given order.
+      scores: [n]; examples are ranked by decreasing score. Ties keep the given order.
     """
     true_positives = np.cumsum(np.asarray(relevant, bool)[np.argsort(-np.asarray(scores), kind="stable")])
     precision = true_positives / np.arange(1, len(true_positives) + 1)
-    # Compare integer counts: in floating point, 0.1 * 3 > 3 / 10.
+    # Compare integer counts, since 0.1 * 3 > 3 / 10 in floating point.
     return float(np.mean([precision[10 * true_positives >= tenth * true_positives[-1]].max() for tenth in range(11)]))
 
 

@@ -1,8 +1,8 @@
-"""Projection head, linear head, the whole model, its learning-rate schedule, optimizer and weight decay."""
+"""Projection head, linear head and complete model, with its learning-rate schedule, optimizer and weight decay."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -25,7 +25,7 @@ from large_batch import blocked_nt_xent
 from lars_optimizer import LARSOptimizer
 from runtime import rng
 
-_BLUR = 3  # Stream of random numbers; data.py defines the others.
+_BLUR = 3  # random-number stream; data.py defines streams 0 to 2
 
 
 # ---------------------------------------------------------------------------------------------------------- heads
@@ -42,8 +42,8 @@ class LinearLayer(keras.layers.Layer):
           units: number of outputs. None: the number of inputs.
           use_bias: whether to add an offset: batch norm's beta with `use_bn`, otherwise the dense layer's bias.
           use_bn: whether batch norm follows the dense layer.
-          norm: constructor of the batch norm layer.
-          **kwargs: arguments of the base class.
+          norm: constructor for the batch norm layer.
+          **kwargs: arguments for the base class.
         """
         super().__init__(**kwargs)
         self.units = units
@@ -77,18 +77,18 @@ class ProjectionHead(keras.layers.Layer):
           mode: none, linear or nonlinear.
           out_dim: size of the projections z; not used with mode="none".
           num_layers: number of layers with mode="nonlinear". Hidden layers are as wide as their input.
-          norm: constructor of batch norm layers.
-          **kwargs: arguments of the base class.
+          norm: constructor for batch norm layers.
+          **kwargs: arguments for the base class.
         """
         super().__init__(autocast=False, **kwargs)  # Keep h in its own precision; each layer casts its input.
         num_hidden = {"none": -1, "linear": 0, "nonlinear": num_layers - 1}[mode]
         make_layer = functools.partial(LinearLayer, use_bn=True, norm=norm)
-        # The last layer is exempt from mixed precision, so that the loss receives unrounded projections.
+        # The last layer is exempt from mixed precision, so the loss receives full-precision projections.
         last = [] if mode == "none" else [make_layer(out_dim, use_bias=False, dtype=self.variable_dtype)]
         self.linear_layers = [make_layer() for _ in range(num_hidden)] + last
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> list[tf.Tensor]:
-        """Returns h [n, c], the activations of the hidden layers, and the projection z [n, out_dim]."""
+        """Returns a list of h [n, c], the hidden layers' activations, and the projection z [n, out_dim]."""
         stages = [inputs]
         for layer in self.linear_layers:
             outputs = layer(stages[-1], training=training)
@@ -112,10 +112,10 @@ class SupervisedHead(keras.layers.Layer):
 
 
 class Model(keras.Model):
-    """The encoder f, the projection head g and, if the configuration has one, the linear head."""
+    """The encoder f, the projection head g and, if configured, the linear head."""
 
     def __init__(self, config: Config, num_classes: int | None):
-        """Creates the model. `num_classes`: outputs of the linear head; not used if `config` has no linear head."""
+        """Creates the model. `num_classes` is the number of linear head outputs; it is unused without a linear head."""
         super().__init__(name="model")
         norm = functools.partial(resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn)
         self.resnet_model = resnet.resnet(
@@ -132,7 +132,7 @@ class Model(keras.Model):
 
         Args:
           inputs: [n, h, w, 3] in [0, 1]. In pretraining, all first views before all second views.
-          training: whether batch norm uses the statistics of the batch.
+          training: whether batch norm uses batch statistics.
 
         Returns:
           A dict of the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n, c]),
@@ -150,7 +150,7 @@ class Model(keras.Model):
 
     @property
     def num_proj_layers(self) -> int:
-        """Number of layers of the projection head."""
+        """Number of layers in the projection head."""
         return len(self._projection_head.linear_layers)
 
     @property
@@ -161,7 +161,7 @@ class Model(keras.Model):
 
     @property
     def endpoint_names(self) -> list[str]:
-        """Names of the SavedModel outputs that this model has."""
+        """Names of this model's SavedModel outputs."""
         names = ["initial_conv", "initial_max_pool", *(f"block_group{i}" for i in range(1, 5)), "final_avg_pool"]
         names += ["proj_head_input", "proj_head_output"] if self.num_proj_layers else []
         return names + (["logits_sup"] if self.supervised_head is not None else [])
@@ -169,8 +169,8 @@ class Model(keras.Model):
     def freeze(self, fine_tune_after_block: int) -> None:
         """Freezes the layers that fine-tuning does not train.
 
-        These are the blocks up to `fine_tune_after_block` (-1: none) and the layers of the projection head that the
-        classifier does not use.
+        These are the stem and the block groups up to `fine_tune_after_block` (none of them for -1), and the projection
+        head layers that the classifier does not use.
         """
         if fine_tune_after_block >= 0:
             self.resnet_model.freeze_up_to(fine_tune_after_block)
@@ -183,7 +183,7 @@ class Model(keras.Model):
 
 @contextlib.contextmanager
 def _precision_policy(name):
-    """Returns a context in which new layers get the Keras policy `name`. Variables never have half precision."""
+    """Returns a context in which new layers use the Keras policy `name`. Variables never use half precision."""
     # With policy None, layers use floatx (float32; float64 in tests).
     keras.mixed_precision.set_global_policy(None if name == "float32" else name)
     try:
@@ -192,7 +192,7 @@ def _precision_policy(name):
         keras.mixed_precision.set_global_policy(None)
 
 
-@tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and autograph takes long to inspect tf_keras.
+@tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and AutoGraph is slow.
 def build_model(config: Config, num_classes: int | None) -> Model:
     """Builds a `Model` and creates its variables in the scope of the current strategy."""
     with _precision_policy(config.precision):
@@ -206,9 +206,9 @@ def build_model(config: Config, num_classes: int | None) -> Model:
 
 def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Tensor, first_row: int | tf.Tensor = 0,
                   total_rows: int | None = None) -> tf.Tensor:
-    """Separates the views of each image, and blurs each view with probability 0.5 (paper, Appendix A).
+    """Splits each image's views and, if blur is enabled, blurs each view with probability 0.5 (paper, Appendix A).
 
-    The random numbers of an image depend on the seed, the step, the view, and its row in the global batch.
+    The random numbers for a view depend on the seed, the step, the view's index, and its row in the global batch.
 
     Args:
       views: [n, h, w, 3 * number of views] in [0, 1].
@@ -242,7 +242,7 @@ def contrastive_loss(z: tf.Tensor, config: Config, strategy: tf.distribute.Strat
 
     Returns:
       loss: scalar.
-      metrics: dict of scalars without gradient, named as in the original.
+      metrics: dict of the scalars `contrast_acc`, `contrast_entropy` and `embedding_std`, without gradients.
     """
     projection_std = metrics.embedding_std(tf.stop_gradient(z), strategy)
     if config.contrastive_loss != "nt_xent" or config.negatives != "both":
@@ -280,7 +280,7 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Numbers of steps: of the training, its warm-up and an epoch, and between checkpoints."""
+    """Step counts: total, in warm-up, per epoch, and between checkpoints."""
 
     train: int
     warmup: int
@@ -289,7 +289,7 @@ class Steps:
 
 
 def get_train_steps(num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int) -> int:
-    """Returns `train_steps` if it is above 0, else the steps of `train_epochs`, rounded as in the original."""
+    """Returns `train_steps` if it is above 0, else the steps in `train_epochs`, rounded as in the original."""
     return train_steps or num_examples * train_epochs // train_batch_size + 1
 
 
@@ -299,7 +299,7 @@ def get_warmup_steps(num_examples: int, warmup_epochs: float, train_batch_size: 
 
 
 def count_steps(config: Config, num_examples: int) -> Steps:
-    """Converts the epochs of `config` to steps, for a training split of `num_examples`."""
+    """Converts the epochs in `config` to steps, for a training split with `num_examples` examples."""
     batch = config.train_batch_size
     epoch = max(int(round(num_examples / batch)), 1)
     return Steps(
@@ -334,7 +334,7 @@ def warmup_and_cosine(step: int | tf.Tensor, peak: float, warmup_steps: int, tra
 
 
 class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning-rate schedule that applies `warmup_and_cosine` to lengths given in epochs."""
+    """Learning-rate schedule like `warmup_and_cosine`, with lengths given in epochs."""
 
     def __init__(self, base_learning_rate: float, num_examples: int, name: str | None = None, *, train_batch_size: int,
                  train_epochs: int = 100, train_steps: int = 0, warmup_epochs: float = 10.0,
@@ -346,9 +346,9 @@ class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
           num_examples: size of the training split.
           name: name of the schedule.
           train_batch_size: global batch size.
-          train_epochs: length of the training; not used if `train_steps` is above 0.
-          train_steps: length of the training in steps.
-          warmup_epochs: length of the warm-up.
+          train_epochs: training length in epochs; unused if `train_steps` is above 0.
+          train_steps: training length in steps.
+          warmup_epochs: warm-up length in epochs.
           learning_rate_scaling: linear or sqrt, see `scaled_learning_rate`.
         """
         super().__init__()
@@ -365,7 +365,7 @@ class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
         return warmup_and_cosine(step, self.peak, self.warmup_steps, self.train_steps)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor arguments of an equal schedule."""
+        """Returns the constructor arguments that recreate this schedule."""
         return dict(self.settings)
 
 
@@ -392,13 +392,13 @@ def build_optimizer(config: Config, learning_rate: float | keras.optimizers.sche
                    ) -> keras.optimizers.legacy.Optimizer:
     """Builds the optimizer and creates its slots.
 
-    LARS applies neither weight decay nor the trust ratio to vectors (biases, batch norm) and the linear head. With
-    float16 the optimizer is wrapped in dynamic loss scaling; its `iterations` also count the steps that it skips.
+    LARS excludes vectors (biases, batch norm) and the linear head from weight decay and from the trust ratio. With
+    float16, the optimizer is wrapped in dynamic loss scaling, and its `iterations` variable also counts skipped steps.
 
     Args:
       config: settings.
       learning_rate: float or schedule.
-      model: a built `Model`; call `Model.freeze` before.
+      model: a built `Model`. Call `Model.freeze` first, if needed.
     """
     if config.optimizer == "momentum":
         optimizer = keras.optimizers.legacy.SGD(learning_rate, config.momentum, nesterov=True)
@@ -417,10 +417,10 @@ def build_optimizer(config: Config, learning_rate: float | keras.optimizers.sche
 
 
 def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> None:
-    """Creates the slots of an optimizer for the trainable variables of a model.
+    """Creates an optimizer's slots for a model's trainable variables.
 
-    Slots cannot be created within a traced loop over replicas. If they did not exist when a checkpoint is restored,
-    their absence from the checkpoint would not be noticed.
+    Slots cannot be created within a traced loop over replicas. They must also exist before a checkpoint is restored;
+    otherwise, slots missing from the checkpoint would go unnoticed.
     """
     optimizer._create_all_weights(model.trainable_variables)  # Keras has no public method for this.
 
@@ -428,7 +428,7 @@ def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> 
 def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Tensor:
     """Returns weight_decay * sum of |v|^2 / 2 over the variables to which the optimizer does not apply weight decay.
 
-    LARS applies it to the encoder and the projection head; the loss includes only the kernel of the linear head.
+    LARS itself decays the encoder and the projection head, so the loss includes only the linear head's kernel.
     With other optimizers, the loss includes all trainable variables except those of batch norm.
 
     Args:
@@ -454,7 +454,7 @@ def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Te
 
 
 def linear_head_rate_ratio(config: Config) -> float:
-    """Returns the ratio of the learning rates of the linear head and the encoder."""
+    """Returns the linear head's learning rate divided by the encoder's."""
     if config.linear_head_learning_rate is None:
         return 1.0
     head_rate = scaled_learning_rate(config.linear_head_learning_rate, "linear", config.train_batch_size)
@@ -465,21 +465,21 @@ def linear_head_gradients(
     head: SupervisedHead, variables: list[tf.Variable], gradients: list[tf.Tensor], mean: tf.Tensor,
     variance: tf.Tensor, rate_ratio: float
 ) -> list[tf.Tensor]:
-    """Standardizes and scales the gradients of the linear head, to implement `--linear_head_learning_rate`.
+    """Standardizes and scales the linear head's gradients, to implement `--linear_head_learning_rate`.
 
-    Updates of momentum SGD and of LARS without trust ratio are linear in the gradient: scaling the gradient is the
-    same as scaling the learning rate.
+    The updates of momentum SGD, and of LARS without the trust ratio, are linear in the gradient, so scaling the
+    gradient is equivalent to scaling the learning rate.
 
     Args:
       head: the linear head.
       variables: trainable variables.
-      gradients: their gradients on this replica. The result is linear in them, so that it can be summed over replicas.
+      gradients: gradients of `variables` on this replica. The result is linear in them and can be summed over replicas.
       mean: [inputs], mean of the head's input over the global batch.
       variance: [inputs], variance of the head's input over the global batch.
-      rate_ratio: ratio of the learning rates of the head and the encoder.
+      rate_ratio: result of `linear_head_rate_ratio`.
 
     Returns:
-      `gradients`, with those of the head replaced.
+      `gradients`, with the linear head's gradients replaced.
     """
     index_of = {variable.ref(): index for index, variable in enumerate(variables)}
     kernel, bias = (index_of[variable.ref()] for variable in (head.linear_layer.dense.kernel,
@@ -495,7 +495,7 @@ def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor,
     """Converts the gradients of a linear layer to those of gradient descent on standardized inputs.
 
     With standardized inputs x = (h - mean) / s, the layer h W + b equals x V + c, where V = s W and c = b + mean W.
-    The result is the gradient with respect to V and c, expressed as a step of W and b. The layer then learns as fast
+    The result is the gradient with respect to V and c, expressed as an update of W and b. The layer then learns as fast
     as if it followed a batch norm without scale and offset, yet remains a plain linear layer.
 
     Args:

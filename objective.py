@@ -1,11 +1,11 @@
 """Losses: NT-Xent (paper, Eq. 1), the supervised losses, and the other contrastive losses of Table 2.
 
-Notation: n is the number of images on this replica, N the number on all replicas, and d the size of a projection z.
+Notation: n is the number of images on this replica, N the number on all replicas, and d the dimension of projections.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -20,24 +20,24 @@ def add_contrastive_loss(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns NT-Xent, the normalized temperature-scaled cross-entropy (paper, Eq. 1).
 
-    Rows i of the two halves of `hidden` are the projections of a positive pair, two views of one image. For each of
-    them, the other 2N - 2 rows of all replicas are negatives. The loss of a positive pair (i, j) is
+    Row i of each half of `hidden` is the projection of one view of image i. These two rows are a positive pair, and the
+    other 2N - 2 rows on all replicas are their negatives. The loss of a positive pair (i, j) is
 
         l(i, j) = -log( exp(sim(z_i, z_j) / t) / sum over k != i of exp(sim(z_i, z_k) / t) ),
 
-    where t is the temperature. As in the original, the loss of an image is the *sum* l(i, j) + l(j, i), so that the
+    where t is the temperature. As in the original, the loss of an image is the *sum* l(i, j) + l(j, i), so the
     result is twice the mean in the paper's Algorithm 1. Published learning rates are tuned to this scale.
 
     Args:
       hidden: [2n, d] projections z, all first views before all second views. Half precision is cast to float32.
-      hidden_norm: if True, l2-normalizes the rows, so that similarities are cosines.
+      hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine similarities.
       temperature: t > 0.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
 
     Returns:
-      loss: scalar, the mean over the n images of this replica.
-      logits_ab: [n, N] similarities of first to second views, divided by the temperature.
-      labels: [n, 2N] one-hot; the positive of row i is column i plus the row offset of this replica.
+      loss: scalar, the mean over this replica's n images.
+      logits_ab: [n, N] similarities between first and second views, divided by the temperature.
+      labels: [n, 2N] one-hot; the positive of row i is in column i plus this replica's row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)
@@ -57,14 +57,14 @@ def add_contrastive_loss(
 
 
 def prepare_projections(z: tf.Tensor, hidden_norm: bool) -> tf.Tensor:
-    """Casts projections [2n, d] from half precision to float32, and l2-normalizes them if `hidden_norm` is set."""
+    """Casts half-precision projections [2n, d] to float32, and l2-normalizes them if `hidden_norm` is set."""
     if z.dtype.size < 4:
         z = tf.cast(z, tf.float32)
     return tf.math.l2_normalize(z, -1) if hidden_norm else z
 
 
 def _masked_logit(dtype):
-    """Returns a logit far below all others but finite: with -inf, gradients would contain 0 * inf = NaN."""
+    """Returns a finite logit far below all others. With -inf, gradients would contain 0 * inf = NaN."""
     return max(-1e9, dtype.min / 2)
 
 
@@ -98,9 +98,9 @@ def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 # ------------------------------------------------------------------------------------- the other losses of Table 2
 
-# For n anchor views u, each function takes the similarities to their positives v+ ([n]) and to candidate negatives v-
-# ([n, columns]), and a bool mask [n, columns] of the candidates that are negatives. It returns the losses [n]. Where
-# Table 2 has a single negative, the mean over all negatives is used.
+# For n anchor views u, each function takes the similarities [n] to their positives v+, the similarities [n, columns] to
+# candidate negatives v-, and a bool mask [n, columns] that selects the negatives among the candidates. It returns the
+# losses [n]. The mean over all negatives replaces the single negative in Table 2.
 
 
 def nt_xent(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float) -> tf.Tensor:
@@ -146,7 +146,7 @@ def add_alternative_contrastive_loss(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns one of the losses of Table 2. Memory is quadratic in the batch size.
 
-    With name="nt_xent" and otherwise default arguments, it equals `add_contrastive_loss`, whose scale it shares.
+    The loss has the same scale as `add_contrastive_loss`. With default arguments and name="nt_xent", both are equal.
 
     Args:
       hidden: [2n, d] projections z, all first views before all second views. Half precision is cast to float32.
@@ -155,13 +155,13 @@ def add_alternative_contrastive_loss(
       temperature: > 0; used by nt_xent and nt_logistic.
       margin: used by margin_triplet and by `semi_hard`.
       semi_hard: if True, uses only `semi_hard_negatives`.
-      cross_view_only: if True, the negatives of a first view are second views only, and vice versa.
+      cross_view_only: if True, uses only second views as negatives of first views, and vice versa.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
 
     Returns:
-      loss: scalar, the mean over the n images of this replica of the sum over both directions.
-      logits_ab: [n, N] similarities of first to second views, divided by the temperature.
-      labels: [n, N] one-hot; the positive of row i is column i plus the row offset of this replica.
+      loss: scalar, summed over both directions and averaged over this replica's n images.
+      logits_ab: [n, N] similarities between first and second views, divided by the temperature.
+      labels: [n, N] one-hot; the positive of row i is in column i plus this replica's row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)

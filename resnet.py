@@ -1,12 +1,12 @@
 """The encoder f: ResNets of any width, with optional selective kernels (SK) and squeeze-and-excitation (SE).
 
-Attribute names and list positions are a file format: they are the keys of the original's checkpoints. `None` fills the
-positions of layers without weights in the original.
+Attribute names and list positions must not change, because they are the keys in the original's checkpoints. `None`
+marks positions where the original has a layer without weights.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -26,9 +26,10 @@ _SK_MIN_CHANNELS = 32
 
 @contextlib.contextmanager
 def without_statistics_updates(model: tf.Module) -> Iterator[None]:
-    """Returns a context in which batch norm uses the statistics of the batch but does not update its moving statistics.
+    """Returns a context in which batch norm uses batch statistics but does not update its moving statistics.
 
-    It takes effect when a function is traced. Use it in cross-replica context, since replicas are traced in turn.
+    The context affects functions that are traced inside it. Enter it in cross-replica context, since replicas are
+    traced one after another.
     """
     layers = [layer for layer in model.submodules if isinstance(layer, BatchNorm)]
     for layer in layers:
@@ -43,8 +44,8 @@ def without_statistics_updates(model: tf.Module) -> Iterator[None]:
 class BatchNorm(keras.layers.Layer):
     """Batch normalization over all axes except the last, per replica or over the global batch.
 
-    Unlike Keras's fused batch norm, the moving variance averages the biased variance of the batch, so that results do
-    not depend on the number of replicas. A layer with `trainable=False` uses its moving statistics unchanged.
+    Unlike in Keras's fused batch norm, the moving variance averages biased batch variances, so results do not depend
+    on the number of replicas. A layer with `trainable=False` uses its moving statistics without updating them.
     """
 
     def __init__(self, momentum: float = 0.9, epsilon: float = BATCH_NORM_EPSILON, center: bool = True,
@@ -56,8 +57,8 @@ class BatchNorm(keras.layers.Layer):
           epsilon: added to the variance.
           center: whether to add an offset beta.
           gamma_initializer: "ones" or "zeros".
-          across_replicas: whether training uses the statistics of the global batch.
-          **kwargs: arguments of the base class.
+          across_replicas: whether training uses global batch statistics.
+          **kwargs: arguments for the base class.
         """
         super().__init__(**kwargs)
         self.momentum = momentum
@@ -100,22 +101,22 @@ class BatchNorm(keras.layers.Layer):
         return self.across_replicas and context is not None and context.num_replicas_in_sync > 1
 
     def _fused(self, inputs, beta):
-        """Runs TensorFlow's fused kernel; returns the outputs, the mean and the biased variance."""
-        # The wrapper `tf.compat.v1.nn.fused_batch_norm` silently raises small values of epsilon.
+        """Runs TensorFlow's fused kernel and returns the outputs, the mean and the biased variance."""
+        # The wrapper `tf.compat.v1.nn.fused_batch_norm` silently increases small values of epsilon.
         outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=inputs, scale=self.gamma, offset=beta, mean=[], variance=[], epsilon=self.epsilon, is_training=True)
         count = tf.cast(tf.size(inputs) / tf.size(mean), variance.dtype)
         return outputs, mean, variance * tf.maximum(count - 1, 1) / count  # The kernel's variance is unbiased.
 
     def _moments(self, inputs):
-        """Returns the mean and the biased variance of the batch of this replica, or of the global batch."""
+        """Returns the mean and biased variance of this replica's batch or, if synchronized, of the global batch."""
         inputs = tf.cast(inputs, self.gamma.dtype)
         mean, variance = tf.nn.moments(inputs, list(range(inputs.shape.rank - 1)))
         if not self._synchronizes():
             return mean, variance
         context = tf.distribute.get_replica_context()
         all_reduce = functools.partial(context.all_reduce, tf.distribute.ReduceOp.MEAN)
-        # Variance within replicas plus variance between them. E[x^2] - E[x]^2 would suffer from cancellation.
+        # Add the variances within and between replicas, since E[x^2] - E[x]^2 would suffer from cancellation.
         global_mean = all_reduce(mean)
         return global_mean, all_reduce(variance + tf.square(mean - global_mean))
 
@@ -132,24 +133,24 @@ class BatchNormRelu(keras.layers.Layer):
         """Creates the layer.
 
         Args:
-          relu: whether ReLU follows.
-          init_zero: whether gamma starts at 0, so that a residual block initially equals its shortcut.
+          relu: whether to apply ReLU.
+          init_zero: whether to initialize gamma to 0, so that a residual block initially equals its shortcut.
           center: whether to add an offset beta.
-          norm: constructor of the batch norm layer.
-          **kwargs: arguments of the base class.
+          norm: constructor for the batch norm layer.
+          **kwargs: arguments for the base class.
         """
         super().__init__(**kwargs)
         self.relu = relu
         self.bn = norm(center=center, gamma_initializer="zeros" if init_zero else "ones")
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Returns a tensor with the shape of `inputs`."""
+        """Normalizes `inputs` [..., channels] and, if enabled, applies ReLU."""
         outputs = self.bn(inputs, training=training)
         return tf.nn.relu(outputs) if self.relu else outputs
 
 
 def conv2d(filters: int, kernel_size: int = 1, strides: int = 1, **kwargs: Any) -> keras.layers.Conv2D:
-    """Creates a convolution with its own initializer: a shared instance would repeat its random values."""
+    """Creates a convolution with its own initializer, since a shared initializer would repeat its random values."""
     return keras.layers.Conv2D(
         filters, kernel_size, strides, kernel_initializer=keras.initializers.VarianceScaling(), **kwargs)
 
@@ -162,10 +163,10 @@ def fixed_padding(inputs: tf.Tensor, kernel_size: int) -> tf.Tensor:
 
 
 class Conv2dFixedPadding(keras.layers.Layer):
-    """Convolution without bias. The padding of strided convolutions does not depend on the input size."""
+    """Convolution without bias. If it is strided, its padding does not depend on the input size."""
 
     def __init__(self, filters: int, kernel_size: int, strides: int = 1, **kwargs: Any):
-        """Creates the layer, with `filters` output channels and the same kernel size and stride for both axes."""
+        """Creates the layer with `filters` output channels. Kernel size and stride are the same for both axes."""
         super().__init__(**kwargs)
         self.kernel_size = kernel_size
         self.strides = strides
@@ -177,10 +178,10 @@ class Conv2dFixedPadding(keras.layers.Layer):
 
 
 class PaddedAveragePooling(keras.layers.Layer):
-    """The 2x2 average pooling in the shortcuts of ResNet-D (He et al. 2018, arXiv:1812.01187)."""
+    """2x2 average pooling for ResNet-D shortcuts (He et al. 2018, arXiv:1812.01187)."""
 
     def __init__(self, strides: int, **kwargs: Any):
-        """Creates the layer, with `strides` 1 or 2."""
+        """Creates the layer. `strides` must be 1 or 2."""
         super().__init__(**kwargs)
         self.strides = strides
 
@@ -214,22 +215,22 @@ class SelectiveKernelConv(keras.layers.Layer):
 
 
 class SqueezeExcitation(keras.layers.Layer):
-    """Squeeze-and-excitation: channels weighted by attention to their means (Hu et al. 2018, arXiv:1709.01507)."""
+    """Squeeze-and-excitation: channel weights computed from channel means (Hu et al. 2018, arXiv:1709.01507)."""
 
     def __init__(self, filters: int, channels: int, se_ratio: float, **kwargs: Any):
-        """Creates the layer for an input of `channels`. The bottleneck has `filters` * `se_ratio` channels."""
+        """Creates the layer for inputs with `channels` channels. The bottleneck has `filters` * `se_ratio` channels."""
         super().__init__(**kwargs)
         self.se_reduce = conv2d(max(1, int(filters * se_ratio)))
         self.se_expand = conv2d(channels)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns `inputs` [n, h, w, channels] times the weights of their channels."""
+        """Multiplies `inputs` [n, h, w, channels] by their channel weights."""
         means = tf.reduce_mean(inputs, [1, 2], keepdims=True)
         return tf.sigmoid(self.se_expand(tf.nn.relu(self.se_reduce(means)))) * inputs
 
 
 def _apply_layers(layers, inputs, training):
-    """Applies the layers in order, skipping None; passes `training` to those that contain batch norm."""
+    """Applies the layers in order, skipping None. Passes `training` to layers that contain batch norm."""
     for layer in layers:
         if isinstance(layer, (BatchNormRelu, SelectiveKernelConv)):
             inputs = layer(inputs, training=training)
@@ -239,11 +240,11 @@ def _apply_layers(layers, inputs, training):
 
 
 def _shortcut(filters, strides, sk_ratio, norm):
-    """Returns the layers of a projection shortcut: a 1x1 convolution, with ResNet-D's pooling in SK networks."""
+    """Returns the layers of a projection shortcut: a 1x1 convolution, after ResNet-D's pooling in SK networks."""
     norm_layer = BatchNormRelu(relu=False, norm=norm)
     if sk_ratio == 0:
         return [Conv2dFixedPadding(filters, 1, strides), norm_layer]
-    # None: the original's strided shortcuts have a separate padding layer.
+    # None stands for the original's separate padding layer in strided shortcuts.
     padding = [None] if strides > 1 else []
     return padding + [PaddedAveragePooling(strides), Conv2dFixedPadding(filters, 1), norm_layer]
 
@@ -260,11 +261,11 @@ class ResidualBlock(keras.layers.Layer):
         Args:
           filters: number of output channels.
           strides: stride of the first convolution.
-          use_projection: whether the shortcut is a projection, instead of the identity.
-          sk_ratio: if above 0, the shortcut is that of ResNet-D.
+          use_projection: whether the shortcut is a projection rather than the identity.
+          sk_ratio: if above 0, uses the ResNet-D shortcut.
           se_ratio: if above 0, enables squeeze-and-excitation.
-          norm: constructor of batch norm layers.
-          **kwargs: arguments of the base class.
+          norm: constructor for batch norm layers.
+          **kwargs: arguments for the base class.
         """
         super().__init__(**kwargs)
         self.shortcut_layers = _shortcut(filters, strides, sk_ratio, norm) if use_projection else []
@@ -286,13 +287,13 @@ class BottleneckBlock(keras.layers.Layer):
 
     def __init__(self, filters: int, strides: int, use_projection: bool, sk_ratio: float, se_ratio: float,
                  norm: Callable, **kwargs: Any):
-        """Creates the block, with `filters` in the first two convolutions. For other arguments see `ResidualBlock`."""
+        """Creates the block, with `filters` channels in the first two convolutions; see `ResidualBlock`."""
         super().__init__(**kwargs)
         output_filters = filters * self.expansion
         self.projection_layers = _shortcut(output_filters, strides, sk_ratio, norm) if use_projection else []
         spatial = [SelectiveKernelConv(filters, strides, sk_ratio, norm)] if sk_ratio > 0 else [
             Conv2dFixedPadding(filters, 3, strides), BatchNormRelu(norm=norm)]
-        # None: the original has DropBlock layers here, which its training never enables.
+        # None stands for the original's DropBlock layers, which its training never enables.
         self.conv_relu_dropblock_layers = [
             Conv2dFixedPadding(filters, 1), BatchNormRelu(norm=norm), None, *spatial, None,
             Conv2dFixedPadding(output_filters, 1), BatchNormRelu(relu=False, init_zero=True, norm=norm), None]
@@ -306,7 +307,7 @@ class BottleneckBlock(keras.layers.Layer):
 
 
 class BlockGroup(keras.layers.Layer):
-    """Blocks of one width. The first one has a projection shortcut and the stride of the group."""
+    """Group of blocks of the same width. The first block has a projection shortcut and the group's stride."""
 
     def __init__(self, block: type, filters: int, blocks: int, strides: int, **kwargs: Any):
         """Creates `blocks` blocks by calling `block` with filters, strides and use_projection."""
@@ -321,7 +322,7 @@ class BlockGroup(keras.layers.Layer):
 
 
 def _stem(width, cifar_stem, sk_ratio, norm):
-    """Returns the layers of the stem up to batch norm. None: the original has a named identity there."""
+    """Returns the stem's layers, up to batch norm. None stands for a named identity in the original."""
     if cifar_stem:
         convolutions = [Conv2dFixedPadding(width, 3)]
     elif sk_ratio > 0:  # ResNet-D
@@ -333,7 +334,7 @@ def _stem(width, cifar_stem, sk_ratio, norm):
 
 
 class ResNet(keras.layers.Layer):
-    """A ResNet without classification layer; it returns a dict of endpoints."""
+    """ResNet without a classification layer, which returns a dict of endpoints."""
 
     def __init__(self, bottleneck: bool, blocks: tuple[int, ...], width_multiplier: int = 1, cifar_stem: bool = False,
                  sk_ratio: float = 0.0, se_ratio: float = 0.0, batch_norm_decay: float = 0.9, global_bn: bool = True,
@@ -352,7 +353,7 @@ class ResNet(keras.layers.Layer):
             for group, count in enumerate(blocks)]
 
     def freeze_up_to(self, block: int) -> None:
-        """Freezes the weights and statistics of the stem and of the first `block` groups."""
+        """Freezes the weights and statistics of the stem and the first `block` groups."""
         frozen = self.initial_conv_relu_max_pool + self.block_groups[:block]
         for layer in frozen:
             if layer is not None:
@@ -363,11 +364,11 @@ class ResNet(keras.layers.Layer):
 
         Args:
           inputs: [n, h, w, 3] in [0, 1].
-          training: whether batch norm uses the statistics of the batch.
+          training: whether batch norm uses batch statistics.
 
         Returns:
-          A dict of `initial_conv` (before batch norm), `initial_max_pool` (output of the stem) and `block_group1` to
-          `block_group4`, all [n, h', w', c], and of `final_avg_pool`, the representation h = f(x), [n, c].
+          A dict with `initial_conv` (before batch norm), `initial_max_pool` (the stem's output) and `block_group1` to
+          `block_group4`, all [n, h', w', c], and `final_avg_pool`, the representation h = f(x), [n, c].
         """
         endpoints = {}
         *convolutions, norm = self.initial_conv_relu_max_pool
@@ -379,7 +380,7 @@ class ResNet(keras.layers.Layer):
         for index, group in enumerate(self.block_groups, 1):
             outputs = group(outputs, training=training)
             endpoints[f"block_group{index}"] = outputs
-        # A mean in half precision would be inaccurate.
+        # Averaging in half precision would be inaccurate.
         endpoints["final_avg_pool"] = tf.reduce_mean(tf.cast(outputs, self.variable_dtype), [1, 2])
         return endpoints
 
@@ -391,11 +392,11 @@ def resnet(resnet_depth: int, width_multiplier: int = 1, cifar_stem: bool = Fals
     Args:
       resnet_depth: a key of `config.RESNET_DEPTHS`.
       width_multiplier: integer, at least 1.
-      cifar_stem: replaces the 7x7 convolution of stride 2 and the max pooling by a 3x3 convolution of stride 1.
-      sk_ratio: if above 0, enables selective kernels (bottleneck blocks only) and the shortcuts and stem of ResNet-D.
+      cifar_stem: replaces the stride-2 7x7 convolution and the max pooling with a stride-1 3x3 convolution.
+      sk_ratio: if above 0, enables selective kernels (bottleneck blocks only) and ResNet-D's shortcuts and stem.
       se_ratio: if above 0, enables squeeze-and-excitation.
       batch_norm_decay: decay of the moving statistics.
-      global_bn: whether training uses batch norm statistics of the global batch.
+      global_bn: whether batch norm uses global batch statistics in training.
     """
     bottleneck, blocks = DEPTHS[resnet_depth]
     return ResNet(bottleneck, blocks, width_multiplier, cifar_stem, sk_ratio, se_ratio, batch_norm_decay, global_bn)

@@ -1,4 +1,4 @@
-"""Command line of SimCLR: pretrains, fine-tunes, evaluates and exports. `python run.py --help` lists the settings."""
+"""SimCLR command line: pretrains, fine-tunes, evaluates and exports models. `python run.py --help` lists all flags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ flags.adopt_module_key_flags(config_lib)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Parses the command line with absl. An error prints one line and ends the program with status 2."""
+    """Parses the command line with absl. On an error, prints one line and exits with status 2."""
     warnings = io.StringIO()
     try:
         with contextlib.redirect_stderr(warnings):
@@ -34,9 +34,9 @@ def parse_flags(argv: list[str]) -> list[str]:
         _fail(f"--flagfile: {str(error.__context__ or error)}. Check its path and permissions.")
     except flags.Error as error:
         _fail(error)
-    except ValueError as error:  # absl does not catch the errors of decoding a flag file.
+    except ValueError as error:  # absl does not catch decoding errors in flag files.
         _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
-    if warnings.getvalue():  # The only warning of absl: a file that includes itself is ignored.
+    if warnings.getvalue():  # absl warns only when it ignores a flag file that includes itself.
         _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from it.")
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
@@ -44,7 +44,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def _fail(message):
-    """Prints an error of the user and ends the program with status 2."""
+    """Prints a user error and exits with status 2."""
     command_line.exit_with_error("run.py", message)
 
 
@@ -67,7 +67,7 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     from sources.source import Source
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-_FEWER_EXAMPLES = "Input dataset was expected to contain"  # message of `tf.data.experimental.assert_cardinality`
+_FEWER_EXAMPLES = "Input dataset was expected to contain"  # error message of `tf.data.experimental.assert_cardinality`
 
 # ---------------------------------------------------------------------------------------------------------- settings
 
@@ -90,13 +90,14 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
         if stored is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
             raise UserError(f"--model_dir={config.model_dir}: it has checkpoints, but no flags.json with their seed. "
                             "Set --seed.")
-        new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)  # Evaluations are repeatable.
+        # Evaluations use a fixed seed, which makes them repeatable.
+        new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)
         config = config.replace(seed=new if stored is None else stored)
     return config
 
 
 def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if data, replicas or paths do not fit the settings. Runs before anything is written."""
+    """Raises `UserError` if the data, replicas or paths do not match the settings. Call this before writing files."""
     _check_data(config, source, strategy)
     if source.num_classes is None:
         _check_unlabeled(config, source)
@@ -131,7 +132,7 @@ def _check_unlabeled(config, source):
 
 
 def _check_start(config):
-    """Checks that the weights that a new run starts from exist."""
+    """Checks that a new run's initial weights exist."""
     if checkpoint_files.list_steps(config.model_dir):
         return
     if config.checkpoint:
@@ -148,10 +149,10 @@ def main(config: config_lib.Config, eval_split_given: bool) -> None:
 
     Args:
       config: settings from the command line.
-      eval_split_given: whether `--eval_split` was set. If not, the test split may take its place.
+      eval_split_given: whether `--eval_split` was set. If not, the test split may be used instead.
 
     Raises:
-      UserError: settings, data or files are not usable.
+      UserError: the settings, data or files cannot be used.
       errors.Stopped: a signal requested a stop.
     """
     elapsed = progress.stopwatch()
@@ -180,7 +181,7 @@ def main(config: config_lib.Config, eval_split_given: bool) -> None:
                 saved_model = saving.export_to_model_dir(
                     config, source.class_names, trained.checkpoint, results, source.multi_label, check_lock)
                 console.log(_summary(config, source, trained, results, saved_model, elapsed()))
-            hosts.barrier(strategy)  # A host that exits early would make the collectives of the others fail.
+            hosts.barrier(strategy)  # If one host exits early, collective operations fail on the others.
 
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
@@ -188,7 +189,7 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     hosts.check_multi_host_settings(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    # This context ends before TensorFlow connects to other hosts and installs its own signal handlers.
+    # Exit this context before TensorFlow connects to other hosts and installs its own signal handlers.
     with signals.StopSignals() as stop, stop.interruptible():
         hosts.wait_for_hosts()
     return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
@@ -196,13 +197,13 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
 
 @contextlib.contextmanager
 def _translate_errors(config):
-    """Translates errors of data, hosts, memory and files during a run into a `UserError` or `Stopped`."""
+    """Translates data, host, memory and file errors during a run into `UserError` or `Stopped`."""
     again = "start the same command again; it resumes from the newest checkpoint"
     try:
         yield
     except (tf.errors.OpError, OSError, MemoryError) as error:
         reason = first_line(error)
-        # Memory and disk are checked first, since they may run out while data are read.
+        # Check for a full disk and exhausted memory first, since both can also occur while data is read.
         if _is_full_disk(error):
             raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free some space, and {again}."
                             ) from error
@@ -227,17 +228,18 @@ def _is_full_disk(error):
     """Returns whether an error means that a disk is full or a quota is exceeded."""
     if isinstance(error, OSError):
         return error.errno in _FULL_DISK
-    # TensorFlow uses one class for full disks and memory, without errno. Only the system's message differs.
+    # TensorFlow raises the same class, without errno, for a full disk and for exhausted memory. Only the message of the
+    # operating system differs.
     return isinstance(error, tf.errors.ResourceExhaustedError) and any(
         os.strerror(code) in str(error) for code in _FULL_DISK)
 
 
 def _prepare_source(config, source, strategy):
-    """Reads the data once to check the images and to select the labels that may be used."""
+    """Checks all images, and restricts the training split to `--label_fraction`."""
     image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
-    _check_data(config, source, strategy)  # Checked again, since fewer examples may be left.
+    _check_data(config, source, strategy)  # Check again, since fewer examples may remain.
 
 
 def _evaluate(config, source, strategy):
@@ -255,7 +257,7 @@ def _evaluate(config, source, strategy):
 
 
 def _prepare_directory(config, source, strategy):
-    """Repairs the run directory, and checks that a run in it can be resumed with these settings."""
+    """Repairs the run directory, and checks that these settings can resume its run or start a new one."""
     if devices.is_chief(strategy):
         run_directory.remove_temporary_files(config.model_dir)
         checkpoint_files.repair(config.model_dir)
@@ -268,7 +270,7 @@ def _prepare_directory(config, source, strategy):
 
 
 def _summary(config, source, trained, results, saved_model, seconds):
-    """Returns the table that is printed at the end of a run."""
+    """Returns the table to print at the end of a run."""
     rows = evaluate.result_rows(results)
     rows += [None] if rows else []
     rows += [("steps", trained.step), ("time", console.format_duration(seconds))]
@@ -281,7 +283,7 @@ def _summary(config, source, trained, results, saved_model, seconds):
 
 
 def run_from_flags(argv: list[str]) -> None:
-    """Calls `main` with the parsed flags; `command_line.reporting_errors` prints errors in one line."""
+    """Calls `main` with the parsed flags, and reports errors in one line."""
     del argv
     with command_line.reporting_errors("run.py"):
         config = config_lib.from_flags()

@@ -36,17 +36,17 @@ _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _PROGRESS_METRICS = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc",
                      "train/supervised_loss": "head_loss", "train/supervised_acc": "head_acc"}  # tag -> label
-_MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not go below this value.
+_MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss scale below this value.
 
 
 # ------------------------------------------------------------------------------------------------------- step
 
 
 class TrainStep:
-    """One training step on one replica's part of a batch (paper, Algorithm 1).
+    """Training step on one replica's share of a batch (paper, Algorithm 1).
 
-    Call it in replica context, inside a `tf.function`. With `--micro_batch_size`, `micro_batches.train_step` calls its
-    methods instead.
+    Call the step in replica context, inside a `tf.function`. With `--micro_batch_size`, call `micro_batches.train_step`
+    instead, which uses this class's methods.
     """
 
     def __init__(self, model: model_lib.Model, optimizer: keras.optimizers.legacy.Optimizer, config: Config,
@@ -55,14 +55,14 @@ class TrainStep:
 
         Args:
           model: a built model.
-          optimizer: made by `model.build_optimizer`; its `iterations` count the steps.
-          config: settings, with `seed` filled in.
+          optimizer: created by `model.build_optimizer`; its `iterations` variable counts the steps.
+          config: settings with `seed` set.
           strategy: the strategy whose replicas share a batch.
         """
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
         self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples on this replica
 
-    @tf.autograph.experimental.do_not_convert  # There is nothing to convert, and the search is slow.
+    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and AutoGraph is slow.
     def __call__(self, views: tf.Tensor, labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Runs the step.
 
@@ -71,7 +71,7 @@ class TrainStep:
           labels: int [n], or [n, classes] of 1, 0 and -1.
 
         Returns:
-          scalars: dict of float32 scalars, averaged over the replicas. The keys are those of `metric_names`.
+          scalars: dict of float32 scalars, averaged over the replicas. `metric_names` lists the keys.
           is_finite: bool scalar; see `update`.
         """
         with tf.GradientTape() as tape:
@@ -87,7 +87,7 @@ class TrainStep:
         return self.update(gradients, losses, metrics, self.linear_head_moments(endpoints))
 
     def network_input(self, views: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
-        """Returns the network's input for `views`, rows of this replica's batch from row `first` on."""
+        """Returns the network's input for `views`, which start at row `first` of this replica's batch."""
         views = tf.cast(views, keras.backend.floatx())
         if not self.config.uses_pretraining_augmentation:
             return views
@@ -96,27 +96,28 @@ class TrainStep:
                                        self.config.train_batch_size)
 
     def contrastive_loss(self, hidden: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Returns the contrastive loss of projections [2n, d] of the whole batch, and its metrics."""
+        """Returns the contrastive loss of this replica's projections [2n, d], and its metrics."""
         return model_lib.contrastive_loss(hidden, self.config, self.strategy)
 
     def supervised_loss(self, endpoints: dict[str, tf.Tensor], labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss and the accuracy of the linear head, which sees both views in pretraining."""
+        """Returns the loss and the accuracy of the linear head, which receives both views in pretraining."""
         return model_lib.supervised_loss(endpoints["logits_sup"], labels)
 
     def weight_decay(self) -> tf.Tensor:
-        """Returns the part of the weight decay that the optimizer does not apply, as a loss."""
+        """Returns the loss term for weight decay that the optimizer does not apply."""
         return model_lib.add_weight_decay(self.model, self.config.weight_decay, self.config.optimizer)
 
     def replica_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss that this replica differentiates.
 
-        It is divided by the number of replicas, over which gradients are summed, and scaled for float16.
+        The loss is divided by the number of replicas, because gradients are summed over replicas. In float16, it is
+        also scaled.
         """
         share = loss / self.strategy.num_replicas_in_sync
         return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
 
     def linear_head_moments(self, endpoints: dict[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """Returns mean and variance [inputs] of the linear head's input, or () if its learning rate is not set."""
+        """Returns the linear head input's mean and variance [inputs], or () without `--linear_head_learning_rate`."""
         if self.config.linear_head_learning_rate is None:
             return ()
         return tf.nn.moments(endpoints["sup_head_input"], [0])
@@ -126,15 +127,15 @@ class TrainStep:
         """Updates the variables.
 
         Args:
-          gradients: of the `replica_loss` of this replica.
+          gradients: gradients of `replica_loss` with respect to the trainable variables.
           losses: dict of scalars, whose sum is the total loss.
           metrics: dict of other scalars to report.
-          head_moments: from `linear_head_moments`; stacked for micro-batches, [micro-batches, inputs].
+          head_moments: result of `linear_head_moments`; with micro-batches, stacked to [micro-batches, inputs].
 
         Returns:
-          scalars: as for `__call__`.
-          is_finite: whether losses and gradients are finite on all replicas. A step that is skipped because gradients
-            overflow in float16 counts as finite while the loss scale can still be reduced.
+          scalars: see `__call__`.
+          is_finite: whether losses and gradients are finite on all replicas. A step skipped because of float16
+            gradient overflow counts as finite as long as the loss scale can still be reduced.
         """
         variables, optimizer, config = self.model.trainable_variables, self.optimizer, self.config
         if scales_loss(config):
@@ -151,7 +152,7 @@ class TrainStep:
             update = optimizer.apply_gradients(zip(gradients, variables))
         if scale is not None:
             with tf.control_dependencies([update]):
-                # A skipped step resets the count of finite steps without increasing the scale.
+                # A skipped step resets Keras's count of finite steps without increasing the loss scale.
                 is_skipped = tf.equal(optimizer.dynamic_counter, 0) & (optimizer.loss_scale <= scale)
             scalars.update(loss_scale=scale, skipped_steps=is_skipped)
             is_finite |= all_finite(losses.values()) & is_skipped & (scale > _MIN_LOSS_SCALE)
@@ -162,7 +163,7 @@ class TrainStep:
 
 
 def metric_names(config: Config) -> list[str]:
-    """Returns the names of a step's scalars: the original's TensorBoard tags, and additional ones."""
+    """Returns the names of a step's scalars, which include the original's TensorBoard tags."""
     names = ["contrast_loss", "contrast_acc", "contrast_entropy", "embedding_std"] if config.pretraining else []
     names += ["supervised_loss", "supervised_acc"] if config.has_linear_head else []
     names += ["weight_decay", "total_loss"] + (["loss_scale", "skipped_steps"] if scales_loss(config) else [])
@@ -175,25 +176,25 @@ def scales_loss(config: Config) -> bool:
 
 
 def sum_losses(losses: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the total loss, in the widest dtype of its terms."""
+    """Returns the total loss, in float64 if any term is float64, otherwise in float32."""
     dtype = tf.float64 if any(loss.dtype == tf.float64 for loss in losses.values()) else tf.float32
     return tf.add_n([tf.cast(loss, dtype) for loss in losses.values()])
 
 
 def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Returns a bool scalar: whether all elements of all tensors are finite."""
+    """Returns whether all elements of all tensors are finite, as a bool scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
 def make_run_steps(train_step: TrainStep) -> Callable:
-    """Builds a function that runs several steps per call to the device.
+    """Builds a function that runs several steps per device call.
 
     Args:
       train_step: the step of one replica.
 
     Returns:
-      Function of an iterator over distributed batches and a number of steps. It returns the means of the scalars, and
-      the number of steps before the first non-finite one.
+      A function of an iterator over distributed batches and a number of steps. It returns the means of the scalars,
+      and the number of steps before the first non-finite step.
     """
     strategy, config = train_step.strategy, train_step.config
 
@@ -205,7 +206,7 @@ def make_run_steps(train_step: TrainStep) -> Callable:
                 results = micro_batches.train_step(train_step, next(iterator))
             else:
                 results = strategy.run(train_step, args=next(iterator))
-            # The scalars are the same on all replicas.
+            # All replicas return the same scalars.
             scalars, is_finite = tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
             totals = {name: total + scalars[name] for name, total in totals.items()}
             num_finite_steps += tf.cast(is_finite & (num_finite_steps == index), tf.int32)
@@ -224,12 +225,12 @@ class TrainingResult:
     model: object
     step: int
     checkpoint: str  # prefix of the last checkpoint
-    images_per_second: float  # mean rate, without compilation and saving; 0 if training was already complete
-    skipped_steps: int  # because gradients overflowed in float16; counted since the run was last resumed
+    images_per_second: float  # mean rate, excluding compilation and saving; 0 if training was already complete
+    skipped_steps: int  # due to float16 gradient overflow, since the run was last resumed
 
 
 class _StepsPerCall:
-    """Number of steps per call to the device. The first call, which compiles, runs one; later calls take a second."""
+    """Number of steps per device call: one while compiling and measuring the speed, then about one second's worth."""
 
     def __init__(self):
         self._seconds_per_step = None
@@ -237,7 +238,7 @@ class _StepsPerCall:
         self.is_compiled = False
 
     def limited_to(self, limit: int) -> int:
-        """Returns the number of steps of the next call, at most `limit`."""
+        """Returns the number of steps for the next call, at most `limit`."""
         return min(self._agreed, limit)
 
     def record(self, steps: int, seconds: float) -> None:
@@ -247,7 +248,7 @@ class _StepsPerCall:
         self.is_compiled = True
 
     def agree(self, stop: bool, strategy: tf.distribute.Strategy) -> bool:
-        """Agrees with the other hosts on the next call, and returns whether any host requests a `stop`."""
+        """Agrees with the other hosts on the next number of steps, and returns whether any host requested a `stop`."""
         proposal = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
         stops, proposals = hosts.gather_integers([int(stop), proposal], strategy).T
         self._agreed = int(proposals.min())
@@ -274,7 +275,7 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
 
 
 def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if batch sizes do not fit the data set or the number of replicas."""
+    """Raises `UserError` if the batch sizes are incompatible with the data set or the number of replicas."""
     num_replicas = strategy.num_replicas_in_sync
     for flag in ("train_batch_size", "eval_batch_size"):
         size = getattr(config, flag)
@@ -296,7 +297,7 @@ def build_training_state(config: Config, source: Source, strategy: tf.distribute
                         ) -> TrainingState:
     """Builds the `TrainingState` of a new or resumed run, and logs which weights were loaded."""
     with strategy.scope():
-        keras.utils.set_random_seed(config.seed + 1)  # With a global seed of 0, tf.data rejects seed tensors.
+        keras.utils.set_random_seed(config.seed + 1)  # tf.data rejects seed tensors if the global seed is 0.
         model = model_lib.build_model(config, source.num_classes)
         if not config.pretraining:
             model.freeze(config.fine_tune_after_block)
@@ -313,7 +314,7 @@ def build_training_state(config: Config, source: Source, strategy: tf.distribute
 
 
 def _initialize_weights(config, model, class_names):
-    """Loads the weights of `--checkpoint` into the model of a new run, and zeros the linear head if requested."""
+    """Loads the weights from `--checkpoint` into a new run's model, and zeros the linear head if requested."""
     if config.checkpoint:
         required = ("encoder", "projection head") if not config.pretraining and config.linear_head_on_projections else (
             "encoder",)
@@ -330,7 +331,7 @@ def _initialize_weights(config, model, class_names):
 
 def train_dataset(config: Config, source: Source, strategy: tf.distribute.Strategy, start_step: int
                   ) -> tf.distribute.DistributedDataset:
-    """Returns the endless, distributed training data, starting at `start_step`."""
+    """Returns the infinite distributed training dataset, starting at `start_step`."""
     batch_size = config.train_batch_size // strategy.num_replicas_in_sync
     return data.distribute(strategy, lambda context, _: data.build_train_dataset(
         config, source, config.seed, batch_size, start_step, context))
@@ -357,14 +358,14 @@ def write_preview(config: Config, source: Source, directory: str, writer: tf.sum
 
 def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop: signals.StopSignals,
           lock: Lock | None) -> TrainingResult:
-    """Trains up to the last step, resuming from the newest checkpoint of `config.model_dir` if there is one.
+    """Trains to the last step, resuming from the newest checkpoint in `config.model_dir` if there is one.
 
     Args:
-      config: settings, with `seed` and `model_dir` filled in.
+      config: settings with `seed` and `model_dir` set.
       source: the data set.
       strategy: the strategy of this process.
-      stop: the handler of stop signals. After a signal on any host, all hosts save and raise `errors.Stopped`.
-      lock: the lock of `model_dir`, checked before every save; None on all hosts but the chief.
+      stop: stop-signal handler. When any host receives a signal, all hosts save and raise `errors.Stopped`.
+      lock: lock on `model_dir`, checked before every save. None on all hosts except the chief.
 
     Raises:
       UserError: a loss, gradient or weight is NaN or Inf, a checkpoint cannot be written, or `model_dir` was removed or
@@ -416,10 +417,10 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
 
 
 def _start_directory(config, source, state, lock):
-    """Writes the description of the run to its directory, and returns the writer of TensorBoard events."""
+    """Writes the run's settings, data description and preview, and returns the TensorBoard writer."""
     if lock is not None:
         lock.check()
-    # Only after restoring has succeeded: invalid settings must not replace those of the run in this directory.
+    # Write only after restoring has succeeded, since invalid settings must not replace the run's own settings.
     run_directory.write_flags(state.directory, config, source.class_names, source.multi_label)
     run_directory.write_data(state.directory, source)
     writer = tf.summary.create_file_writer(os.path.join(state.directory, "train"))
@@ -430,7 +431,7 @@ def _start_directory(config, source, state, lock):
 
 @contextlib.contextmanager
 def _profile(directory, first, last, is_chief):
-    """Returns a context that writes a TensorBoard profile of the steps `first` to `last`; the chief logs its path."""
+    """Returns a context that writes a TensorBoard profile of steps `first` to `last`. The chief logs its path."""
     with tf.profiler.experimental.Profile(directory):
         yield
     if is_chief:
@@ -439,7 +440,7 @@ def _profile(directory, first, last, is_chief):
 
 
 def _divergence(config, step, means, prefix):
-    """Returns the error for a loss, gradient or weight that is NaN or Inf. `prefix`: newest checkpoint, or None."""
+    """Returns the error for a NaN or Inf loss, gradient or weight. `prefix`: newest checkpoint, or None."""
     kept = f"{prefix} is the newest checkpoint" if prefix else "no checkpoint was written yet"
     remedy = "a lower --learning_rate or longer --warmup_epochs"
     remedy += " or another --precision" if config.precision == "mixed_float16" else ""
@@ -465,10 +466,10 @@ def _log(writer, step, mean_metrics, is_chief):
 
 
 def _save(config, state, means, newest):
-    """Writes a checkpoint, on all hosts together, and returns its prefix.
+    """Writes a checkpoint jointly with all hosts, and returns its prefix.
 
     Raises:
-      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The text names the `newest` checkpoint.
+      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names `newest`.
     """
     variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):

@@ -1,1 +1,1 @@
-"""Operators of the paper's augmentation studies, AutoAugment, and augmentation policies."""
+"""Augmentation policies, AutoAugment, and operators for the paper's augmentation studies."""

@@ -1,4 +1,4 @@
-"""AutoAugment policy for ImageNet (Cubuk et al. 2019, CVPR, Table 9): one of 25 pairs of operators for each image."""
+"""AutoAugment policy for ImageNet (Cubuk et al. 2019, CVPR, Table 9): one of 25 operator pairs per image."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ SUB_POLICIES = (
     (("equalize", 0.8, 8), ("equalize", 0.6, 3)),
 )
 # Maps an operator to (amount at level 0, amount at level 9, whether the sign is random). The ranges are those of the
-# AutoAugment paper. Where it leaves their direction open, higher levels are stronger. Amount 1 of color, contrast and
-# sharpness has no effect.
+# AutoAugment paper. Where the paper does not specify a direction, higher levels are stronger. For color, contrast and
+# sharpness, an amount of 1 has no effect.
 AMOUNTS = {
     "shear_x": (0.0, 0.3, True), "rotate": (0.0, 30.0, True), "solarize": (256 / 255, 0.0, False),
     "posterize": (8.0, 4.0, False), "color": (0.1, 1.9, False), "contrast": (0.1, 1.9, False),
@@ -65,7 +65,7 @@ def _operator(name):
 
 
 def autoaugment(channels: list[tf.Tensor], seeds: tf.Tensor) -> list[tf.Tensor]:
-    """Applies to each image the two operators of a random sub-policy, each with its probability.
+    """Applies a random sub-policy to each image: two operators, each with its own probability.
 
     Args:
       channels: three tensors [n, h, w] in [0, 1].

@@ -1,11 +1,11 @@
-"""Image operators of the paper's augmentation studies and of AutoAugment.
+"""Image operators for the paper's augmentation studies and for AutoAugment.
 
-Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The first part of the module is deterministic:
-amounts [n], one per image, are arguments. Operators that follow PIL agree with it within two of 256 levels. In the
-second part, the amounts are random.
+Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The operators in the first part of the
+module are deterministic and take amounts [n], one per image. Operators that reimplement PIL's match it within two of
+256 levels. The operators in the second part sample random amounts.
 
-Where tensorflow-addons is installed (up to TensorFlow 2.15), some operators use it; otherwise, core TensorFlow computes
-the same results.
+Some operators use tensorflow-addons if it is installed (up to TensorFlow 2.15). Otherwise, core TensorFlow computes the
+same results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's smoothing filter, times 13
 
 @functools.cache
 def addons() -> ModuleType | None:
-    """Imports tensorflow_addons.image on first use, since that is slow. Returns None if it is not installed."""
+    """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if not installed."""
     if importlib.util.find_spec("tensorflow_addons") is None:
         return None
     with warnings.catch_warnings():  # The import warns that the package is no longer developed.
@@ -37,7 +37,7 @@ def addons() -> ModuleType | None:
 
 
 def _apply_to_batch(function, channels, *amounts):
-    """Calls `function` with all channels as a batch of one-channel images [3 n, h, w, 1], and with amounts [3 n]."""
+    """Calls `function` with all channels as a batch of single-channel images [3n, h, w, 1], and with amounts [3n]."""
     images = tf.concat(channels, 0)[..., tf.newaxis]
     results = function(images, *(tf.concat([amount] * len(channels), 0) for amount in amounts))
     return tf.split(tf.squeeze(tf.ensure_shape(results, images.shape), -1), len(channels), 0)
@@ -56,7 +56,7 @@ def _quantized(channel):
 
 
 def rot90(channels: list[tf.Tensor], turns: int) -> list[tf.Tensor]:
-    """Rotates images counterclockwise by 90 degrees, `turns` times. An odd number swaps height and width."""
+    """Rotates images counterclockwise by 90 degrees, `turns` times. Odd `turns` swap height and width."""
     for _ in range(turns % 4):
         channels = [tf.reverse(tf.transpose(channel, [0, 2, 1]), [1]) for channel in channels]
     return channels
@@ -107,7 +107,7 @@ def _matrices(amounts, **entries):
 
 def cutout(channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side: int, fill: float = 0.5
           ) -> list[tf.Tensor]:
-    """Replaces a square of `side` pixels, centered at (row, column), by the value `fill` (DeVries and Taylor 2017)."""
+    """Fills a square of `side` pixels, centered at (row, column), with the value `fill` (DeVries and Taylor 2017)."""
     def is_inside(centers, length):
         distance = tf.range(length, dtype=tf.float32)[tf.newaxis] - tf.floor(centers)[:, tf.newaxis]
         return (distance >= -(side // 2)) & (distance < side - side // 2)
@@ -118,14 +118,14 @@ def cutout(channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side:
 
 
 def _make_shift(channel):
-    """Returns a function that shifts `channel` by (dy, dx), each -1 to 1, with symmetric padding."""
+    """Returns a function that shifts `channel` by (dy, dx), each from -1 to 1, with symmetric padding."""
     padded = tf.pad(channel, [[0, 0], [1, 1], [1, 1]], "SYMMETRIC")
     height, width = channel.shape[1:]
     return lambda dy, dx: padded[:, 1 + dy:1 + dy + height, 1 + dx:1 + dx + width]
 
 
 def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Applies Sobel filtering: the gradient magnitude of each color, scaled to 1 for a vertical edge from 0 to 1."""
+    """Computes each color's Sobel gradient magnitude, scaled so that a vertical edge from 0 to 1 yields 1."""
     def gradient_magnitude(channel):
         shift = _make_shift(channel)
         gradient_x = sum(weight * (shift(dy, 1) - shift(dy, -1)) for dy, weight in ((-1, 1), (0, 2), (1, 1)))
@@ -135,7 +135,7 @@ def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def sharpness(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
-    """Adjusts the sharpness as PIL does: 0 smooths, 1 has no effect, more sharpens. Border pixels are unchanged."""
+    """Adjusts sharpness as PIL does: factor 0 smooths, 1 has no effect, above 1 sharpens. Keeps border pixels."""
     def blend(channel):
         shift = _make_shift(channel)
         smooth = sum(_SMOOTH[dy][dx] * shift(dy - 1, dx - 1) for dy in range(3) for dx in range(3)) / 13
@@ -151,7 +151,7 @@ def motion_blur(channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tenso
 
     Args:
       channels: three tensors [n, h, w].
-      degrees: [n], counterclockwise angles between the lines and the rows.
+      degrees: [n], counterclockwise angles of the lines from the horizontal.
       lengths: [n], lengths of the lines in pixels, from 1 to `size`.
       size: odd filter size in pixels. Images must be larger than half of it.
     """
@@ -165,7 +165,7 @@ def motion_blur(channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tenso
     weights /= tf.reduce_sum(weights, [1, 2], keepdims=True)
 
     def filter_images(images, weights):
-        # Append an empty image, since oneDNN's kernel fails for empty batches.
+        # Append a blank image, since oneDNN's kernel fails for empty batches.
         images, weights = (tf.pad(values, [[0, 1], [0, 0], [0, 0]]) for values in (images[..., 0], weights))
         padded = tf.pad(images, [[0, 0], [radius, radius], [radius, radius]], "SYMMETRIC")
         # Depthwise convolution of a transposed batch applies a separate filter to each image.
@@ -214,7 +214,7 @@ def _gray(channels):
 
 
 def autocontrast(channels: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Stretches each color of an image to the range [0, 1]. Colors with a single value are unchanged."""
+    """Stretches each color of an image to the range [0, 1]. Constant colors are unchanged."""
     def stretch(channel):
         low, high = (reduce(channel, [1, 2], keepdims=True) for reduce in (tf.reduce_min, tf.reduce_max))
         return tf.where(high > low, (channel - low) / tf.maximum(high - low, 1 / _LEVELS), channel)
@@ -222,7 +222,7 @@ def autocontrast(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Equalizes the histogram (of 256 levels) of each color, as PIL does."""
+    """Equalizes each color's 256-level histogram, as PIL does."""
     def equalize_by_core(images):
         levels = tf.cast(_quantized(images), tf.int32)
         counts = tf.math.bincount(tf.reshape(levels, [tf.shape(levels)[0], -1]), minlength=_LEVELS, maxlength=_LEVELS,
@@ -241,18 +241,18 @@ def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 # ------------------------------------------------------------------------------------------------ random operators
 
-# The paper names these operators (Figure 4; B.2) but not the ranges of their amounts. The defaults are our choice.
+# The paper names these operators (Figure 4; B.2) but does not specify their ranges. The default ranges are our choice.
 
 
 def random_rot90(channels: list[tf.Tensor], seeds: tf.Tensor, turns: tuple[int, ...] = (1, 2, 3)) -> list[tf.Tensor]:
-    """Rotates each square image counterclockwise by 90 degrees times a random element of `turns`."""
+    """Rotates each square image counterclockwise by a number of quarter turns sampled from `turns`."""
     indices = tf.cast(rng.uniforms(seeds, 1)[:, 0] * len(turns), tf.int32)
     rotations = [lambda channels, _, turn=turn: rot90(channels, turn) for turn in turns]
     return data_util.switch_per_image(indices, rotations, channels, seeds)
 
 
 def random_cutout(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.5) -> list[tf.Tensor]:
-    """Replaces a square at a random position by gray. Its side is `fraction` times the image height."""
+    """Fills a randomly placed square with gray. The square's side is `fraction` times the image height."""
     height, width = channels[0].shape[1:]
     draws = rng.uniforms(seeds, 2)
     return cutout(channels, draws[:, 0] * height, draws[:, 1] * width, round(fraction * height))
@@ -271,7 +271,7 @@ def random_noise(channels: list[tf.Tensor], seeds: tf.Tensor, deviations: tuple[
 
 def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float, float] = (0.1, 2.0)
                ) -> list[tf.Tensor]:
-    """Blurs with a sigma drawn for each image, like `data_util.batch_random_blur`, which runs on the device.
+    """Blurs each image with a random sigma, as `data_util.batch_random_blur` does on the device.
 
     The kernel size is a tenth of the image height, but at least three pixels.
     """
@@ -282,7 +282,7 @@ def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float
 
 
 def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.1) -> list[tf.Tensor]:
-    """Blurs along a line of random angle and length, up to `fraction` times the image height (at least 3 pixels)."""
+    """Blurs along a line with random angle and length; the maximum length is max(`fraction` * height, 3) pixels."""
     max_length = max(round(fraction * channels[0].shape[1]), 3)
     draws = rng.uniforms(seeds, 2)
     return motion_blur(channels, 180 * draws[:, 0], 1 + (max_length - 1) * draws[:, 1], max_length // 2 * 2 + 1)
@@ -290,7 +290,7 @@ def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: fl
 
 def random_resized_crop(channels: list[tf.Tensor], seeds: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
                         flip_probability: float = 0.5) -> list[tf.Tensor]:
-    """Crops, resizes and flips, at random, images that have been cropped before (Figure 5, "crop")."""
+    """Applies a second random crop, resize and flip to images that are already cropped ("crop" in Figure 5)."""
     height, width = channels[0].shape[1:]
 
     def crop(image_and_seed):

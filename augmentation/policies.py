@@ -1,4 +1,4 @@
-"""Augmentation policies of the paper's studies (Figure 5, Table 3, B.2), and the policies of a configuration."""
+"""Augmentation policies for the paper's studies (Figure 5, Table 3, B.2), and their selection by `Config`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from data_util import Operator, Policy
 
 
 def view_policies(config: Config) -> tuple[Policy, ...]:
-    """Returns one policy per view: two views in pretraining, otherwise one. Fine-tuning uses only crop and flip."""
+    """Returns one policy per view: two in pretraining, otherwise one. Fine-tuning uses only crop and flip."""
     crop_and_flip = dict(min_area=config.min_crop_area, flip=config.random_flip)
     color = dict(strength=config.color_jitter_strength, brightness=config.brightness)
     if not config.uses_pretraining_augmentation:
@@ -31,7 +31,7 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
 
 
 def autoaugment_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
-    """Returns crop, flip and AutoAugment (paper, Table 1)."""
+    """Returns a policy of crop, flip and AutoAugment (paper, Table 1)."""
     return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT)
 
 
@@ -43,7 +43,7 @@ def broader_policy(strength: float, brightness: str, min_area: float = 0.08, fli
 
 
 def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
-    """Returns the operators that Table 3 adds to both views: random rotation; noise and Sobel with probability 0.5."""
+    """Returns the named operators of Table 3: random rotation, and noise and Sobel with probability 0.5 each."""
     rotate = functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))
     by_name = {"rotate": Operator("rotate", rotate), "noise": Operator("noise", operators.random_noise, 0.5),
                "sobel": Operator("sobel", _sobel, 0.5)}
@@ -52,7 +52,7 @@ def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
 
 def branch_policy(names: tuple[str, ...], strength: float, brightness: str, min_area: float = 0.08, flip: bool = True
                  ) -> Policy:
-    """Returns the policy of one branch: a crop, which the branches share, and the operators `names` (Figure 5)."""
+    """Returns one branch's policy: the crop shared by both branches, then the operators `names` (Figure 5)."""
     crop = functools.partial(operators.random_resized_crop, area_range=(min_area, 1.0),
                              flip_probability=0.5 if flip else 0.0)
     color = data_util.color_distortion(strength, brightness)

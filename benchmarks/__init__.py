@@ -1,4 +1,4 @@
-"""Benchmarks of the project against baselines. Each program prints JSON lines; see README.md."""
+"""Benchmarks against baselines. Each program prints JSON lines; see README.md."""
 
 from runtime import tensorflow_startup
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.determinism [--rounds=3]
 
-ResNet-18 with the ImageNet stem on digits at 32 pixels, batch 128. Each measurement runs in its own process.
+Trains ResNet-18 with the ImageNet stem on digits at 32 pixels, with batch size 128. Each measurement runs in its own
+process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def images_per_second(rounds):
 
 
 def main():
-    """Prints one JSON line: ours is with the flag, the baseline without."""
+    """Prints one JSON line. Ours uses `--deterministic`; the baseline does not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", choices=("deterministic", "default"), help="measure in this process")

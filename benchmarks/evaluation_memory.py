@@ -1,9 +1,9 @@
-"""Resident memory of `--mode=eval` after every tenth checkpoint of a model_dir.
+"""Resident memory of `--mode=eval` after every tenth checkpoint in a model_dir.
 
     python -m benchmarks.evaluation_memory [--evaluations=200]
 
-ResNet-10 on digits at 8 pixels, with all protocols, baselines and projections. All checkpoints are links to the same
-file, so that only the number of evaluations changes. Requires Linux, because memory is read from /proc.
+Evaluates ResNet-10 on digits at 8 pixels, with all protocols, baselines and projections. All checkpoints are links to
+the same file, so only the number of evaluations changes. Requires Linux, because memory is read from /proc.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROTOCOLS = ("--mode=eval", "--eval_split=test[:180]", "--eval_protocol=linear_
 
 
 def make_checkpoints(directory: pathlib.Path, count: int):
-    """Trains one step, and links and lists its checkpoint as ckpt-1 to ckpt-<count>."""
+    """Trains for one step, and links its checkpoint to the names ckpt-2 to ckpt-<count>."""
     subprocess.run([sys.executable, "run.py", f"--model_dir={directory}", "--train_steps=1", *_SETTINGS], check=True,
                    stdout=subprocess.DEVNULL)
     for step in range(2, count + 1):
@@ -46,7 +46,7 @@ def resident_megabytes(pid: int) -> float:
 def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
     """Evaluates `count` checkpoints in one process; returns a dict: number of evaluations -> resident MB."""
     command = [sys.executable, "run.py", f"--model_dir={directory}", f"--train_steps={count}", *_SETTINGS, *_PROTOCOLS]
-    # In fits as small as these, several BLAS threads would mostly wait for each other.
+    # In such small fits, multiple BLAS threads would mostly wait for each other.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
                                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
     megabytes, num_evaluations = {}, 0
@@ -63,7 +63,7 @@ def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
 
 
 def main():
-    """Prints JSON lines: ours is the memory at the end, the baseline the memory after the warm-up."""
+    """Prints JSON lines. Ours is the memory at the end, the baseline the memory after the warm-up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--evaluations", type=int, default=200)
     count = parser.parse_args().evaluations

@@ -2,9 +2,9 @@
 
     python -m benchmarks.input_pipeline --tfds_dir=DIR --photos_dir=DIR
 
-`--tfds_dir` holds a prepared cifar10 (PNG, 32 pixels), `--photos_dir` JPEG photographs. Ours is
+`--tfds_dir` must contain a prepared cifar10 (PNG, 32 pixels), and `--photos_dir` JPEG photographs. Ours is
 `data.build_train_dataset`, the baseline `original_pipeline.build`. Both read the same records in the same order and
-differ only in decoding, augmentation and batching. Blur is not measured, because both apply it on the device.
+differ only in decoding, augmentation and batching. Blur is not measured, because it runs on the device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _WARM_UP = 1.0  # seconds for which tf.data tunes the parallelism of a new itera
 
 
 def pairs_per_second(dataset, batch_size, seconds):
-    """Returns the examples per second of a new iterator after a warm-up.
+    """Returns a new iterator's examples per second after a warm-up.
 
-    The iterator lives only during the call, so that it does not prefetch while another pipeline is measured. The
+    The iterator exists only during the call, so it does not prefetch while another pipeline is measured. The
     warm-up also consumes the batches that were prefetched before the measurement.
     """
     iterator = iter(dataset)
@@ -43,7 +43,7 @@ def pairs_per_second(dataset, batch_size, seconds):
 
 
 def compare(datasets, batch_size, rounds, seconds):
-    """Returns the median rate of each dataset, measured in turn so that other load affects all of them."""
+    """Returns each dataset's median rate, measured alternately so that other load affects all datasets."""
     rates = {name: [] for name in datasets}
     for _ in range(rounds):
         for name, dataset in datasets.items():
@@ -52,7 +52,7 @@ def compare(datasets, batch_size, rounds, seconds):
 
 
 def shuffled_records(source, config):
-    """Returns the records of endless epochs, shuffled as for training."""
+    """Returns an infinite dataset of records, shuffled as in training."""
     epochs = tf.data.Dataset.range(tf.int64.max)
     return epochs.flat_map(lambda epoch: source.records(
         config.train_split, epoch, buffer_mb=config.shuffle_buffer_mb))

@@ -2,11 +2,11 @@
 
     python -m benchmarks.l2_path [--features=FILE.npz] [--examples=N] [--skip_sklearn]
 
-FILE is a features_train.npz that `python -m transfer linear` has written. The default is digits behind a random layer
-of 512 ReLUs. Ours starts each fit at the previous solution. There are three baselines, whose fits start from zero: our
-L-BFGS; scikit-learn on centered inputs, with the same tolerance and maximum number of iterations (hours for tens of
-thousands of examples); and scikit-learn with SciPy's BLAS limited to one thread, as in our L-BFGS. All minimize the
-same loss, which is reported per example.
+FILE is a features_train.npz written by `python -m transfer linear`. By default, the features are activations of a
+random layer of 512 ReLUs on digits. Ours starts each fit at the previous solution. The three baselines initialize each
+fit to zero: our L-BFGS; scikit-learn on centered inputs, with the same tolerance and maximum number of iterations
+(takes hours for tens of thousands of examples); and scikit-learn with SciPy's BLAS limited to one thread, as in our
+L-BFGS. All minimize the same loss, which is reported per example.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def loss(scores, kernel, labels, l2_of_sum):
 
 
 def path_fits(inputs, labels):
-    """Yields the losses of the path, strongest l2 first."""
+    """Yields the losses along the path, strongest l2 first."""
     path = logistic_regression.LogisticPath(inputs, labels)
     for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
         path.fit(l2_of_sum)
@@ -50,7 +50,7 @@ def path_fits(inputs, labels):
 
 
 def cold_fits(inputs, labels):
-    """Yields the losses of fits that each start from zero."""
+    """Yields the losses of independent fits, each initialized to zero."""
     for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
         path = logistic_regression.LogisticPath(inputs, labels).fit(l2_of_sum)
         yield loss(path.scores(inputs), path.kernel, labels, l2_of_sum)
@@ -76,7 +76,7 @@ def single_thread_sklearn_fits(inputs, labels):
 
 
 def time_fits(fits, name):
-    """Returns the losses [45] and the seconds of all fits."""
+    """Returns the losses [45] and the total time of the fits in seconds."""
     begin = time.perf_counter()
     losses = list(progress.track(fits, len(linear_evaluation.L2_OF_SUM_CHOICES), name))
     return np.array(losses), time.perf_counter() - begin

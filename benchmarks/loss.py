@@ -4,8 +4,8 @@
 
 Ours: `large_batch.blocked_nt_xent`. Baseline: `objective.add_contrastive_loss`, which holds all similarities at once.
 Prints one JSON line per case. Both forms are timed alternately in one process. The memory of each form is the increase
-of the peak memory in a separate process. The plain form is skipped above `_LARGEST_PLAIN`, because it needs about 15 GB
-at 2N = 32,768.
+in peak memory, measured in a separate process. The plain form is skipped above `_LARGEST_PLAIN`, because it needs about
+15 GB at 2N = 32,768.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def measure_seconds(case, size):
 
 
 def measure_megabytes(form, case, size):
-    """Returns the increase of this process's peak memory by a computation."""
-    make_computation(form, case, 16)()  # Libraries allocate their buffers here, outside of the measurement.
+    """Returns the increase in this process's peak memory during a computation."""
+    make_computation(form, case, 16)()  # Libraries allocate their buffers here, outside the measurement.
     compute = make_computation(form, case, size)
     before = measure.peak_megabytes()
     compute()
@@ -77,7 +77,7 @@ def measure_one(quantity, case, size, form=None):
 
 
 def main():
-    """Prints all cases, each measured in its own process."""
+    """Measures each case in its own process, and prints the results."""
     measure.report_machine()
     for size in _SIZES:
         for case in _NUM_OUTPUTS:

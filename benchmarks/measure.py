@@ -1,4 +1,4 @@
-"""Utilities of the benchmarks: alternating timing, peak memory and JSON output."""
+"""Benchmark utilities: alternating timing, peak memory and JSON output."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from runtime import child_processes
 
 
 def time_alternately(functions, rounds=5):
-    """Times the functions in turn, so that other load on the machine affects all of them, and returns the medians.
+    """Times the functions alternately, so that other load affects all of them, and returns the median times.
 
     Args:
       functions: dict: name -> function without arguments that returns when its work is done.
-      rounds: timed calls of each function, after one untimed call that compiles.
+      rounds: timed calls per function, after one untimed call for compilation.
 
     Returns:
-      dict: name -> median seconds of a call.
+      dict: name -> median seconds per call.
     """
     seconds = {name: [] for name in functions}
     for function in functions.values():
@@ -54,7 +54,7 @@ def report(benchmark, case, unit, ours, baseline, **details):
 
 
 def _round(value):
-    """Rounds to four digits; measurements are noisier than that."""
+    """Rounds to four significant digits, since measurement noise is larger."""
     return None if value is None else float(f"{value:.4g}")
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.micro_batches [--batch=4096] [--micro=64] [--precision=float32] [--whole]
 
-Memory is the peak of the whole process. `--whole` adds the baseline, the same batch without micro-batches; it must fit.
+Reported memory is the peak for the whole process. `--whole` also runs the baseline (the same batch without
+micro-batches), which must fit in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from benchmarks import measure
 
 
 def run_step(batch, micro, precision):
-    """Takes one step in this process; prints its seconds, including tracing, and the peak memory in MB."""
+    """Runs one step in this process, and prints its seconds, including tracing, and the peak memory in MB."""
     import tensorflow as tf
 
     import model as model_lib

@@ -1,9 +1,9 @@
-"""Time of one LARS update of all variables of a ResNet, compared with the original's formulas.
+"""Time of one LARS update of all ResNet variables, compared with the original's formulas.
 
     python -m benchmarks.optimizer
 
-Baseline: the original's formulas, written out below, one variable at a time and without the optimizer base class. Both
-are timed alternately in one process, on separate variables. Prints one JSON line per case.
+The baseline implements the original's formulas, one variable at a time and without the optimizer base class. Ours and
+the baseline are timed alternately in one process, on separate variables. Prints one JSON line per case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EETA = 0.001
 
 
 def plain_update(param, grad, velocity, learning_rate, momentum, weight_decay, excluded):
-    """Returns the new param and velocity: classic momentum, and a trust ratio of 1 where a norm is zero."""
+    """Returns the new param and velocity with classic momentum. The trust ratio is 1 if a norm is zero."""
     trust_ratio = 1.0
     if not excluded:
         grad = grad + weight_decay * param
@@ -32,7 +32,7 @@ def plain_update(param, grad, velocity, learning_rate, momentum, weight_decay, e
 
 
 def make_our_update(config, model, gradients):
-    """Returns a function that updates the model with the optimizer of a training run."""
+    """Returns a function that updates the model with the optimizer used in training."""
     optimizer = model_lib.build_optimizer(config, config.learning_rate, model)
     optimizer._create_all_weights(model.trainable_variables)
 
@@ -71,7 +71,7 @@ def main():
     for depth in _DEPTHS:
         config = Config(resnet_depth=depth)
         model = model_lib.build_model(config, 1000)
-        # Variables keep the gradients out of the graphs; as constants they would be copied into them.
+        # Store the gradients in variables, since constants would be copied into the graphs.
         gradients = [tf.Variable(tf.random.stateless_normal(variable.shape, [0, index], stddev=1e-3))
                      for index, variable in enumerate(model.trainable_variables)]
         updates = {"ours": make_our_update(config, model, gradients),

@@ -1,7 +1,7 @@
-"""The baseline of `benchmarks.input_pipeline`: the original's training views, reimplemented from their formulas.
+"""Baseline for `benchmarks.input_pipeline`: a reimplementation of the original's training views.
 
-It keeps the properties that determine the original's cost: stateful random operators, conversion of the whole decoded
-image to float for each view, and color jitter that selects each of its four steps by nested conditions.
+The module keeps the properties that determine the original's cost: stateful random operators, conversion of the whole
+decoded image to float for each view, and color jitter that selects each of its four steps by nested conditions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def random_brightness(image, strength):
 
 
 def jitter_step(image, index, strength):
-    """Applies the step `index` of brightness, contrast, saturation and hue, and clips the result."""
+    """Applies step `index` of (brightness, contrast, saturation, hue), and clips the result."""
     amount = 0.8 * strength
     low, high = max(1.0 - amount, 0.0), 1.0 + amount
     image = tf.cond(
@@ -56,12 +56,12 @@ def color_jitter(image, strength):
 
 
 def to_grayscale(image):
-    """Replaces the three channels by the luminance."""
+    """Replaces the three channels with the luminance."""
     return tf.tile(tf.image.rgb_to_grayscale(image), [1, 1, 3])
 
 
 def view(image, size, strength):
-    """Returns one view [size, size, 3] of a decoded uint8 image; with `strength` 0, without color distortion."""
+    """Returns one view [size, size, 3] of a decoded uint8 image. `strength` 0 disables color distortion."""
     image = tf.image.convert_image_dtype(image, tf.float32)
     image = tf.image.random_flip_left_right(random_crop(image, size))
     if strength > 0:

@@ -1,4 +1,4 @@
-"""The baseline of `benchmarks.train_step`: the same network and losses with standard Keras layers only."""
+"""Baseline for `benchmarks.train_step`: the same network and losses, built only from standard Keras layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _block(inputs, filters, strides, project):
 
 
 def resnet18(size, out_dim=128, num_layers=3, classes=10):
-    """Builds ResNet-18 with the small stem: images -> (projections, logits of the linear head)."""
+    """Builds ResNet-18 with the CIFAR stem: images -> (projections, logits of the linear head)."""
     images = keras.Input([size, size, 3])
     outputs = _norm_relu(_convolution(images, 64, 3))
     for group, filters in enumerate((64, 128, 256, 512)):
@@ -40,7 +40,7 @@ def resnet18(size, out_dim=128, num_layers=3, classes=10):
 
 
 def make_step(model):
-    """Returns a function that takes a LARS step on (views [n, h, w, 6], labels [n]) and returns loss and metrics."""
+    """Returns a function that runs a LARS step on (views [n, h, w, 6], labels [n]) and returns loss and metrics."""
     update = optimizer.make_plain_update(
         model.trainable_variables, [v.shape.rank <= 1 for v in model.trainable_variables], learning_rate=0.1,
         momentum=0.9, weight_decay=1e-6)

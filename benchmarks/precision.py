@@ -1,9 +1,9 @@
-"""Effect of half precision on accuracy: whole runs in float32 and in mixed_bfloat16, with several seeds.
+"""Effect of half precision on accuracy: complete runs in float32 and in mixed_bfloat16, with several seeds.
 
     python -m benchmarks.precision --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3]
 
-Runs the quickstart on digits and, if `--tfds_dir` holds CIFAR-10, 200 steps of ResNet-18 (ImageNet stem, 20 % of the
-training images). The two runs of a seed differ only in precision. Finished runs are not repeated.
+Runs the quickstart on digits and, if `--tfds_dir` is set, 200 steps of ResNet-18 on CIFAR-10 (ImageNet stem, 20 % of
+the training images). Runs with the same seed differ only in precision. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_
 
 
 def run(flags, model_dir, precision, seed):
-    """Returns the results of a run, which is executed if it has none yet."""
+    """Returns the results of a run, after executing the run if it has no results yet."""
     path = os.path.join(model_dir, "result.json")
     if not os.path.exists(path):
         subprocess.run([sys.executable, "run.py", *flags, f"--model_dir={model_dir}", f"--precision={precision}",
@@ -36,7 +36,7 @@ def run(flags, model_dir, precision, seed):
 
 
 def main():
-    """Prints one JSON line per data set and metric: ours is mixed_bfloat16, the baseline float32."""
+    """Prints one JSON line per data set and metric. Ours is mixed_bfloat16, the baseline float32."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs_dir", required=True)
     parser.add_argument("--tfds_dir")

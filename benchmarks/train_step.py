@@ -2,8 +2,8 @@
 
     python -m benchmarks.train_step [--batch=128] [--rounds=5]
 
-ResNet-18 with the small stem at 32 pixels: forward and backward pass, losses and update, without input pipeline and
-blur. The baseline runs in float32.
+Measures ResNet-18 with the CIFAR stem at 32 pixels: forward and backward pass, losses and update, but neither input
+pipeline nor blur. The baseline runs in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIZE, _CLASSES = 32, 10
 
 
 def make_our_step(batch, views, labels, **settings):
-    """Returns a function that takes one step of our training loop."""
+    """Returns a function that runs one step of our training loop."""
     config = Config(resnet_depth=18, image_size=_SIZE, train_batch_size=batch, use_blur=False, train_steps=1000,
                     warmup_epochs=0.0, seed=1, **settings)
     keras.utils.set_random_seed(1)
@@ -37,7 +37,7 @@ def make_our_step(batch, views, labels, **settings):
 
 
 def make_baseline_step(views, labels):
-    """Returns a function that takes one step of plain Keras in float32."""
+    """Returns a function that runs one float32 step of plain Keras."""
     step = plain_keras.make_step(plain_keras.resnet18(_SIZE, classes=_CLASSES))
     return lambda: step(views, labels).numpy()
 
@@ -50,7 +50,7 @@ def make_batch(size):
 
 
 def report_first_step(rounds):
-    """Reports the time of a process that imports, builds, traces and takes one step on a batch of two."""
+    """Reports the time of a process that imports, builds and traces the model, and runs one step on a batch of two."""
     children = {name: functools.partial(measure.in_child, "benchmarks.train_step", f"--first_step={name}")
                 for name in ("ours", "baseline")}
     seconds = measure.time_alternately(children, rounds)
@@ -58,7 +58,7 @@ def report_first_step(rounds):
 
 
 def main():
-    """Prints JSON lines."""
+    """Prints one JSON line per measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128, help="images per step")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,1 +1,1 @@
-"""Exact NT-Xent and gradients for batches that do not fit into memory; enabled by flags."""
+"""Exact NT-Xent loss and gradients for batches that do not fit into memory."""

@@ -1,8 +1,8 @@
 """NT-Xent with memory linear in the batch size: similarities are computed one block of rows at a time.
 
-`objective.add_contrastive_loss` is the readable form, which stores all similarities of a replica. This form replaces it
-if they would take more than `MATRIX_BYTES`, or if `--loss_block_rows` is set. It computes the gradient together with
-the loss. It saves memory but no time: both forms need the same number of matrix products.
+`objective.add_contrastive_loss` is the readable form, which stores all similarities of a replica. The blocked form
+replaces it if the similarities would exceed `MATRIX_BYTES`, or if `--loss_block_rows` is set. The blocked form computes
+the gradient together with the loss. Both forms need the same number of matrix products.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import tensorflow as tf
 import objective
 from runtime import replicas
 
-MATRIX_BYTES = 64 * 2**20  # Use blocks if the similarities [2n, 2N] of a replica take more memory than this.
-# Memory for the similarities of one block. Twice as much would save 1 to 4 % of the time (measured on 2 cores).
+MATRIX_BYTES = 64 * 2**20  # Use blocks if a replica's similarities [2n, 2N] exceed this size.
+# Memory for the similarities of one block. Doubling it would save 1 to 4 % of the time (measured on 2 cores).
 _BLOCK_BYTES = 16 * 2**20
-# Each block updates the gradient of all 2N projections, which is too much overhead for blocks of fewer rows.
+# Smaller blocks are inefficient, because each block updates the gradient of all 2N projections.
 _MIN_BLOCK_ROWS = 256
 
 
 def is_used(z: tf.Tensor, strategy: tf.distribute.Strategy | None, block_rows: int = 0) -> bool:
-    """Checks if the blocked form replaces the readable one for projections [2n, d] of one replica."""
+    """Checks whether to use the blocked form for one replica's projections `z`, [2n, d]."""
     if block_rows or z.shape[0] is None:
         return bool(block_rows)
     replica_count = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -44,26 +44,26 @@ def contrastive_loss(
 
         w_ip(i) = exp(s_ip(i)) / Z_i - 1 = -(sum over the negatives j of exp(s_ij)) / Z_i.
 
-    The code uses the last form, since the difference suffers from cancellation if the positive has nearly all of the
+    The code uses the last form, since the difference suffers from cancellation if the positive has nearly all the
     weight. By the chain rule, the gradient has two terms, one through the rows and one through the columns:
 
         grad_rows_i = sum over j of w_ij z_j,    grad_all_j = sum over i of w_ij r_i.
 
-    Both are accumulated over blocks of rows, and each block needs three matrix products: s, grad_rows and grad_all.
+    Both terms are accumulated over blocks of rows. Each block needs three matrix products: s, grad_rows and grad_all.
     The gather operation stays outside the custom gradient, so its own gradient sums the contributions of the replicas.
     Second derivatives are not supported.
 
     Args:
       z: [2n, d] projections, all first views before all second views. Half precision is cast to float32.
-      hidden_norm: if True, l2-normalizes the rows, so that similarities are cosines.
+      hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine similarities.
       temperature: t > 0.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
-      block_rows: maximum number of rows of a block. 0: chosen for 16 MiB of similarities per block, but at least 256.
+      block_rows: maximum number of rows per block. 0: as many as fit into 16 MiB of similarities, but at least 256.
 
     Returns:
-      loss: scalar, the mean over the n images of this replica.
-      accuracy: scalar, `metrics.contrastive_accuracy` over the images of this replica, without gradient.
-      entropy: scalar, `metrics.contrastive_entropy` over the images of this replica, without gradient.
+      loss: scalar, the mean over this replica's n images.
+      accuracy: scalar, `metrics.contrastive_accuracy` over this replica's images, without gradient.
+      entropy: scalar, `metrics.contrastive_entropy` over this replica's images, without gradient.
     """
     z = objective.prepare_projections(z, hidden_norm)
     n = (z.shape[0] or tf.shape(z)[0]) // 2
@@ -85,7 +85,7 @@ def contrastive_loss(
 
 
 def _needs_static_shapes(strategy):
-    return isinstance(strategy, tf.distribute.TPUStrategy)  # TPUs compile with XLA.
+    return isinstance(strategy, tf.distribute.TPUStrategy)  # On TPUs, XLA compiles the function.
 
 
 def _gather_views(z, strategy):
@@ -96,10 +96,10 @@ def _gather_views(z, strategy):
 
 
 def _sum_over_rows(rows, all_z, offset, n, block_rows, static_shapes):
-    """Sums the loss and the metrics over the rows of this replica, and computes the gradients of the loss.
+    """Sums the loss and the metrics over this replica's rows, and computes the gradients of the loss.
 
     Args:
-      rows: [2n, d], the r_i of `contrastive_loss`.
+      rows: [2n, d], the r_i in `contrastive_loss`.
       all_z: [2N, d], the projections z_j of all replicas.
       offset: row offset of this replica in the global batch.
       n: int or scalar tensor, the number of images on this replica.
@@ -107,7 +107,7 @@ def _sum_over_rows(rows, all_z, offset, n, block_rows, static_shapes):
       static_shapes: whether all shapes must be static.
 
     Returns:
-      sums: [3], the loss summed over both views, hits and entropy summed over the first views.
+      sums: [3], the loss summed over both views, and the hits and the entropy summed over the first views.
       grad_rows: [2n, d], gradient of the loss with respect to `rows`.
       grad_all: [2N, d], gradient of the loss with respect to `all_z`.
     """
@@ -131,7 +131,7 @@ def _sum_over_rows(rows, all_z, offset, n, block_rows, static_shapes):
 
 
 def _count_blocks(block_rows, n, row_bytes, static_shapes):
-    """Returns the number of blocks of one view, an int if all shapes are static."""
+    """Returns the number of blocks per view, as an int if all shapes are static."""
     if not block_rows:
         if static_shapes:
             return 1
@@ -143,11 +143,11 @@ def _count_blocks(block_rows, n, row_bytes, static_shapes):
 
 
 def _sum_blocks_unrolled(block: Callable, n: int, num_blocks: int, sums: tf.Tensor, grad_all: tf.Tensor):
-    """Computes the same as `_sum_blocks_in_loop`, without a loop in the graph."""
+    """Computes the same results as `_sum_blocks_in_loop`, without a loop in the graph."""
     size, grad_rows = -(-n // num_blocks), []
     for begin in range(0, n, size):
-        # Run blocks one at a time, to limit memory. If each view is a single block, the two may run in parallel, so
-        # that small matrix products use several cores.
+        # Run blocks one at a time to limit memory. If each view is a single block, both views may run in parallel,
+        # which lets small matrix products use several cores.
         with tf.control_dependencies([sums, grad_all] if num_blocks > 1 else []):
             block_sums, block_grad_rows, block_grad_all = block(begin, min(begin + size, n))
         sums, grad_all = sums + block_sums, grad_all + block_grad_all
@@ -182,9 +182,9 @@ def _block_terms(rows, all_z, self_column, positive_column, total, static_shapes
     Args:
       rows: [b, d], divided by the temperature.
       all_z: [2N, d].
-      self_column: column of the first row itself; it increases by one per row.
-      positive_column: column of the positive of the first row; it increases by one per row.
-      total: N for first views; None for second views, for which no metrics are computed.
+      self_column: column of the first row's own projection, which increases by one per row.
+      positive_column: column of the first row's positive, which increases by one per row.
+      total: N for first views. None for second views, which have no metrics.
       static_shapes: see `_diagonal`.
 
     Returns:
@@ -196,13 +196,13 @@ def _block_terms(rows, all_z, self_column, positive_column, total, static_shapes
     metrics = [tf.zeros([], rows.dtype)] * 2
     if total is not None:
         metrics = _block_metrics(logits[:, total:], positive_column - total)
-    with tf.control_dependencies([positive_logit, *metrics]):  # Lets the weights reuse the memory of the logits.
+    with tf.control_dependencies([positive_logit, *metrics]):  # Lets the weights reuse the logits' memory.
         weights = tf.exp(logits - max_logit[:, tf.newaxis])
     positive_weight = tf.exp(positive_logit - max_logit)
     weights = _set_diagonal(weights, positive_column, tf.zeros_like(positive_weight), static_shapes)
     negatives_sum = tf.reduce_sum(weights, 1)
     weights = _set_diagonal(weights, positive_column, -negatives_sum, static_shapes)
-    # log(1 + negatives / positive). Each branch is the accurate form for one of the cases.
+    # The loss is log(1 + negatives / positive). Each branch uses the form that is accurate in its case.
     losses = tf.where(positive_weight > negatives_sum,
                       tf.math.log1p(tf.math.divide_no_nan(negatives_sum, positive_weight)),
                       max_logit - positive_logit + tf.math.log(negatives_sum + positive_weight))

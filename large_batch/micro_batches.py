@@ -1,14 +1,14 @@
-"""Training steps in micro-batches, with the exact gradient of the loss of the batch (Gao et al., arXiv:2101.06983).
+"""Micro-batch training with the exact gradient of the full-batch loss (Gao et al., arXiv:2101.06983).
 
 The contrastive loss L compares all images of a batch, so it is not a sum over micro-batches, but its gradient is. With
 the projections z_i of micro-batch i and the weights w,
 
     dL / dw = sum over i of (dL / dz_i) (dz_i / dw).
 
-The first pass computes all z_i without storing activations, from which dL / dz_i is derived. The second pass computes
-z_i again and differentiates <z_i, dL / dz_i>, where the second factor is constant. This needs the memory of a single
-micro-batch, but computes every projection twice. Both passes use the same views and the batch statistics of the
-micro-batch. Only the second pass updates the moving statistics.
+The first pass computes all z_i without storing activations, and then all dL / dz_i. The second pass recomputes z_i and
+differentiates <z_i, dL / dz_i>, where the second factor is constant. This needs memory for only one micro-batch, but
+computes every projection twice. Both passes use the same views and each micro-batch's own batch statistics. Only the
+second pass updates the moving statistics.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def train_step(step: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 class _MicroBatches:
-    """The two passes of a step over its micro-batches."""
+    """Both passes of a training step over its micro-batches."""
 
     def __init__(self, step):
         self._step, self._model, self._config, self._run = step, step.model, step.config, step.strategy.run
         self._count = step.config.train_batch_size // step.config.micro_batch_size
-        self._rows = step.replica_batch_size // self._count  # rows of a micro-batch on one replica
+        self._rows = step.replica_batch_size // self._count  # micro-batch rows per replica
 
-    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and autograph takes long to inspect tf_keras.
+    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and AutoGraph is slow.
     def train_step(self, batch):
         grad_z, contrast_loss, metrics = (), (), ()
         if self._config.pretraining:
@@ -57,7 +57,7 @@ class _MicroBatches:
         def body(index, state):
             return index + 1, self._run(function, args=(batch, constants, index, state))
 
-        # The loop is outside of replica context, since replicas cannot communicate within a loop.
+        # The loop runs outside replica context, since replicas cannot communicate within a loop.
         return tf.while_loop(lambda index, _: index < self._count, body, (tf.constant(0), state),
                              parallel_iterations=1)[1]
 
@@ -76,7 +76,7 @@ class _MicroBatches:
         return tf.zeros([self._count, 2, self._rows, self._model.projection_dim], keras.backend.floatx())
 
     def _project(self, batch, _, index, z):
-        """First pass: writes the projections of one micro-batch to `z`."""
+        """Writes the projections of one micro-batch to `z` (first pass)."""
         images, _ = self._micro_batch(batch, index)
         projections = self._model(images, training=True)["proj_head_output"]
         return tf.tensor_scatter_nd_update(z, [[index]], [tf.reshape(projections, z.shape[1:])])
@@ -103,7 +103,7 @@ class _MicroBatches:
         return gradients, head_moments, supervised
 
     def _add_gradients(self, batch, grad_z, index, sums):
-        """Second pass: adds the gradients of one micro-batch, and the loss and accuracy of the linear head."""
+        """Adds one micro-batch's gradients, and its linear head's loss and accuracy, to `sums` (second pass)."""
         images, labels = self._micro_batch(batch, index)
         supervised, terms = (), []
         with tf.GradientTape() as tape:

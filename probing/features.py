@@ -1,4 +1,4 @@
-"""Extraction of the features of a split with a frozen network."""
+"""Feature extraction with a frozen network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tf_keras as keras
 from runtime import progress
 from runtime.errors import UserError
 
-DIVERGED = "Use a checkpoint from before the training diverged."  # Remedy in errors about NaN and Inf.
+DIVERGED = "Use a checkpoint from before the training diverged."  # remedy in NaN and Inf errors
 
 
 def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Callable:
@@ -22,8 +22,8 @@ def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Ca
       function: maps images [n, size, size, 3] to vectors [n, d]; called in replica context.
 
     Returns:
-      A function of a distributed batch (images, labels, weights, positions). It returns (float32 vectors, labels,
-      weights, positions), concatenated over the replicas. It is traced only once.
+      A function that maps a distributed batch (images, labels, weights, positions) to (float32 vectors, labels,
+      weights, positions), concatenated over the replicas. The function is traced only once.
     """
     @tf.function(autograph=False)
     def run(batch):
@@ -34,7 +34,7 @@ def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Ca
 
 
 def collect(compiled: Callable, dataset: Iterable, description: str = "features") -> tuple[np.ndarray, np.ndarray]:
-    """Extracts vectors of the labeled examples of a padded evaluation data set.
+    """Extracts the vectors of all labeled examples in a padded evaluation data set.
 
     Args:
       compiled: result of `compile_function`.
@@ -66,7 +66,7 @@ def extract(strategy: tf.distribute.Strategy, function: Callable, dataset: Itera
 
 
 def check_finite(vectors: np.ndarray, name: str) -> None:
-    """Raises a `UserError` that starts with `name` if vectors [n, d] or their squared norms contain NaN or Inf."""
+    """Raises a `UserError` about `name` if vectors [n, d] or their squared norms contain NaN or Inf."""
     with np.errstate(over="ignore", invalid="ignore"):
         num_nonfinite = np.count_nonzero(~np.isfinite(np.einsum("nd,nd->n", vectors, vectors)))
     if num_nonfinite:
@@ -94,6 +94,6 @@ def pixels_function(size: int) -> Callable:
 
 def check_feature_sets(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], protocol: str
                       ) -> None:
-    """Raises a `UserError` if features of either set contain NaN or Inf, before scikit-learn fails with a traceback."""
+    """Raises a `UserError` if either set's features contain NaN or Inf, which would make scikit-learn fail."""
     for (vectors, _), name in ((train, "training"), (test, "test")):
         check_finite(vectors, f"--eval_protocol={protocol}: the {name} features")

@@ -1,10 +1,10 @@
-"""Logistic regression on frozen features by L-BFGS.
+"""Logistic regression on frozen features with L-BFGS.
 
 The strength of the l2 regularization is expressed in one of two units:
 - `l2_of_sum`: minimizes the sum of the cross-entropies + l2_of_sum / 2 |W|^2, as in the paper (B.8.1). All functions
   that fit weights use this unit.
 - `l2_per_example` = l2_of_sum / number of examples: minimizes the mean of the cross-entropies + l2_per_example / 2
-  |W|^2. This unit makes strengths comparable between sets of different sizes.
+  |W|^2. This unit makes strengths comparable between data sets of different sizes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _HELD_OUT_FRACTION = 0.2
 _MAX_ITERATIONS = 300
 _HESSIAN_ROWS = 4096  # number of examples per block when computing a Hessian
 PATH_ITERATIONS = 3000
-PATH_TOLERANCE = 1e-6  # Stop at this maximum norm of the preconditioned gradient of the mean loss ...
-PATH_LOSS_TOLERANCE = 1e-7  # ... or at this relative decrease of the mean loss in one iteration.
+PATH_TOLERANCE = 1e-6  # stopping threshold: maximum norm of the preconditioned gradient of the mean loss
+PATH_LOSS_TOLERANCE = 1e-7  # stopping threshold: relative decrease of the mean loss per iteration
 
 
 def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], seed: int = 0
                    ) -> dict[str, float]:
     """Evaluates l2-regularized multinomial logistic regression, following B.8.1 of the paper.
 
-    Unlike in the paper, features are standardized and few strengths are tried, which is fast on small sets. The
-    strength per example is selected on a held-out fifth of the training examples; the final fit uses all of them.
+    Unlike in the paper, features are standardized and only a few strengths are tried, which is fast on small data sets.
+    The strength is selected on a held-out fifth of the training examples. The final fit uses all training examples.
 
     Args:
       train: (features [n, d], labels [n]).
       test: (features [m, d], labels [m]).
-      seed: seed of the random choice of the held-out examples.
+      seed: seed for selecting the held-out examples.
 
     Returns:
       A dict of the test `accuracy`, in [0, 1], and `l2_per_example`, the selected strength.
@@ -54,10 +54,10 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
     fit, held_out = model_selection.train_test_split(
         np.arange(len(labels)), test_size=_HELD_OUT_FRACTION, stratify=labels if can_stratify else None,
         random_state=seed)
-    # Fit at least one example of each class.
+    # Include at least one example of each class in the fit.
     missing = [row for label, row in zip(*np.unique(labels, return_index=True)) if label not in labels[fit]]
     fit, held_out = np.append(fit, missing).astype(int), np.setdiff1d(held_out, missing)
-    # Select by cross-entropy, since accuracies on few examples are coarse and tie.
+    # Select by cross-entropy, since accuracies on few examples are coarse and often tie.
     selection = held_out if len(held_out) else fit
     losses = [_cross_entropy(_fit(inputs[fit], labels[fit], l2_per_example * len(fit)),
                              inputs[selection], labels[selection])
@@ -69,13 +69,13 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
 
 
 class LogisticPath:
-    """Regularization path: logistic regressions with decreasing l2 strength, each initialized with the previous one.
+    """Regularization path: logistic regressions with decreasing l2 strength, each starting at the previous solution.
 
     Each fit minimizes the sum of the cross-entropies + l2_of_sum / 2 |W|^2 by L-BFGS (paper, B.8.1). Biases are not
-    regularized. Labels [n] give a softmax over the classes. Labels [n, classes] of 1, 0 and -1 (ignored) give one
-    binary classifier per class.
+    regularized. Labels [n] yield a softmax classifier. Labels [n, classes] of 1, 0 and -1 (ignored) yield one binary
+    classifier per class.
 
-    The optimization is preconditioned by the Hessian at an earlier point of the path, averaged over the classes. This
+    The optimization is preconditioned with the class-averaged Hessian at an earlier point of the path. This
     does not change the minimum, but greatly reduces the number of iterations.
     """
 
@@ -83,8 +83,8 @@ class LogisticPath:
         """Creates the path for inputs [n, d] and labels [n] or [n, classes]."""
         self._loss, self._curvatures, self._classes, self._num_classes = _make_loss(labels)
         self._mean = inputs.mean(0, dtype=np.float64)
-        # The optimal weights are linear combinations of the inputs. With fewer examples than features, solve for their
-        # coordinates in the span of the inputs.
+        # The optimal weights are linear combinations of the inputs. With fewer examples than features, solve for the
+        # weights' coordinates in the span of the inputs.
         centered, self._basis = inputs - self._mean, None
         if len(inputs) < inputs.shape[1]:
             self._basis, triangle = np.linalg.qr(centered.T)
@@ -94,12 +94,12 @@ class LogisticPath:
         self._evaluations = np.inf  # number of loss evaluations since the preconditioner was computed
 
     def fit(self, l2_of_sum: float) -> LogisticPath:
-        """Fits the weights, starting from those of the previous fit; returns self."""
+        """Fits the weights, starting from the previous solution, and returns self."""
         from scipy import optimize
 
         decay = np.full([len(self._weights), 1], l2_of_sum / len(self._inputs))
         decay[-1] = 0
-        # Recompute the preconditioner once L-BFGS has spent as much as it costs.
+        # Recompute the preconditioner once the L-BFGS iterations have cost as much as computing it.
         if self._evaluations >= len(self._weights) / (2 * len(self._classes)):
             self._hessian_root, self._evaluations = self._compute_hessian_root(decay), 0
             self._preconditioner = np.linalg.inv(self._hessian_root)
@@ -122,13 +122,13 @@ class LogisticPath:
         return self
 
     def _compute_hessian_root(self, decay):
-        """Returns the upper triangular R for which R' R is the Hessian at the weights, averaged over the classes."""
+        """Returns the upper triangular R such that R' R is the class-averaged Hessian at the current weights."""
         curvatures = self._curvatures(self._inputs @ self._weights)[:, np.newaxis]
         blocks = [slice(row, row + _HESSIAN_ROWS) for row in range(0, len(self._inputs), _HESSIAN_ROWS)]
         # Blocks avoid a second copy of the inputs, which may not fit into memory.
         hessian = sum(self._inputs[rows].T @ (self._inputs[rows] * curvatures[rows]) for rows in blocks)
         hessian /= len(self._inputs)
-        # The Hessian is singular if features are constant or examples are few.
+        # Add a ridge, since the Hessian is singular if features are constant or examples are few.
         ridge = 1e-9 * hessian.diagonal().max() + 1e-12
         return np.linalg.cholesky(hessian + np.diag(decay[:, 0] + ridge)).T
 
@@ -138,7 +138,7 @@ class LogisticPath:
         return (self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]).T
 
     def scores(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns logits [n, classes] of inputs [n, d]; -inf for classes that could not be fitted."""
+        """Returns logits [n, classes] for inputs [n, d], with -inf for classes that could not be fitted."""
         scores = np.full([len(inputs), self._num_classes], -np.inf)
         scores[:, self._classes] = (inputs - self._mean) @ self.kernel.T + self._weights[-1]
         return scores
@@ -146,9 +146,9 @@ class LogisticPath:
 
 @functools.cache
 def scipy_blas_threads() -> Any:
-    """Returns a controller of the threads of SciPy's bundled BLAS.
+    """Returns a controller for the threads of SciPy's bundled BLAS.
 
-    Its threads compete with those of NumPy's BLAS, which made fits three times as slow.
+    Without a limit, these threads compete with NumPy's BLAS threads, which made fits three times slower.
     """
     import scipy.optimize  # noqa: F401 (loads the library)
     import threadpoolctl
@@ -158,20 +158,20 @@ def scipy_blas_threads() -> Any:
 
 
 def has_two_classes(labels: np.ndarray) -> bool:
-    """Checks if labels [n] have at least two classes, or if any class of labels [n, classes] has both 1 and 0."""
+    """Checks for two classes in labels [n], or for a class with both 1 and 0 in labels [n, classes]."""
     return len(_fittable_classes(labels)) >= (1 if labels.ndim == 2 else 2)
 
 
 def _fittable_classes(labels):
-    """Returns the indices of the classes that occur or, with labels [n, classes], that have both 1 and 0."""
+    """Returns the indices of the classes in labels [n] or, for labels [n, classes], of those with both 1 and 0."""
     return np.flatnonzero((labels == 1).any(0) & (labels == 0).any(0)) if labels.ndim == 2 else np.unique(labels)
 
 
 def _make_loss(labels):
-    """Returns the loss function of `labels` and its curvature, the fittable classes, and the number of all classes.
+    """Returns a loss function for `labels`, its curvature function, the fittable classes and the number of classes.
 
-    Both functions take logits [n, fittable classes]. The loss returns the mean cross-entropy and its gradient, which
-    has the shape of the logits. The curvature [n] is n times the diagonal of the Hessian, averaged over the classes.
+    Both functions take logits [n, fittable classes]. The loss function returns the mean cross-entropy and its
+    gradient with respect to the logits. The curvature [n] is n times the class-averaged diagonal of the Hessian.
     """
     from scipy import special
 
