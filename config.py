@@ -28,8 +28,8 @@ from absl import flags
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path, check_weights_path, slug
 
-# depth -> (bottleneck blocks?, number of blocks in each of the four groups). Defined here rather than in
-# resnet.py, because the choices of --resnet_depth must be known before TensorFlow is loaded.
+# depth -> (bottleneck blocks?, number of blocks in each of the four groups). They are defined here rather
+# than in resnet.py, because the choices of --resnet_depth must be known before TensorFlow is loaded.
 RESNET_DEPTHS = {
     10: (False, (1, 1, 1, 1)),  # ResNet-10 is not in the paper. It is meant for trials on small machines.
     18: (False, (2, 2, 2, 2)),
@@ -478,7 +478,7 @@ class Config:
 
     @property
     def center_crop_eval(self) -> bool:
-        """Returns whether evaluation crops the central part of an image rather than its whole shorter side."""
+        """Returns whether evaluation crops to 87.5 % of the shorter side instead of using the whole shorter side."""
         return self.eval_center_crop and self.image_size > 32
 
     @property

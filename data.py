@@ -223,7 +223,7 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
 
 
 def build_view_pairs(config: Config, source: Source, split: str, seed: int, batch_size: int) -> tf.data.Dataset:
-    """Returns augmented views of each example in a split once, in order. Drops an incomplete last batch.
+    """Returns augmented views of each example in a split, in order. Drops an incomplete last batch.
 
     Returns:
       Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).

@@ -1,8 +1,8 @@
 """SimCLR's image operators and its augmentation policy (paper, Appendix A).
 
-Images are float, nominally in [0, 1]. A single image is [height, width, 3]. Operators with per-image
-parameters take channels instead: three tensors [n, height, width] for red, green and blue. Arithmetic on channels is
-faster than on interleaved colors, and batching amortizes the overhead of each operation.
+Images are float, nominally in [0, 1]. A single image is [height, width, 3]. Operators with per-image parameters
+take channels instead: three tensors [n, height, width] for red, green and blue. Arithmetic on channels is faster than
+on interleaved colors, and batching amortizes the overhead of each operation.
 
 Random operators take `seed`, an integer tensor [2], or `seeds` [n, 2] for n images. They are stateless: equal seeds
 give equal results, in eager mode and in `tf.data`, independently of the other images in the batch. The operators for
@@ -219,7 +219,7 @@ def adjust_hue(channels: list[tf.Tensor], turns: tf.Tensor) -> list[tf.Tensor]:
 
 
 def to_grayscale(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """Replaces each channel by the luminance (BT.601). `seeds` is unused."""
+    """Replaces each channel with the luminance (BT.601). `seeds` is unused."""
     del seeds
     red, green, blue = channels
     return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
@@ -251,7 +251,7 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
       seeds: int tensor [n, 2].
       strength: color distortion strength s; 0 returns the channels unchanged.
       brightness: multiplicative or additive.
-      random_order: whether to shuffle the steps separately for each image; otherwise uses the order above.
+      random_order: whether to shuffle the steps separately for each image; otherwise applies them in the order above.
 
     Returns:
       Three tensors [n, h, w] in [0, 1], up to rounding.
@@ -388,7 +388,7 @@ def crop_and_flip_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
 
 
 def simclr_policy(strength: float, brightness: str, min_area: float = 0.08, flip: bool = True) -> Policy:
-    """Returns the default policy: crop, flip, color distortion (paper, Appendix A). The device adds blur."""
+    """Returns the default policy: crop, flip, color distortion (paper, Appendix A). Blur is applied on the device."""
     policy = crop_and_flip_policy(min_area, flip)
     return policy.then(*color_distortion(strength, brightness)) if strength > 0 else policy
 

@@ -17,13 +17,13 @@ EETA_DEFAULT = 0.001
 
 
 def _l2_norm(tensor):
-    """Returns the l2 norm, at least in float32. Unlike `tf.norm`, does not store the squares."""
+    """Returns the l2 norm in float32 or wider. Unlike `tf.norm`, does not store the squares."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
 
 
 def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
-    """Returns the scalar eeta * |param| / |update| (l2 norms), or 1 if either norm is 0, at least in float32."""
+    """Returns the scalar eeta * |param| / |update| (l2 norms), or 1 if either norm is 0, in float32 or wider."""
     param_norm, update_norm = _l2_norm(param), _l2_norm(update)
     ratio = eeta * tf.math.divide_no_nan(param_norm, update_norm)
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))

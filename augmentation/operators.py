@@ -1,8 +1,8 @@
 """Image operators for the paper's augmentation studies and for AutoAugment.
 
 Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The operators in the first part of the
-module are deterministic and take amounts [n], one per image. Operators that reimplement PIL's match it within two of
-256 levels. The operators in the second part sample random amounts.
+module are deterministic and take amounts [n], one per image. Operators modeled on PIL match PIL to within two of 256
+levels. The operators in the second part sample random amounts.
 
 Some operators use tensorflow-addons if it is installed (up to TensorFlow 2.15). Otherwise, core TensorFlow computes the
 same results.
@@ -241,7 +241,7 @@ def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 # ------------------------------------------------------------------------------------------------ random operators
 
-# The paper names these operators (Figure 4; B.2) but does not specify their ranges. The default ranges are our choice.
+# The paper names these operators (Figure 4; B.2) but not their parameter ranges. The default ranges are our choice.
 
 
 def random_rot90(channels: list[tf.Tensor], seeds: tf.Tensor, turns: tuple[int, ...] = (1, 2, 3)) -> list[tf.Tensor]:

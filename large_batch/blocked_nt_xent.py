@@ -85,7 +85,7 @@ def contrastive_loss(
 
 
 def _needs_static_shapes(strategy):
-    return isinstance(strategy, tf.distribute.TPUStrategy)  # On TPUs, XLA compiles the function.
+    return isinstance(strategy, tf.distribute.TPUStrategy)  # XLA, which compiles TPU programs, needs them.
 
 
 def _gather_views(z, strategy):
@@ -182,8 +182,8 @@ def _block_terms(rows, all_z, self_column, positive_column, total, static_shapes
     Args:
       rows: [b, d], divided by the temperature.
       all_z: [2N, d].
-      self_column: column of the first row's own projection, which increases by one per row.
-      positive_column: column of the first row's positive, which increases by one per row.
+      self_column: column of the first row's own projection; increases by one per row.
+      positive_column: column of the first row's positive; increases by one per row.
       total: N for first views. None for second views, which have no metrics.
       static_shapes: see `_diagonal`.
 

@@ -103,7 +103,7 @@ class _MicroBatches:
         return gradients, head_moments, supervised
 
     def _add_gradients(self, batch, grad_z, index, sums):
-        """Adds one micro-batch's gradients, and its linear head's loss and accuracy, to `sums` (second pass)."""
+        """Adds one micro-batch's gradients, linear head loss and linear head accuracy to `sums` (second pass)."""
         images, labels = self._micro_batch(batch, index)
         supervised, terms = (), []
         with tf.GradientTape() as tape:
