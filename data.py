@@ -35,7 +35,7 @@ def _chunk_size(size, batch_size):
 
 
 def _decode_windows(source, item, draw, size):
-    """Decodes only the region of an image that is covered by crop windows.
+    """Decodes only the image region covered by the crop windows.
 
     Args:
       source: the data set, which decodes items.

@@ -429,7 +429,7 @@ def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Te
     """Returns weight_decay * sum of |v|^2 / 2 over the variables to which the optimizer does not apply weight decay.
 
     LARS itself decays the encoder and the projection head, so the loss includes only the linear head's kernel.
-    With other optimizers, the loss includes all trainable variables except those of batch norm.
+    With other optimizers, the loss includes all trainable variables except batch norm variables.
 
     Args:
       model: a built `Model`.
@@ -492,7 +492,7 @@ def linear_head_gradients(
 
 def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
                            ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Converts the gradients of a linear layer to those of gradient descent on standardized inputs.
+    """Converts a linear layer's gradients so that the layer trains as if its inputs were standardized.
 
     With standardized inputs x = (h - mean) / s, the layer h W + b equals x V + c, where V = s W and c = b + mean W.
     The result is the gradient with respect to V and c, expressed as an update of W and b. The layer then learns as fast

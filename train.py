@@ -190,7 +190,7 @@ def make_run_steps(train_step: TrainStep) -> Callable:
     """Builds a function that runs several steps per device call.
 
     Args:
-      train_step: the step of one replica.
+      train_step: the training step of one replica.
 
     Returns:
       A function of an iterator over distributed batches and a number of steps. It returns the means of the scalars,

@@ -37,7 +37,7 @@ SUB_POLICIES = (
     (("color", 0.6, 4), ("contrast", 1.0, 8)),
     (("equalize", 0.8, 8), ("equalize", 0.6, 3)),
 )
-# Maps an operator to (amount at level 0, amount at level 9, whether the sign is random). The ranges are those of the
+# Maps an operator to (amount at level 0, amount at level 9, whether the sign is random). The ranges follow the
 # AutoAugment paper. Where the paper does not specify a direction, higher levels are stronger. For color, contrast and
 # sharpness, an amount of 1 has no effect.
 AMOUNTS = {

@@ -16,7 +16,7 @@ from benchmarks import measure
 
 
 def run_step(batch, micro, precision):
-    """Runs one step in this process, and prints its seconds, including tracing, and the peak memory in MB."""
+    """Runs one step in this process, and prints the time in seconds (including tracing) and the peak memory in MB."""
     import tensorflow as tf
 
     import model as model_lib
