@@ -1,1 +1,1 @@
-"""Checkpoints and run directories: reading SimCLR weights of any format, restoring, saving and locking."""
+"""Checkpoints and run directories: reading SimCLR weights in any supported format, restoring, saving and locking."""

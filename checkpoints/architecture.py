@@ -1,4 +1,4 @@
-"""Inference of a network's architecture from the shapes of its tensors."""
+"""Inference of network architectures from tensor shapes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from checkpoints.weight_files import WeightFile
 
 
 def infer_flags(weights: WeightFile) -> dict | None:
-    """Infers the settings of the network in a file from the number and the shapes of its tensors.
+    """Infers a network's settings from the number and shapes of the tensors in its weight file.
 
     Returns:
-      A dict from names of `Config` settings to values, with the additional key `num_classes`, which is None without a
-      linear head. None instead of the dict if this program cannot build the encoder.
+      A dict that maps names of `Config` settings to values. It also contains `num_classes`, which is None without a
+      linear head. If this program does not support the encoder, the result is None.
     """
     kernels = _encoder_kernels(weights)
     encoder = _encoder_flags(weights, kernels)
@@ -31,7 +31,7 @@ def infer_flags(weights: WeightFile) -> dict | None:
 
 
 def _sorted_shapes(weights, pattern):
-    """Returns the shapes of the tensors whose names match, sorted by the numbers in the names."""
+    """Returns the shapes of the tensors whose names match `pattern`, sorted by the numbers in their names."""
     names = [name for name in weights.shapes if re.fullmatch(pattern, name)]
     return [weights.shapes[name] for name in sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])]
 
@@ -45,7 +45,7 @@ def _encoder_kernels(weights):
 
 
 def _encoder_flags(weights, kernels):
-    """Returns depth, width, SK and SE ratios and stem as settings, or None if no ResNet matches."""
+    """Returns the settings for depth, width, SK ratio, SE ratio and stem, or None if no ResNet matches."""
     has_se = any(re.search(r"(?:base_model/conv2d(?:_\d+)?|se_expand)/bias$", name) for name in weights.shapes)
     deep_stem = len(kernels) > 3 and kernels[1] == (3, 3, kernels[0][3], kernels[0][3]) \
         and kernels[2] == (3, 3, kernels[0][3], 2 * kernels[0][3])

@@ -1,8 +1,8 @@
-"""Checkpoint files of a run: listing, writing, deleting old ones and moving corrupt ones to another directory.
+"""Checkpoint files: listing, writing and pruning checkpoints, and moving corrupt ones to a separate directory.
 
-A checkpoint of step N is complete if its directory holds `ckpt-N.index` and all files `ckpt-N.data-<i>-of-<n>`.
-TensorFlow writes the index last. Files are listed and deleted by exact name. The file `checkpoint`, which TensorFlow's
-functions read, is written, but this program does not depend on it.
+The checkpoint of step N is complete if its directory contains `ckpt-N.index` and all files `ckpt-N.data-<i>-of-<n>`.
+TensorFlow writes the index last. Files are listed and deleted by exact name. This program also writes the `checkpoint`
+file for TensorFlow's functions, but does not depend on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ_BYTES = 2**24
 
 
 def _files_by_step(directory: str) -> dict[int, list[str]]:
-    """Returns the names of the checkpoint files in a directory by step."""
+    """Returns the names of a directory's checkpoint files, grouped by step."""
     names_by_step = collections.defaultdict(list)
     names = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
     for name in sorted(names):
@@ -37,7 +37,7 @@ def _files_by_step(directory: str) -> dict[int, list[str]]:
 
 
 def _missing_file(step: int, names: list[str]) -> str | None:
-    """Returns the name of a missing file of a step's checkpoint, or None if the checkpoint is complete."""
+    """Returns the name of a file missing from a step's checkpoint, or None if the checkpoint is complete."""
     if f"ckpt-{step}.index" not in names:
         return f"ckpt-{step}.index"
     counts = {int(match[3]) for name in names if (match := _FILE_NAME.fullmatch(name))[3]} or {1}
@@ -52,12 +52,12 @@ def list_steps(directory: str) -> list[int]:
 
 
 def checkpoint_prefix(directory: str, step: int) -> str:
-    """Returns the checkpoint prefix of a step."""
+    """Returns the prefix of a step's checkpoint."""
     return os.path.join(directory, f"ckpt-{step}")
 
 
 def step_from_prefix(prefix: str) -> int:
-    """Returns the step in a checkpoint prefix, `ckpt-<step>`."""
+    """Returns the step number in a checkpoint prefix that ends with `ckpt-<step>`."""
     return int(prefix.rsplit("-", 1)[-1])
 
 
@@ -68,14 +68,14 @@ def latest_checkpoint(directory: str) -> str | None:
 
 
 def save(checkpoint: tf.train.Checkpoint, directory: str, step: int, keep: int) -> str:
-    """Writes a checkpoint and deletes the oldest ones.
+    """Writes a checkpoint and deletes old ones.
 
     Args:
-      checkpoint: the objects to write. Increments `save_counter`, which the original's checkpoints contain.
-      directory: the directory of `ckpt-<step>`.
+      checkpoint: the objects to write. Its `save_counter`, which the original's checkpoints contain, is incremented.
+      directory: directory for `ckpt-<step>`.
       step: the step of the checkpoint.
-      keep: number of checkpoints to keep, including this one. Incomplete checkpoints, and checkpoints of later steps,
-        which this run cannot have written, are neither counted nor deleted.
+      keep: number of checkpoints to keep, including this one. Incomplete checkpoints and checkpoints of later steps,
+        which this run did not write, are neither counted nor deleted.
 
     Returns:
       The prefix of the checkpoint.
@@ -91,13 +91,13 @@ def save(checkpoint: tf.train.Checkpoint, directory: str, step: int, keep: int) 
 
 def remove(directory: str, step: int) -> None:
     """Deletes the checkpoint files of a step."""
-    # Delete the index first: without it the checkpoint counts as incomplete.
+    # Delete the index first, so that a partially deleted checkpoint counts as incomplete.
     for name in sorted(_files_by_step(directory)[step], key=lambda name: not name.endswith(".index")):
         tf.io.gfile.remove(os.path.join(directory, name))
 
 
 def _write_state(directory, steps):
-    """Writes the file `checkpoint`, from which TensorFlow's functions read the latest step, `steps[-1]`."""
+    """Writes the `checkpoint` file, from which TensorFlow's functions read the latest step (`steps[-1]`)."""
     names = [f"ckpt-{step}" for step in steps]
     tf.compat.v1.train.update_checkpoint_state(directory, names[-1], names)
 
@@ -105,8 +105,9 @@ def _write_state(directory, steps):
 def repair(directory: str) -> None:
     """Moves corrupt checkpoints away, so that `latest_checkpoint` returns a readable one.
 
-    Call it only while holding the lock of the directory. Corrupt checkpoints newer than the newest readable one are
-    moved to `directory/damaged`. Incomplete checkpoints are logged and kept: a copy may still be in progress.
+    Call this function only while holding the directory lock. Corrupt checkpoints that are newer than the newest
+    readable one are moved to `directory/damaged`. Incomplete checkpoints are logged but kept, because a copy may still
+    be in progress.
 
     Raises:
       UserError: no checkpoint is usable, all checkpoints are from another program, or a file is temporarily unreadable.
@@ -142,8 +143,8 @@ def repair(directory: str) -> None:
 def find_corruption(prefix: str) -> str | None:
     """Returns the reason why a complete checkpoint is corrupt, or None if all its checksums are correct.
 
-    A checkpoint counts as corrupt only if TensorFlow rejects it twice while all bytes of its files are readable, so
-    that transient I/O or permission errors are not mistaken for corruption.
+    To avoid mistaking transient I/O or permission errors for corruption, a checkpoint counts as corrupt only if
+    TensorFlow rejects it twice although all bytes of its files are readable.
 
     Raises:
       UserError: the files are temporarily unreadable.
@@ -157,13 +158,13 @@ def find_corruption(prefix: str) -> str | None:
 
 
 def _read_tensors(prefix, data_bytes):
-    """Reads all tensors, which verifies their checksums. Returns the text of the first error, or None."""
+    """Reads all tensors to verify their checksums. Returns the first error message, or None."""
     try:
         reader = tf.train.load_checkpoint(prefix)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         for name, shape in shapes.items():
             if math.prod(shape) * (dtypes[name].size or 1) > data_bytes:
-                return f"{name} has shape {shape}, which is larger than the file"  # Reading would allocate it.
+                return f"{name} has shape {shape}, which is larger than the file"  # Reading would allocate it all.
             reader.get_tensor(name)
     except _TRANSIENT_ERRORS as error:
         raise _unreadable_error(prefix, error) from error
@@ -173,7 +174,7 @@ def _read_tensors(prefix, data_bytes):
 
 
 def _read_bytes(prefix):
-    """Reads all files of a checkpoint; returns the size of its data files in bytes."""
+    """Reads all files of a checkpoint and returns the total size of its data files in bytes."""
     directory, size = os.path.dirname(prefix), 0
     try:
         for name in _files_by_step(directory)[step_from_prefix(prefix)]:
@@ -197,7 +198,7 @@ def _move_to_corrupt_dir(directory, step, names):
         suffix += 1
         new_directory = os.path.join(directory, CORRUPT_DIR, f"ckpt-{step}_{suffix}")
     tf.io.gfile.makedirs(new_directory)
-    # Move the index first: without it the checkpoint counts as incomplete.
+    # Move the index first, so that a partially moved checkpoint counts as incomplete.
     for name in sorted(names, key=lambda name: not name.endswith(".index")):
         tf.io.gfile.rename(os.path.join(directory, name), os.path.join(new_directory, name))
     return new_directory

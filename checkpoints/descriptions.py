@@ -28,16 +28,16 @@ def _description_path(saved_model):
 
 
 def write_description(saved_model: str, description: dict) -> None:
-    """Writes a description to a SavedModel, in the directory reserved for files that TensorFlow does not read."""
+    """Writes a description to a SavedModel's assets.extra directory, which TensorFlow does not read."""
     tf.io.gfile.makedirs(os.path.dirname(_description_path(saved_model)))
     storage.write_json(_description_path(saved_model), description)
 
 
 def read_description(saved_model: str) -> dict:
-    """Returns the description in a SavedModel, or an empty dict if it was exported by another program.
+    """Returns a SavedModel's description, or an empty dict if another program exported the SavedModel.
 
     Raises:
-      UserError: the file is not JSON, or a value has the wrong type.
+      UserError: the description is not valid JSON, or a value has the wrong type.
     """
     path = _description_path(saved_model)
     if not tf.io.gfile.exists(path):

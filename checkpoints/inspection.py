@@ -1,4 +1,4 @@
-"""Settings of the network in a checkpoint, from its tensors and from the run or SavedModel that contains it."""
+"""Network settings of a checkpoint, read from its tensors and from the run or SavedModel that contains it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from runtime.errors import UserError
 
 
 def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int | None]:
-    """Infers the `Config` of the network in a file, and its number of classes (None without a linear head).
+    """Infers the `Config` and the number of classes (None without a linear head) of the network in a weight file.
 
     Raises:
-      UserError: this program cannot build the encoder.
+      UserError: this program does not support the encoder.
     """
     flags = architecture.infer_flags(file)
     if flags is None:
@@ -28,12 +28,12 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """The network in a checkpoint, and what is recorded about its training."""
+    """A checkpoint's network, and the recorded information about its training."""
 
     config: Config
     class_names: list | None
     results: dict | None
-    has_training_config: bool  # `config` contains the recorded settings of the training, not only of the network
+    has_training_config: bool  # `config` contains recorded training settings, not only network settings
     step: int | None
     multi_label: bool
 
@@ -41,10 +41,10 @@ class CheckpointInfo:
 def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointInfo:
     """Returns the `CheckpointInfo` of a checkpoint or SavedModel.
 
-    The network is inferred from the tensors; everything else is read from the run or SavedModel that contains them.
+    The network is inferred from the tensors. All other information is read from the run or SavedModel.
 
     Raises:
-      UserError: the weights, or the recorded settings, are unusable.
+      UserError: the weights or the recorded settings are unusable.
     """
     file = weight_files.open_weights(path)
     directory = os.path.dirname(file.path)

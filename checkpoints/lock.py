@@ -1,8 +1,8 @@
-"""A directory lock that prevents concurrent training runs in one `model_dir`.
+"""A directory lock that prevents concurrent training runs in the same `model_dir`.
 
-`fcntl.flock` is used instead of the library filelock, which truncates the file before it holds the lock: a refused
-process would erase the owner's name or the content of another program's file. filelock also allows no checks between
-opening and locking, and deletes the file on release.
+This module uses `fcntl.flock` instead of the filelock library, because filelock truncates the file before it acquires
+the lock. A process that fails to acquire the lock would erase the owner's name or another program's data. filelock also
+does not support checks between opening and locking, and it deletes the file on release.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _MAX_OWNER_CHARACTERS = 300
 
 
 class Lock:
-    """The lock of a directory, held by the process that trains in it.
+    """A directory lock, held by the process that trains in the directory.
 
-    The operating system releases the lock when the process ends, even if it crashes. Storage without locks (gs://, some
-    network file systems) is not locked, which is logged.
+    The operating system releases the lock when the process ends, even if it crashes. If the storage does not support
+    locks (gs://, some network file systems), the directory is not locked, and a message is logged.
     """
 
     def __init__(self, directory: str, flag: str = "--model_dir"):
-        """Acquires the lock of `directory`, the value of `flag`. Raises `UserError` if another process holds it."""
+        """Locks `directory`, the value of `flag`. Raises `UserError` if another process holds the lock."""
         self._path, self._directory, self._flag = os.path.join(directory, _LOCK), directory, flag
         self._file = None if "://" in directory else self._open()
 
     def _open(self):
         try:
-            # O_NOFOLLOW: a link could point to another program's file, which would be truncated below.
+            # O_NOFOLLOW, because a link could point to another program's file, which would be truncated below.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
             file = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Loading of weights into a model, part by part: all tensors of a part must match."""
+"""Loading of weights into a model, part by part. A part is loaded only if all its tensors match."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from checkpoints.weight_files import WeightFile
 from runtime.errors import UserError
 from sources import classes
 
-_MAX_LISTED = 3  # mismatches in an error message
-# Part of a model -> prefixes of its checkpoint keys, in TF2 and TF1 checkpoints.
+_MAX_LISTED = 3  # maximum number of mismatches in an error message
+# Model part -> prefixes of its keys in TF2 and TF1 checkpoints.
 PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
          "projection head": ("model/_projection_head/", "head_contrastive/"),
          "linear head": ("model/supervised_head/", "head_supervised/")}
 
 
 def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
-    """Returns all variables of the given objects by checkpoint key (without suffix)."""
-    root = tf.train.Checkpoint(**trackables)  # Keeps a reference; the view holds only a weak one.
+    """Returns a dict from checkpoint key (without suffix) to variable for all variables of the given objects."""
+    root = tf.train.Checkpoint(**trackables)  # Keep a reference, because the view holds only a weak one.
     view = tf.train.TrackableView(root)
     variables, seen = {}, set()
     queue = collections.deque([(root, "")])
@@ -43,7 +43,7 @@ def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
 
 
 def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple]) -> list[str]:
-    """Returns one line of text per difference between the tensors of a model and of a file (name -> shape)."""
+    """Returns one line of text per difference between a model's tensors and a file's (both name -> shape)."""
     lines = [f"missing: {name}" for name in model_shapes if name not in file_shapes]
     lines += [f"unexpected: {name}" for name in file_shapes if name not in model_shapes]
     return lines + [f"{name} has shape {list(file_shapes[name])} instead of {list(shape)}"
@@ -52,7 +52,7 @@ def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple
 
 
 def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
-    """Returns the shapes of `variables` (key -> variable) by their names in a file (`names`: key -> name)."""
+    """Returns a dict from a variable's name in a file to its shape. `names` maps the keys of `variables` to names."""
     return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
 
 
@@ -62,7 +62,7 @@ def filter_by_prefix(prefixes: str | tuple[str, ...], entries: dict) -> dict:
 
 
 def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
-    """Raises `UserError` with the first of the mismatches, if there are any."""
+    """Raises `UserError` with the first mismatches if `lines` is not empty."""
     if lines:
         rest = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
         raise UserError(f"{flag}: {file.path} contains a different network ({'; '.join(lines[:_MAX_LISTED])}{rest}). "
@@ -87,10 +87,11 @@ def _assign(variables, names, file, columns=None):
       variables: key -> variable.
       names: key -> name in the file.
       file: the `WeightFile`.
-      columns: for each class of the model, the column of the file's linear head, or -1; None if the classes agree.
+      columns: for each of the model's classes, its column in the file's linear head, or -1 if the file does not contain
+        the class. None if the classes match.
     """
     read = file.reader()
-    arrays = {key: read(names[key]) for key in variables}  # Read all before assigning any.
+    arrays = {key: read(names[key]) for key in variables}  # Read all arrays before assigning any.
     for key, array in arrays.items():
         if not np.isfinite(array).all():
             raise UserError(f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before "
@@ -98,7 +99,7 @@ def _assign(variables, names, file, columns=None):
     for key, variable in variables.items():
         array = tf.cast(arrays[key], variable.dtype)
         if columns is not None and key.startswith(PARTS["linear head"]):
-            # Classes that the file lacks (column -1) keep their values.
+            # Weights for classes that are missing from the file (column -1) remain unchanged.
             array = tf.where(tf.constant(columns) >= 0, tf.gather(array, tf.maximum(columns, 0), axis=-1), variable)
         variable.assign(array)
 
@@ -119,16 +120,16 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
     Args:
       model: a built `model_lib.Model`.
       path: see `weight_files.locate`.
-      required: names in `PARTS` of the parts that must match.
+      required: names of the parts that must match, from `PARTS`.
       flag: the flag that error messages name.
-      class_names: class names of the model's linear head. If the file records different names, the columns of its head
-        are mapped by name; the head is not loaded if neither set of names contains the other. None: no mapping.
+      class_names: class names of the model's linear head. If the file records different names, head columns are mapped
+        by class name. If neither set of names contains the other, the head is not loaded. None disables the mapping.
 
     Returns:
       `LoadResult`.
 
     Raises:
-      UserError: a required part does not match. The text contains the first differences and matching flags.
+      UserError: a required part does not match. The message lists the first differences and the matching flags.
     """
     file = weight_files.open_weights(path, flag)
     variables = variables_by_key(model=model)
@@ -166,13 +167,13 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
 
 
 def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> WeightFile:
-    """Loads all parts of `model`, which must match; see `load_parts`. Returns the `weight_files.WeightFile`."""
+    """Loads all parts of `model`, all of which must match (see `load_parts`). Returns the `WeightFile`."""
     return load_parts(model, path, PARTS, flag).file
 
 
 def warm_start(model: keras.Model, path: str, required: Iterable[str] = ("encoder",),
                class_names: list[str] | None = None) -> LoadResult:
-    """Loads the `required` parts, which must match, and all other matching parts; see `load_parts`."""
+    """Loads the `required` parts, which must match, and any other matching parts (see `load_parts`)."""
     loaded = load_parts(model, path, required, class_names=class_names)
     if "projection head" in loaded.not_loaded and model.num_proj_layers:
         loaded.lines.append("the projection head is initialized randomly; --proj_head_mode=none removes it")

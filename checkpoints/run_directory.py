@@ -1,4 +1,4 @@
-"""Files of a run directory: settings, data and classes at the start of the run, and temporary files."""
+"""Files in a run directory: settings, data description and classes from the start of the run, and temporary files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sources import classes
 from sources.source import Source
 
 _FLAGS, _DATA = "flags.json", "data.json"
-_RECENT_SECONDS = 600  # Younger temporary files may belong to a running evaluation.
+_RECENT_SECONDS = 600  # Newer temporary files may belong to a running evaluation.
 _SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
 _SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
 _TEMPORARY_FILE = re.compile(
@@ -33,7 +33,7 @@ def check_writable(directory: str) -> None:
         tf.io.gfile.makedirs(directory)
         if "://" not in directory:
             with tempfile.TemporaryFile(dir=directory) as file:
-                file.write(b"test")  # Creating an empty file succeeds on a full disk.
+                file.write(b"test")  # Creating an empty file succeeds even on a full disk.
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise UserError(f"--model_dir={directory} cannot be written to ({reason}). Fix its permissions, free disk "
@@ -41,10 +41,10 @@ def check_writable(directory: str) -> None:
 
 
 def remove_temporary_files(directory: str) -> None:
-    """Deletes temporary files of killed processes. Call it only while holding the lock of the directory.
+    """Deletes temporary files left by killed processes. Call this function only while holding the directory lock.
 
-    Only files with names that TensorFlow or this program uses are deleted, and no directory that contains other files.
-    Recent temporary files are kept: a running evaluation may own them.
+    Deletes only files with names that TensorFlow or this program uses, and skips directories that contain other files.
+    Recent temporary files are kept, because a running evaluation may own them.
     """
     for name in tf.io.gfile.listdir(directory):
         name = name.rstrip("/")
@@ -79,7 +79,7 @@ def read_flags(directory: str) -> dict | None:
 def check_no_user_files(directory: str) -> None:
     """Raises `UserError` if a directory without checkpoints contains user files that a run would overwrite."""
     if (read_flags(directory) or {}).get("train_mode") is not None:
-        return  # A run was started here but has not written a checkpoint.
+        return  # A run was started here but has not written a checkpoint yet.
     for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA, "views.png"):
         if tf.io.gfile.exists(os.path.join(directory, name)):
             raise UserError(f"--model_dir={directory}: {name} was not written by a run and would be overwritten. "
@@ -94,7 +94,7 @@ def write_flags(directory: str, config: Config, class_names: list[str] | None, m
 
 
 def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool, directory: str) -> None:
-    """Copies flags.json and classes.json of the training to `directory`; writes the missing ones from the arguments."""
+    """Copies the training run's flags.json and classes.json to `directory`. The arguments replace missing files."""
     write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, weight_files.CLASSES_FILE):
         content = storage.read_json(os.path.join(config.model_dir, name), (dict, list))
@@ -103,7 +103,7 @@ def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool,
 
 
 def check_flags(config: Config) -> None:
-    """Compares the settings of a resumed run with the settings at its start; logs a change of the training length.
+    """Compares a resumed run's settings with its initial settings, and logs changes to the training length.
 
     Raises:
       UserError: a setting that must not change differs, and `allow_flag_changes` is False.
@@ -131,15 +131,15 @@ def check_flags(config: Config) -> None:
 
 
 def write_data(directory: str, source: Source) -> None:
-    """Writes data.json, the description of the data at the start of a run."""
+    """Writes data.json, which describes the data at the start of a run."""
     storage.write_json(os.path.join(directory, _DATA), source.describe_data())
 
 
 def check_data(config: Config, source: Source) -> None:
-    """Compares the data and classes of a resumed run with the data and classes at its start.
+    """Compares a resumed run's data and classes with those at its start.
 
     Raises:
-      UserError: they differ, and `allow_flag_changes` is False.
+      UserError: the data or the classes differ, and `allow_flag_changes` is False.
     """
     described = storage.read_json(os.path.join(config.model_dir, _DATA))
     if described is None or not isinstance(described.get("splits"), dict):

@@ -1,4 +1,4 @@
-"""A summary of the contents of a SimCLR checkpoint or SavedModel."""
+"""Summary of the contents of a SimCLR checkpoint or SavedModel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLAGS_WIDTH = 80  # characters per line
 
 
 def describe(path: str) -> str:
-    """Returns a text table about the file at `path` (see `weight_files.locate`). Raises `UserError`."""
+    """Returns a text table that describes the weights at `path` (see `weight_files.locate`). Raises `UserError`."""
     file = weight_files.open_weights(path, "PATH")
     config, classes = inspection.infer_config(file)
     variables = restoring.variables_by_key(model=model_lib.build_model(config, classes))

@@ -1,4 +1,4 @@
-"""Variable names in TF1 checkpoints of the original."""
+"""Variable names in the original's TF1 checkpoints."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 def tf1_names(keys: Iterable[str]) -> dict[str, str]:
     """Maps checkpoint keys to the variable names of the original's TF1 code.
 
-    TF1 numbers convolutions and batch norms in call order, a block's shortcut first. Therefore `keys` must contain all
-    keys of an encoder.
+    TF1 numbers convolutions and batch norms in call order. A block's shortcut is called first. Because of this
+    numbering, `keys` must contain all keys of an encoder.
 
     Args:
       keys: checkpoint keys of an encoder and, optionally, of heads.
 
     Returns:
-      A dict from key to name.
+      A dict from key to variable name.
     """
     names, counts = {}, collections.Counter()
     layers = sorted({key.rpartition("/")[0] for key in keys if key.startswith("model/resnet_model/")}, key=call_order)
@@ -39,7 +39,7 @@ def tf1_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def call_order(layer: str) -> list[int]:
-    """Returns a sort key that orders the checkpoint keys of an encoder's layers by call order."""
+    """Returns a key for sorting an encoder's layers (checkpoint keys without the variable name) in call order."""
     part_order = {"initial_conv_relu_max_pool": 0, "block_groups": 1, "layers": 0, "projection_layers": 0,
                   "shortcut_layers": 0, "conv_relu_dropblock_layers": 1, "conv2d_bn_layers": 1, "se_layer": 2,
                   "conv2d_fixed_padding": 0, "conv2d": 0, "bn": 0, "batch_norm_relu": 1, "conv2d_0": 2,

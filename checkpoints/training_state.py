@@ -13,7 +13,7 @@ from runtime.errors import UserError
 
 
 def slot_keys_in_file(path: str) -> set[str]:
-    """Returns the keys (without suffix) of the optimizer slots in a checkpoint."""
+    """Returns the keys (without suffix) of a checkpoint's optimizer slots."""
     keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     return {key[:-len(SUFFIX)] for key in keys if SLOT in key}
 
@@ -24,7 +24,7 @@ def _has_loss_scale(path):
 
 @dataclasses.dataclass
 class TrainingState:
-    """The model, optimizer and step of a run, and the directory of its checkpoints."""
+    """A run's model, optimizer and step, and its checkpoint directory."""
 
     model: object
     optimizer: object
@@ -41,16 +41,16 @@ class TrainingState:
         return int(self.optimizer.iterations.numpy())
 
     def save(self) -> str:
-        """Writes ckpt-<step>, deletes all but the newest `keep` checkpoints and returns the prefix."""
+        """Writes ckpt-<step>, deletes all but the newest `keep` checkpoints, and returns the new prefix."""
         return checkpoint_files.save(self._checkpoint, self.directory, self.step, self.keep)
 
     def resume(self, path: str) -> None:
-        """Restores model, optimizer and step from the checkpoint with the prefix `path`.
+        """Restores the model, optimizer and step from the checkpoint with prefix `path`.
 
-        The loss-scaling state (float16) may be missing from the checkpoint or the optimizer.
+        Loss-scaling state (float16) may be missing from either the checkpoint or the optimizer.
 
         Raises:
-          UserError: the checkpoint does not match.
+          UserError: the checkpoint does not match the model or the optimizer.
         """
         flag, name = f"--model_dir={os.path.dirname(path)}", os.path.basename(path)
         file, variables = weight_files.open_weights(path, flag), restoring.variables_by_key(model=self.model)
@@ -62,7 +62,7 @@ class TrainingState:
             raise mismatch
         status = self._checkpoint.restore(path)
         if hasattr(self.optimizer, "loss_scale") != _has_loss_scale(path):
-            status.expect_partial()  # Only one of them has loss-scaling state.
+            status.expect_partial()  # Only the checkpoint or only the optimizer has loss-scaling state.
             return
         try:
             status.assert_consumed()

@@ -1,7 +1,7 @@
-"""Reading of SimCLR weights from checkpoints and SavedModels, with one set of keys for all formats.
+"""Reading of SimCLR weights from checkpoints and SavedModels, addressed by the same keys in all formats.
 
 Supported formats: TF2 checkpoints (this program's and the original's), SavedModels (this program's, the original's, and
-SavedModels converted from TF1) and the original's TF1 checkpoints. Files are read as data: no SavedModel code is run.
+SavedModels converted from TF1) and the original's TF1 checkpoints. SavedModel graphs are never executed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _GRAPH_NODES, _GRAPH_DEPTH = 100_000, 10  # limits; a ResNet-200 with SK and SE 
 # Files in which runs (`run_directory`) and SavedModels (`descriptions`) record class names.
 CLASSES_FILE, DESCRIPTION_FILE = "classes.json", "assets.extra/simclr.json"
 _VARIABLE_NAMES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
-# Our checkpoint keys below `model`. An object graph contains many other paths to each variable.
+# This program's checkpoint keys below `model`. Object graphs contain many other paths to the same variables.
 _KEY = re.compile(
     r"(?:resnet_model/(?:initial_conv_relu_max_pool/\d+|block_groups/\d+/layers/\d+/"
     r"(?:(?:projection_layers|shortcut_layers|conv_relu_dropblock_layers|conv2d_bn_layers)/\d+|se_layer))"
     r"(?:/(?:conv2d_fixed_padding|conv2d|conv2d_0|conv2d_1|batch_norm_relu|batch_norm_relu_1|bn|se_reduce|se_expand))*"
     r"|_projection_head/linear_layers/\d+/(?:dense|bn_relu/bn)|supervised_head/linear_layer/dense)"
     rf"/(?:{'|'.join(_VARIABLE_NAMES)})")
-_KEY_COMPONENT = re.compile(  # Path components of these keys.
+_KEY_COMPONENT = re.compile(  # Path components of the keys that match `_KEY`.
     r"\d+|resnet_model|initial_conv_relu_max_pool|block_groups|layers|projection_layers|shortcut_layers|"
     r"conv_relu_dropblock_layers|conv2d_bn_layers|se_layer|se_reduce|se_expand|conv2d_fixed_padding|conv2d|conv2d_0|"
     r"conv2d_1|batch_norm_relu|batch_norm_relu_1|bn|bn_relu|_projection_head|linear_layers|dense|supervised_head|"
@@ -60,11 +60,11 @@ class WeightFile:
     class_names: list[str] | None = None  # of the linear head's columns, in order; None if not recorded
 
     def names_by_key(self, keys: Iterable[str]) -> dict[str, str]:
-        """Maps checkpoint keys, which must include all of an encoder's, to names in this file."""
+        """Maps checkpoint keys to names in this file. `keys` must include all keys of the encoder."""
         return tf1_names.tf1_names(keys) if self.is_tf1 else {key: key for key in keys}
 
     def reader(self) -> Callable[[str], np.ndarray]:
-        """Returns a function from a name to its array, which raises `UserError` if the file is corrupt."""
+        """Returns a function that maps a name to its array and raises `UserError` if the file is corrupt."""
         reader = tf.train.load_checkpoint(self.path)
 
         def read(name):
@@ -84,12 +84,13 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
     """Finds the weights at `path`.
 
     Args:
-      path: a directory of checkpoints or of SavedModels by step (uses the latest), a SavedModel, a checkpoint prefix,
-        or a TF Hub handle (https://...), which is downloaded. Any file system that TensorFlow supports, such as gs://.
+      path: a directory of checkpoints or of SavedModels named by step (the latest is used), a SavedModel, a checkpoint
+        prefix, or a TF Hub handle (https://...), which is downloaded. Supports all of TensorFlow's file systems, such
+        as gs://.
       flag: the flag that error messages name.
 
     Returns:
-      The prefix of the tensors, and True if they belong to a SavedModel.
+      The checkpoint prefix, and True if it belongs to a SavedModel.
 
     Raises:
       UserError: `path` contains no weights.
@@ -98,7 +99,7 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
         path = _download(path, flag)
     try:
         return _locate(path, flag)
-    except (tf.errors.OpError, ValueError) as error:  # ValueError: the file `checkpoint` is empty or malformed.
+    except (tf.errors.OpError, ValueError) as error:  # ValueError: the `checkpoint` file is empty or malformed.
         raise UserError(f"{flag}={path}: cannot be read ({first_line(error)}). Check the path, or use a local copy."
                         ) from error
 
@@ -107,7 +108,7 @@ def _locate(path, flag):
     if tf.io.gfile.isdir(path):
         steps = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
         saved_models = [path, *(tf.io.gfile.join(path, step) for step in sorted(
-            (step for step in steps if step.isdecimal()), key=int, reverse=True))]  # A run has saved_model/<step>/.
+            (step for step in steps if step.isdecimal()), key=int, reverse=True))]  # Runs write saved_model/<step>/.
         for directory in saved_models:
             if any(tf.io.gfile.exists(tf.io.gfile.join(directory, name)) for name in _SAVED_MODEL_FILES):
                 return tf.io.gfile.join(directory, "variables", "variables"), True
@@ -123,13 +124,13 @@ def _locate(path, flag):
 
 
 def _newest(directory):
-    """Returns the prefix in the file `checkpoint`, or else the prefix of the newest checkpoint, or None."""
+    """Returns the prefix in the `checkpoint` file if it exists, else the newest checkpoint's prefix, else None."""
     try:
         state = tf.train.get_checkpoint_state(directory)
-    except ValueError:  # The file is empty or not text.
+    except ValueError:  # The `checkpoint` file is empty or not text.
         state = None
     if state is not None:
-        # After checkpoints were moved, the file may still contain their old directory.
+        # If the checkpoints were moved, the `checkpoint` file may still contain their old directory.
         for prefix in (state.model_checkpoint_path,
                        tf.io.gfile.join(directory, os.path.basename(state.model_checkpoint_path))):
             if storage.is_file(f"{prefix}.index"):
@@ -138,7 +139,7 @@ def _newest(directory):
 
 
 def _remedy(path):
-    """Returns the sentence of an error about a directory without checkpoints that suggests a prefix."""
+    """Returns the remedy for the error about a directory without checkpoints: a suggested prefix."""
     names = sorted(name[:-len(".index")] for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     if names:
         return f"Pass a prefix in it, such as {path.rstrip('/')}/{names[-1]}."
@@ -146,7 +147,7 @@ def _remedy(path):
 
 
 def _download(handle, flag):
-    import tensorflow_hub as hub  # Imported here because only handles need it.
+    import tensorflow_hub as hub  # Imported here because only TF Hub handles require it.
 
     try:
         return hub.resolve(handle)
@@ -156,7 +157,7 @@ def _download(handle, flag):
 
 
 def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
-    """Reads names, shapes and step of the weights at `path` (see `locate`). Raises `UserError`."""
+    """Reads the names, shapes and step of the weights at `path` (see `locate`). Raises `UserError`."""
     prefix, saved_model = locate(path, flag)
     directory, base = os.path.split(prefix)
     try:
@@ -188,14 +189,14 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
 
 
 def head_size(file: WeightFile) -> int | None:
-    """Returns the number of classes of the linear head in a file, or None if the file has no linear head."""
+    """Returns the number of classes of a file's linear head, or None if the file has no linear head."""
     head = "head_supervised" if file.is_tf1 else "model/supervised_head"
     kernel = file.shapes.get(f"{head}/linear_layer/dense/kernel")
     return None if kernel is None else kernel[-1]
 
 
 def _read_class_names(file):
-    """Returns the class names of the linear head that its run or SavedModel records, or None."""
+    """Returns the linear head's class names, as recorded by its run or SavedModel, or None."""
     directory = os.path.dirname(file.path)
     if file.format.startswith("SavedModel"):
         description = storage.read_json(os.path.join(os.path.dirname(directory), DESCRIPTION_FILE)) or {}
@@ -206,7 +207,7 @@ def _read_class_names(file):
 
 
 def read_classes(directory: str) -> tuple[list[str] | None, bool]:
-    """Reads classes.json of a run.
+    """Reads a run's classes.json.
 
     Returns:
       The class names (None if the file is missing or the run has no classes), and True if the labels are multi-label.
@@ -249,7 +250,7 @@ def _flat_keys(tensors):
 
 
 def _tf1_keys(tensors):
-    """Returns the tensors with TF1 names (name -> key). Removes scopes, which Hub modules may prepend."""
+    """Returns the tensors with TF1 names (name -> key). Removes scope prefixes, which TF Hub modules may add."""
     keys = {}
     for name, key in tensors.items():
         match = _TF1_NAME.search(name)
@@ -262,7 +263,8 @@ def _graph_keys(serialized):
     """Finds the variables in a serialized object graph.
 
     Returns:
-      keys_by_path: our checkpoint key -> key in the file, for variables below the first object with a `resnet_model`.
+      keys_by_path: this program's checkpoint key -> key in the file, for variables under the first object that has a
+        `resnet_model` attribute.
       keys_by_name: `tf.Variable.name` at creation -> key in the file.
     """
     from tensorflow.core.protobuf import trackable_object_graph_pb2

@@ -14,9 +14,9 @@ ARCHIVE_SUFFIX = ".tar.gz"
 
 
 def archive(saved_model: str, path: str) -> str:
-    """Writes a TF Hub archive (.tar.gz) and a model card (.md) next to it; returns the path of the card.
+    """Writes a TF Hub archive (.tar.gz) with a model card (.md) next to it, and returns the path of the card.
 
-    Both are written to a temporary directory and then renamed. Raises `UserError` if one of them exists.
+    Both files are written to a temporary directory and then renamed. Raises `UserError` if either file exists.
     """
     card = card_path(path)
     with tempfile.TemporaryDirectory(prefix=saving.TEMP_PREFIX, dir=os.path.dirname(path) or ".") as scratch:
@@ -32,12 +32,12 @@ def archive(saved_model: str, path: str) -> str:
 
 
 def card_path(archive_path: str) -> str:
-    """Returns the path of the model card of an archive."""
+    """Returns the path of an archive's model card."""
     return f"{archive_path.removesuffix(ARCHIVE_SUFFIX)}.md"
 
 
 def check_absent(flag: str, paths: Iterable[str]) -> None:
-    """Raises `UserError` if one of the paths exists."""
+    """Raises `UserError` if any of the paths exists."""
     for path in paths:
         if os.path.lexists(path):
             raise UserError(f"--{flag}: {path} already exists. Use another name, or delete it.")

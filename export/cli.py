@@ -1,4 +1,4 @@
-"""Exports the network of a checkpoint as a SavedModel for TF Hub.
+"""Exports a checkpoint's network as a SavedModel for TF Hub.
 
     python -m export --checkpoint=CHECKPOINT --export_dir=DIR [--archive=FILE.tar.gz]
 """
@@ -23,7 +23,7 @@ def _parser():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; see `command_line.run_command` for errors and signals."""
+    """Runs the command line. See `command_line.run_stoppable` for errors and signals."""
     parser = _parser()
     arguments = parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Export of a checkpoint as a SavedModel and an archive."""
+"""Export of checkpoints as SavedModels and TF Hub archives."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runtime.paths import check_path, check_weights_path, check_writable_parent
 
 def export_checkpoint(checkpoint: str, export_dir: str, archive: str | None = None, image_size: int | None = None
                       ) -> None:
-    """Exports the network of a checkpoint and logs the written paths.
+    """Exports a checkpoint's network and logs the paths of the written files.
 
     Args:
       checkpoint: see `weight_files.locate`.
       export_dir: new or empty directory for the SavedModel.
-      archive: path of a TF Hub archive, FILE.tar.gz, to write with a model card FILE.md; None: no archive.
-      image_size: in pixels; None: the image size of the run, or 224.
+      archive: path FILE.tar.gz for a TF Hub archive with a model card FILE.md, or None for no archive.
+      image_size: image size in pixels. None: the run's image size, or 224 if unknown.
 
     Raises:
       UserError: an argument is invalid.

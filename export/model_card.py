@@ -12,17 +12,17 @@ _TRAINED = {"pretrain": "pretrained", "finetune": "fine-tuned from a SimCLR enco
 
 
 def _escape_html(text):
-    """Returns a text on one line, with HTML and control characters escaped."""
+    """Returns the text as a single line with HTML and control characters escaped."""
     return html.escape(console.printable_name(str(text)), quote=False)
 
 
 def _escape_markdown(text):
-    """Returns a text on one line, with HTML, Markdown and control characters escaped."""
+    """Returns the text as a single line with HTML, Markdown and control characters escaped."""
     return re.sub(r"([\\`*\[\]|~#!])", r"\\\1", _escape_html(text))
 
 
 def model_card(saved_model: str) -> str:
-    """Returns a Markdown page with the inputs, outputs, training settings and results of an exported SavedModel."""
+    """Returns a Markdown page that describes a SavedModel's inputs, outputs, training settings and results."""
     description = descriptions.read_description(saved_model)
     flags = description.get("flags") or {}
     settings = "\n".join(f"    --{_escape_html(name)}={_escape_html(value)}" for name, value in sorted(flags.items()))

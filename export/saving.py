@@ -19,15 +19,15 @@ from config import Config, settings_with
 from runtime import console
 from runtime.errors import UserError
 
-TEMP_PREFIX = "unfinished_"  # of the temporary directory, next to the final one, in which a SavedModel is written
-# Relative paths of the files in a SavedModel of this program. Files that are being written may have a suffix.
+TEMP_PREFIX = "unfinished_"  # prefix of the temporary directories in which SavedModels are first written
+# Relative paths of the files in this program's SavedModels. Files that are still being written may have a suffix.
 _SAVED_MODEL_FILE = re.compile(r"(saved_model\.pb|saved_model\.pbtxt|fingerprint\.pb|keras_metadata\.pb)(\.tmp\w*)?"
                                r"|variables/(variables\.|variables_temp/).*|assets\.extra/simclr\.json(\.\d+\.tmp)?")
 NOTHING_WRITTEN = "nothing was written; run the same command again"
 
 
 def _forward(model):
-    """Returns a function of images and a Python bool `training` that returns the endpoints of `model`."""
+    """Returns a function that computes the endpoints of `model` from images and the Python bool `training`."""
     @tf.function(autograph=False)
     def forward(inputs, training):
         endpoints = model(inputs, training=training)
@@ -37,9 +37,9 @@ def _forward(model):
 
 
 def _variable_tree(model):
-    """Returns trackables that contain the variables under their checkpoint keys.
+    """Returns a tree of trackables that contains the variables under their checkpoint keys.
 
-    Saving the Keras model instead would trace and save the call of every layer.
+    Saving the Keras model instead would trace and save every layer's call function.
     """
     root = tf.__internal__.tracking.AutoTrackable()
     for key, variable in restoring.variables_by_key(model=model).items():
@@ -54,16 +54,16 @@ def _variable_tree(model):
 
 
 def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str, Callable]]:
-    """Builds the object to save, a Reusable SavedModel (TF Hub).
+    """Builds the object to save, which follows TF Hub's Reusable SavedModel interface.
 
     Args:
-      model: a built `model_lib.Model`, created outside any strategy.
-      config: the settings of the model.
+      model: a built `model_lib.Model`, created outside any strategy scope.
+      config: the model's settings.
 
     Returns:
       (module, signatures). The module is called as `module(images, trainable=False)`, as in the original, or as
-      `module(images, training=False)`; images are float32 [n, h, w, 3] in [0, 1], without mean subtraction. If either
-      argument is True, batch norm uses batch statistics and updates its moving averages.
+      `module(images, training=False)`. Images are float32 [n, h, w, 3] in [0, 1], without mean subtraction. If
+      `trainable` or `training` is True, batch norm uses batch statistics and updates its moving averages.
     """
     # AutoTrackable, because tf.Module does not allow setting trainable_variables.
     module = tf.__internal__.tracking.AutoTrackable()
@@ -104,10 +104,10 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
 def export(config: Config, class_names: list[str] | None, checkpoint_path: str, export_dir: str,
            results: dict[str, float] | None = None, has_training_config: bool = True, step: int | None = None,
            multi_label: bool = False, replace: bool = False, check: Callable[[], None] = lambda: None) -> None:
-    """Writes the model of a checkpoint as a SavedModel to `export_dir`.
+    """Exports a checkpoint's model as a SavedModel to `export_dir`.
 
-    The model is rebuilt in float32, so that the SavedModel does not depend on the strategy, frozen blocks or half
-    precision of the training.
+    The model is rebuilt in float32, so that the SavedModel does not depend on the strategy, frozen blocks or precision
+    used in training.
 
     Args:
       config: settings of the network.
@@ -115,10 +115,10 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
       checkpoint_path: see `weight_files.locate`.
       export_dir: a directory that does not exist or is empty.
       results: evaluation results to record in the description.
-      has_training_config: True if `config` also contains the settings of the training, which are then recorded.
+      has_training_config: whether `config` also contains training settings, which are then recorded.
       step: training step to record if the checkpoint does not contain it.
-      multi_label: True if the labels are multi-label, to record in the description.
-      replace: True to replace a SavedModel of this program at `export_dir`.
+      multi_label: whether the labels are multi-label, to record in the description.
+      replace: whether to replace an existing SavedModel of this program at `export_dir`.
       check: called before a directory is replaced; may raise `UserError`.
     """
     model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
@@ -136,11 +136,11 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
 
 @contextlib.contextmanager
 def _atomic_directory(export_dir, replace, check):
-    """Yields a directory for a SavedModel, which is renamed to `export_dir` if the body succeeds.
+    """Yields a directory for a SavedModel and renames it to `export_dir` if the body succeeds.
 
-    The directory is a temporary one next to `export_dir`, so that readers never see an incomplete SavedModel. A
-    directory that is not empty is replaced only if `replace` is True and it contains only a SavedModel of this program.
-    Object storage cannot rename directories; there, `export_dir` is written directly.
+    The yielded directory is temporary, so that readers never see an incomplete SavedModel at `export_dir`. A non-empty
+    `export_dir` is replaced only if `replace` is True and it contains only a SavedModel of this program. On object
+    storage, which cannot rename directories, `export_dir` itself is yielded.
     """
     if "://" in export_dir:
         yield export_dir
@@ -163,7 +163,7 @@ def _atomic_directory(export_dir, replace, check):
 
 
 def _foreign_content(path):
-    """Returns why `path` is not a directory with only a SavedModel of this program (possibly partial), or None."""
+    """Returns the reason why `path` is not a directory with only SavedModel files of this program, or None if it is."""
     remote = "://" in path
     if not remote and (os.path.islink(path) or not os.path.isdir(path)):
         return "it is a link or a file"
@@ -178,7 +178,7 @@ def _foreign_content(path):
 
 
 def _training_flags(config):
-    """Returns the settings to record: always data, mode and length; other settings if they differ from the default."""
+    """Returns the settings to record: data, mode, training length, and other settings that differ from the default."""
     always = ("dataset", "train_split", "train_mode", *settings_with("length"))
     return {**{name: getattr(config, name) for name in always}, **config.identity()}
 
@@ -186,11 +186,11 @@ def _training_flags(config):
 def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoint_path: str,
                         results: dict[str, float] | None = None, multi_label: bool = False,
                         check: Callable[[], None] = lambda: None) -> str:
-    """Writes model_dir/saved_model/<step>/ and returns its path.
+    """Exports a run's checkpoint to model_dir/saved_model/<step>/ and returns that path.
 
-    Deletes older SavedModels, so that `keep_hub_module_max` remain, always including the new one. Only directories that
-    contain nothing but a SavedModel of this program are deleted or replaced; none if `saved_model` is a link, because
-    other runs may export to its target.
+    Deletes older SavedModels, so that `keep_hub_module_max` remain, always including the new one. Directories are
+    deleted or replaced only if they contain nothing but a SavedModel of this program. If `saved_model` is a link, no
+    directories are deleted or replaced, because other runs may export to the link's target.
 
     Args:
       config: settings of the run.
@@ -217,17 +217,17 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
     old = others[:max(len(others) + 1 - config.keep_hub_module_max, 0)] if config.keep_hub_module_max else []
     for name in old:
         _remove_saved_model(os.path.join(root, name))
-    for name in names:  # Temporary directories of killed processes.
+    for name in names:  # Clean up temporary directories left by killed processes.
         if re.fullmatch(rf"{TEMP_PREFIX}\w{{8}}", name):
             for subdirectory in ("saved_model", "replaced"):
                 _remove_saved_model(os.path.join(root, name, subdirectory))
-            with contextlib.suppress(OSError):  # The directory is not empty.
+            with contextlib.suppress(OSError):  # OSError: the directory is not empty.
                 os.rmdir(os.path.join(root, name))
     return path
 
 
 def _remove_saved_model(directory):
-    """Deletes a SavedModel of this program; keeps and logs a directory with other content."""
+    """Deletes a SavedModel of this program. A directory with other content is kept, and a message is logged."""
     if not tf.io.gfile.exists(directory):
         return
     reason = _foreign_content(directory)
@@ -236,4 +236,4 @@ def _remove_saved_model(directory):
     elif "://" in directory:
         tf.io.gfile.rmtree(directory)
     else:
-        shutil.rmtree(directory)  # Unlike tf.io.gfile.rmtree, it does not follow links.
+        shutil.rmtree(directory)  # Unlike tf.io.gfile.rmtree, shutil.rmtree does not follow links.
