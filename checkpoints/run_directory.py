@@ -94,7 +94,7 @@ def write_flags(directory: str, config: Config, class_names: list[str] | None, m
 
 
 def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool, directory: str) -> None:
-    """Copies the training run's flags.json and classes.json to `directory`. The arguments replace missing files."""
+    """Copies the training's flags.json and classes.json to `directory`. Missing ones are written from the arguments."""
     write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, weight_files.CLASSES_FILE):
         content = storage.read_json(os.path.join(config.model_dir, name), (dict, list))

@@ -11,7 +11,7 @@ import argparse
 from runtime import command_line, console, tensorflow_startup
 
 _TRUST_NOTICE = "The graph in MODEL is executed: use only models from trusted sources."
-_MAX_LISTED = 10  # unreadable files in the output
+_MAX_LISTED = 10  # maximum number of unreadable files to list
 
 
 def _embed(arguments):
@@ -56,7 +56,7 @@ def _parser():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; see `command_line.run_command` for errors and signals."""
+    """Runs the command line. See `command_line.run_command` for errors and signals."""
     parser = _parser()
     arguments = parser.parse_args(arguments)
     command_line.run_stoppable(parser.prog, lambda: arguments.run(arguments))

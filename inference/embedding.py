@@ -22,7 +22,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cell
 
 
 def _find_images(folder):
-    """Returns the paths of all image files below a folder, sorted. Raises `UserError` if there are none."""
+    """Returns the sorted paths of all image files below a folder. Raises `UserError` if there are none."""
     files = image_files.find_images(folder)
     if not files:
         raise UserError(f"FOLDER={folder}: no images found ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the path.")
@@ -30,7 +30,7 @@ def _find_images(folder):
 
 
 def _write_strings(file, strings, chunk_size=4096):
-    """Writes strings as a .npy array, in chunks, because NumPy pads every string to the length of the longest."""
+    """Writes strings as a .npy array, in chunks to save memory, because NumPy pads all strings to the same length."""
     dtype = np.dtype((np.str_, max(map(len, strings), default=1)))
     np.lib.format.write_array_header_1_0(file, dict(descr=dtype.str, fortran_order=False, shape=(len(strings),)))
     for begin in range(0, len(strings), chunk_size):
@@ -39,9 +39,9 @@ def _write_strings(file, strings, chunk_size=4096):
 
 @contextlib.contextmanager
 def _npz_writer(path):
-    """Yields a function that appends (file names, vectors) to a .npz with `files` [n] and `vectors` [n, d] float32.
+    """Yields a function that appends file names and vectors to a .npz file: `files` [n], `vectors` [n, d] float32.
 
-    Vectors are buffered in a temporary file, not in memory. `path` is created after everything is written.
+    Vectors are buffered in a temporary file, not in memory. `path` is created once all vectors are available.
     """
     files, widths = [], set()
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path) or ".") as scratch:
@@ -50,7 +50,7 @@ def _npz_writer(path):
             def add(names, vectors):
                 files.extend(names)
                 widths.add(vectors.shape[1])
-                # Not `tofile`, which does not report why it fails.
+                # `tofile` would not report the cause of an error.
                 raw.write(vectors.astype(np.float32).tobytes())
 
             yield add
@@ -67,7 +67,7 @@ def _npz_writer(path):
 
 @contextlib.contextmanager
 def _csv_writer(path):
-    """Yields a function that appends (file names, vectors) to a .csv, one line per file.
+    """Yields a function that appends file names and vectors to a .csv file, one line per image.
 
     A name that a spreadsheet would evaluate as a formula is written as ./NAME, which refers to the same file.
     """
@@ -91,14 +91,14 @@ _WRITERS = {".npz": _npz_writer, ".csv": _csv_writer}
 
 def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool", image_size: int | None = None
          ) -> tuple[int, list[str]]:
-    """Writes one vector per image below `folder`, with only file names and two batches in memory.
+    """Writes one vector per image below `folder`. Only file names and two batches are held in memory.
 
     Args:
       saved_model: see `load_endpoint`.
-      folder: directory, searched recursively; file names are written relative to it, in sorted order.
-      out: path of a .npz (`files`, `vectors`) or .csv.
+      folder: directory to search recursively. File names are written relative to it, in sorted order.
+      out: path of the output, a .npz file (`files`, `vectors`) or a .csv file.
       output: name of the endpoint.
-      image_size: in pixels; None: the image size of the model, or 224.
+      image_size: image size in pixels. None: the model's image size, or 224 if unknown.
 
     Returns:
       The number of vectors written, and the paths of unreadable images.
@@ -112,7 +112,7 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
     for name, path in (("--out", out), ("FOLDER", folder)):
         if "://" in path:
             raise UserError(f"{name}={path}: only local paths are supported here. Use a local path.")
-    out = os.path.realpath(out)  # Replaces the target of a link rather than the link.
+    out = os.path.realpath(out)  # If `out` is a link, replace its target, not the link.
     writer = _WRITERS.get(os.path.splitext(out)[1].lower())
     if writer is None:
         raise UserError(f"--out={out}: unsupported format. Use a file name that ends in {' or '.join(_WRITERS)}.")

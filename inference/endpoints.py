@@ -17,7 +17,7 @@ from sources import image_files
 
 
 def uses_center_crop(description: dict, size: int) -> bool:
-    """Returns True if evaluations of a model with this description center-crop images to `size`."""
+    """Returns whether evaluation center-crops images to `size`, according to a model description."""
     return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).center_crop_eval
 
 
@@ -25,16 +25,16 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     """Loads one endpoint of a SavedModel.
 
     Args:
-      saved_model: directory or TF Hub handle of a SavedModel, from this program or the original. Unlike with
-        `--checkpoint`, its graph is executed.
+      saved_model: directory or TF Hub handle of a SavedModel, from this program or the original. Unlike for
+        `--checkpoint`, the SavedModel's graph is executed.
       name: name of the endpoint.
 
     Returns:
-      A function from images, float32 [n, size, size, 3] in [0, 1], to the endpoint [n, d]; and the model description
-      (see `descriptions.read_description`).
+      A function that maps images, float32 [n, size, size, 3] in [0, 1], to the endpoint's values [n, d], and the model
+      description (see `descriptions.read_description`).
 
     Raises:
-      UserError: `saved_model` is not a SimCLR SavedModel, or lacks the endpoint.
+      UserError: `saved_model` is not a SimCLR SavedModel, or it does not have the endpoint.
     """
     directory = os.path.dirname(os.path.dirname(weight_files.locate(saved_model, "MODEL")[0]))
     if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
@@ -45,7 +45,7 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     try:
         module = tf.saved_model.load(directory)
         outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
-    except Exception as error:  # Foreign SavedModels can raise anything; the remedy is the same.
+    except Exception as error:  # SavedModels of other programs can raise any exception.
         raise UserError(f"MODEL={saved_model}: cannot be loaded and called as a SimCLR SavedModel ({first_line(error)}"
                         f"). Export its weights with python -m export --checkpoint={saved_model} --export_dir=DIR."
                         ) from error
@@ -62,7 +62,7 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
 
 
 def _load_image(path, size, crop):
-    """Returns an image file as float32 [size, size, 3], or the exception if it cannot be read."""
+    """Loads an image file as float32 [size, size, 3]. If the file cannot be read, returns the exception."""
     try:
         with image_files.checked_content(path) as content:
             image = tf.io.decode_image(content, channels=3, expand_animations=False, dtype=tf.float32)

@@ -18,12 +18,12 @@ def predict(saved_model: str, paths: list[str], image_size: int | None = None, t
     Args:
       saved_model: see `load_endpoint`.
       paths: image files.
-      image_size: in pixels; None: the image size of the model, or 224.
+      image_size: image size in pixels. None: the model's image size, or 224 if unknown.
       top_k: number of classes per image.
 
     Returns:
-      A dict from path to a list of (class name, probability), most probable first, or to None if the file cannot be
-      read. The probabilities of a multi-label model are independent (sigmoid instead of softmax).
+      A dict that maps each path to a list of (class name, probability), most probable class first, or to None if the
+      file cannot be read. Multi-label models use independent probabilities (sigmoid instead of softmax).
     """
     saved_model = check_weights_path("MODEL", saved_model)
     paths = [check_path("IMAGE", path, allow_patterns=True) for path in paths]

@@ -19,7 +19,7 @@ from runtime.errors import STOPPED_STATUS, JobFailed, Stopped
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED_BETWEEN_JOBS = "stopped: run the same command again to resume"
 _STOPPED_STATUSES = {STOPPED_STATUS, *(status for signum in _SIGNALS for status in (128 + signum, -signum))}
-_TAIL_BYTES = 4096  # end of a log that is searched for its last line
+_TAIL_BYTES = 4096  # size of a log's tail, which is searched for the last line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Job:
 
     command: tuple[str, ...]
     directory: str
-    cwd: str | None = None  # working directory; None: the one of this process
+    cwd: str | None = None  # working directory; None: this process's working directory
 
 
 class Launcher:
     """A context manager that runs jobs and forwards SIGINT, SIGTERM and SIGHUP to all running jobs.
 
-    No job starts after a signal. An ignored SIGHUP, as under nohup, stays ignored.
+    No further jobs start after a signal. If SIGHUP is ignored, as under nohup, it remains ignored.
 
-    The context raises `errors.Stopped` if a signal was received before it was entered, or while no job was running. A
-    Ctrl-C in a terminal also reaches the processes directly; they treat the two signals as one. Use the context in the
-    main thread.
+    The context raises `errors.Stopped` if a signal arrived before the context was entered or while no job was running.
+    In a terminal, Ctrl-C also sends SIGINT to the jobs directly, and the jobs treat both signals as one. Use the
+    context only in the main thread.
     """
 
     def __init__(self):
@@ -46,18 +46,18 @@ class Launcher:
 
     def __enter__(self) -> Launcher:
         outer = signals.active()
-        # Shared with `outer`, which kills the processes if a second signal is received.
+        # The set is shared with `outer`, which kills these processes on a second signal.
         self._running = set() if outer is None else outer.child_processes
         self._old = {signum: signal.signal(signum, self._forward) for signum in _SIGNALS
                      if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN}
-        if outer is not None and outer.requested:  # A signal was received before.
+        if outer is not None and outer.requested:  # A signal arrived before the context was entered.
             self._restore()
             outer.stop()
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         self._restore()
-        if exception_type is None and self._signaled:  # The signal was received after the last job had ended.
+        if exception_type is None and self._signaled:  # The signal arrived after the last job ended.
             raise Stopped(_STOPPED_BETWEEN_JOBS)
 
     def _restore(self):
@@ -74,7 +74,7 @@ class Launcher:
             process.send_signal(signum)
 
     def run(self, job: Job, devices: str | None = None) -> None:
-        """Runs a job and waits for its end.
+        """Runs a job and waits until it ends.
 
         Args:
           job: the command.
@@ -88,10 +88,10 @@ class Launcher:
         log = os.path.join(job.directory, "run.log")
         visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
         with open(log, "ab") as file:
-            start = file.tell()  # Earlier starts of the job wrote to the same log.
+            start = file.tell()  # Earlier attempts wrote to the same log.
             with self._started(job, file, visible) as process:
                 status = process.wait()
-        if status in _STOPPED_STATUSES or self._stopped:  # A run may still exit with status 0 after the signal.
+        if status in _STOPPED_STATUSES or self._stopped:  # A run may exit with status 0 despite the signal.
             raise Stopped(f"stopped in {job.directory}: run the same command again to resume")
         if status:
             outcome = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
@@ -106,20 +106,20 @@ class Launcher:
                                        env={**os.environ, **variables})
             self._running.add(process)
         try:
-            if self._stopped:  # The signal was received while the process was starting.
+            if self._stopped:  # The signal arrived while the process was starting.
                 process.terminate()
             yield process
         finally:
             self._running.discard(process)
 
     def run_all(self, jobs: Iterable[Job], num_parallel: int) -> Iterator[tuple[Job, JobFailed | None]]:
-        """Runs jobs, `num_parallel` at a time, and yields (job, None or its `JobFailed`) when a job ends.
+        """Runs jobs, `num_parallel` at a time. When a job ends, yields (job, None), or (job, `JobFailed`) if it failed.
 
-        Several devices in CUDA_VISIBLE_DEVICES are divided among the parallel jobs. If the caller closes the iterator
-        early, running jobs receive SIGTERM, and their end is awaited.
+        The devices in CUDA_VISIBLE_DEVICES are divided among the parallel jobs. If the caller closes the iterator
+        early, running jobs receive SIGTERM, and the iterator waits until they end.
 
         Raises:
-          errors.Stopped: a job was stopped by a signal, as for `run`.
+          errors.Stopped: a job was stopped by a signal (see `run`).
         """
         free_devices = queue.SimpleQueue()
         for index in range(num_parallel):
@@ -141,7 +141,7 @@ class Launcher:
                 for future in concurrent.futures.as_completed(futures):
                     yield future.result()
             finally:
-                # Jobs that were stopped before get no second signal, which would kill them.
+                # Do not signal jobs that were already signaled, because a second signal would kill them.
                 if not (self._stopped or all(future.done() for future in futures)):
                     self._stop(signal.SIGTERM)
                 for future in futures:
@@ -169,7 +169,7 @@ def cpu_info() -> tuple[str, int]:
 
 
 def _device_share(devices, index, num_shares):
-    """Returns one share of the devices: two shares of "0,1,2,3" are "0,2" and "1,3". None stands for all devices."""
+    """Returns one share of the devices (None: all). For example, the two shares of "0,1,2,3" are "0,2" and "1,3"."""
     names = devices.split(",") if devices else []
     if len(names) < 2 or num_shares < 2:
         return None

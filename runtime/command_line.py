@@ -15,20 +15,20 @@ from runtime import console, signals
 from runtime.errors import STOPPED_STATUS, Stopped, UserError, first_line
 
 _T = TypeVar("_T")
-# TensorFlow errors about files, memory and connections. All others are bugs of the program.
+# TensorFlow errors about files, memory and connections. All other TensorFlow errors are bugs in the program.
 _ENVIRONMENT_ERRORS = ("ResourceExhaustedError", "PermissionDeniedError", "NotFoundError", "AlreadyExistsError",
                        "FailedPreconditionError", "UnavailableError", "DataLossError")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def exit_with_error(program: str, message: object, status: int = UserError.status) -> NoReturn:
-    """Prints a one-line error to standard error, and exits with `status`."""
+    """Prints a one-line error to standard error and exits with `status`."""
     print(console.printable(f"{program}: error: {' '.join(str(message).split())}"), file=sys.stderr)
     sys.exit(status)
 
 
 def exit_not_a_program(path: str, command: str = "python run.py") -> NoReturn:
-    """Exits with status 2 and an error that names the command to use instead of running the module at `path`."""
+    """Exits with status 2 and an error that names the command to run instead of the module at `path`."""
     exit_with_error(os.path.basename(path),
                     f"this module is not a program. Use `{command}`; `make help` lists all commands.")
 
@@ -42,7 +42,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def parse_image_size(text: str) -> int:
-    """Parses an image size in pixels, at least 8. A `type` of argparse."""
+    """Parses an image size of at least 8 pixels, for argparse's `type`."""
     if not re.fullmatch("[0-9]{1,5}", text) or int(text) < 8:
         raise argparse.ArgumentTypeError(f"must be an integer >= 8; got {text}")
     return int(text)
@@ -50,10 +50,10 @@ def parse_image_size(text: str) -> int:
 
 @contextlib.contextmanager
 def reporting_errors(program: str) -> Iterator[None]:
-    """Returns a context manager that turns errors and signals into a one-line message and an exit status.
+    """Returns a context manager that converts errors and signals to a one-line message and an exit status.
 
-    A `UserError` exits with its own status, an error about files, memory or connections with 2, `errors.Stopped` with
-    `errors.STOPPED_STATUS`. Any other exception is a bug of the program and keeps its traceback.
+    The exit status is the error's own status for a `UserError`, 2 for errors about files, memory or connections, and
+    `errors.STOPPED_STATUS` for `errors.Stopped`. Any other exception is a bug in the program and prints a traceback.
     """
     console.set_up()
     try:
@@ -63,7 +63,7 @@ def reporting_errors(program: str) -> Iterator[None]:
     except Stopped as stopped:
         console.log(str(stopped))
         sys.exit(STOPPED_STATUS)
-    except KeyboardInterrupt:  # Raised outside of `signals.StopSignals`, when there is nothing to save.
+    except KeyboardInterrupt:  # Raised outside `signals.StopSignals`, when there is nothing to save.
         sys.exit(130)
     except Exception as error:
         message = describe_environment_error(error)
@@ -73,25 +73,25 @@ def reporting_errors(program: str) -> Iterator[None]:
 
 
 def run_command(program: str, function: Callable[[], _T]) -> _T:
-    """Calls `function` inside `reporting_errors`, and returns its result."""
+    """Calls `function` inside `reporting_errors` and returns its result."""
     with reporting_errors(program):
         return function()
 
 
 def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
-    """Calls `function` like `run_command`, and inside `signals.StopSignals`: a signal stops it at a safe point."""
+    """Calls `function` like `run_command`, but inside `signals.StopSignals`, so signals stop it at a safe point."""
     with reporting_errors(program), signals.StopSignals():
         return function()
 
 
 def describe_environment_error(error: Exception) -> str | None:
     """Returns a message with a remedy for an error about files, memory or connections; None for any other error."""
-    tensorflow = sys.modules.get("tensorflow")  # Not imported: the import takes seconds.
+    tensorflow = sys.modules.get("tensorflow")  # Do not import TensorFlow, which takes seconds.
     tensorflow_errors = tuple(getattr(tensorflow.errors, name) for name in _ENVIRONMENT_ERRORS) if tensorflow else ()
     if not isinstance(error, (OSError, MemoryError, *tensorflow_errors)):
         return None
     path = getattr(error, "filename", None)
-    # TensorFlow's messages start with the names of operations.
+    # Remove the operation names at the start of TensorFlow's messages.
     line = re.sub(r"^(\{\{.*?\}\} *)+", "", first_line(error))
     reason = f"{path}: {error.strerror}" if path is not None and error.strerror else line
     if getattr(error, "errno", None) in _NO_SPACE or "No space left" in str(error):

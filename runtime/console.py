@@ -16,7 +16,7 @@ _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206
 
 
 def printable(text: str) -> str:
-    """Replaces control characters, except newlines, by backslash escapes.
+    """Replaces control characters, except newlines, with backslash escapes.
 
     File names and class names may contain escape sequences, which a terminal would execute.
     """
@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def printable_name(name: str) -> str:
-    """Replaces control characters in a name like `printable`, and newlines as well."""
+    """Replaces control characters like `printable`, and also newlines."""
     return printable(name).replace("\n", "\\n")
 
 
@@ -35,9 +35,9 @@ class _Console(io.FileIO):
     """
 
     def write(self, data: bytes) -> int:
-        """Writes bytes. After an error, discards them and all later output."""
+        """Writes bytes. After an error, discards these bytes and all later output."""
         try:
-            while (count := super().write(data)) is None:  # A busy terminal in non-blocking mode.
+            while (count := super().write(data)) is None:  # None: the terminal is busy and non-blocking.
                 select.select([], [self], [])
             return count
         except OSError:
@@ -47,10 +47,11 @@ class _Console(io.FileIO):
 
 
 def set_up() -> None:
-    """Makes standard output and error accept any text, and survive that they are closed. Call it first.
+    """Makes standard output and standard error accept any text and tolerate being closed. Call this function first.
 
-    A closed stream is replaced by the null device: otherwise the next file to be opened would get its descriptor, and
-    the output of native code would end up in that file. Characters that the encoding lacks are printed as escapes.
+    Closed streams are replaced with the null device. Otherwise, the next opened file would reuse the descriptor, and
+    native code would write its output to that file. Characters that the encoding does not support are printed as
+    escapes.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -58,7 +59,7 @@ def set_up() -> None:
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is not None and stream is not getattr(sys, f"__{name}__"):
-            continue  # Replaced by other code, such as pytest's capture.
+            continue  # The stream was replaced by other code, such as pytest's capture.
         if stream is not None and isinstance(getattr(stream.buffer, "raw", None), _Console):
             continue
         if stream is not None:

@@ -1,4 +1,4 @@
-"""Selection of the devices: one device, several GPUs, several hosts, or a TPU."""
+"""Device selection: one device, several GPUs, several hosts, or a TPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BFLOAT16_CAPABILITY = (8, 0)  # compute capability of Nvidia's Ampere GPUs
 def start_runtime(use_tpu: bool) -> None:
     """Starts TensorFlow's runtime, unless hosts or a TPU must be connected first.
 
-    The runtime prints messages when it starts, so it is started while native output is captured.
+    Call this function while native output is captured, because the runtime prints messages when it starts.
     """
     if not use_tpu and not os.environ.get("TF_CONFIG"):
         tf.config.list_logical_devices()
@@ -28,13 +28,13 @@ def make_strategy(use_tpu: bool = False, tpu_address: str | None = None, tpu_zon
     """Returns the distribution strategy for a TPU, several hosts (TF_CONFIG), several GPUs, or one device.
 
     Args:
-      use_tpu: compute on a TPU.
-      tpu_address: name of the TPU, its address grpc://host:port, or "local" on a TPU VM.
-      tpu_zone: Google Cloud zone of the TPU; None: taken from the environment.
-      gcp_project: Google Cloud project of the TPU; None: taken from the environment.
+      use_tpu: whether to use a TPU.
+      tpu_address: name or address (grpc://host:port) of the TPU, or "local" on a TPU VM.
+      tpu_zone: Google Cloud zone of the TPU. None: read from the environment.
+      gcp_project: Google Cloud project of the TPU. None: read from the environment.
 
     Raises:
-      UserError: the TPU or the other hosts cannot be connected.
+      UserError: the TPU or the other hosts cannot be reached.
     """
     if use_tpu:
         return _tpu_strategy(tpu_address, tpu_zone, gcp_project)
@@ -56,11 +56,12 @@ def _hosts_strategy():
 def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
     """Connects to the TPU as in TensorFlow's guide 'Use TPUs': resolver, cluster, system, strategy.
 
-    This has not been tested on TPU hardware. `--tpu_name=local` selects the TPU of a TPU VM and needs no connection.
-    With any other name, the input pipeline runs on the TPU's hosts, which can read `gs://` only, so that `folder:` and
-    local directories do not work. The protocols `lbfgs` and `knn` are fitted on the coordinator; `contrastive`, which
-    evaluates on one replica, and the export run on the CPU of the coordinator. The tests compile the training step and
-    the evaluation with XLA, which shows that XLA supports all their operations, but nothing about speed or memory.
+    This function has not been tested on TPU hardware. `--tpu_name=local` selects a TPU VM's own TPU and requires no
+    connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://`, so
+    `folder:` and local directories are not supported. The `lbfgs` and `knn` protocols are fitted on the coordinator.
+    The `contrastive` protocol (which uses one replica) and the export run on the coordinator's CPU. The tests compile
+    the training step and the evaluation with XLA. This shows that XLA supports all operations, but does not measure
+    speed or memory.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
@@ -69,13 +70,13 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    except Exception as error:  # The resolver's requests to Google Cloud fail in many ways with the same remedy.
+    except Exception as error:  # Requests to Google Cloud can fail in many ways, all with the same remedy.
         raise UserError(f"--use_tpu: no TPU could be reached ({first_line(error)}). Check --tpu_name, or remove "
                         "--use_tpu.") from error
 
 
 def _check_reachable(address):
-    """Raises OSError if nothing listens at grpc://host:port: TensorFlow would wait forever."""
+    """Raises OSError if nothing listens at grpc://host:port, because TensorFlow would wait forever."""
     if address.startswith("grpc://"):
         host, _, port = address[len("grpc://"):].partition(":")
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
@@ -91,7 +92,7 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def check_precision(precision: str, use_tpu: bool) -> None:
-    """Raises `UserError` if a GPU does not support the arithmetic of `precision`."""
+    """Raises `UserError` if a GPU does not support `precision`."""
     if precision != "mixed_bfloat16" or use_tpu:
         return
     for gpu in tf.config.list_physical_devices("GPU"):

@@ -15,12 +15,12 @@ class UserError(Exception):
 
 
 class TrainingDiverged(UserError):
-    """A loss, a gradient or a weight is NaN or Inf. Programs that start training runs check the exit status."""
+    """Raised if a loss, gradient or weight is NaN or Inf. Programs that start training runs check the exit status."""
 
     status = 3
 
 
-# Lines of a TensorFlow error that give its location in the graph instead of its cause.
+# Lines of a TensorFlow error that describe its location in the graph instead of its cause.
 _LOCATION = re.compile(r"\s|Graph execution error:|Detected at node |<stack traces unavailable>|Node: |Hint: |"
                        r"\d+ root error\(s\) found\.|$")
 _ROOT_ERROR = re.compile(r"^ *\(\d+\) [A-Z_]+: *", re.MULTILINE)
@@ -32,9 +32,9 @@ _LOCATION_IN_LINE = re.compile(r"\{\{function_node .*?\}\} *| *\[Op:.*$|"
 def first_line(error: BaseException) -> str:
     """Returns one line that states the cause of an error.
 
-    For most errors this is the first line of the message. TensorFlow's messages start with the location in the graph,
-    which is omitted; of several root errors, the first one is used. For a chained error (`raise ... from`), the last
-    cause is appended unless the line contains it. Long lines are shortened in the middle, because nested messages end
+    For most errors, the result is the first line of the message. For TensorFlow errors, the location in the graph is
+    omitted, and the first of several root errors is used. For chained errors (`raise ... from`), the last cause is
+    appended unless the line already contains it. Long lines are shortened in the middle, because nested messages end
     with the cause.
     """
     line, cause = _cause_line(error), error
@@ -66,5 +66,6 @@ STOPPED_STATUS = 75  # exit status of a stopped run that can be resumed: EX_TEMP
 class Stopped(BaseException):
     """A request to stop the program. The message reports what was saved.
 
-    Like KeyboardInterrupt, it is not an `Exception`: it may be raised anywhere, and Keras and autograph would wrap it.
+    Like KeyboardInterrupt, this class is not an `Exception`, because Keras and AutoGraph would wrap an `Exception` that
+    is raised inside them.
     """

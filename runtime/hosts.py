@@ -19,7 +19,7 @@ from runtime import console
 from runtime.errors import UserError, first_line
 
 _PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # seconds
-_JOBS = ("chief", "worker")  # the supported jobs of TF_CONFIG, in the order of their replicas
+_JOBS = ("chief", "worker")  # supported TF_CONFIG jobs, in replica order
 _HOST_LABEL = re.compile("[A-Za-z0-9_-]{1,63}")
 _MAX_HOST_LENGTH = 253
 
@@ -30,15 +30,15 @@ def count_hosts() -> int:
 
 
 def is_lost_host(error: Exception) -> bool:
-    """Returns whether the error of a collective operation means that another host is lost."""
+    """Returns whether the error of a collective operation indicates that another host was lost."""
     return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and count_hosts() > 1
 
 
 def _read_tf_config():
-    """Returns the cluster (dict: job -> addresses, empty without TF_CONFIG) and the task (dict) of TF_CONFIG.
+    """Returns TF_CONFIG's cluster (a dict from job to addresses, empty without TF_CONFIG) and task (a dict).
 
     Raises:
-      UserError: TF_CONFIG is malformed: TensorFlow would reject it or interpret it differently.
+      UserError: TF_CONFIG is malformed, so TensorFlow would reject or misinterpret it.
     """
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
@@ -64,7 +64,7 @@ def _malformed(text, reason):
 
 
 def _unique_keys(pairs):
-    """Returns the dict of a JSON object. Raises ValueError for duplicate keys, which JSON parsers treat differently."""
+    """Builds the dict of a JSON object. Raises ValueError for duplicate keys, which not all JSON parsers reject."""
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError("duplicate key")
@@ -132,7 +132,7 @@ def _check_task(cluster, task):
 
 
 def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> None:
-    """Rejects settings that training on several hosts does not support, before the hosts rendezvous.
+    """Rejects settings that training on several hosts does not support. Call this function before `wait_for_hosts`.
 
     Args:
       use_tpu: value of `--use_tpu`.
@@ -140,7 +140,7 @@ def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> Non
       seed: value of `--seed`, or None if it is not set.
 
     Raises:
-      UserError: TF_CONFIG lists several hosts, which one of the settings does not support.
+      UserError: TF_CONFIG lists several hosts, but a setting does not support training on several hosts.
     """
     if count_hosts() == 1:
         return
@@ -154,12 +154,12 @@ def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> Non
 
 
 def wait_for_hosts() -> None:
-    """Blocks until all hosts of TF_CONFIG are reachable, logging the missing ones.
+    """Blocks until all hosts in TF_CONFIG are reachable, and logs the missing ones.
 
-    TensorFlow's own rendezvous waits in native code, without naming the missing hosts, and ignoring SIGTERM and Ctrl-C.
+    TensorFlow's own rendezvous blocks in native code. It does not report missing hosts and ignores SIGTERM and Ctrl-C.
 
     Raises:
-      UserError: the port of this host cannot be used, for example because another program uses it.
+      UserError: this host's port cannot be used, for example because another program uses it.
     """
     cluster, task = _read_tf_config()
     if count_hosts() == 1:
@@ -175,14 +175,14 @@ def wait_for_hosts() -> None:
                 console.log(f"{task['type']} {task['index']}: waiting for {', '.join(missing)} (TF_CONFIG)")
                 logged = missing
             with contextlib.suppress(BlockingIOError):
-                while True:  # Drain the accept queue; peers only probe whether the port is open.
+                while True:  # Drain the accept queue, because peers connect only to probe the port.
                     server.accept()[0].close()
             time.sleep(_PROBE_INTERVAL)
     console.log(f"all {count_hosts()} hosts are reachable")
 
 
 def _listen(address):
-    """Returns a socket that listens on the port of `address`, until TensorFlow takes the port over."""
+    """Returns a socket that listens on the port of `address` until TensorFlow takes over the port."""
     port, dual_stack = _split_address(address)[1], socket.has_dualstack_ipv6()
     try:
         server = socket.create_server(("", port), family=socket.AF_INET6 if dual_stack else socket.AF_INET,
@@ -204,7 +204,7 @@ def _is_reachable(address):
 
 
 def gather_integers(values: list[int], strategy: tf.distribute.Strategy) -> np.ndarray:
-    """Gathers the integers of all replicas to [replicas, len(values)]. All hosts must call this function."""
+    """Gathers integers from all replicas into [replicas, len(values)]. All hosts must call this function."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return np.array([values])
     gathered = _gather_function(strategy)(tf.constant([values], tf.int64))

@@ -11,7 +11,7 @@ from runtime.errors import UserError
 
 
 def slug(text: str) -> str:
-    """Converts text to a file name: replaces all characters except letters, digits, - and . by _."""
+    """Converts text to a file name: replaces all characters except letters, digits, - and . with _."""
     return "".join(character if character.isalnum() or character in "-." else "_" for character in text)
 
 
@@ -22,13 +22,13 @@ _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # Surroga
 def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
     """Checks the path that a flag specifies, and returns it with `~` expanded.
 
-    TensorFlow interprets checkpoint prefixes as glob patterns: pruning the checkpoints of `runs/run*` would delete the
-    checkpoints of `runs/run1`. Therefore such paths are rejected before anything is read or written.
+    TensorFlow interprets checkpoint prefixes as glob patterns, so pruning checkpoints in `runs/run*` would also delete
+    those in `runs/run1`. Paths with pattern characters are therefore rejected before anything is read or written.
 
     Args:
-      flag: for the error, the name of the flag without dashes, or of a positional argument in capitals.
-      path: a local path, or a path on gs://.
-      allow_patterns: accept pattern characters. Safe for files that are only read, by their exact names.
+      flag: name of the flag (without dashes) or of the positional argument (in capitals), for error messages.
+      path: a local path or a path on gs://.
+      allow_patterns: whether to accept pattern characters. This is safe for files that are only read by exact name.
 
     Raises:
       UserError: the path is empty, contains pattern or control characters, is not valid UTF-8, or is on unsupported
@@ -55,7 +55,7 @@ def check_weights_path(flag: str, path: str) -> str:
 
 
 def check_paths(arguments: argparse.Namespace, *flags: str) -> None:
-    """Checks the paths of several `flags` in place. See `check_path`, and `check_weights_path` for `--checkpoint`."""
+    """Checks and expands the paths in `flags` in place: `check_weights_path` for `--checkpoint`, else `check_path`."""
     for flag in flags:
         path = getattr(arguments, flag)
         if path is not None:

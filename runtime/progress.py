@@ -16,15 +16,15 @@ _T = TypeVar("_T")
 
 
 def _bar(*args, **kwargs):
-    """Returns a bar on standard output. Sets its size, because tqdm shows no bar if the terminal reports size 0."""
+    """Returns a bar on standard output. Sets its size, because tqdm shows no bar if the terminal's size is unknown."""
     size = shutil.get_terminal_size()
     return tqdm.tqdm(*args, **kwargs, ncols=size.columns, nrows=size.lines, file=sys.stdout)
 
 
 class Progress:
-    """Display of training progress: step, time left, images/s and selected metrics.
+    """Display of training progress: step, remaining time, images/s and selected metrics.
 
-    A progress bar on a terminal, otherwise one line every `log_seconds`.
+    Shows a progress bar on a terminal. Otherwise, prints a line every `log_seconds`.
     """
 
     def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, labels: Mapping[str, str],
@@ -32,12 +32,12 @@ class Progress:
         """Creates the display at step `start`.
 
         Args:
-          start: number of steps done before.
+          start: number of steps completed before this display.
           total: total number of steps.
           batch_size: images per step.
           log_seconds: minimum number of seconds between two lines.
-          labels: dict: metric name -> label in the output. Other metrics are not shown.
-          enabled: show progress at all.
+          labels: dict from metric name to label in the output. Other metrics are not shown.
+          enabled: whether to show progress.
         """
         self._labels = labels
         self._total = total
@@ -86,14 +86,14 @@ class Progress:
 
 
 def track(iterable: Iterable[_T], total: int | None, description: str) -> Iterator[_T]:
-    """Yields the items, with a progress bar on a terminal. Each item is preceded by a `signals.safe_point`."""
+    """Yields the items and shows a progress bar on a terminal. Calls `signals.safe_point` before each item."""
     for item in terminal_bar(iterable, total, description):
         signals.safe_point()
         yield item
 
 
 def terminal_bar(iterable: Iterable[_T] | None, total: int | None, description: str) -> tqdm.tqdm[_T]:
-    """Returns a tqdm bar over `iterable` that is shown on a terminal only."""
+    """Returns a tqdm bar over `iterable` that is shown only on a terminal."""
     return _bar(iterable, total=total, desc=console.printable_name(description or "") or None, leave=False,
                 disable=not sys.stdout.isatty())
 

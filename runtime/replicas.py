@@ -20,7 +20,7 @@ def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Ten
 
 
 def row_offset(local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | None) -> int | tf.Tensor:
-    """Returns the first row of this replica in the result of `gather`, if each replica has `local_rows` rows."""
+    """Returns this replica's first row in the result of `gather` if each replica has `local_rows` rows."""
     if not _communicates(strategy):
         return 0
     # Cast, because a TPU replica's id is an unsigned 32-bit tensor, which range and one_hot do not support.
@@ -36,11 +36,11 @@ def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
 
 def mean_and_variance(means: tf.Tensor, variances: tf.Tensor, strategy: tf.distribute.Strategy | None
                       ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Combines the moments of equally large parts of a batch into the moments of the global batch.
+    """Combines the moments of equally sized parts of a batch into the moments of the global batch.
 
     Args:
       means: means of the parts on this replica, [columns] or [parts, columns].
-      variances: biased variances of the parts, same shape.
+      variances: biased variances of the parts, same shape as `means`.
       strategy: strategy whose replicas hold the batch, or None.
 
     Returns:
@@ -48,7 +48,7 @@ def mean_and_variance(means: tf.Tensor, variances: tf.Tensor, strategy: tf.distr
     """
     means, variances = (tf.reshape(values, [-1, values.shape[-1]]) for values in (means, variances))
     batch_mean = mean(tf.reduce_mean(means, 0), strategy)
-    # Variance within the parts plus variance between them: avoids the cancellation of E[x^2] - E[x]^2.
+    # The variance within parts plus the variance between parts avoids the cancellation in E[x^2] - E[x]^2.
     deviations = tf.math.squared_difference(means, batch_mean)
     return batch_mean, mean(tf.reduce_mean(variances + deviations, 0), strategy)
 

@@ -1,4 +1,4 @@
-"""Stateless random numbers that depend only on the seed of an example, not on host, replica or batch."""
+"""Stateless random numbers that depend only on an example's seed, not on the host, replica or batch."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 import tensorflow as tf
 
 _GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
-# Odd random constants: small integer combinations of them, a key and a seed do not collide.
+# Random odd constants, chosen so that adding small multiples of them to a key and a seed produces no collisions.
 _SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
 _STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD93, 0xA0761D6478BD642F],
                      [0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3]], np.uint64)
-VIEW, DRAW = 1, 2  # levels of `nth_seed` for views and for further draws of an operator; level 0 is for operators
+VIEW, DRAW = 1, 2  # levels of `nth_seed` for views and for an operator's further draws; level 0: operators
 
 
 def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
-    """Derives a new seed [2] from `seed` [2] and the integer `data`. The integer type is the type of `seed`."""
+    """Derives a new seed [2] from `seed` [2] and the integer `data`. The new seed has the integer type of `seed`."""
     return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, seed.dtype))
 
 
 def scalar_seed(seed: tf.Tensor) -> tf.Tensor:
-    """Draws an int64 from `seed` [2]. An element of the seed does not suffice, since `fold_in` keeps one unchanged."""
+    """Draws an int64 from `seed` [2]. Using one element of `seed` would not suffice: `fold_in` keeps one unchanged."""
     return tf.random.stateless_uniform([], seed, minval=None, maxval=None, dtype=tf.int64)
 
 
 def nth_seed(seed: tf.Tensor, index: int, level: int = 0) -> tf.Tensor:
-    """Returns the seed number `index` of the sequence that starts with `seed`, [2] or [n, 2].
+    """Returns seed number `index` of the sequence that starts with `seed` ([2] or [n, 2]).
 
-    It is cheaper than `fold_in`, and sufficient for generators that scramble their seed, such as `uniforms` and
+    This function is cheaper than `fold_in` and suffices for generators that scramble their seed, such as `uniforms` and
     `tf.image.stateless_*`. Sequences of different levels (0, `VIEW`, `DRAW`) can be nested.
     """
     offset = (index * _STRIDES[level]).astype(np.int64)
@@ -38,8 +38,8 @@ def nth_seed(seed: tf.Tensor, index: int, level: int = 0) -> tf.Tensor:
 def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
     """Draws uniform random numbers in [0, 1) for each seed, with SplitMix64 (Steele, Lea, Flood 2014).
 
-    `tf.random` cannot draw for many seeds in one operation. One operation per image would cost half as much as the
-    entire augmentation of a small image.
+    `tf.random` cannot generate numbers for many seeds in a single op. For small images, one op per image would add half
+    the cost of the whole augmentation pipeline.
 
     Args:
       seeds: integers, [n, 2].
@@ -52,7 +52,7 @@ def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
     bits = seeds[:, :1] + seeds[:, 1:] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, np.uint64(shift))) * factor
-    # Use the upper 24 bits: a float32 has no more, and the generator's final xor, omitted here, does not change them.
+    # Use only the upper 24 bits, the precision of float32. SplitMix64's final xor is omitted: it does not affect them.
     return tf.cast(tf.bitcast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.int64), tf.float32) * 2.0**-24
 
 

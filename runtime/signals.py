@@ -25,25 +25,25 @@ def active() -> StopSignals | None:
 
 
 def safe_point(saved: str = _KEPT) -> None:
-    """Raises `Stopped` if a signal was received; `saved` describes what was saved. Call it where work may stop."""
+    """Raises `Stopped` if a signal was received. `saved` describes what was saved. Call it where work can stop."""
     if (stop := active()) is not None and stop.requested:
         stop.stop(saved)
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Returns `StopSignals.interruptible` of the active instance, or a context without effect if there is none."""
+    """Returns the active instance's `StopSignals.interruptible`, or a no-op context if no instance is active."""
     return contextlib.nullcontext() if (stop := active()) is None else stop.interruptible()
 
 
 class StopSignals:
-    """A context manager that records signals until `safe_point`, which raises `Stopped`.
+    """A context manager that records signals until the next `safe_point`, which raises `Stopped`.
 
-    Signals raise `Stopped` directly only inside `interruptible`: elsewhere, an exception in the middle of TensorFlow's
-    multi-threaded tracing might be replaced by another one, or be lost. An ignored SIGHUP, as under nohup, stays
-    ignored. Use the context in the main thread.
+    Signals raise `Stopped` immediately only inside `interruptible`. Elsewhere, an exception raised during TensorFlow's
+    multi-threaded tracing might be lost or replaced by another exception. If SIGHUP is ignored, as under nohup, it
+    remains ignored. Use the context only in the main thread.
 
     Attributes:
-      requested: True after a signal.
+      requested: True after a signal was received.
       child_processes: set of `subprocess.Popen` that a second signal kills together with this process.
     """
 
@@ -67,7 +67,7 @@ class StopSignals:
         for signum, handler in self._old.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._old_fd)
-        self._signal_writer.close()  # Ends the watching thread.
+        self._signal_writer.close()  # Ends the `_watch` thread.
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -80,28 +80,28 @@ class StopSignals:
             self._interruptible = False
 
     def stop(self, saved: str = _KEPT) -> NoReturn:
-        """Raises `Stopped`; `saved` describes what was saved."""
+        """Raises `Stopped`. `saved` describes what was saved."""
         raise Stopped(f"stopped by {self._name or 'another host'}: {saved}")
 
     def _handle(self, signum, _):
-        """Records a signal. Runs in the main thread, which may have to leave native code first."""
+        """Records a signal. Python calls this handler in the main thread, possibly only after native code returns."""
         self.requested, self._name = True, signal.Signals(signum).name
         if self._interruptible:
             self.stop()
 
     def _watch(self, signal_reader):
-        """Acknowledges the first signal, and exits at the second. Runs in a separate thread, to react immediately."""
+        """Acknowledges the first signal and exits on the second. Runs in a separate thread to react immediately."""
         first_time = None
         while data := signal_reader.recv(1):
             if (signum := data[0]) not in _SIGNALS:
                 continue
             if first_time is None:
                 first_time = time.monotonic()
-                # print is not reentrant, and standard error may be closed.
+                # `print` is not reentrant. OSError: standard error may be closed.
                 with contextlib.suppress(OSError):
                     os.write(2, f"\n{signal.Signals(signum).name}: finishing the current work, then saving; a second "
                              "signal stops immediately\n".encode())
-            # SIGHUP is exempt: a closed terminal sends it several times, directly and through its shell.
+            # SIGHUP is exempt, because closing a terminal sends it several times (directly and through the shell).
             elif signum != signal.SIGHUP and time.monotonic() - first_time > _SAME_SIGNAL_SECONDS:
                 for process in tuple(self.child_processes):
                     process.kill()

@@ -15,23 +15,23 @@ import tensorflow as tf
 from runtime.errors import UserError, first_line
 
 _MAX_JSON_BYTES = 2**28  # Larger files are not read: the program writes much smaller ones.
-_MAX_NAME_BYTES = 200  # Longer names are cut in the name of the temporary file, which may have at most 255 bytes.
+_MAX_NAME_BYTES = 200  # Longer names are truncated, because temporary file names are limited to 255 bytes.
 
 
 def write_json(path: str, content: dict | list) -> None:
-    """Writes `content` as JSON, atomically, see `write_bytes`."""
+    """Writes `content` as JSON atomically (see `write_bytes`)."""
     write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
 def write_arrays(path: str, **arrays: np.ndarray) -> None:
-    """Writes arrays to a .npz file, atomically, see `write_bytes`."""
+    """Writes arrays to a .npz file atomically (see `write_bytes`)."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_bytes(path, buffer.getvalue())
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file atomically, and creates its directory. An error leaves the old content in place.
+    """Writes a file atomically and creates its directory if necessary. If writing fails, the old content is kept.
 
     Raises:
       UserError: the file cannot be written, for example because the disk is full.
@@ -47,13 +47,13 @@ def write_bytes(path: str, content: bytes) -> None:
         tf.io.gfile.rename(temporary, path, overwrite=True)
     except tf.errors.OpError as error:
         with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.remove(temporary)  # It would occupy the remaining space of a full disk.
+            tf.io.gfile.remove(temporary)  # The temporary file would use up disk space.
         raise UserError(f"{path}: cannot be written ({first_line(error)}). Free disk space or fix the permissions, and "
                         "run the same command again.") from error
 
 
 def is_file(path: str) -> bool:
-    """Returns whether a path is a regular file, or a link to one. Opening a FIFO would wait for its writer."""
+    """Returns whether a path is a regular file or a link to one. Check this first: opening a FIFO would block."""
     return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path) if "://" in path else os.path.isfile(path)
 
 
@@ -63,7 +63,7 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
     Args:
       path: path of the file.
       expected_type: type of the content, or a tuple of types.
-      default: value to return if the file does not exist, is not valid JSON, or has content of another type.
+      default: value to return if the file does not exist, is not valid JSON, or does not have the expected type.
 
     Raises:
       UserError: the file exists but cannot be read, for example because of its permissions.

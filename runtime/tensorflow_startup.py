@@ -1,4 +1,4 @@
-"""Import of TensorFlow without its messages, and with the oneDNN kernels."""
+"""Import of TensorFlow with oneDNN kernels and without log messages."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def loading_tensorflow() -> Iterator[None]:
 
 
 def set_environment() -> None:
-    """Sets the environment variables that TensorFlow reads when it is imported, unless they are set.
+    """Sets the environment variables that TensorFlow reads during import, unless they are already set.
 
-    On CPUs without AVX512, TensorFlow does not enable the oneDNN kernels by default, but a ResNet's training step is
-    several times faster with them on such CPUs, too.
+    TensorFlow does not enable oneDNN kernels by default on CPUs without AVX512, although they make a ResNet's training
+    step several times faster on these CPUs.
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def _silence_libraries():
-    """Turns off the libraries' warnings about deprecations and retracing, which users cannot fix."""
+    """Disables library warnings about deprecations and retracing, which users cannot fix."""
     if "tensorflow" in sys.modules:
         sys.modules["tensorflow"].get_logger().setLevel("ERROR")
     absl.logging.set_verbosity(absl.logging.ERROR)
@@ -67,6 +67,6 @@ def _silence_libraries():
 
 
 def load(module: str) -> types.ModuleType:
-    """Imports a module inside `loading_tensorflow`, and returns it."""
+    """Imports a module inside `loading_tensorflow` and returns it."""
     with loading_tensorflow():
         return importlib.import_module(module)

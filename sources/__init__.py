@@ -1,1 +1,1 @@
-"""Data sets: TFDS, image folders, and the embedded `digits`; image file checks; class-balanced subsets."""
+"""Data sets (TFDS, image folders, scikit-learn's `digits`), image file checks, and class-balanced subsets."""

@@ -1,19 +1,19 @@
-"""Comparison of class names, and the mapping from the classes of a data set to the columns of a linear head."""
+"""Comparison of class names, and mapping of a data set's classes to the columns of a linear head."""
 
 from __future__ import annotations
 
-_MAX_NAMES = 3  # listed in a message
+_MAX_NAMES = 3  # maximum number of names listed in a message
 
 
 def match_columns(names: list[str], head_names: list[str]) -> list[int] | None:
-    """Returns the column of a linear head for each class of a data set; -1 for classes that the head lacks.
+    """Returns each class's column in a linear head, or -1 for classes that the head does not have.
 
     Args:
       names: class names of the data set.
       head_names: class names that the head was trained on, in the order of its columns.
 
     Returns:
-      List of column indices, or None if neither list of names is a subset of the other: the classes are then different.
+      A list of column indices, or None if neither list of names is a subset of the other.
     """
     if not (set(names) <= set(head_names) or set(head_names) <= set(names)):
         return None
@@ -22,13 +22,13 @@ def match_columns(names: list[str], head_names: list[str]) -> list[int] | None:
 
 
 def differences(names: list[str] | None, other_names: list[str] | None, label: str, other_label: str) -> str:
-    """Returns the first differences between two lists of class names as text.
+    """Describes the first differences between two lists of class names.
 
     Args:
       names: class names, or None without labels.
       other_names: class names to compare with, or None without labels.
-      label: owner of `names`, such as "the data set".
-      other_label: owner of `other_names`.
+      label: text that names the owner of `names`, such as "the data set".
+      other_label: text that names the owner of `other_names`.
     """
     clauses = [_only_in(names or [], other_names or [], label), _only_in(other_names or [], names or [], other_label)]
     return "; ".join(filter(None, clauses)) or f"{label} and {other_label} have the same classes in another order"

@@ -1,4 +1,4 @@
-"""Opening of the data set that `--dataset` selects, and checks of its splits."""
+"""Functions that open the data set selected by `--dataset` and check its splits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sources.tfds_source import TfdsSource
 
 
 def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = False) -> Source:
-    """Opens the data set that `--dataset` selects: `digits`, `folder:PATH`, or a TFDS name.
+    """Opens the data set selected by `--dataset`: `digits`, `folder:PATH`, or a TFDS name.
 
     Args:
       dataset: value of `--dataset`.
-      data_dir: directory of prepared TFDS data; None: the default of TFDS.
-      follow_links: accept links that lead out of an image folder.
+      data_dir: directory of prepared TFDS data. None: the TFDS default.
+      follow_links: whether to follow links that point outside the image folder.
 
     Raises:
       UserError: the data set is unknown or cannot be read.
@@ -31,7 +31,7 @@ def check_split(source: Source, flag: str, split: str) -> int:
 
     Args:
       source: the data set.
-      flag: name of the flag that selects the split, without dashes, for the errors.
+      flag: name of the flag that selects the split, without dashes, for error messages.
       split: a split or a slice of it.
 
     Raises:
@@ -50,12 +50,12 @@ def check_split(source: Source, flag: str, split: str) -> int:
 
 
 def choose_eval_split(source: Source, eval_split: str, explicit: bool) -> str:
-    """Returns the evaluation split: `test` if `eval_split` is a default that does not exist, else `eval_split`.
+    """Returns `eval_split`, or `test` if `eval_split` is a default that does not exist in the data set.
 
     Args:
       source: the data set.
       eval_split: value of `--eval_split`.
-      explicit: the user set the flag.
+      explicit: whether the user set the flag.
     """
     if not explicit and eval_split not in source.split_names and "test" in source.split_names:
         return "test"

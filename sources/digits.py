@@ -1,4 +1,4 @@
-"""The data set `digits` of scikit-learn."""
+"""scikit-learn's `digits` data set."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sources.indexed import IndexedSource
 
 @functools.cache
 def _load_digits():
-    """Loads scikit-learn's data set once: parsing its text file is slow."""
-    from sklearn import datasets  # Imported here, as below, because only this data set needs scikit-learn.
+    """Loads scikit-learn's data set only once, because parsing its text file is slow."""
+    from sklearn import datasets  # Imported here, as below, because only this data set requires scikit-learn.
 
     return datasets.load_digits()
 
 
 def digits_source() -> IndexedSource:
-    """Returns the 1,797 handwritten digits of scikit-learn, 8x8 pixels.
+    """Returns a source of scikit-learn's 1,797 handwritten digits (8x8 pixels).
 
-    A fixed stratified split assigns four fifths of them to `train`, and one fifth to `test`.
+    A fixed stratified split assigns four fifths of the digits to `train` and one fifth to `test`.
     """
     from sklearn import model_selection
 

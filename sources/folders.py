@@ -17,21 +17,21 @@ from runtime.errors import UserError
 from sources import image_files
 from sources.indexed import IndexedSource
 
-# Names of split folders, case-insensitive, and their splits. Names such as `train_set` and `val2017` match, too.
+# Split folder name (case-insensitive) -> split. Names such as `train_set` and `val2017` also match.
 _SPLITS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
            "val": "validation", "dev": "validation", "test": "test", "testing": "test", "eval": "test"}
 _SPLIT_FOLDER = re.compile(rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE)
 _KEY_BITS = 62
-_MAX_NAMES = 10  # listed in a message
+_MAX_NAMES = 10  # maximum number of names listed in a message
 
 
 class FolderSource(IndexedSource):
     """A folder of image files.
 
-    The key of an image is a hash of its path below the root, and a split is ordered by key, so that both depend on file
-    names only. Percent slices select a range of the key space: `train[:90%]` contains each image with a probability of
-    90 %, and adding or removing images never moves another image across a slice boundary. Absolute slices, such as
-    `train[:100]`, count images in the order of their keys. `train+validation` and `all` concatenate splits.
+    An image's key is a hash of its path relative to the root, and splits are sorted by key, so keys and order depend
+    only on file names. Percent slices select a range of the key space: `train[:90%]` contains each image with a
+    probability of 90 %, and adding or removing images never moves other images across a slice boundary. Absolute
+    slices, such as `train[:100]`, count images in key order. `train+validation` and `all` concatenate splits.
     """
 
     def __init__(self, name: str, root: str | os.PathLike, splits: dict[str, tuple[np.ndarray, np.ndarray]],
@@ -41,8 +41,8 @@ class FolderSource(IndexedSource):
         Args:
           name: value of `--dataset`.
           root: the folder.
-          splits: dict: split name -> (paths, each of which starts with `root`, labels), two arrays of the same length.
-          class_names: names of the classes, in the order of their labels; None if images have no labels.
+          splits: dict from split name to (paths, labels), two arrays of the same length. All paths start with `root`.
+          class_names: class names in label order; None if images have no labels.
         """
         self.root = str(root)
         self._prefix = os.path.join(self.root, "")
@@ -56,7 +56,7 @@ class FolderSource(IndexedSource):
         self._excluded = np.array([], str)
 
     def paths(self) -> list[str]:
-        """Returns the paths of all image files of all splits, sorted."""
+        """Returns the sorted paths of the image files in all splits."""
         return sorted(str(path) for paths, _ in self._splits.values() for path in paths)
 
     def exclude(self, paths: Iterable[str]) -> None:
@@ -73,7 +73,7 @@ class FolderSource(IndexedSource):
         return [np.concatenate(column) for column in zip(*slices)]
 
     def _rows(self, split):
-        """Yields (split name, slice of its rows) for each term of `split`. Raises ValueError."""
+        """Yields (split name, row slice) for each term of `split`. Raises ValueError if a term is invalid."""
         for term in self.split_names if split == "all" else split.split("+"):
             name = term.strip()
             begin = end = None
@@ -88,7 +88,7 @@ class FolderSource(IndexedSource):
             yield name, slice(begin, end)
 
     def _row(self, split, boundary, is_percent):
-        """Returns the row of a slice boundary, given in images or percent. Negative boundaries count from the end."""
+        """Returns the row index of a slice boundary in images or percent. Negative boundaries count from the end."""
         if boundary is None:
             return None
         count = len(self._keys[split])
@@ -100,7 +100,7 @@ class FolderSource(IndexedSource):
         return boundary if boundary >= 0 else count + boundary
 
     def describe_missing_classes(self) -> list[str]:
-        """Returns one line for each split that has no images of some classes."""
+        """Returns one line for each split in which some classes have no images."""
         lines = []
         for split in self.split_names if self.class_names else ():
             present = set(self._select(split)[2].tolist())
@@ -120,31 +120,31 @@ class FolderSource(IndexedSource):
 
 
 def _path_key(path):
-    """Returns the non-negative key of a relative path, a hash of `_KEY_BITS` bits."""
+    """Returns the key of a relative path, a non-negative hash with `_KEY_BITS` bits."""
     return int.from_bytes(hashlib.sha256(os.fsencode(path)).digest()[:8], "big") >> 64 - _KEY_BITS
 
 
 def _join_names(names):
-    """Returns the first `_MAX_NAMES` names as text, with the number of the others."""
+    """Joins the first `_MAX_NAMES` names and appends the number of remaining names."""
     rest = len(names) - _MAX_NAMES
     return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def folder_source(path: str, follow_links: bool = False) -> FolderSource:
-    """Returns the source of the images below `path`.
+    """Returns a source for the images below `path`.
 
-    Sub-folders are classes; without sub-folders, images have no labels. The classes may be grouped in split folders
-    (`train` or `training`, `validation`, `valid` or `val`, `test` or `testing`, in any case). Labels are the indices of
-    the sorted class names of all splits. Folders without images, and folders for which `image_files.is_ignored` is
-    true, are ignored; messages list them and classes that a split lacks.
+    Each sub-folder is a class. Without sub-folders, images have no labels. Classes may be grouped in split folders
+    (`train` or `training`, `validation`, `valid` or `val`, `test` or `testing`, case-insensitive). Labels are indices
+    into the sorted class names of all splits. Folders without images and folders that match `image_files.is_ignored`
+    are skipped. Messages list the skipped folders and any classes that are missing from a split.
 
     Args:
       path: the folder; `~` is expanded.
-      follow_links: accept links that lead out of the folder.
+      follow_links: whether to follow links that point outside the folder.
 
     Raises:
       UserError: the folder is missing, has no images, mixes images with class folders or split folders with other
-        folders, or contains links that lead out of it.
+        folders, or contains links that point outside it while `follow_links` is False.
     """
     root, flag = pathlib.Path(os.path.expanduser(path)).absolute(), f"--dataset=folder:{path}"
     if not path or not root.is_dir():
@@ -182,13 +182,13 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
 
 
 def _run_directories(folder):
-    """Returns the names of the sub-folders that are run directories."""
+    """Returns the names of a folder's sub-folders that are run directories."""
     return [child.name for child in sorted(folder.iterdir()) if child.is_dir() and image_files.is_run_directory(child)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Listing:
-    """Content of a folder: its images, its sub-folders with images at any depth, and the names of the others."""
+    """A folder's content: images, sub-folders with images at any depth, and the names of sub-folders without images."""
 
     images: list[str]
     folders: list[pathlib.Path]
@@ -212,7 +212,7 @@ def _list_folder(folder):
 
 
 def _split_folders(root, listing, flag):
-    """Returns a dict: split -> folder; `train` is `root` if there are no split folders. Raises `UserError`."""
+    """Returns a dict from split to folder. Without split folders, `train` is `root`. Raises `UserError`."""
     split_folders = [folder for folder in listing.folders if _split_of(folder)]
     others = [folder.name for folder in listing.folders if folder not in split_folders]
     names = _join_names([folder.name for folder in split_folders])
@@ -236,7 +236,7 @@ def _split_folders(root, listing, flag):
 
 
 def _scan_split(folder, flag):
-    """Returns the (class name or None, path) of all images of a split, and the names of empty class folders."""
+    """Returns (class name or None, path) for each image of a split, and the names of empty class folders."""
     listing = _list_folder(folder)
     if listing.images and listing.folders:
         raise UserError(
@@ -253,7 +253,7 @@ def _scan_split(folder, flag):
 
 
 def _check_links(root, files, flag):
-    """Raises `UserError` if links lead to files outside of `root`."""
+    """Raises `UserError` if links point to files outside `root`."""
     inside = os.path.realpath(root) + os.sep
     real_paths = {folder: os.path.realpath(folder) for folder in {os.path.dirname(file) for file in files}}
     outside = [file for file in files if not (os.path.realpath(file) if os.path.islink(file) else

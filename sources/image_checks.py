@@ -1,4 +1,4 @@
-"""Checks of all images of a folder before training starts."""
+"""Checks of all images in a folder before training starts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sources.folders import FolderSource
 from sources.source import Source
 
 _CHECK_FILE = "images.json"
-_MAX_NAMES = 10  # images listed in a message
+_MAX_NAMES = 10  # maximum number of images listed in a message
 
 
 def check_images(config: Config, source: Source, is_chief: bool) -> None:
-    """Decodes all images of a folder, and applies `--corrupt_images` to the images that cannot be used.
+    """Decodes all images in a folder and applies `--corrupt_images` to the unusable ones.
 
-    With a `model_dir`, the result is stored in its images.json and reused until a file changes.
+    If `model_dir` is set, the result is stored in its images.json and reused until a file changes.
 
     Raises:
-      UserError: some images cannot be used and `--corrupt_images=error`, or no image can be used.
+      UserError: some images are unusable and `--corrupt_images=error`, or all images are unusable.
     """
     if not isinstance(source, FolderSource):
         return

@@ -1,4 +1,4 @@
-"""Search for image files below a folder, and checks of their content within bounded memory."""
+"""Search for image files below a folder, and content checks with bounded memory."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from runtime.errors import UserError, first_line
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _JPEG, _PNG, _GIF, _BMP = b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM"
-# First bytes and names of formats that TensorFlow cannot decode.
+# First bytes of a file -> name of a format that TensorFlow cannot decode.
 _UNSUPPORTED = {b"RIFF": "WebP", b"II*": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"<": "HTML or SVG"}
 _IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")  # created by archivers and file systems
-# Files and images above these sizes are read and decoded one at a time, under this lock.
+# Files and images that exceed these sizes are read and decoded one at a time, under `_large_image_lock`.
 _LARGE_BYTES, _LARGE_PIXELS = 2**24, 2**24
 _large_image_lock = threading.RLock()
 _BATCH = 256  # files submitted to the thread pool together
-# The largest encoding of a pixel, four uncompressed channels of 16 bits, and an allowance for metadata.
+# Maximum encoded size of a pixel (four uncompressed 16-bit channels), and an allowance for metadata.
 _BYTES_PER_PIXEL, _METADATA_BYTES = 8, 2**24
 
 
 class UnusableImage(Exception):
-    """An image file cannot be used. The message is the reason."""
+    """Raised if an image file is unusable. The message is the reason."""
 
 
 # --------------------------------------------------------------------------------------------------------- search
 
 
 def is_ignored(folder: str, name: str) -> bool:
-    """Returns whether the sub-folder `name` of `folder` is not searched for images.
+    """Returns whether the image search skips the sub-folder `name` of `folder`.
 
-    These are hidden folders, folders created by archivers and file systems, and run directories: the figures that a run
-    writes would otherwise become training data when it resumes.
+    The search skips hidden folders, folders created by archivers and file systems, and run directories. Run directories
+    are skipped because a run's figures would otherwise become training data when the run resumes.
     """
     return name.startswith(".") or name in _IGNORED_FOLDERS or is_run_directory(os.path.join(folder, name))
 
@@ -50,7 +50,7 @@ def is_run_directory(folder: str) -> bool:
     try:
         names = os.listdir(folder)
     except OSError:
-        return False  # The caller lists the folder, too, and reports the error.
+        return False  # The caller also lists the folder and reports the error.
     has_settings = "flags.json" in names or "settings.json" in names
     return has_settings and ("train.lock" in names or any(name.startswith("ckpt-") for name in names))
 
@@ -63,7 +63,7 @@ def is_image_name(name: str) -> bool:
 def iterate_images(folder: str) -> Iterator[str]:
     """Yields the paths of all image files below a folder, at any depth, in alphabetical order within each directory.
 
-    Follows links, but visits each directory once, since links may form cycles. Skips the folders of `is_ignored`.
+    Follows links, but visits each directory once, because links may form cycles. Skips folders that match `is_ignored`.
     Raises `UserError` if a directory cannot be read.
     """
     def raise_unreadable(error):
@@ -89,17 +89,17 @@ def find_images(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[bytes]:
-    """Returns a context manager that yields the content of an image file, after checks of its size and header.
+    """Returns a context manager that checks an image file's size and header and yields the file's content.
 
-    Decode the image inside the context: large images are processed one at a time there, so that memory stays bounded
-    for any number of threads.
+    Decode the image inside the context, which processes large images one at a time to bound the memory of any number of
+    threads.
 
     Args:
       path: a local file, or a file on gs://.
-      max_pixels: limit on width times height; for a GIF, on the sum over all frames, which TensorFlow decodes together.
+      max_pixels: maximum number of pixels. GIF frames are added up, because TensorFlow decodes all frames together.
 
     Raises:
-      UnusableImage: the file is not an image that can be used.
+      UnusableImage: the file is not a usable image.
       UserError: the file cannot be read because of permissions or a disk error.
     """
     size = _file_size(path)
@@ -121,9 +121,9 @@ def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[b
 
 
 def why_unusable(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> str | None:
-    """Decodes an image file, and returns the reason if it cannot be used, else None.
+    """Decodes an image file and returns the reason why it is unusable, or None if it is usable.
 
-    The arguments are those of `checked_content`. Raises `UserError` if the file cannot be read.
+    For the arguments, see `checked_content`. Raises `UserError` if the file cannot be read.
     """
     try:
         with checked_content(path, max_pixels) as content:
@@ -136,7 +136,7 @@ def why_unusable(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> str | None:
 
 
 def find_unusable(paths: list[str], max_pixels: int = MAX_IMAGE_PIXELS) -> dict[str, str]:
-    """Decodes all files, and returns a dict: path -> reason, for the files that cannot be used."""
+    """Decodes all files and returns a dict from path to reason for the unusable files."""
     pool = futures.ThreadPoolExecutor()
 
     def reasons():
@@ -147,7 +147,7 @@ def find_unusable(paths: list[str], max_pixels: int = MAX_IMAGE_PIXELS) -> dict[
     try:
         return {path: reason for path, reason in progress.track(reasons(), len(paths), "checking images") if reason}
     finally:
-        pool.shutdown(cancel_futures=True)  # After a signal, queued files are not read.
+        pool.shutdown(cancel_futures=True)  # After a signal, do not read the queued files.
 
 
 def _file_size(path):
@@ -163,7 +163,7 @@ def _file_size(path):
             raise UnusableImage("broken link" if os.path.islink(path) else "missing") from error
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
-        raise UnusableImage("not a regular file")  # Opening a FIFO would wait for its writer.
+        raise UnusableImage("not a regular file")  # Opening a FIFO would block.
     return status.st_size
 
 
@@ -183,7 +183,7 @@ def _unreadable(path, error):
 
 
 def _check_format(content):
-    """Raises `UnusableImage` for formats that TensorFlow cannot decode, or decodes to wrong colors."""
+    """Raises `UnusableImage` for formats that TensorFlow cannot decode, or decodes with the wrong colors."""
     unsupported = next((name for prefix, name in _UNSUPPORTED.items() if content.startswith(prefix)), None)
     if content.startswith(_BMP) and _has_palette(content):
         unsupported = "BMP with a palette"
@@ -194,15 +194,15 @@ def _check_format(content):
 
 
 def _has_palette(bitmap):
-    """Returns whether the pixels of a BMP file are palette indices. TensorFlow reads indices as gray levels."""
+    """Returns whether a BMP file's pixels are palette indices, which TensorFlow would read as gray levels."""
     header_bytes, bits = int.from_bytes(bitmap[14:18], "little"), int.from_bytes(bitmap[28:30], "little")
     palette = bitmap[14 + header_bytes:int.from_bytes(bitmap[10:14], "little")]
-    # A gray scale of four bytes per color is harmless.
+    # A palette (four bytes per color) that maps each index to the same gray level is harmless.
     return bits < 8 or bits == 8 and any(palette[i] != i // 4 for i in range(len(palette)) if i % 4 < 3)
 
 
 def _count_pixels(content):
-    """Returns the number of pixels that the decoder allocates, from the header; 0 for headers that it rejects."""
+    """Returns how many pixels the decoder will allocate, according to the header, or 0 if it rejects the header."""
     if content.startswith(_JPEG):
         try:
             height, width, _ = tf.io.extract_jpeg_shape(content).numpy().tolist()

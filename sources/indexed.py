@@ -1,4 +1,4 @@
-"""Data sets whose examples have random access."""
+"""Data sets with random access to examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sources.source import Source
 
 
 class IndexedSource(Source):
-    """A data set with random access: the order of an epoch is a full permutation of its examples."""
+    """A data set with random access. Each epoch visits the examples in the order of a full random permutation."""
 
     def __init__(self, name: str, splits: dict[str, tuple[np.ndarray, np.ndarray]], class_names: list[str] | None,
                  load: Callable):
@@ -20,9 +20,9 @@ class IndexedSource(Source):
 
         Args:
           name: name of the data set.
-          splits: dict: split name -> (items, labels), two arrays of the same length.
-          class_names: names of the classes, in the order of their labels; None if examples have no labels.
-          load: TensorFlow function from an element of `items`, such as a path, to the item of the record.
+          splits: dict from split name to (items, labels), two arrays of the same length.
+          class_names: class names in label order; None if examples have no labels.
+          load: TensorFlow function that maps an element of `items`, such as a path, to the record's item.
         """
         self.name = name
         self.class_names = class_names
@@ -36,7 +36,7 @@ class IndexedSource(Source):
 
     @property
     def split_names(self) -> list[str]:
-        """Names of the whole splits."""
+        """Sorted names of the splits, without slices."""
         return sorted(self._splits)
 
     def num_examples(self, split: str, shards: int = 1, shard: int = 0) -> int:
@@ -70,7 +70,7 @@ class IndexedSource(Source):
 
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """See `Source`. References are indices, so all of them are shuffled, whatever `buffer_mb` is."""
+        """See `Source`. References are indices, so the whole split is shuffled regardless of `buffer_mb`."""
         count = len(self._select(split)[0])
         indices = tf.data.Dataset.range(count)
         if seed is not None:

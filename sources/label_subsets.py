@@ -8,13 +8,13 @@ from runtime.errors import UserError
 
 
 def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Chooses a fraction of the labeled examples, with the same number from every class as far as possible.
+    """Chooses a fraction of the labeled examples, with the same number of examples per class if possible.
 
-    Classes that are too small contribute all their examples.
+    Classes with too few examples contribute all their examples.
 
     Args:
       labels: int [n]; examples without a label have -1 and are never chosen.
-      fraction: in (0, 1], of the labeled examples; their number is rounded.
+      fraction: fraction of the labeled examples, in (0, 1]. The resulting number of examples is rounded.
       seed: seed of the random choice.
 
     Returns:
@@ -30,14 +30,14 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
         raise ValueError("no examples have labels")
     if count < len(members):
         raise ValueError(f"{count} examples are too few for {len(members)} classes")
-    # Each round takes one example of every class, in a new random order of the classes, until there are enough.
+    # Each round takes one example per class, with the classes in a new random order, until enough are chosen.
     turns = [(turn, random.random(), label) for label, rows in members.items() for turn in range(len(rows))]
     chosen = [members[label][turn] for turn, _, label in sorted(turns)[:count]]
     return np.sort(np.array(chosen, np.int64))
 
 
 def choose_labeled(labels: np.ndarray, split: str, fraction: float, seed: int) -> np.ndarray:
-    """Calls `choose_balanced`. Raises `UserError`, which names the smallest valid fraction, if that fails."""
+    """Calls `choose_balanced`. If it fails, raises a `UserError` that names the smallest valid fraction."""
     try:
         return choose_balanced(labels, fraction, seed)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""Interface of the data sets, which yield undecoded records `(key, item, label)`.
+"""Interface for data sets that yield undecoded `(key, item, label)` records.
 
-`key` is an int64 that identifies the example permanently. `item` is the encoded image, or a small uint8 array. `label`
-is an int64, or -1 without labels; int64 [classes] if examples have several labels, see `Source.multi_label`. The order
-of the records depends on the seed alone.
+`key` is an int64 that permanently identifies the example. `item` is the encoded image or a small uint8 array. `label`
+is an int64 (-1 without labels), or int64 [classes] if examples have several labels (see `Source.multi_label`). The
+order of the records depends only on the seed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ class Source(abc.ABC):
 
     Attributes:
       name: name of the data set.
-      class_names: names of the classes, in the order of their labels; None if examples have no labels.
-      multi_label: an example may have several classes. Its label is then, for each class, 1: present; 0: absent; -1:
-        ignored in training and evaluation (objects that PASCAL VOC marks as difficult).
+      class_names: class names in label order; None if examples have no labels.
+      multi_label: whether an example may have several classes. If True, its label contains 1 for each class that is
+        present, 0 for each class that is absent, and -1 for each class to ignore in training and evaluation (objects
+        that PASCAL VOC marks as difficult).
     """
 
     name: str
@@ -35,11 +36,11 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def split_names(self) -> list[str]:
-        """Names of the whole splits, sorted."""
+        """Sorted names of the splits, without slices."""
 
     @abc.abstractmethod
     def num_examples(self, split: str, shards: int = 1, shard: int = 0) -> int:
-        """Returns the number of examples in a split or a slice of it, or in one of its shards.
+        """Returns the number of examples in one shard of a split or slice (by default, in the whole split or slice).
 
         Raises ValueError for an unknown split.
         """
@@ -47,13 +48,13 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """Returns a dataset of references to examples, which are cheap to shuffle. `reader` turns them into records.
+        """Returns a dataset of example references, which are cheap to shuffle. `reader` converts them to records.
 
-        A reference is an index if the source has random access, else a key with a serialized example.
+        A reference is an index if the source has random access, and otherwise a key with a serialized example.
 
         Args:
           split: a split or a slice of it.
-          seed: int64 scalar that determines the order; None: the same order each time.
+          seed: int64 scalar that determines the order. None: a fixed order.
           shards: number of shards that the split is divided into.
           shard: index of the shard to return.
           buffer_mb: maximum memory of the shuffle buffer in MB, for sources without random access.
@@ -61,38 +62,38 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
-        """Returns a TensorFlow function from a reference to `split` to its record `(key, item, label)`."""
+        """Returns a TensorFlow function that maps a reference from `split` to its record `(key, item, label)`."""
 
     @abc.abstractmethod
     def restrict(self, split: str, fraction: float, seed: int) -> None:
-        """Restricts `split`, permanently, to a class-balanced subset, see `label_subsets.choose_balanced`.
+        """Permanently restricts `split` to a class-balanced subset (see `label_subsets.choose_balanced`).
 
         Raises `UserError` if the split has too few labeled examples.
         """
 
     @abc.abstractmethod
     def describe_data(self) -> dict:
-        """Returns a description that identifies the data, as a dict of JSON types.
+        """Returns a JSON-serializable dict that identifies the data.
 
-        It has at least `name` and `splits` (split name -> number of examples). Slices, `restrict` and excluded images
-        do not change it, so that a run can detect changed data when it resumes.
+        The dict contains at least `name` and `splits` (split name -> number of examples). It does not depend on slices,
+        `restrict` or excluded images, so a resumed run can use it to detect changed data.
         """
 
     def check_files(self, split: str) -> None:  # noqa: B027 (Optional: most sources have nothing to check.)
-        """Raises `UserError` if files of the split are missing or empty. Reads no content."""
+        """Raises `UserError` if files of the split are missing or empty. Does not read their content."""
 
     def no_label(self) -> tf.Tensor:
-        """Returns the label of an unlabeled example, -1: int64 scalar, or [classes] if `multi_label`."""
+        """Returns the label of an unlabeled example: -1 as an int64 scalar, or as int64 [classes] if `multi_label`."""
         return tf.fill([self.num_classes] if self.multi_label else [], tf.constant(-1, tf.int64))
 
     def is_sparse(self, split: str) -> bool:
-        """Returns whether a pass over the split reads far more data than its examples, so that caching pays off."""
+        """Returns whether caching pays off because a pass over the split reads far more data than its examples."""
         del split
         return False
 
     def records(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
-        """Returns a dataset of records `(key, item, label)`. The arguments are those of `references`."""
+        """Returns a dataset of records `(key, item, label)`. For the arguments, see `references`."""
         return self.references(split, seed, shards, shard, buffer_mb).map(self.reader(split), tf.data.AUTOTUNE)
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:

@@ -20,14 +20,14 @@ _MB = 2**20
 
 
 class TfdsSource(Source):
-    """A TFDS data set, read from its prepared TFRecord files in an order that depends on a seed alone."""
+    """A TFDS data set, read from prepared TFRecord files in an order that depends only on a seed."""
 
     def __init__(self, name: str, data_dir: str | None):
         """Opens the data set, and downloads and prepares it if necessary.
 
         Args:
           name: name of the TFDS builder, with config and version if needed.
-          data_dir: directory of the prepared data; None: the default of TFDS.
+          data_dir: directory of the prepared data. None: the TFDS default.
 
         Raises:
           UserError: the data set is unknown, cannot be prepared or opened, or has no images.
@@ -48,13 +48,13 @@ class TfdsSource(Source):
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
         self._checked = set()  # record files that passed `check_files`
-        self._restricted = {}  # split -> sorted keys of the examples that `restrict` has chosen
+        self._restricted = {}  # split -> sorted keys of the examples chosen by `restrict`
         classes = info.features[self._label] if self._label else None
         self.class_names = list((classes.feature if label_lists else classes).names) if classes else None
 
     @staticmethod
     def _find_label_lists(tfds, info) -> dict[str, str]:
-        """Returns the names of the features with lists of classes, as in PASCAL VOC: `all`, and `easy` objects."""
+        """Returns the names of the features that list the classes of `all` and of `easy` objects, as in PASCAL VOC."""
         names = {"all": "labels", "easy": "labels_no_difficult"}
         features = dict(info.features.items())
         label_lists = {objects: name for objects, name in names.items()
@@ -63,7 +63,7 @@ class TfdsSource(Source):
         return label_lists if "all" in label_lists else {}
 
     def _find_image_and_label(self, tfds, info):
-        """Returns the names of the features with the image and with the class label (None without one)."""
+        """Returns the names of the image feature and of the class-label feature (None if there is none)."""
         names = info.supervised_keys if info.supervised_keys and len(info.supervised_keys) == 2 else ("image", "label")
         image, label = names
         features = dict(info.features.items())
@@ -74,7 +74,7 @@ class TfdsSource(Source):
 
     @property
     def split_names(self) -> list[str]:
-        """Names of the whole splits, sorted."""
+        """Sorted names of the splits, without slices."""
         return sorted(self._builder.info.splits)
 
     def describe_data(self) -> dict:
@@ -84,9 +84,9 @@ class TfdsSource(Source):
                     splits={name: info.splits[name].num_examples for name in self.split_names})
 
     def check_files(self, split: str) -> None:
-        """See `Source`. Truncated files are detected only when they are read, see `_read_file`."""
+        """See `Source`. Truncated files are detected only when they are read (see `_read_file`)."""
         paths = {file.filename for file in self._builder.info.splits[split].file_instructions} - self._checked
-        with futures.ThreadPoolExecutor(16) as pool:  # Remote storage answers slowly.
+        with futures.ThreadPoolExecutor(16) as pool:  # Remote storage has a high latency.
             problems = [problem for problem in pool.map(_file_problem, sorted(paths)) if problem]
         if problems:
             raise UserError(f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files of "
@@ -94,7 +94,7 @@ class TfdsSource(Source):
         self._checked |= paths
 
     def _files(self, split, shards, shard):
-        """Returns the file instructions of a shard: its files, or all files if they are fewer than the shards."""
+        """Returns a shard's file instructions, or all file instructions if there are fewer files than shards."""
         files = self._builder.info.splits[split].file_instructions
         return files[shard::shards] if len(files) >= shards else files
 
@@ -134,14 +134,14 @@ class TfdsSource(Source):
         return records
 
     def restrict(self, split: str, fraction: float, seed: int) -> None:
-        """See `Source`. Reads the whole split to learn its labels."""
+        """See `Source`. Reads the whole split to obtain its labels."""
         if self.multi_label:
             raise UserError(f"--label_fraction={fraction:g}: {self.name} has several labels per example, which this "
                             "flag does not support. Remove the flag.")
         batches = self.references(split).map(self._key_and_label, tf.data.AUTOTUNE).batch(1024)
         batches = progress.track(batches.as_numpy_iterator(), None, f"labels of {split}")
         keys, labels = (np.concatenate(column) for column in zip(*batches))
-        order = np.argsort(keys)  # The choice must not depend on the order of reading.
+        order = np.argsort(keys)  # The choice must not depend on the reading order.
         self._restricted[split] = keys[order][label_subsets.choose_labeled(labels[order], split, fraction, seed)]
 
     def _key_and_label(self, key, serialized):
@@ -149,11 +149,11 @@ class TfdsSource(Source):
         return key, label
 
     def is_sparse(self, split: str) -> bool:
-        """See `Source`. A restricted split is sparse, since record files have no random access."""
+        """See `Source`. A restricted split is sparse, because record files do not support random access."""
         return split in self._restricted
 
     def shuffle_buffer_size(self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0) -> int:
-        """Returns the number of examples of mean encoded size that fit into `buffer_mb`, at most the whole shard."""
+        """Returns the number of average-sized examples that fit into `buffer_mb`, at most the size of the shard."""
         splits = [self._builder.info.splits[name] for name in self.split_names]
         mean_bytes = max(sum(info.num_bytes for info in splits) / max(sum(info.num_examples for info in splits), 1), 1)
         return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)
@@ -176,17 +176,17 @@ class TfdsSource(Source):
                                      f"{self.name} has labels without a class name")
             return label
         present = self._multi_hot(example[self._label])
-        # 1 for a class with an easy object, -1 for one that has difficult objects only.
+        # 1 for classes with easy objects, -1 for classes with only difficult objects, 0 for absent classes.
         return 2 * self._multi_hot(example[self._easy_label]) - present if self._easy_label else present
 
     def _multi_hot(self, classes):
-        """Converts a list of classes to int64 [classes] of ones and zeros."""
+        """Converts a list of classes to a multi-hot vector, int64 [classes]."""
         counts = tf.reduce_sum(tf.one_hot(classes, self.num_classes, dtype=tf.int64), 0)
         return tf.minimum(counts, 1)
 
 
 def _file_key(filename):
-    """Returns the upper bits of the keys of a file's examples: 31 bits that depend on the file's name alone."""
+    """Returns the upper bits of a file's example keys: 31 bits that depend only on the file name."""
     return int.from_bytes(hashlib.sha256(os.path.basename(filename).encode()).digest()[:4], "big") >> 1 << 32
 
 
@@ -196,7 +196,7 @@ def _count_records(file):
 
 
 def _file_problem(path):
-    """Returns the problem of a record file that is missing, empty or not accessible, or None."""
+    """Returns a description of the problem if a record file is missing, empty or not accessible, else None."""
     try:
         return None if tf.io.gfile.stat(path).length else f"{path} is empty"
     except tf.errors.NotFoundError:
@@ -206,19 +206,19 @@ def _file_problem(path):
 
 
 def _read_file(filename, skip, take, file_key):
-    """Returns a dataset of (key, serialized example) of one record file: `take` records after `skip`.
+    """Returns a dataset of (key, serialized example) from one record file: `take` records after the first `skip`.
 
-    Reading fails with `FailedPreconditionError` if the file has fewer records: TFRecord files have no end marker, so
-    that a file that was truncated between two records looks complete.
+    Reading fails with `FailedPreconditionError` if the file has fewer records. This check is necessary because TFRecord
+    files have no end marker, so a file that is truncated between two records looks complete.
     """
-    # Zip keys and records instead of mapping `enumerate`: a function call per record costs ten times the reading.
+    # Zip keys with records, because mapping a function over `enumerate` takes ten times as long as reading.
     keys = tf.data.Dataset.range(file_key, file_key + (1 << 32))
     records = tf.data.Dataset.zip((keys, tf.data.TFRecordDataset(filename))).skip(skip).take(take)
     return records.apply(tf.data.experimental.assert_cardinality(take))
 
 
 def _tfds_builder(tfds, name, data_dir):
-    """Returns the builder of a data set, prepared. Raises `UserError`."""
+    """Returns a data set's TFDS builder after preparing the data. Raises `UserError`."""
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:

@@ -32,7 +32,7 @@ def _list():
 
 
 def _parse_numbers(text):
-    """Parses comma-separated numbers; for argparse's `type`."""
+    """Parses comma-separated numbers, for argparse's `type`."""
     try:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
@@ -94,8 +94,8 @@ def _add_common(command, run):
 
 @contextlib.contextmanager
 def _translate_errors():
-    """Translates errors in reading data or writing results into a `UserError`."""
-    import tensorflow as tf  # Imported late: usage errors are reported before TensorFlow is loaded.
+    """Converts errors from reading data or writing results to a `UserError`."""
+    import tensorflow as tf  # Imported here so that usage errors are reported without loading TensorFlow.
 
     file_errors = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError,
                    tf.errors.ResourceExhaustedError)
@@ -111,7 +111,7 @@ def _translate_errors():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; see `command_line.run_stoppable` for errors and signals."""
+    """Runs the command line. See `command_line.run_stoppable` for errors and signals."""
     parser = _parser()
     arguments = parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Fine-tuning and training from random weights with a grid of learning rates and weight decays (paper, B.8.2)."""
+"""Grid search over learning rates and weight decays for fine-tuning and for random initialization (paper, B.8.2)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MARKER = "trial.json"  # marks a directory as created by the search
 
 def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: float, weight_decay: float, steps: int,
                    batch_size: int = 256) -> dict:
-    """Returns the settings of a trial (paper, B.8.1) as a dict, without splits, initial weights and model_dir.
+    """Returns a trial's settings (paper, B.8.1) as a dict, except splits, initial weights and model_dir.
 
     Args:
       protocol: key of `GRIDS`.
       task: `Task`.
       num_examples: size of the training split.
-      learning_rate: initial value of the cosine schedule, per 256 images.
+      learning_rate: initial learning rate of the cosine schedule, per 256 images.
       weight_decay: value from the grid.
       steps: training steps.
       batch_size: images per step.
@@ -52,7 +52,7 @@ def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: 
 
 
 def check_settings(protocol: str, extra_settings: dict) -> None:
-    """Raises `UserError` if extra settings of the trials are invalid, or are set by the grid search."""
+    """Raises `UserError` if extra settings for the trials are invalid or are set by the grid search itself."""
     settings = trial_settings(protocol, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
     reserved = {*settings, "train_split", "eval_split", "checkpoint", "seed",
                 *config_lib.settings_with("network", "length", "output", "data_access")}
@@ -63,11 +63,11 @@ def check_settings(protocol: str, extra_settings: dict) -> None:
 
 
 class GridSearch:
-    """A grid search whose trials are processes of run.py. Finished trials are not repeated.
+    """A grid search that runs each trial as a run.py process. Finished trials are not repeated.
 
-    Each trial has the directory OUT/rate_R_decay_W, which is deleted when the trial ends. The search creates the
-    directory and marks it with a file that holds a digest of the trial's settings. It never uses or deletes a directory
-    without this file.
+    Each trial uses the directory OUT/rate_R_decay_W, which is deleted when the trial ends. The search creates this
+    directory and marks it with a file that contains a digest of the trial's settings. The search never uses or deletes
+    a directory without this file.
     """
 
     def __init__(self, protocol: str, task: Task, source: Source, shared_settings: dict, out: str, settings: dict,
@@ -80,12 +80,12 @@ class GridSearch:
           source: `source.Source` of the task's data set.
           shared_settings: settings of run.py that all trials share.
           out: output directory.
-          settings: all settings that affect the results, without learning rates and weight decays; for the digests.
+          settings: all settings that affect the results, except learning rates and weight decays; used for the digests.
           batch_size: images per step.
-          extra_settings: the user's further settings of run.py.
+          extra_settings: additional run.py settings from the user.
 
         Raises:
-          UserError: see `check_settings`; or the batch size exceeds the size of the training split.
+          UserError: a setting is invalid (see `check_settings`), or the batch size exceeds the training split's size.
         """
         extra_settings = extra_settings or {}
         check_settings(protocol, extra_settings)
@@ -104,11 +104,11 @@ class GridSearch:
         """Runs the trials, `num_jobs` in parallel, and selects hyper-parameters on the validation split.
 
         Returns:
-          The best pair (learning rate, weight decay); and a dict: pair -> metric, None for trials that diverged.
+          The best (learning rate, weight decay) pair, and a dict from pair to metric (None for diverged trials).
 
         Raises:
           TrainingDiverged: all trials diverged.
-          UserError: a trial failed otherwise, or the directory holds files of other settings.
+          UserError: a trial failed for another reason, or the directory contains files from different settings.
         """
         pairs = {trial_name(*pair): pair for pair in itertools.product(grid.learning_rates, grid.weight_decays)}
         trials = {pair: self._read_trial(name, pair) for name, pair in pairs.items()}
@@ -125,10 +125,10 @@ class GridSearch:
         return max(metrics, key=lambda pair: -math.inf if metrics[pair] is None else metrics[pair]), metrics
 
     def test(self, pair: tuple[float, float], steps: int, num_jobs: int) -> tuple[np.ndarray, np.ndarray]:
-        """Trains with the selected hyper-parameters on the trainval split; returns labels and logits of the test split.
+        """Trains on the trainval split with the selected hyper-parameters. Returns the test split's labels and logits.
 
-        The run gets as many devices as one of `num_jobs` parallel trials. Raises `TrainingDiverged` if it diverges, and
-        `UserError` if it fails otherwise.
+        The run uses as many devices as one of `num_jobs` parallel trials. Raises `TrainingDiverged` if the run
+        diverges, and `UserError` if it fails for another reason.
         """
         job = self._job(f"best_{trial_name(*pair)}", self._task.trainval_split, self._task.test, *pair, steps)
         path = os.path.join(job.directory, f"predictions_{steps}.npz")
@@ -153,7 +153,7 @@ class GridSearch:
         return child_processes.Job(command, settings["model_dir"])
 
     def _digest(self, pair):
-        """Returns the digest of a trial's settings; numbers have the digits that run.py gets."""
+        """Returns the digest of a trial's settings, with numbers formatted as they are passed to run.py."""
         return output.json_digest([self._settings, *(f"{value:.6g}" for value in pair)])
 
     def _read_trial(self, name, pair):
@@ -168,13 +168,13 @@ class GridSearch:
         return trial
 
     def _finish_trial(self, job, pair, error):
-        """Records a trial's metric and deletes its directory, because the checkpoints of a grid would fill a disk.
+        """Records a trial's metric and deletes its directory, because the checkpoints of a grid could fill the disk.
 
         Returns:
-          dict: `metric` (None if training diverged), `settings` (a digest) and `command`.
+          A dict with `metric` (None if training diverged), `settings` (a digest) and `command`.
 
         Raises:
-          UserError: the trial failed otherwise, or its metric is not a number.
+          UserError: the trial failed for another reason, or its metric is not a number.
         """
         if error is not None and error.job_status != TrainingDiverged.status:
             raise error
@@ -196,13 +196,13 @@ class GridSearch:
 def _claim(directory, digest):
     """Creates a trial's directory and its marker, unless both exist.
 
-    Raises `UserError` if the directory is a link, or has files but no marker with this digest.
+    Raises `UserError` if the directory is a link, or contains files but no marker with this digest.
     """
     path = os.path.join(directory, _MARKER)
     marker = None if os.path.islink(directory) else storage.read_json(path)
     if marker == dict(settings=digest):
         return
-    # A search that was killed while it wrote the marker leaves trial.json.N.tmp.
+    # If the search is killed while it writes the marker, trial.json.N.tmp is left behind.
     if os.path.lexists(directory) and (os.path.islink(directory) or not os.path.isdir(directory) or any(
             not name.startswith(f"{_MARKER}.") for name in os.listdir(directory))):
         raise UserError(f"--out={os.path.dirname(directory)}: {directory} was not created by this search, or has other "
@@ -211,18 +211,18 @@ def _claim(directory, digest):
 
 
 def trial_name(learning_rate: float, weight_decay: float) -> str:
-    """Returns the name of a trial's files and directory."""
+    """Returns the base name of a trial's files and directory."""
     return f"rate_{learning_rate:.3g}_decay_{weight_decay:.3g}"
 
 
 def run_grid(arguments: argparse.Namespace) -> None:
-    """Runs the grid search (`finetune` or `scratch`) that the parsed arguments describe."""
+    """Runs the grid search (`finetune` or `scratch`) specified by the parsed arguments."""
     protocol, grid = arguments.protocol, _build_grid(arguments)
     if tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices([], "GPU")  # The trials need their memory.
+        tf.config.set_visible_devices([], "GPU")  # Leave the GPU memory to the trials.
     task, config, source, settings = output.resolve_inputs(protocol, arguments)
     shared = {name: getattr(config, name) for name in config_lib.settings_with("network", "data_access")
-              if name != "lineareval_while_pretraining"}  # It applies to pretraining only.
+              if name != "lineareval_while_pretraining"}  # This setting applies only to pretraining.
     shared |= dict(seed=arguments.seed,
                    checkpoint=_resolve_checkpoint(arguments.checkpoint) if protocol == "finetune" else None)
     shared = {name: value for name, value in shared.items() if value is not None}
@@ -245,7 +245,7 @@ def _resolve_checkpoint(path):
 
 
 def _build_grid(arguments):
-    """Returns the paper's `Grid` with the changes that the parsed arguments make. Raises `UserError`."""
+    """Returns the paper's `Grid`, modified according to the parsed arguments. Raises `UserError`."""
     overrides = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(tasks.Grid)}
     grid = dataclasses.replace(tasks.GRIDS[arguments.protocol], **{
         name: value for name, value in overrides.items() if value is not None})

@@ -25,18 +25,18 @@ _Examples = tuple[np.ndarray, np.ndarray]  # features, labels
 def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
           previous: dict[float, float] | None = None,
           on_result: Callable[[dict[float, float]], None] = lambda values: None) -> tuple[float, dict[float, float]]:
-    """Selects the strength of l2 regularization, in the unit `l2_of_sum` of `logistic_regression`.
+    """Selects the l2 regularization strength, in the units of `l2_of_sum` (see `logistic_regression`).
 
     Args:
       train: (features [n, d], labels [n] or [n, classes]) of the training examples.
-      validation: the same for the validation examples.
+      validation: features and labels of the validation examples, like `train`.
       metric: key of `measures.METRICS`.
       l2_of_sum_choices: candidate strengths, strongest first.
-      previous: results of an interrupted sweep, which are not computed again: dict: strength -> metric.
-      on_result: function that is called with all results so far after each fit.
+      previous: dict from strength to metric with the results of an interrupted sweep, which are not recomputed.
+      on_result: function called after each fit with all results so far.
 
     Returns:
-      The best strength (the strongest, if several are equally good); and a dict: strength -> metric.
+      The best strength (the strongest if there are ties), and a dict from strength to metric.
 
     Raises:
       UserError: see `measures.measure`.
@@ -53,7 +53,8 @@ def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str
            l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES, **sweep_arguments: Any) -> tuple[dict, np.ndarray]:
     """Evaluates logistic regression on frozen features (paper, B.8.1).
 
-    The l2 strength is selected on `validation`. The final model is fitted on `train` and `validation`, and tested once.
+    The l2 strength is selected on `validation`. The final model is fitted on `train` and `validation` combined and
+    evaluated once on `test`.
 
     Args:
       train, validation, test: (features [n, d], labels [n] or [n, classes]).
@@ -62,8 +63,8 @@ def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str
       sweep_arguments: `previous` and `on_result` of `sweep`.
 
     Returns:
-      A dict with keys of result.json: `l2`, the selected strength, and `validation`, a list of dicts with `l2` and
-      `metric`; and the scores [n, classes] of the test examples.
+      A dict of entries for result.json, with `l2` (the selected strength) and `validation` (a list of dicts with `l2`
+      and `metric`), and the scores [n, classes] of the test examples.
     """
     best, values = sweep(train, validation, metric, l2_of_sum_choices, **sweep_arguments)
     trainval = (np.concatenate(pair) for pair in zip(train, validation))
@@ -75,7 +76,7 @@ def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str
 def _read_or_extract_features(config, source, task, arguments, digest):
     """Returns (features, labels) of the training, validation and test splits.
 
-    Features are extracted once and kept in the output directory, with the digest of the settings.
+    Features are extracted once and cached in the output directory with the digest of the settings.
     """
     feature_sets, encoder = [], None
     for name, split in dict(train=task.train_split, validation=task.validation_split, test=task.test).items():
@@ -114,7 +115,7 @@ def _read_features(path, digest):
 
 
 def run_linear(arguments: argparse.Namespace) -> None:
-    """Runs the linear evaluation that the parsed arguments describe."""
+    """Runs the linear evaluation specified by the parsed arguments."""
     task, config, source, settings = output.resolve_inputs("linear", arguments)
     with output.open_output_dir(config, source, settings) as out:
         path, digest = os.path.join(out, "sweep.json"), output.json_digest(settings)
@@ -130,7 +131,7 @@ def run_linear(arguments: argparse.Namespace) -> None:
 
 
 def _read_sweep(path, digest):
-    """Reads the results of an interrupted sweep: dict: strength -> metric. Raises `UserError`."""
+    """Reads an interrupted sweep's results as a dict from strength to metric. Raises `UserError`."""
     sweep = storage.read_json(path)
     if sweep is None:
         return {}
@@ -138,7 +139,7 @@ def _read_sweep(path, digest):
     try:
         values = {float(l2_of_sum): value for l2_of_sum, value in sweep["metrics"].items()}
     except (KeyError, AttributeError, ValueError):
-        values = {0.0: None}  # Rejected below.
+        values = {0.0: None}  # This invalid value is rejected below.
     if not all(map(storage.is_fraction, values.values())):
         raise UserError(f"{path}: its metrics are not numbers from 0 to 1. Delete the file.")
     return values

@@ -1,4 +1,4 @@
-"""The metrics of the transfer data sets, as functions of labels and scores."""
+"""The transfer data sets' metrics, as functions of labels and scores."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
     Args:
       metric: key of `METRICS`.
       labels: int [n]; or [n, classes] with values 1, 0 and -1 (unknown).
-      scores: float [n, classes]; -inf for classes that were not learned.
+      scores: float [n, classes]; -inf for classes that are missing from the training data.
 
     Raises:
       UserError: the scores contain NaN, or the metric is NaN.
     """
-    has_positives = labels.ndim == 1 or (labels == 1).any()  # mAP averages over the classes that have positives.
+    has_positives = labels.ndim == 1 or (labels == 1).any()  # mAP averages over classes with positive examples.
     if not has_positives or np.isnan(scores).any():
         reason = "the scores contain NaN" if has_positives else "no label is 1"
         raise UserError(f"--metric={metric}: its value is NaN because {reason}. Use another checkpoint or "

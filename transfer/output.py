@@ -30,7 +30,7 @@ from transfer.tasks import Task
 
 _SETTINGS = "settings.json"
 _RESULTS = ("features_*.npz", "sweep.json", "rate_*", "best_*", "predictions.npz", "result.json")  # in --out
-_MAX_NAME_BYTES = 150  # of the data set's name in the default of --out
+_MAX_NAME_BYTES = 150  # limit for the data set's name in the default --out
 
 
 def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, Config, Source, dict]:
@@ -41,7 +41,7 @@ def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, 
       arguments: parsed command line.
 
     Returns:
-      The `Task`; the `Config` for extracting features; the opened `Source`; and a JSON-serializable dict of all
+      The `Task`, the `Config` for extracting features, the opened `Source`, and a JSON-serializable dict of all
       settings that affect the results.
 
     Raises:
@@ -78,14 +78,14 @@ def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, 
 
 
 def _short_name(dataset):
-    """Returns a name for a data set that can be part of a directory name."""
+    """Returns a data set name that can be used in a directory name."""
     name = slug(dataset)
     too_long = len(name.encode()) > _MAX_NAME_BYTES
     return f"{name[-_MAX_NAME_BYTES // 4:]}_{json_digest(dataset)}" if too_long else name
 
 
 def _add_validation_split(task, source, arguments):
-    """Returns the task, with the `validation` split of a user's own data set if it has one."""
+    """Returns the task. If the user's own data set has a `validation` split, adds this split to the task."""
     if arguments.dataset is None or task.validation is not None or not task.train.isidentifier():
         return task
     if "validation" not in source.split_names or "validation" in task.test:
@@ -95,7 +95,7 @@ def _add_validation_split(task, source, arguments):
 
 
 def weights_digest(file: WeightFile) -> str:
-    """Returns a digest of a checkpoint's weights: the hash of its index, which holds checksums of all tensors."""
+    """Returns a digest of a checkpoint's weights: the hash of its index, which contains all tensors' checksums."""
     with tf.io.gfile.GFile(f"{file.path}.index", "rb") as index:
         return hashlib.sha256(index.read()).hexdigest()[:16]
 
@@ -109,7 +109,8 @@ def json_digest(content: Any) -> str:
 def open_output_dir(config: Config, source: Source, settings: dict) -> Iterator[str]:
     """Creates and locks the output directory, writes the settings to it, and yields its path.
 
-    Raises `UserError` if the directory is in use or has results of other settings, or if images are unusable.
+    Raises `UserError` if the directory is in use, if it contains results from different settings, or if images are
+    unusable.
     """
     out = config.model_dir
     try:
@@ -125,7 +126,7 @@ def open_output_dir(config: Config, source: Source, settings: dict) -> Iterator[
 
 
 def _check_settings(out, settings):
-    """Raises `UserError` if a directory has results of other settings, or of unknown ones."""
+    """Raises `UserError` if a directory contains results from different or unknown settings."""
     previous = storage.read_json(os.path.join(out, _SETTINGS))
     if previous is None or previous.get("command") not in ("linear", *tasks.GRIDS):
         names = sorted(name.rstrip("/") for name in tf.io.gfile.listdir(out))
@@ -150,14 +151,14 @@ def check_digest(path: str, digest: str | None, expected: str) -> None:
 
 
 def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a predictions file of this program or of run.py.
+    """Reads a predictions file written by this program or by run.py.
 
     Args:
       path: .npz file with the arrays `labels` and `logits`.
 
     Returns:
       labels: int64 [n]; or [n, classes] with values 1, 0 and -1 (unknown).
-      logits: float [n, classes]; -inf for classes that were not learned.
+      logits: float [n, classes]; -inf for classes that are missing from the training data.
 
     Raises:
       UserError: the file is unreadable or empty, or an array has a wrong type, shape or value.
@@ -170,7 +171,7 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
         problem = "the file has no examples or no classes"
     if problem is None and logits.dtype.kind != "f":
         problem = f"logits have type {logits.dtype}, not a floating-point type"
-    if problem is None and not (logits.max(1) < np.inf).all():  # This is also false for NaN.
+    if problem is None and not (logits.max(1) < np.inf).all():  # The comparison is also false for NaN.
         problem = "logits contain NaN or Inf"
     if problem is None and (logits.max(1) == -np.inf).any():
         problem = "all logits of an example are -Inf"
@@ -180,7 +181,7 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_label_problem(labels: np.ndarray) -> str | None:
-    """Returns the reason why an array does not hold labels; None if it does."""
+    """Returns the reason why an array does not contain valid labels, or None if it does."""
     if labels.dtype.kind not in "iu" or labels.ndim not in (1, 2):
         return f"labels are {labels.dtype} {labels.shape}, not integers [n] or [n, classes]"
     if not labels.size:
@@ -198,12 +199,12 @@ def read_arrays(path: str, *names: str) -> list[np.ndarray]:
     """Reads the named arrays of a .npz file. Raises `UserError`."""
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
-            content = np.load(file)  # NumPy's default rejects pickles, which could execute code.
+            content = np.load(file)  # By default, NumPy rejects pickles, which could execute code.
             if not isinstance(content, np.lib.npyio.NpzFile):
                 raise ValueError("not a .npz file")
             with content:
                 return [content[name] for name in names]
-    except Exception as error:  # A corrupt archive raises errors of zlib, zipfile or NumPy.
+    except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
         raise UserError(f"{path}: the arrays {', '.join(names)} cannot be read ({first_line(error)}). Delete it, or "
                         "use another file.") from error
 

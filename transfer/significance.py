@@ -15,22 +15,22 @@ NUM_PERMUTATIONS = 100_000
 
 def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.ndarray | None = None,
                      num_permutations: int = NUM_PERMUTATIONS, seed: int = 0) -> dict[str, float]:
-    """Tests the difference between two models' accuracies for significance by random permutations (paper, B.8.1).
+    """Tests the difference between two models' accuracies for significance with a permutation test (paper, B.8.1).
 
-    Under the null hypothesis, the models' predictions for an example can be swapped, so that the difference between
-    them has a random sign. Examples whose differences have the same size share one binomial draw.
+    Under the null hypothesis, the models' predictions for an example are exchangeable, so the sign of their difference
+    is random. Examples with differences of the same magnitude share a single binomial draw.
 
     Args:
       correct: [n] in [0, 1], correctness of the first model's predictions; usually booleans.
-      other_correct: the same for the second model.
-      labels: int [n], to compare mean per-class accuracies; None: accuracies over all examples.
+      other_correct: correctness of the second model's predictions, like `correct`.
+      labels: int [n], to compare mean per-class accuracies. None compares accuracies over all examples.
       num_permutations: samples of the null distribution.
       seed: random seed.
 
     Returns:
-      dict: `difference` of the accuracies (first minus second), and the two-sided p-value `p`: the fraction of the
-      permutations with at least this absolute difference. For accuracies over all examples, `p` approximates that
-      of the exact McNemar test.
+      A dict with `difference`, the difference of the accuracies (first minus second), and `p`, the two-sided p-value:
+      the fraction of permutations with at least this absolute difference. For accuracies over all examples, `p`
+      approximates the p-value of the exact McNemar test.
     """
     classes = np.zeros(len(correct), np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
     sizes = np.bincount(classes)
@@ -39,7 +39,7 @@ def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.
     random, permuted = np.random.default_rng(seed), np.zeros(num_permutations)
     for size, count in zip(*np.unique(np.round(np.abs(differences), 15), return_counts=True)):
         permuted += size * (2 * random.binomial(count, 0.5, num_permutations) - count)
-    is_extreme = np.abs(permuted) >= abs(differences.sum()) - 1e-12  # The margin absorbs rounding errors of the sums.
+    is_extreme = np.abs(permuted) >= abs(differences.sum()) - 1e-12  # The margin absorbs rounding errors in the sums.
     return dict(difference=float(differences.sum()), p=float(is_extreme.mean()))
 
 
@@ -47,7 +47,7 @@ def compare(labels: np.ndarray, scores: np.ndarray, other_scores: np.ndarray, me
             num_permutations: int = NUM_PERMUTATIONS) -> dict[str, float]:
     """Runs `permutation_test` on two models' scores [n, classes] for the same examples.
 
-    Average precision is not a mean over examples, so multi-label predictions are compared by accuracy.
+    Average precision is not a mean of per-example scores, so multi-label predictions are compared on accuracy instead.
     """
     if labels.ndim == 2:
         correct, other_correct = (
@@ -59,7 +59,7 @@ def compare(labels: np.ndarray, scores: np.ndarray, other_scores: np.ndarray, me
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
-    """Compares the two prediction files that the parsed arguments name, and prints the result."""
+    """Compares the two prediction files given in the parsed arguments and prints the result."""
     (labels, scores), (other_labels, other_scores) = (
         output.read_predictions(path) for path in (arguments.first, arguments.second))
     if labels.shape != other_labels.shape or (labels != other_labels).any():

@@ -18,7 +18,7 @@ class Task:
     """A data set, its splits and its metric."""
 
     title: str
-    dataset: str | None  # value of --dataset; None: not in TFDS, so that the user must name a folder
+    dataset: str | None  # value of --dataset; None: not in TFDS, so the user must specify a folder
     metric: str = "top_1"  # one of `METRICS`
     train: str = "train"
     validation: str | None = None  # None: the last 20 % of `train`
@@ -40,8 +40,8 @@ class Task:
         return f"{self.train}+{self.validation}" if self.validation else self.train
 
 
-# Food-101 names its test images "validation". DTD and SUN397 use the first of their official splits. For Caltech-101,
-# TFDS samples 30 training images per class, with a different seed from the paper's.
+# Food-101's test split is named "validation". For DTD and SUN397, the first official split is used. For Caltech-101,
+# TFDS samples 30 training images per class with a different seed than the paper.
 TASKS = {
     "food101": Task("Food-101", "food101", test="validation"),
     "cifar10": Task("CIFAR-10", "cifar10"),
@@ -78,7 +78,7 @@ class Grid:
     """The hyper-parameter grid of fine-tuning or of training from random weights (paper, B.8.1)."""
 
     learning_rates: tuple
-    weight_decays: tuple  # The optimizer gets weight_decay / learning_rate.
+    weight_decays: tuple  # The optimizer receives weight_decay / learning_rate.
     steps: int  # training steps per trial
 
 
