@@ -1,4 +1,4 @@
-"""Helpers shared by the programs of the paper's figures and probes."""
+"""Helpers shared by the programs that reproduce the paper's figures and probes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sources.source import Source
 
 
 def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
-    """Returns the `Config` for flags of run.py, given as one string; they override `defaults`. Raises `UserError`."""
+    """Returns the `Config` for a string of run.py flags, which override `defaults`. Raises `UserError`."""
     return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.parse_settings(text)}))
 
 
 def open_source(config: config_lib.Config) -> Source:
-    """Opens the data set of a `Config` and checks the images of a folder. Raises `UserError`."""
+    """Opens a `Config`'s data set and, if it is an image folder, checks its images. Raises `UserError`."""
     source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
     image_checks.check_images(config, source, is_chief=True)
     return source
@@ -34,7 +34,7 @@ def load(path: str) -> tuple[model_lib.Model, int]:
     """Loads the network of a checkpoint or SavedModel in float32.
 
     Returns:
-      The model, and the image size in pixels that it was trained with, or 224 if it is unknown.
+      The model, and the training image size in pixels (224 if unknown).
 
     Raises:
       UserError: see `weight_files.open_weights`.

@@ -27,13 +27,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 _SEED = 1
-_CROPS = 4  # per image, with and without color distortion
+_CROPS = 4  # crops per image, with and without color distortion
 _MARKERS = "osv^D<>phX"
 _HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "--", "++")
 
 
 def save(figure: plt.Figure, columns: tuple[str, ...], rows: list[tuple], out: str, name: str) -> str:
-    """Writes a figure as PNG and SVG and its data as CSV, and closes it. Returns the path of the PNG file."""
+    """Saves a figure as PNG and SVG and its data as CSV, and closes the figure. Returns the path of the PNG file."""
     os.makedirs(out, exist_ok=True)
     path = os.path.join(out, name)
     figure.savefig(f"{path}.png", dpi=110, bbox_inches="tight")
@@ -47,12 +47,12 @@ def save(figure: plt.Figure, columns: tuple[str, ...], rows: list[tuple], out: s
 
 
 def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = ()) -> list[dict]:
-    """Reads the rows of a CSV file that have an accuracy.
+    """Reads the rows with an accuracy from a CSV file.
 
     Args:
       path: CSV file.
       columns: required columns.
-      numeric: columns whose values are converted to floats: an accuracy in [0, 1], others positive.
+      numeric: columns to convert to floats. Accuracies must be in [0, 1], and all other values must be positive.
 
     Returns:
       One dict per row.
@@ -69,7 +69,7 @@ def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = ())
     if missing:
         raise UserError(f"--csv={path}: column {missing[0]} is missing. Use a file with the columns "
                         f"{', '.join(columns)} and at least one row.")
-    rows = [row for row in rows if row["accuracy"]]  # The report leaves it empty for runs without an accuracy.
+    rows = [row for row in rows if row["accuracy"]]  # In the report, this field is empty if a run has no accuracy.
     if not rows:
         raise UserError(f"--csv={path}: no row has an accuracy. Add at least one.")
     for row in rows:
@@ -91,7 +91,7 @@ def _parse_number(path, column, text):
 
 
 def read_images(paths: list[str] | None) -> list[np.ndarray]:
-    """Decodes image files to uint8 [h, w, 3]; without any, returns two sample photographs of scikit-learn."""
+    """Decodes image files to uint8 [h, w, 3]. If `paths` is empty, returns scikit-learn's two sample photographs."""
     if not paths:
         from sklearn import datasets
         return [datasets.load_sample_image(name) for name in ("flower.jpg", "china.jpg")]
@@ -121,7 +121,7 @@ _OPERATORS = {  # title -> names for `policies.branch_policy`, applied to the ce
 
 
 def operators(image: np.ndarray, out: str, size: int = 160) -> str:
-    """Draws all operators applied to one image, three random draws each (extends Figure 4)."""
+    """Plots each operator applied to the same image, with three random samples per operator (extends Figure 4)."""
     image = data_util.preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), size, crop=False)
     figure, axes = _panels(-(-len(_OPERATORS) // 2), 6)
     for axis in axes.flat[3 * len(_OPERATORS):]:
@@ -131,7 +131,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
         for draw in range(3):
             seeds = tf.constant([[draw, _SEED]], tf.int64)
             policy = policies.branch_policy(names, 1.0, "multiplicative", flip=title != "crop, resize")
-            if len(names) == 1:  # Always apply a single operator, so that the figure shows its effect.
+            if len(names) == 1:  # Always apply a policy's only operator, to show its effect.
                 policy = data_util.Policy(operators=tuple(
                     dataclasses.replace(operator, probability=1.0) for operator in policy.operators))
             channels = data_util.apply_after_crop(data_util.to_channels(image[tf.newaxis]), policy, seeds)
@@ -144,7 +144,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
 
 
 def views(config: Config, out: str, count: int = 8) -> str:
-    """Draws pairs of views of `count` images of a data set, as the network sees them, including blur."""
+    """Plots pairs of augmented views of `count` images from a data set. As in training, the views include blur."""
     source = common.open_source(config)
     count = min(count, datasets.check_split(source, "train_split", config.train_split))
     pairs, _ = next(iter(data.build_view_pairs(config, source, config.train_split, _SEED, count)))
@@ -161,10 +161,10 @@ def views(config: Config, out: str, count: int = 8) -> str:
 
 
 def histograms(images: list[np.ndarray], out: str, size: int = 160) -> str:
-    """Draws histograms of the pixel values of crops, without and with color distortion (Figure 6)."""
+    """Plots pixel-value histograms of crops with and without color distortion (Figure 6)."""
     crop = data_util.crop_and_flip_policy()
     jitter, grayscale = data_util.color_distortion(1.0, "multiplicative")
-    # Equal seeds give both policies the same crops. Jitter is always applied, so that its effect shows in every crop.
+    # Both policies use the same seeds, so the crops match. Jitter is always applied to show its effect in every crop.
     crop_policies = {"without": crop, "with": crop.then(dataclasses.replace(jitter, probability=1.0), grayscale)}
     figure, axes = plt.subplots(len(images), 2 * _CROPS, figsize=(1.5 * 2 * _CROPS, 1.4 * len(images) + 0.4),
                                 sharex=True, sharey=True, squeeze=False)
@@ -189,7 +189,7 @@ def histograms(images: list[np.ndarray], out: str, size: int = 160) -> str:
 
 
 def eigenvalues(path: str, out: str) -> str:
-    """Draws the squared real parts of the eigenvalues of a square linear projection head, sorted (Appendix B.4)."""
+    """Plots the sorted squared real parts of a square linear projection head's eigenvalues (Appendix B.4)."""
     model, _ = common.load(path)
     layers = model._projection_head.linear_layers
     kernel = layers[0].dense.kernel.numpy() if len(layers) == 1 else np.zeros([0, 1])
@@ -209,9 +209,9 @@ def eigenvalues(path: str, out: str) -> str:
 
 
 def tsne(model: model_lib.Model, config: Config, split: str, out: str, max_examples: int = 1000) -> str:
-    """Draws t-SNE of h and of z = g(h) for the first ten classes of a data set.
+    """Plots t-SNE visualizations of h and z = g(h) for the first ten classes of a data set.
 
-    The paper draws ten classes at random (Appendix B.4).
+    The paper selects ten classes at random (Appendix B.4).
     """
     from sklearn import manifold
 
@@ -256,9 +256,9 @@ def tsne(model: model_lib.Model, config: Config, split: str, out: str, max_examp
 
 
 def pairs(path: str, out: str) -> str:
-    """Draws the accuracy for each pair of augmentations, with row averages (Figure 5).
+    """Plots the accuracy for each pair of augmentations, with row averages (Figure 5).
 
-    The CSV file has the columns first, second, accuracy.
+    The CSV file must contain the columns first, second, accuracy.
     """
     rows = read_csv(path, ("first", "second", "accuracy"), numeric=("accuracy",))
     names = list(dict.fromkeys([row["first"] for row in rows] + [row["second"] for row in rows]))
@@ -286,9 +286,9 @@ def pairs(path: str, out: str) -> str:
 
 
 def batches(path: str, out: str) -> str:
-    """Draws accuracies by epochs, one bar per batch size (Figure 9).
+    """Plots accuracy by number of epochs, with one bar per batch size (Figure 9).
 
-    The CSV file has the columns epochs, batch_size, accuracy and, optionally, scaling (of the learning rate).
+    The CSV file must contain the columns epochs, batch_size, accuracy and, optionally, scaling (of the learning rate).
     """
     rows = read_csv(path, ("epochs", "batch_size", "accuracy"), numeric=("epochs", "batch_size", "accuracy"))
     bars = {}
@@ -315,9 +315,9 @@ def batches(path: str, out: str) -> str:
 
 
 def parameters(path: str, out: str) -> str:
-    """Draws accuracy against the number of parameters, one marker per group (Figure 7).
+    """Plots accuracy against the number of parameters, with one marker per group (Figure 7).
 
-    The CSV file has the columns network, million parameters, accuracy, group.
+    The CSV file must contain the columns network, million parameters, accuracy, group.
     """
     columns = ("network", "million parameters", "accuracy", "group")
     rows = read_csv(path, columns, numeric=("million parameters", "accuracy"))

@@ -1,4 +1,4 @@
-"""The paper's figures, and examples of the augmentations, as PNG and SVG, with their data as CSV.
+"""Plots the paper's figures and augmentation examples as PNG and SVG files, with their data as CSV files.
 
     python -m paper.figures operators [--image=FILE]
     python -m paper.figures views --dataset=NAME [--flags='--augmentation=broader']
@@ -57,7 +57,7 @@ def _parser():
 
 
 def make(arguments: argparse.Namespace) -> str:
-    """Draws the figure selected by the arguments and returns the path of the PNG file. Raises `UserError`."""
+    """Plots the figure selected by the arguments and returns the path of the PNG file. Raises `UserError`."""
     drawing, common = tensorflow_startup.load("paper.drawing"), tensorflow_startup.load("paper.common")
     check_paths(arguments, *(flag for flag in ("checkpoint", "csv", "out") if hasattr(arguments, flag)))
     name, out = arguments.name, arguments.out

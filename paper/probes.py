@@ -3,13 +3,14 @@
     python -m paper.probes --checkpoint=PATH --dataset=NAME [--probes=color,rotation,noise,sobel]
         [--train_split=train] [--test_split=test] [--flags='--data_dir=DIR'] [--out=FILE.json]
 
-Each evaluation crop gets a randomly drawn transformation, which the MLP predicts: color (grayscale or not), rotation
-(by 0, 90, 180 or 270 degrees), noise or sobel (applied or not). A row of the table needs an encoder that was pretrained
-with its transformation: --augment_extra=rotate, noise or sobel; grayscale is part of the default policy. In the paper
-g(h) has as many dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
+A random transformation is applied to each evaluation crop, and the MLP predicts it: color (grayscale or not), rotation
+(by 0, 90, 180 or 270 degrees), noise or sobel (applied or not). Each row of the table requires an encoder pretrained
+with the row's transformation (--augment_extra=rotate, noise or sobel). Grayscale is part of the default policy. In the
+paper, g(h) has the same number of dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
 
---out maps each probe to its accuracies `h` and `z`, from h and from z = g(h), and its `majority_baseline`, the accuracy
-of always predicting the most frequent class. Earlier versions named this key `guess`, and the color probe `colour`.
+The --out file maps each probe to `h` and `z`, the accuracies from h and from z = g(h), and to `majority_baseline`, the
+accuracy of always predicting the most frequent class. In earlier versions, the names were `guess` for this key and
+`colour` for the color probe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Report that compares the runs of `paper.studies` with the paper's numbers: Markdown, CSV and one HTML page."""
+"""Report that compares the runs of `paper.studies` with the paper's numbers, as Markdown, CSV and one HTML page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = {  # title -> key in the results of a finished run
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
 _SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # columns shown only if the paper's table has them
-_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of our numbers; others are fractions, shown in %
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of our numbers; all others are fractions, shown in %
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's measures that correspond to `runner.accuracy`
 _SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # measures with the same name in the paper and here
 ALPHA = 0.05  # significance level of the permutation test, as in the paper's tables
@@ -47,7 +47,7 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
       scale: paper or small.
 
     Raises:
-      UserError: predictions for the permutation test are missing, or were made for different examples.
+      UserError: predictions for the permutation test are missing or belong to different examples.
     """
     rows = []
     for run in studies.STUDIES[name].runs_at(scale):
@@ -61,7 +61,7 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
 
 
 def _finished(name, run, base, scale):
-    """Returns the content of a run's done.json; None if it is missing, or the study or its recipe has changed since."""
+    """Returns a run's done.json, or None if it is missing or if the study or its recipe has changed since the run."""
     done = runner.read_done(runner.directory_of(base, scale, name, run))
     return done if done is not None and runner.is_current(run, scale, done) else None
 
@@ -82,7 +82,7 @@ def _row(run, done, scale, directory):
     accuracy = runner.accuracy(done)
     ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SHARED_MEASURES},
             **{measure: values[measure] for values in probes.values() for measure in ("h", "g(h)")}}
-    parameters = _finite_or_none(done.get("million_parameters"))  # None for transfers.
+    parameters = _finite_or_none(done.get("million_parameters"))  # None for transfer runs.
     plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
     return {"run": run.name, "changed flags": changed_flags or None, **paper, **results,
             **_differences(run.paper, ours), "status": "diverged" if done["diverged"] else None,
@@ -98,7 +98,7 @@ def _finite_or_none(value):
 
 
 def _differences(paper, ours):
-    """Returns our numbers minus the paper's, as texts, for the measures that both have."""
+    """Returns, as text, our numbers minus the paper's for all measures that are available for both."""
     pairs = {measure: (ours[measure], number) for measure, number in paper.items() if ours.get(measure) is not None}
     return {"difference" if measure in _MAIN_MEASURES else f"difference, {measure}":
             f"{value - number:+.2f}" if measure == "entropy" else f"{100 * value - number:+.1f}"
@@ -106,10 +106,10 @@ def _differences(paper, ours):
 
 
 def _mark_best(rows):
-    """Sets `best` in rows of transfer runs: true if the permutation test finds no difference from the best run.
+    """Sets `best` to True in rows of transfer runs that do not differ significantly from the best run.
 
-    As in the paper, runs on the same data set are compared in two groups: linear evaluation, and training of the whole
-    network.
+    The significance test is the permutation test. As in the paper, runs on the same data set are compared in two
+    groups: linear evaluation, and training of the whole network.
     """
     groups = {}
     for row in rows:
@@ -127,13 +127,13 @@ def _mark_best(rows):
 
 
 def _predictions_of(row):
-    """Returns labels, scores and metric name of a transfer run. Raises `UserError`."""
+    """Returns a transfer run's labels, scores and metric name. Raises `UserError`."""
     path = os.path.join(row["_directory"], "predictions.npz")
     return *output.read_predictions(path), row["_done"]["results"].get("metric")
 
 
 def _titles_with(rows, substring):
-    """Returns the column titles that contain a substring, in order."""
+    """Returns the column titles that contain `substring`, in order."""
     return dict.fromkeys(title for row in rows for title in row if substring in title)
 
 
@@ -146,7 +146,7 @@ class _Code(str):
 
 
 def shown_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
-    """Returns the column titles and the displayed texts of each row, without empty columns.
+    """Returns the titles of the non-empty columns and each row's displayed texts.
 
     Args:
       rows: result of `rows_of`.
@@ -185,7 +185,7 @@ def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
 
 
 def _finding(study, rows, scale):
-    """Returns sentences with the paper's finding and the setting of our runs."""
+    """Describes the paper's finding and the setting of our runs."""
     finding = f"The paper: {study.finding}" if study.runs else f"{study.finding[:1].upper()}{study.finding[1:]}"
     recipes = dict.fromkeys(run.small_recipe for run in study.runs_at(scale) if not run.transfer)
     if scale != "small" or not rows or not recipes:
@@ -194,12 +194,12 @@ def _finding(study, rows, scale):
 
 
 def _flags_table(rows):
-    """Returns titles and rows of a table of the runs' flags."""
+    """Returns the titles and rows of a table that lists the runs' flags."""
     return ["run", "flags"], [[row["run"], _Code(shlex.join(row["_done"]["arguments"]))] for row in rows]
 
 
 def _markdown_flags(rows):
-    """Returns a collapsible table of the runs' flags."""
+    """Returns a collapsible Markdown table that lists the runs' flags."""
     return (["<details><summary>flags</summary>", "", *_markdown_table(*_flags_table(rows)), "", "</details>", ""]
             if rows else [])
 
@@ -209,7 +209,7 @@ def _markdown_cited(study):
 
 
 def _cited_table(study):
-    """Returns titles and rows of a table with the numbers that the paper cites."""
+    """Returns the titles and rows of a table with the numbers that the paper cites."""
     titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
     return ["", *titles], [[name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited]
 
@@ -219,19 +219,19 @@ def _markdown_table(titles, texts):
 
 
 def _without_control(text):
-    """Replaces the control characters of a text by spaces."""
+    """Replaces a text's control characters with spaces."""
     return _CONTROL.sub(" ", text)
 
 
 def _markdown_text(text):
-    """Returns a text as a cell of a Markdown table: one line, HTML escaped, without the column separator |."""
+    """Formats a text as a Markdown table cell: one line, HTML escaped, without the column separator |."""
     line = _without_control(text).replace("|", "/")
     if not isinstance(text, _Code):
         escaped = html.escape(line, quote=False)
         return f"**{escaped}**" if isinstance(text, _Bold) else escaped
     if "`" not in line:
         return f"`{line}`"
-    ticks = "`" * (1 + max(map(len, re.findall("`+", line))))  # Shorter sequences do not end the code.
+    ticks = "`" * (1 + max(map(len, re.findall("`+", line))))  # Shorter runs of backticks do not close the code span.
     return f"{ticks} {line} {ticks}"
 
 
@@ -267,7 +267,7 @@ _CORRELATED = ("few_labels_lengths", "few_labels_networks")
 
 
 def correlations(name: str, base: str, scale: str) -> list[dict]:
-    """Correlates the accuracies of linear evaluation and fine-tuning for each label fraction (Appendix B.7).
+    """Correlates linear-evaluation accuracy with fine-tuning accuracy for each label fraction (Appendix B.7).
 
     Args:
       name: study in `_CORRELATED`.
@@ -275,7 +275,7 @@ def correlations(name: str, base: str, scale: str) -> list[dict]:
 
     Returns:
       A list of dicts with `labels`, the label fraction; `points`, a list of (name, accuracy of linear evaluation,
-      accuracy after fine-tuning); and the coefficients `pearson` and `spearman`, None below three points.
+      accuracy after fine-tuning); and the coefficients `pearson` and `spearman`, None for fewer than three points.
     """
     from scipy import stats
 
@@ -293,7 +293,7 @@ def correlations(name: str, base: str, scale: str) -> list[dict]:
 
 
 def _correlation_texts(name, base, scale):
-    """Returns the result of `correlations`, as one sentence per label fraction."""
+    """Returns the result of `correlations` as one sentence per label fraction."""
     if name not in _CORRELATED:
         return []
     return [f"Correlation of linear evaluation with fine-tuning on {result['labels']} of the labels (Appendix B.7): "
@@ -305,7 +305,7 @@ def _correlation_texts(name, base, scale):
 
 
 def summary(rows_by_study: dict[str, list[dict]]) -> str:
-    """Returns sentences with the number of runs, their total time, the machines and the versions of the program.
+    """Summarizes the number of runs, their total time, the machines and the program versions in sentences.
 
     Args:
       rows_by_study: study name -> result of `rows_of`.
@@ -341,12 +341,12 @@ def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale
 
 
 def _finalize(value):
-    """Removes control characters from a value of the template. Does not change the output of macros, which is HTML."""
+    """Removes control characters from a template value. Leaves the output of macros, which is HTML, unchanged."""
     return _without_control(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _section(name, rows, base, scale):
-    """Returns the texts, tables and plot of a study for the template."""
+    """Returns a study's texts, tables and plot for the template."""
     study = studies.STUDIES[name]
     return dict(
         name=name, title=study.title, source=study.source, finding=_finding(study, rows, scale),
@@ -356,9 +356,9 @@ def _section(name, rows, base, scale):
 
 
 def _plot(rows):
-    """Returns an SVG plot in base64 with our accuracies as dots and the paper's as diamonds; "" without accuracies.
+    """Returns a base64-encoded SVG plot of our accuracies (dots) and the paper's (diamonds), or "" without accuracies.
 
-    For Table 3, it shows the accuracies from h.
+    For Table 3, the plot shows the accuracies from h.
     """
     import matplotlib
 

@@ -25,7 +25,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def arguments(run: studies.Run, scale: str) -> list[str]:
-    """Returns the arguments of a run's program, without its output directory and --checkpoint."""
+    """Returns the arguments of a run's program, except its output directory and --checkpoint."""
     flags = config_lib.as_flags({**run.flags, **(run.small_flags if scale == "small" else {})})
     if run.transfer:
         return flags
@@ -40,8 +40,8 @@ def command(run: studies.Run, scale: str, directory: str, weights: str | None = 
       run: the run.
       scale: paper or small.
       directory: directory for the results.
-      weights: path for --checkpoint, if the run starts from the weights of another.
-      extra: further settings of run.py.
+      weights: path for --checkpoint if the run starts from another run's weights.
+      extra: additional run.py settings.
     """
     extra, start = extra or {}, [f"--checkpoint={weights}"] if run.starts_from else []
     if not run.transfer:
@@ -52,11 +52,11 @@ def command(run: studies.Run, scale: str, directory: str, weights: str | None = 
 
 
 def _split_settings(run, extra):
-    """Splits settings of run.py into flags of `python -m transfer` itself, and settings that it passes to trainings."""
+    """Splits run.py settings into flags of `python -m transfer` itself and settings that it passes on to run.py."""
     trains = run.transfer != "linear"
     shared_names = (*config_lib.settings_with("data_access"), *(["seed"] if trains else []))
     shared = {name: value for name, value in extra.items()
-              if name in shared_names and value is not False}  # Transfer has no flags like --nofollow_links.
+              if name in shared_names and value is not False}  # The transfer flags have no negated form.
     return shared, {name: value for name, value in extra.items() if trains and name not in shared_names}
 
 
@@ -71,13 +71,13 @@ def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) 
 
 
 def config_of(run_arguments: list[str]) -> config_lib.Config:
-    """Returns the `Config` for arguments of run.py; paths of recipes are relative to the project directory."""
+    """Returns the `Config` for run.py arguments. Recipe paths are relative to the project directory."""
     return config_lib.from_arguments(
         [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in run_arguments])
 
 
 def describe_recipe(recipe: str) -> str:
-    """Describes the network, the data and the length of a recipe's training in one line."""
+    """Describes a recipe's network, data and training length in one line."""
     config = config_of([f"--flagfile={_RECIPES}/{recipe}"])
     return (f"{recipe}, {config.network_name} on {config.train_split} of {config.dataset}, {config.image_size} pixels, "
             f"batch size {config.train_batch_size}, {config.train_epochs} epochs")
@@ -97,7 +97,7 @@ _DONE_TYPES = dict(arguments=list, settings=dict, results=dict, probes=dict, sec
 
 def read_done(directory: str) -> dict | None:
     """Returns the content of a finished run's done.json, or None if the file is missing or corrupt."""
-    from runtime import storage  # Imported in functions: it loads TensorFlow, which other commands do not need.
+    from runtime import storage  # Imported here, because it loads TensorFlow, which other commands do not need.
 
     done = storage.read_json(os.path.join(directory, "done.json"))
     if done is None or not all(isinstance(done.get(name, ...), types) for name, types in _DONE_TYPES.items()):
@@ -115,25 +115,25 @@ def write_done(directory: str, done: dict) -> None:
 
 
 def _all_arguments(run, scale, extra):
-    """Returns the run's arguments plus any further flags that affect results."""
+    """Returns the run's arguments plus any additional flags that affect results."""
     return [*arguments(run, scale), *config_lib.as_flags(_with_effect(extra or {}))]
 
 
 def _with_effect(settings):
-    """Returns the settings, a dict, without those that do not affect results."""
+    """Returns a dict of only those settings that affect results."""
     without_effect = config_lib.settings_with("output", "no_effect")
     return {name: value for name, value in settings.items() if name not in without_effect}
 
 
 def settings_of(run: studies.Run, scale: str, extra: dict | None = None) -> dict:
-    """Returns all settings that affect a run's results, including those of the run that it starts from, for JSON.
+    """Returns a JSON-serializable dict of all settings that affect a run, including those of the run it starts from.
 
     Raises:
       UserError: the flags are invalid.
     """
     run_arguments = _all_arguments(run, scale, extra)
     if run.transfer:
-        # Results of earlier versions are stored with the former name transfer.py.
+        # Results from earlier versions are stored under the program's old name, transfer.py.
         settings = dict(program=["transfer.py", run.transfer], arguments=run_arguments)
     else:
         settings = dict(program=["run.py"], **_with_effect(dataclasses.asdict(config_of(run_arguments))))
@@ -146,19 +146,19 @@ def _key(settings):
 
 
 def is_current(run: studies.Run, scale: str, done: dict) -> bool:
-    """Returns whether a finished run has the current settings of its study, apart from further flags."""
+    """Returns whether a finished run has its study's current settings, ignoring additional flags."""
     expected = arguments(run, scale)
     if done["arguments"][:len(expected)] != expected:
         return False
     try:
         extra = config_lib.parse_settings(shlex.join(done["arguments"][len(expected):]))
-    except UserError:  # The flag is from another version.
+    except UserError:  # A recorded flag is from another version.
         return False
     return done["settings"] == settings_of(run, scale, extra)
 
 
 class Runner:
-    """Executor of runs at one scale, below one directory. Skips finished runs and shares identical ones."""
+    """An executor for runs at one scale. Skips finished runs, and reuses the results of identical runs."""
 
     def __init__(self, base: str, scale: str, extra: dict | None = None):
         """Finds the finished runs.
@@ -166,10 +166,10 @@ class Runner:
         Args:
           base: directory of all results.
           scale: paper or small.
-          extra: further settings of run.py.
+          extra: additional run.py settings.
 
         Raises:
-          UserError: `extra` has a setting that determines where results are written.
+          UserError: `extra` contains a setting that determines where results are written.
         """
         for name in config_lib.settings_with("output"):
             if name in (extra or {}):
@@ -182,7 +182,7 @@ class Runner:
                     self._finished[_key(done["settings"])] = directory_of(base, scale, name, run)
 
     def check(self, study: str, run: studies.Run) -> None:
-        """Raises `UserError` if the arguments of a run are invalid, or change settings that its study compares."""
+        """Raises `UserError` if a run's arguments are invalid or change settings that its study compares."""
         compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
         for name in self._extra:
             if name in compared:
@@ -197,16 +197,17 @@ class Runner:
             grid_search.check_settings(run.transfer, _split_settings(run, self._extra)[1])
 
     def run(self, study: str, run: studies.Run) -> dict:
-        """Executes a run, after the run that it starts from. Output goes to run.log.
+        """Executes a run, after the run that it starts from. Output is written to run.log.
 
         Returns:
-          The content of done.json: `arguments`; `settings`; `seconds`, summed over all starts; `results`; `probes`;
-          `million_parameters`; `hardware`; `commits`; `diverged`, true (and no results) if training diverged, here or
-          in the run that it starts from; and `same_as`, None or the directory (below `base`) of an identical run.
+          The content of done.json: `arguments`, `settings`, `seconds` (summed over all attempts), `results`, `probes`,
+          `million_parameters`, `hardware`, `commits`, `diverged` and `same_as`. If training diverged, in this run or in
+          the run that it starts from, `diverged` is True and there are no results. `same_as` is the directory (below
+          `base`) of an identical run, or None.
 
         Raises:
-          UserError: the run failed without diverging, or is stored with other settings.
-          errors.Stopped: the run was stopped; the same call resumes it.
+          UserError: the run failed without diverging, or its stored results have different settings.
+          errors.Stopped: the run was stopped. The same call resumes it.
         """
         directory, settings = directory_of(self._base, self._scale, study, run), settings_of(
             run, self._scale, self._extra)
@@ -241,7 +242,7 @@ class Runner:
             except JobFailed as error:
                 if error.job_status != TrainingDiverged.status:
                     raise
-                done = dict(results={}, probes={}, diverged=True)  # This is a result: a retry would diverge again.
+                done = dict(results={}, probes={}, diverged=True)  # A retry would diverge too, so store the result.
         return {"hardware": hardware(), **done, **record}
 
     def _execute(self, run, directory, weights):
@@ -264,7 +265,7 @@ class Runner:
 
 @contextlib.contextmanager
 def _recording_time(directory):
-    """Yields a dict, which on exit gets the `seconds` and `commits` of all starts of a run, and is stored."""
+    """Yields a dict. On exit, adds the `seconds` and `commits` of all attempts at the run to the dict and stores it."""
     from runtime import storage
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()
@@ -280,7 +281,7 @@ def _recording_time(directory):
 
 
 def _read_results(directory, name):
-    """Reads the results of a program. Raises `UserError` if they are corrupt, or an accuracy is not in [0, 1]."""
+    """Reads a program's results. Raises `UserError` if the file is corrupt or an accuracy is not in [0, 1]."""
     from runtime import storage
 
     path = os.path.join(directory, name)
@@ -294,16 +295,16 @@ def _read_results(directory, name):
 
 
 def _call(arguments, directory):
-    """Runs Python with the arguments in the project directory, with output to run.log in `directory`."""
+    """Runs Python with the arguments in the project directory. The output is written to run.log in `directory`."""
     with child_processes.Launcher() as launcher:
         launcher.run(child_processes.Job((sys.executable, *arguments), directory, _ROOT))
 
 
 def count_parameters(directory: str) -> int:
-    """Returns the number of trainable weights of the encoder in a run's newest checkpoint.
+    """Returns the number of trainable encoder weights in a run's newest checkpoint.
 
     Raises:
-      UserError: there is no checkpoint.
+      UserError: the run has no checkpoint.
     """
     import tensorflow as tf
 
@@ -328,7 +329,7 @@ def hardware() -> str:
 
 
 def commit() -> str | None:
-    """Returns the program's version from git, with + if files were changed, or None outside of a repository."""
+    """Returns the program's git version, with + appended if files were changed, or None outside a repository."""
     try:
         git = subprocess.run(["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=_ROOT,
                              capture_output=True, text=True, check=False)
@@ -344,6 +345,6 @@ LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
 
 def accuracy(done: dict) -> float | None:
-    """Returns the test accuracy of logistic regression on h, else of the linear head, else of transfer, else None."""
+    """Returns the first available test accuracy of logistic regression on h, the linear head, or transfer, or None."""
     results = done["results"]
     return results.get(LBFGS, results.get(TOP_1, results.get("test")))

@@ -1,6 +1,7 @@
 """Studies of the paper: the runs behind its tables and figures, with their flags and the paper's numbers.
 
-The numbers come from the CSV files in paper/numbers/. Figures, and numbers given only in the text, are covered too.
+The numbers are read from the CSV files in paper/numbers/. The studies also cover figures and numbers that the paper
+gives only in the text.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _NUMBERS = pathlib.Path(__file__).with_name("numbers")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Run of a study: training with run.py, or `python -m transfer` from the weights of another run."""
+    """A run in a study: training with run.py, or `python -m transfer` from another run's weights."""
 
     name: str
-    flags: dict  # differences from the recipe; for transfer, its arguments
+    flags: dict  # differences from the recipe, or a transfer run's arguments
     paper: dict = dataclasses.field(default_factory=dict)  # measure -> number as printed; accuracies in %
-    small_flags: dict = dataclasses.field(default_factory=dict)  # further differences at the small scale
+    small_flags: dict = dataclasses.field(default_factory=dict)  # additional differences at the small scale
     recipe: str = "imagenet_paper.cfg"
     small_recipe: str = "study_small.cfg"
     starts_from: tuple | None = None  # (study, run) whose weights are passed as --checkpoint
@@ -34,7 +35,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Set of runs that are compared: a table of the paper, one of its rows, a figure, or numbers in the text."""
+    """A set of runs to compare: a table of the paper, a row of a table, a figure, or numbers from the text."""
 
     title: str
     source: str  # tables, figures and appendices of the paper, comma-separated
@@ -45,7 +46,7 @@ class Study:
     cited: tuple = ()  # (name, measure -> number or text): the paper's rows for other methods; not run
 
     def runs_at(self, scale: str) -> list[Run]:
-        """Returns the runs of a scale: paper or small."""
+        """Returns the runs for a scale (paper or small)."""
         if scale == "paper":
             return list(self.runs)
         return [*self.small_only, *(run for run in self.runs if self.small_names is None or run.name in
@@ -53,9 +54,9 @@ class Study:
 
 
 def read_numbers(name: str) -> list[dict]:
-    """Returns the rows of paper/numbers/<name>.csv, as dicts from column header to number or text.
+    """Returns the rows of paper/numbers/<name>.csv as dicts from column header to number or text.
 
-    Cells with "-", as in the paper, are omitted.
+    Cells that contain "-" (a dash in the paper) are omitted.
     """
     with open(_NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
         return [{header: _parse(text) for header, text in row.items() if text != "-"}
@@ -114,7 +115,7 @@ def _network(width, depth=50):
 
 
 def _by_width(rows, header="Architecture"):
-    """Returns a dict from width to row for the paper's three networks; the paper prints ResNet-50 (1x) as ResNet-50."""
+    """Returns a dict from width to row for the paper's three networks. The paper omits (1x) from ResNet-50 (1x)."""
     rows_by_name = {row[header]: row for row in rows}
     return {width: rows_by_name["ResNet-50" if width == 1 else _network(width)] for width in _WIDTHS}
 
@@ -125,13 +126,13 @@ def _simclr_rows(name):
 
 
 def _cited_rows(name):
-    """Returns the rows of the other methods in such a table, as (method and architecture, row)."""
+    """Returns the other methods' rows in a table that compares methods, as (method and architecture, row)."""
     return [(f"{row['Method'].split(' (')[0]}, {row['Architecture'].removesuffix(' (*)')}", row)
             for row in read_numbers(name) if row["Method"] != "SimCLR (ours)"]
 
 
 def _broader():
-    """Returns the runs of Appendix B.2, and for comparison those of Table 6, without broader augmentation."""
+    """Returns the runs of Appendix B.2 and, for comparison, those of Table 6 (without broader augmentation)."""
     tables = {"simclr": _simclr_rows("table_6"), "broader": _by_width(read_numbers("appendix_b2_linear"))}
     return tuple(
         Run(f"{augmentation} ({width}x)", dict(train_epochs=1000, width_multiplier=width, augmentation=augmentation),
@@ -154,7 +155,7 @@ def _losses():
 
 
 def _tuning():
-    """Returns the grids of Appendix B.10: learning rates by margins, and learning rates by temperatures."""
+    """Returns the runs of Appendix B.10's grids: learning rate by margin, and learning rate by temperature."""
     rates, margins, temperatures = (0.01, 0.1, 0.3, 0.5, 1.0), (0.0, 0.4, 0.8, 1.6), (0.1, 0.2, 0.5, 1.0)
     margin = [Run(f"margin {m}, rate {rate}", dict(contrastive_loss="margin_triplet", negatives="cross_view", margin=m,
                                                    learning_rate=rate)) for m in margins for rate in rates]
@@ -188,7 +189,8 @@ def _heads():
 def _batches():
     """Returns the runs of Figure 9 and Table B.1.
 
-    At the small scale, batch sizes are divided by 8, and the two scalings agree at batch size 512 instead of 4096.
+    At the small scale, batch sizes are divided by 8, so linear and square-root learning-rate scaling agree at batch
+    size 512 instead of 4096.
     """
     runs = []
     for row, epochs, (scaling, rate) in itertools.product(
@@ -228,7 +230,7 @@ def _cifar():
 
 
 def _probes():
-    """Returns the runs of Table 3: each row's pretraining, where g(h) has as many dimensions as h, and its probe."""
+    """Returns the runs of Table 3: each row's pretraining and probe. g(h) has the same number of dimensions as h."""
     head = dict(num_proj_layers=2, proj_out_dim=2048)
     rows = {"Color vs grayscale": ("color", {}), "Rotation": ("rotation", dict(augment_extra="rotate")),
             "Orig. vs corrupted": ("noise", dict(augment_extra="noise")),
@@ -257,8 +259,8 @@ def _few_labels(starts, columns):
     """Returns the runs that fine-tune pretrained networks on label fractions.
 
     Args:
-      starts: list of (name, (study, run) with the weights, flags of the network).
-      columns: list of (label fraction, recipe, flags of the small scale, measure -> list with a number per start).
+      starts: list of (name, (study, run) that provides the weights, network flags).
+      columns: list of (label fraction, recipe, small-scale flags, dict from measure to one number per start).
     """
     return tuple(
         Run(f"{name}, {labels}", flags, {measure: numbers[index] for measure, numbers in paper.items()}, small, recipe,
@@ -267,7 +269,7 @@ def _few_labels(starts, columns):
 
 
 def _widths_after(study, name=lambda width: _network(width)):
-    """Returns the starts for `_few_labels` from a study's ResNet-50 in three widths."""
+    """Returns `starts` for `_few_labels`: a study's ResNet-50 runs in three widths."""
     return [(_network(width), (study, name(width)), dict(width_multiplier=width)) for width in _WIDTHS]
 
 
@@ -281,12 +283,12 @@ def _lengths():
 
 
 def _depths_and_widths(depths, widths):
-    """Returns the starts for `_few_labels` from the study `networks`."""
+    """Returns `starts` for `_few_labels`: runs of the study `networks`."""
     return [(_network(width, depth), ("networks", _network(width, depth)),
              dict(resnet_depth=depth, width_multiplier=width)) for depth in depths for width in widths]
 
 
-_LABEL_FRACTIONS = {  # label fraction -> recipe, flags of the small scale
+_LABEL_FRACTIONS = {  # label fraction -> recipe, small-scale flags
     "1 %": ("imagenet_1pct.cfg", dict(label_fraction=0.01)),
     "10 %": ("imagenet_10pct.cfg", dict(label_fraction=0.1, train_batch_size=128, train_epochs=30)),
     "100 %": ("imagenet_100pct.cfg", dict(label_fraction=1.0, train_batch_size=128, train_epochs=6))}
@@ -294,11 +296,12 @@ _FEW = ("1 %", "10 %")
 
 
 def _few_labels_columns(fractions, tables=None):
-    """Returns the columns for `_few_labels`.
+    """Returns `columns` for `_few_labels`.
 
     Args:
       fractions: keys of `_LABEL_FRACTIONS`.
-      tables: top-1 or top-5 -> (width -> row of the paper); None for figures, which the paper prints without numbers.
+      tables: dict from measure (top-1 or top-5) to a dict from width to the paper's row. None for figures, for which
+        the paper does not print numbers.
     """
     return [(fraction, *_LABEL_FRACTIONS[fraction], {
         measure: [_few_labels_number(row, fraction, measure) for row in rows.values()]
@@ -306,12 +309,12 @@ def _few_labels_columns(fractions, tables=None):
 
 
 def _few_labels_number(row, fraction, measure):
-    """Returns the number of a table's row for a label fraction and top-1 or top-5, or None if there is none."""
+    """Returns the number in a table row for a label fraction and a measure (top-1 or top-5), or None if missing."""
     return row.get(f"Label fraction: {fraction.replace(' ', '')}: {measure.replace('-', ' ').capitalize()}")
 
 
 def _few_labels_cited():
-    """Returns the rows of other methods from Table 7 (top-5) and Table B.4 (top-1)."""
+    """Returns the other methods' rows in Table 7 (top-5) and Table B.4 (top-1)."""
     cited = {}
     for table, measure in (("table_7", "top-5"), ("table_b4", "top-1")):
         for name, row in _cited_rows(table):
@@ -322,7 +325,7 @@ def _few_labels_cited():
 
 
 def _supervised_long():
-    """Returns the runs of Table B.3: supervised training for longer, with augmentations of SimCLR."""
+    """Returns the runs of Table B.3: longer supervised training with SimCLR's augmentations."""
     columns = {"crop": ("Crop", {}), "crop, color": ("+Color", dict(color_jitter_strength=1.0)),
                "crop, color, blur": ("+Color+Blur", dict(color_jitter_strength=1.0, use_blur=True))}
     widths, runs = {"ResNet-50": 1, "ResNet-50 (4x)": 4}, []
@@ -346,8 +349,8 @@ def _transfers(width, table):
     """Returns the runs of Table 8 or B.5."""
     encoders = {"SimCLR (ours)": ("SimCLR", ("linear", _network(width))),
                 "Supervised": ("supervised", ("supervised_long", _SUPERVISED_ENCODER.format(_network(width)))),
-                "Random init": ("random", ("linear", _network(width)))}  # It uses only the architecture.
-    folders = {task: dict(dataset=f"folder:data/{task}") for task in ("birdsnap", "aircraft")}  # TFDS lacks them.
+                "Random init": ("random", ("linear", _network(width)))}  # Only the architecture is used.
+    folders = {task: dict(dataset=f"folder:data/{task}") for task in ("birdsnap", "aircraft")}  # not in TFDS
     runs = []
     for row, (task, header) in itertools.product(read_numbers(table), _TASKS.items()):
         encoder, start = encoders[row["Method"]]
@@ -373,7 +376,7 @@ def _small_transfers():
 
 
 def _named_rows(table, header):
-    """Returns the rows of a table without runs as (value of the column `header`, dict of the other columns)."""
+    """Returns the rows of a table that has no runs, as (value of the column `header`, dict of the other columns)."""
     return tuple((row[header], {title: value for title, value in row.items() if title != header})
                  for row in read_numbers(table))
 
@@ -472,10 +475,10 @@ STUDIES = {
 
 
 def find_studies(name: str) -> list[str]:
-    """Returns the names of the studies with a name, or with the number of a table, figure or appendix.
+    """Returns the names of the studies that match a study name, or the number of a table, figure or appendix.
 
     Raises:
-      UserError: there is no such study.
+      UserError: no study matches.
     """
     if name in STUDIES:
         return [name]
@@ -488,7 +491,7 @@ def find_studies(name: str) -> list[str]:
 
 
 def find_run(key: tuple[str, str]) -> Run:
-    """Returns the run for the key (study name, run name)."""
+    """Returns the run with the key (study name, run name)."""
     study_name, run_name = key
     study = STUDIES[study_name]
     return next(run for run in (*study.runs, *study.small_only) if run.name == run_name)

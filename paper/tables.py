@@ -1,4 +1,4 @@
-"""Tables of the paper: its numbers, the commands of their runs, execution of the runs, and a report.
+"""The paper's tables: their numbers, the commands of their runs, execution of the runs, and a report.
 
     python -m paper.tables list
     python -m paper.tables show 4                   # the paper's numbers; tables by number or name
@@ -7,10 +7,10 @@
     python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
 At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes interrupted ones. If a
-run starts from the weights of another, `run` executes the other one first; the output of `commands` names the directory
-of the weights, and thereby the table whose commands must be executed first. Birdsnap and FGVC Aircraft are not in TFDS;
-they are read from data/birdsnap and data/aircraft. `report` prints Markdown tables, and writes report.md, report.html
-and one CSV file per table to the scale's folder in --dir.
+run starts from another run's weights, `run` executes that run first. With `commands`, the directory of the weights
+shows which table's commands must be executed first. Birdsnap and FGVC Aircraft are not in TFDS, so they are read from
+data/birdsnap and data/aircraft. `report` prints Markdown tables and writes report.md, report.html and one CSV file per
+table to the scale's folder in --dir.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _run(names, scale, base, extra):
     runs = [(name, run) for name in _with_runs(names, scale) for run in studies.STUDIES[name].runs_at(scale)]
     executor = runner.Runner(base, scale, extra)
     for name, run in runs:
-        executor.check(name, run)  # Report invalid flags before the first run starts.
+        executor.check(name, run)  # Reports invalid flags before the first run starts.
     for index, (name, run) in enumerate(runs, 1):
         signals.safe_point()
         done = executor.run(name, run)

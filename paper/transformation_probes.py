@@ -20,15 +20,15 @@ from sources.source import Source
 _SEED = 1
 _BATCH_SIZE = 256
 _HIDDEN_UNITS = 256
-_VALIDATION_FRACTION = 0.1  # for early stopping
+_VALIDATION_FRACTION = 0.1  # fraction of the training examples, for early stopping
 
 
 def _with_identity(function):
-    """Returns two equally likely classes: images as they are, and images transformed by `function`."""
+    """Returns two equally likely classes: unchanged images, and images transformed by `function`."""
     return [(0.5, lambda channels, seeds: channels), (0.5, function)]
 
 
-# Probe -> one (probability, function of channels and seeds) per class.
+# Probe -> (probability, function of channels and seeds) for each class.
 PROBES = {
     "color": [(0.8, lambda channels, seeds: channels),
               (0.2, lambda channels, seeds: data_util.to_grayscale(channels))],
@@ -88,7 +88,7 @@ def probe_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
                                            validation_fraction=_VALIDATION_FRACTION, max_iter=100, random_state=_SEED)
     classifier = pipeline.make_pipeline(preprocessing.StandardScaler(), network)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It warns if early stopping does not end training within 100 epochs.
+        warnings.simplefilter("ignore")  # scikit-learn warns if early stopping does not occur within 100 epochs.
         classifier.fit(*train)
     return float(classifier.score(*test))
 
@@ -98,11 +98,11 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     """Runs the probes on a network.
 
     Returns:
-      For each probe a dict with `h` and `z`, the test accuracies from h and z = g(h), and `majority_baseline`, the
-      accuracy of always predicting the most frequent class.
+      A dict from probe to a dict with `h` and `z`, the test accuracies from h and z = g(h), and `majority_baseline`,
+      the accuracy of always predicting the most frequent class.
 
     Raises:
-      UserError: an unknown probe or split, or a network without a projection head.
+      UserError: a probe or split is unknown, or the network does not have a projection head.
     """
     unknown = [name for name in probes if name not in PROBES]
     if unknown or not probes:

@@ -53,7 +53,7 @@ def write_bytes(path: str, content: bytes) -> None:
 
 
 def is_file(path: str) -> bool:
-    """Returns whether a path is a regular file or a link to one. Check this first: opening a FIFO would block."""
+    """Returns whether a path is a regular file or a link to one. Opening other files, such as FIFOs, may block."""
     return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path) if "://" in path else os.path.isfile(path)
 
 

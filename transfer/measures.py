@@ -26,7 +26,7 @@ def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
     Args:
       metric: key of `METRICS`.
       labels: int [n]; or [n, classes] with values 1, 0 and -1 (unknown).
-      scores: float [n, classes]; -inf for classes that are missing from the training data.
+      scores: float [n, classes]; -inf for classes that could not be fitted.
 
     Raises:
       UserError: the scores contain NaN, or the metric is NaN.

@@ -158,7 +158,7 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
       labels: int64 [n]; or [n, classes] with values 1, 0 and -1 (unknown).
-      logits: float [n, classes]; -inf for classes that are missing from the training data.
+      logits: float [n, classes]; -inf for classes that could not be fitted.
 
     Raises:
       UserError: the file is unreadable or empty, or an array has a wrong type, shape or value.
