@@ -1,4 +1,4 @@
-"""Runs `python -m checkpoints`; see `checkpoints.cli`."""
+"""Runs `python -m checkpoints` (see `checkpoints.cli`)."""
 
 from checkpoints import cli
 

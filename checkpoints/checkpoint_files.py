@@ -103,7 +103,7 @@ def _write_state(directory, steps):
 
 
 def repair(directory: str) -> None:
-    """Moves corrupt checkpoints away, so that `latest_checkpoint` returns a readable one.
+    """Moves corrupt checkpoints to another directory, so that `latest_checkpoint` returns a readable one.
 
     Call this function only while holding the directory lock. Corrupt checkpoints that are newer than the newest
     readable one are moved to `directory/damaged`. Incomplete checkpoints are logged but kept, because a copy may still

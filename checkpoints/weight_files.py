@@ -226,7 +226,7 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
 
 
 def _find_tensors(reader, shapes):
-    """Returns "TF1" or "TF2" and a dict from name to key; (None, None) if the file contains no SimCLR network."""
+    """Returns "TF1" or "TF2" and a dict from name to key, or (None, None) if the file contains no SimCLR network."""
     tensors = {key: key for key in shapes}
     candidates = [("TF2", _flat_keys(tensors)), ("TF1", _tf1_keys(tensors))]
     if shapes.get(_GRAPH) == ():

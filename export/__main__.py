@@ -1,4 +1,4 @@
-"""Runs `python -m export`; see `export.cli`."""
+"""Runs `python -m export` (see `export.cli`)."""
 
 from export import cli
 

@@ -1,4 +1,4 @@
-"""Runs `python -m inference`; see `inference.cli`."""
+"""Runs `python -m inference` (see `inference.cli`)."""
 
 from inference import cli
 

@@ -58,7 +58,7 @@ def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = ())
       One dict per row.
 
     Raises:
-      UserError: the file cannot be read, lacks a column, has no accuracies, or has invalid numbers.
+      UserError: the file cannot be read, or it has missing columns, no accuracies, or invalid numbers.
     """
     try:
         with open(path, newline="", encoding="utf-8") as file:

@@ -28,7 +28,7 @@ from runtime.paths import check_paths
 
 
 def _find_all(names):
-    """Returns the studies for names or numbers, in order and without duplicates; all studies if `names` is empty."""
+    """Returns the studies for names or numbers, in order and without duplicates, or all studies for empty `names`."""
     keys = [key for name in names for key in studies.find_studies(name)]
     return list(dict.fromkeys(keys)) if names else list(studies.STUDIES)
 

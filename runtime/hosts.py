@@ -25,7 +25,7 @@ _MAX_HOST_LENGTH = 253
 
 
 def count_hosts() -> int:
-    """Returns the number of training hosts; 1 without TF_CONFIG. Raises `UserError` if TF_CONFIG is invalid."""
+    """Returns the number of training hosts (1 without TF_CONFIG). Raises `UserError` if TF_CONFIG is invalid."""
     return sum(len(addresses) for addresses in _read_tf_config()[0].values()) or 1
 
 

@@ -44,7 +44,7 @@ class IndexedSource(Source):
         return len(self._select(split)[0][shard::shards])
 
     def _select(self, split):
-        """Returns keys, items and labels of a split in a fixed random order, so that slices contain all classes."""
+        """Returns a split's keys, items and labels in a fixed random order, so that slices contain all classes."""
         if split not in self._selected:
             self._selected[split] = self._permute(split)
         return self._selected[split]

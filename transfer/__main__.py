@@ -1,4 +1,4 @@
-"""Runs `python -m transfer`; see `transfer.cli`."""
+"""Runs `python -m transfer` (see `transfer.cli`)."""
 
 from transfer import cli
 
