@@ -106,87 +106,90 @@ class Config:
     # Mode and paths.
     mode: str = setting(
         "train",
-        "train; eval: wait for the checkpoints of --model_dir and evaluate each of them once, until the last step or "
-        "--eval_timeout, or evaluate only --checkpoint if it is set and the run in --model_dir did not start from it; "
-        "train_then_eval: train, then evaluate and export the last checkpoint.",
+        "train: train and export a SavedModel; train_then_eval: train, evaluate the last checkpoint and export a "
+        "SavedModel; eval: wait for the checkpoints in --model_dir and evaluate each of them once, until the last "
+        "training step or --eval_timeout. If --checkpoint is set and is not the checkpoint that the run in --model_dir "
+        "started from, eval evaluates only --checkpoint.",
         choices=("train", "eval", "train_then_eval"),
         output=True,
     )
     train_mode: str = setting(
         "pretrain",
-        "pretrain: contrastive learning; finetune: train the encoder of a checkpoint and a classifier on labels, with "
-        "random crops and flips; supervised: train from scratch on labels, with the augmentation of pretraining and "
-        "without a projection head.",
+        "pretrain: contrastive learning; finetune: train the encoder of --checkpoint and a classifier with labels, "
+        "using only random crops and flips as augmentation; supervised: train from scratch with labels, with the "
+        "augmentation of pretraining and without a projection head.",
         choices=("pretrain", "finetune", "supervised"),
         identity=True,
     )
     model_dir: str | None = setting(
         None,
-        "Directory of the run, for checkpoints, results, events and exports. Unset: runs/<dataset>_<network>_<hash of "
-        "the settings>, so that the same command resumes the run.",
+        "Run directory, for checkpoints, results, TensorBoard events and SavedModels. If not set, it is "
+        "runs/<dataset>_<network>_<hash of the settings>, so that the same command resumes the run.",
         output=True, per_host=True,
     )
-    data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. Unset: the default of TFDS.",
+    data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. If not set, TFDS's default.",
                                    data_access=True, per_host=True, no_effect=True)
     checkpoint: str | None = setting(
         None,
-        "Weights to start from, if model_dir has no checkpoint yet, or to evaluate (--mode=eval): a directory (its "
-        "latest checkpoint), a checkpoint prefix, a SavedModel or a TF Hub handle, from this program or the original "
-        "(TF2 or TF1).",
+        "Initial weights of a new run, or the weights to evaluate (--mode=eval): a directory (its latest checkpoint is "
+        "used), a checkpoint prefix, a SavedModel or a TF Hub handle, from this program or the original (TF2 or TF1). "
+        "Not loaded when a run resumes.",
         identity=True,
     )
     seed: int | None = setting(
         None,
-        "Seed of the initial weights, the order of the examples and the augmentation. Unset: drawn once, and stored in "
-        "model_dir/flags.json.",
+        "Seed for the initial weights, the order of the examples and the augmentation. If not set, a random seed is "
+        "chosen once and stored in model_dir/flags.json.",
         minimum=0,
         maximum=2**31 - 1,
         identity=True,
     )
 
     allow_flag_changes: bool = setting(
-        False, "Resume a run even if settings differ from those that it was started with.",
+        False, "Resume a run even if its settings or data have changed since it was started.",
         no_effect=True,
     )
     deterministic: bool = setting(
         False,
-        "Use only deterministic operations of TensorFlow, so that runs on GPUs are repeatable bit by bit, too; runs on "
-        "CPUs always are. May be slower.",
+        "Use only deterministic TensorFlow operations, which makes runs on GPUs bitwise reproducible. Runs on CPUs are "
+        "reproducible without this flag. May be slower.",
     )
 
     # Data.
     dataset: str = setting(
         "imagenet2012",
         "A TFDS name, with its config if any (imagenet2012_subset/1pct); digits (scikit-learn's 1,797 images, no "
-        "download); folder:PATH (images; sub-folders are classes, optionally below train/ and test/).",
+        "download required); or folder:PATH (an image folder, whose sub-folders are the classes, optionally inside "
+        "split folders such as train/ and test/).",
         identity=True,
     )
     train_split: str = setting(
         "train",
-        "Split to train on; TFDS slices such as train[:10%] work. In a folder, percentages select images by a hash of "
-        "their names, so that adding images does not move others to another slice; the sizes of slices are "
-        "approximate.",
+        "Split to train on. TFDS slices such as train[:10%] are supported. In an image folder, percent slices select "
+        "images by a hash of their paths: adding images never moves other images to a different slice, but the sizes "
+        "of the slices are approximate.",
         identity=True,
     )
     eval_split: str = setting(
-        "validation", "Split to evaluate on. Unset: validation, or test if the data set has no validation split."
+        "validation", "Split to evaluate on. If not set, test is used for data sets without a validation split."
     )
     corrupt_images: str = setting(
         "error",
-        "Treatment of images in a folder that cannot be decoded: error reports the first one and stops; skip trains "
-        "and evaluates without them. All images are checked before a run starts, and again when it resumes if some "
-        "have changed.",
+        "Handling of unusable images in a folder (corrupt, truncated, too large, or in an unsupported format): "
+        "error reports them and stops; skip trains and evaluates without them. All images are checked before a run "
+        "starts, and again before it resumes if any file has changed.",
         choices=("error", "skip"),
         data_access=True,
     )
     max_image_pixels: int = setting(
         MAX_IMAGE_PIXELS,
-        "Size limit for images in a folder: width times height in pixels, summed over all frames of a GIF. Larger ones "
-        "are treated as --corrupt_images says, without decoding them; decoding takes up to 12 bytes per pixel.",
+        "Maximum size of the images in a folder, in pixels (width times height, summed over all frames of a GIF). "
+        "Larger images are not decoded and count as unusable (see --corrupt_images). Decoding requires up to 12 bytes "
+        "per pixel.",
         minimum=1,
         data_access=True,
     )
-    follow_links: bool = setting(False, "Follow links in an image folder to files and folders outside of it.",
+    follow_links: bool = setting(False, "Follow symbolic links that point outside the image folder.",
                                  data_access=True)
     cache_dataset: bool = setting(False, "Cache the encoded examples in memory during the first epoch.",
                                   order=True, no_effect=True)
@@ -199,50 +202,50 @@ class Config:
     )
     label_fraction: float = setting(
         1.0,
-        "Fraction of the training split whose labels fine-tuning, supervised training, lbfgs and knn use: the same "
-        "number of examples per class, or all examples of smaller classes (paper, B.5). The other examples are not "
-        "used at all. The split is read once at the start, and the selected examples are kept in memory, encoded.",
+        "Fraction of the labeled training examples that fine-tuning, supervised training, lbfgs and knn use: the same "
+        "number of examples per class, or all examples of a class that has fewer (paper, B.5). The other examples are "
+        "not used. TFDS splits are read once at the start, and the selected encoded examples are kept in memory.",
         above=0, maximum=1, identity=True,
     )
-    label_seed: int = setting(0, "Seed of the selection by --label_fraction.", minimum=0, identity=True)
+    label_seed: int = setting(0, "Seed for the selection of --label_fraction.", minimum=0, identity=True)
     image_size: int = setting(224, "Height and width of the network's input, in pixels.", minimum=8, maximum=4096,
                               identity=True, network=True)
 
     # Augmentation (paper, Appendix A).
     min_crop_area: float = setting(
-        0.08, "Smallest area of a random crop, as a fraction of the image's; raise it if small crops carry no "
+        0.08, "Minimum area of a random crop, as a fraction of the image area. Increase it if small crops carry no "
         "information.",
         minimum=1e-4, maximum=1, identity=True,
     )
     random_flip: bool = setting(
-        True, "Flip half of the views left to right (paper, Appendix A). Disable it where a mirror image has another "
-        "meaning.", identity=True
+        True, "Flip half of the views horizontally (paper, Appendix A). Disable this if a flip changes the meaning of "
+        "an image.", identity=True
     )
     augmentation: str = setting(
         "simclr",
         "Augmentation of both views, except in fine-tuning: simclr (crop, flip, color distortion, blur: paper, "
-        "Appendix A); autoaugment (crop, flip, and AutoAugment's policy for ImageNet: Table 1); broader (simclr and, "
-        "at random, equalize, solarize, Sobel filtering and motion blur: B.2).",
+        "Appendix A); autoaugment (crop, flip, and AutoAugment's policy for ImageNet: Table 1); broader (simclr plus "
+        "random equalize, solarize, Sobel filtering and motion blur: B.2).",
         choices=("simclr", "autoaugment", "broader"),
         identity=True,
     )
     augment_left: str | None = setting(
         None,
-        "Replaces --augmentation (paper, Figure 5): both views are the same random crop, and the operators in this "
-        f"comma-separated list are applied to the first view only, in order: {', '.join(AUGMENTATIONS)}. An empty list "
-        "leaves the crop unchanged.",
+        "Comma-separated operators that are applied in order to the first view. Replaces --augmentation (paper, Figure "
+        "5): both views start from the same random crop, and an empty list leaves it unchanged. Operators: "
+        f"{', '.join(AUGMENTATIONS)}.",
         identity=True,
     )
     augment_right: str | None = setting(None, "Same as --augment_left, for the second view.", identity=True)
     augment_extra: str = setting(
         "",
-        "Operators added to --augmentation (paper, Table 3), comma-separated and in order: rotate (by 0, 90, 180 or "
-        "270 degrees), noise and sobel (each on half of the views).",
+        "Comma-separated operators that are applied in order after --augmentation (paper, Table 3): rotate (by 0, 90, "
+        "180 or 270 degrees); noise and sobel (each applied to half of the views).",
         identity=True,
     )
     color_jitter_strength: float = setting(
-        1.0, "Strength of the color distortion, except in fine-tuning and with --augmentation=autoaugment; 0 disables "
-        "it.",
+        1.0, "Strength of the color distortion; 0 disables it. Not used in fine-tuning or with "
+        "--augmentation=autoaugment.",
         minimum=0, maximum=100, identity=True
     )
     brightness: str = setting(
@@ -254,27 +257,28 @@ class Config:
     )
     use_blur: bool = setting(
         True,
-        "Apply Gaussian blur to half of the views, with a random sigma from 0.1 to 2 per image, with "
-        "--augmentation=simclr and broader, except in fine-tuning.",
+        "Apply Gaussian blur to half of the views, with a random sigma from 0.1 to 2 per image. Not used in "
+        "fine-tuning, with --augmentation=autoaugment, or with --augment_left or --augment_right.",
         identity=True,
     )
 
     # Network.
-    resnet_depth: int = setting(50, "Depth of the ResNet; 10 is for trials on small machines.",
+    resnet_depth: int = setting(50, "Depth of the ResNet; 10 is meant for small machines.",
                                 choices=tuple(RESNET_DEPTHS), identity=True, network=True)
     width_multiplier: int = setting(1, "Width multiplier of the ResNet.", minimum=1, maximum=32, identity=True,
                                     network=True)
     sk_ratio: float = setting(
-        0.0, "Above 0: selective kernels (SK) with this ratio, and ResNet-D; 0.0625 is common.",
+        0.0, "If above 0, use selective kernels (SK) with this ratio, and ResNet-D. A common value is 0.0625.",
         minimum=0, maximum=1, identity=True, network=True,
     )
     se_ratio: float = setting(
-        0.0, "Above 0: squeeze-and-excitation (SE) with this ratio.", minimum=0, maximum=1, identity=True, network=True
+        0.0, "If above 0, use squeeze-and-excitation (SE) with this ratio.",
+        minimum=0, maximum=1, identity=True, network=True,
     )
     stem: str = setting(
         "auto",
-        "imagenet: 7x7 convolution with stride 2, and max pooling; cifar: 3x3 convolution with stride 1, no pooling "
-        "(paper, B.9); auto: cifar for images of up to 32 pixels, as in the original.",
+        "First layers of the ResNet. imagenet: 7x7 convolution with stride 2, and max pooling; cifar: 3x3 convolution "
+        "with stride 1, no pooling (paper, B.9); auto: cifar for images of up to 32 pixels, as in the original.",
         choices=("auto", "imagenet", "cifar"),
         identity=True,
         network=True,
@@ -284,20 +288,21 @@ class Config:
     )
     global_bn: bool = setting(True, "Compute batch statistics over all replicas instead of per replica.", identity=True)
     proj_head_mode: str = setting(
-        "nonlinear", "Projection head g.", choices=("none", "linear", "nonlinear"), identity=True, network=True
+        "nonlinear", "Type of the projection head g.",
+        choices=("none", "linear", "nonlinear"), identity=True, network=True,
     )
     proj_out_dim: int = setting(128, "Output dimension of the projection head.", minimum=1, maximum=2**16,
                                 identity=True, network=True)
-    num_proj_layers: int = setting(3, "Number of layers of the non-linear projection head.", minimum=1, maximum=100,
+    num_proj_layers: int = setting(3, "Number of layers in the nonlinear projection head.", minimum=1, maximum=100,
                                   identity=True, network=True)
     ft_proj_selector: int = setting(
         0,
-        "Layer of the projection head that feeds the linear head or classifier: 0 is the output of the encoder, 1 the "
-        "first layer of the projection head, -1 its last.",
+        "Input of the linear head or classifier: 0 for the output of the encoder, 1 for that of the first layer of the "
+        "projection head, -1 for that of its last layer.",
         identity=True,
     )
     lineareval_while_pretraining: bool = setting(
-        True, "Train a linear head on the labels during pretraining, without effect on the encoder.", identity=True,
+        True, "Train a linear head with labels during pretraining. It does not affect the encoder.", identity=True,
         network=True,
     )
     fine_tune_after_block: int = setting(
@@ -313,28 +318,28 @@ class Config:
     # Objective and optimization.
     contrastive_loss: str = setting(
         "nt_xent",
-        "Contrastive loss (paper, Table 2): nt_xent; nt_logistic; margin_triplet, which uses --margin instead of "
-        "--temperature. The last two average over the negatives, and need memory quadratic in the batch size.",
+        "Contrastive loss (paper, Table 2). margin_triplet uses --margin instead of --temperature. nt_logistic and "
+        "margin_triplet average over the negatives and require memory quadratic in the batch size.",
         choices=("nt_xent", "nt_logistic", "margin_triplet"),
         identity=True,
     )
     negatives: str = setting(
         "both",
-        "Negatives of a view: both views of all other images, or only their opposite views (cross_view: all of the "
-        "paper's Table 4).",
+        "Negatives of a view. both: both views of all other images; cross_view: for a first view, only the second "
+        "views of the other images, and vice versa (used for all losses in the paper's Table 4).",
         choices=("both", "cross_view"),
         identity=True,
     )
     semi_hard: bool = setting(
         False,
-        "Use only the most similar negative among those that are less similar than the positive, but by less than "
-        "--margin (paper, 5.1).",
+        "Use only one negative for each view: the most similar of those that are less similar than the positive, but "
+        "by less than --margin (paper, 5.1).",
         identity=True,
     )
     margin: float | None = setting(
         None,
-        f"Margin, in units of similarity, of margin_triplet and --semi_hard. Unset: {DEFAULT_MARGIN} (the paper tried "
-        "0, 0.4, 0.8 and 1.6; B.10).",
+        f"Margin of margin_triplet and --semi_hard, in units of similarity. If not set, {DEFAULT_MARGIN} (the paper "
+        "tried 0, 0.4, 0.8 and 1.6: B.10).",
         minimum=0,
         identity=True,
     )
@@ -343,50 +348,55 @@ class Config:
     hidden_norm: bool = setting(True, "L2-normalize the projections in the contrastive loss.", identity=True)
     loss_block_rows: int = setting(
         0,
-        "Maximum number of rows of the similarity matrix that the contrastive loss holds at once, on each replica. 0: "
-        "all rows if they take up to 64 MB, otherwise blocks of 16 MB, but at least 256 rows (on a TPU, all rows of a "
-        "view). Smaller blocks take less memory and, below a few hundred rows, more time; the loss is the same.",
+        "Maximum number of rows of the similarity matrix that each replica keeps in memory at once. 0: all rows if "
+        "they require at most 64 MB, otherwise blocks of 16 MB with at least 256 rows (on a TPU, all rows of a view). "
+        "Smaller blocks require less memory but, below a few hundred rows, more time. The loss does not change.",
         minimum=0,
     )
-    optimizer: str = setting("lars", "Optimizer.", choices=("momentum", "adam", "lars"), identity=True)
+    optimizer: str = setting("lars", "Optimizer. momentum: SGD with Nesterov momentum.",
+                             choices=("momentum", "adam", "lars"), identity=True)
     learning_rate: float = setting(
-        0.3, "Peak learning rate, per 256 examples (linear scaling) or per square root of the batch size (sqrt "
-        "scaling).",
+        0.3, "Peak learning rate, before scaling by the batch size (see --learning_rate_scaling).",
         minimum=0, identity=True,
     )
     learning_rate_scaling: str = setting(
         "linear",
-        "linear: learning_rate * train_batch_size / 256; sqrt: learning_rate * sqrt(train_batch_size) (paper, B.1).",
+        "Scaling of the learning rate by the batch size. linear: learning_rate * train_batch_size / 256; sqrt: "
+        "learning_rate * sqrt(train_batch_size) (paper, B.1).",
         choices=("linear", "sqrt"),
         identity=True,
     )
     linear_head_learning_rate: float | None = setting(
         None,
-        "Peak learning rate of the linear head, per 256 examples and scaled linearly. The head is then trained as if "
-        "its input were standardized over the batch, so that the scale of the features does not matter; try 0.1. "
-        "Unset: the encoder's learning rate on raw features, as in the original, which is unstable on small data sets. "
-        "The encoder is not affected.",
+        "Peak learning rate of the linear head, per 256 examples and always scaled linearly. If set, the head is "
+        "trained as if its input were standardized over the batch, so that the scale of the features does not matter; "
+        "try 0.1. If not set, the head uses the encoder's learning rate and raw features, as in the original, which is "
+        "unstable on small data sets. The encoder is not affected.",
         above=0,
         identity=True,
     )
     warmup_epochs: float = setting(10.0, "Epochs of linear warm-up.", minimum=0, maximum=10**6, identity=True)
     momentum: float = setting(0.9, "Momentum of LARS and of momentum SGD.", minimum=0, maximum=1, identity=True)
-    weight_decay: float = setting(1e-6, "Weight decay.", minimum=0, identity=True)
+    weight_decay: float = setting(
+        1e-6, "Coefficient of weight decay, which is part of the update of LARS, and of the loss for other optimizers.",
+        minimum=0, identity=True,
+    )
 
     # Training.
-    train_batch_size: int = setting(512, "Batch size for training, over all replicas.", minimum=2, maximum=2**20,
+    train_batch_size: int = setting(512, "Batch size for training, summed over all replicas.", minimum=2, maximum=2**20,
                                     identity=True)
-    train_epochs: int = setting(100, "Epochs to train.", minimum=1, maximum=10**6, length=True)
-    train_steps: int = setting(0, "Steps to train; if above 0, overrides train_epochs.", minimum=0, length=True)
+    train_epochs: int = setting(100, "Training length in epochs.", minimum=1, maximum=10**6, length=True)
+    train_steps: int = setting(0, "Training length in steps; if above 0, overrides --train_epochs.", minimum=0,
+                               length=True)
     checkpoint_epochs: int = setting(1, "Epochs between checkpoints.", minimum=1, maximum=10**6, no_effect=True)
     checkpoint_steps: int = setting(
-        0, "Steps between checkpoints; if above 0, overrides checkpoint_epochs.", minimum=0, no_effect=True
+        0, "Steps between checkpoints; if above 0, overrides --checkpoint_epochs.", minimum=0, no_effect=True
     )
     keep_checkpoint_max: int = setting(5, "Number of checkpoints to keep.", minimum=1, no_effect=True)
     keep_best: bool = setting(
         False,
-        "Keep the weights with the best top-1 accuracy of the linear head so far, over all evaluations, in "
-        "model_dir/best.",
+        "Keep the weights with the highest accuracy of the linear head (11-point mAP for multi-label data) of all "
+        "evaluations, in model_dir/best, or in model_dir/<eval_name>/best with --eval_name.",
         no_effect=True,
     )
     keep_hub_module_max: int = setting(1, "Number of SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True)
@@ -395,52 +405,56 @@ class Config:
 
     micro_batch_size: int = setting(
         0,
-        "Number of examples, over all replicas, whose activations are in memory at a time; must divide "
-        "train_batch_size. The gradient is still that of the loss over the whole batch (Gao et al. 2021), but batch "
-        "norm uses the statistics of each micro-batch, and every image is embedded twice. 0: the whole batch.",
+        "Number of examples, over all replicas, whose activations are in memory at the same time; must divide "
+        "--train_batch_size. The gradient is still that of the loss over the whole batch (Gao et al. 2021), but batch "
+        "norm uses the statistics of each micro-batch, and every image passes through the encoder twice. 0: the whole "
+        "batch.",
         minimum=0,
         identity=True,
     )
     precision: str = setting(
         "float32",
-        "Arithmetic of the network: float32; mixed_bfloat16 (recent CPUs, GPUs and TPUs); mixed_float16 (GPUs; with "
-        "loss scaling). Variables, loss, statistics, LARS and the last layers of the heads stay in float32, so that "
-        "all three can read the same checkpoints.",
+        "Compute precision of the network: float32; mixed_bfloat16 (recent CPUs, GPUs and TPUs); mixed_float16 (GPUs, "
+        "with loss scaling). Variables, the loss, statistics, LARS and the last layers of the heads stay in float32, "
+        "so checkpoints are interchangeable across the three settings.",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
         identity=True,
     )
     profile_steps: int = setting(
         0,
-        "Write a TensorBoard profile of this many steps (at most those between two checkpoints), after the first one.",
+        "Number of steps to profile for TensorBoard, starting after the first step; at most the number of steps "
+        "between two checkpoints. 0: no profile.",
         minimum=0,
         no_effect=True,
     )
 
     # Evaluation.
     eval_steps: int = setting(
-        0, "Number of batches to evaluate on; 0 means the whole split, each example once.", minimum=0
+        0, "Number of batches to evaluate. 0: the whole split, each example exactly once.", minimum=0
     )
     eval_center_crop: bool = setting(
         True,
-        "Evaluate on the central 87.5 % of the shorter side of an image (224 of 256 pixels; paper, B.5), if image_size "
-        "is above 32, rather than on the whole shorter side (B.8.1).",
+        "If --image_size is above 32, evaluate on a center crop of 87.5 % of the shorter side (224 of 256 pixels; "
+        "paper, B.5). Otherwise, and with --noeval_center_crop, the center crop covers the whole shorter side (B.8.1).",
     )
     save_predictions: bool = setting(
         False, "Write the labels and the linear head's logits of all examples to predictions_<step>.npz, for "
         "`python -m transfer compare`.", no_effect=True
     )
-    eval_batch_size: int = setting(256, "Batch size for evaluation, over all replicas.", minimum=1, maximum=2**20)
+    eval_batch_size: int = setting(256, "Batch size for evaluation, summed over all replicas.", minimum=1,
+                                   maximum=2**20)
     eval_protocol: str = setting(
         "linear_head",
-        "Comma-separated evaluations: linear_head; lbfgs (logistic regression on the frozen encoder); knn (nearest "
-        "neighbors by cosine similarity, on the frozen encoder); contrastive (the pretraining task on held-out "
-        "images). Without a linear head, linear_head is replaced by contrastive and, if there are labels, knn.",
+        "Comma-separated evaluation protocols: linear_head; lbfgs (logistic regression on the frozen encoder); knn "
+        "(nearest neighbors by cosine similarity, on the frozen encoder); contrastive (the pretraining task on "
+        "held-out images). Without a linear head, linear_head is replaced with contrastive and, if there are labels, "
+        "knn.",
     )
     eval_baselines: bool = setting(
-        False, "Run lbfgs and knn also on an untrained encoder and on raw pixels, with the same splits."
+        False, "Also run lbfgs and knn on an untrained encoder and on raw pixels, with the same splits."
     )
     eval_projections: bool = setting(
-        False, "Run lbfgs and knn also on the projections z = g(h) (paper, Figure 8 and 4.2)."
+        False, "Also run lbfgs and knn on the projections z = g(h) (paper, Figure 8 and 4.2)."
     )
     eval_name: str | None = setting(None, "Sub-folder of model_dir for the results of this evaluation.", output=True)
     eval_timeout: float = setting(
@@ -450,9 +464,12 @@ class Config:
 
     # Hardware.
     use_tpu: bool = setting(False, "Run on a TPU.", no_effect=True)
-    tpu_name: str | None = setting(None, "Cloud TPU name or grpc://address:8470; needs --use_tpu.", no_effect=True)
-    tpu_zone: str | None = setting(None, "Zone of the Cloud TPU. Unset: detected.", no_effect=True)
-    gcp_project: str | None = setting(None, "Project of the Cloud TPU. Unset: detected.", no_effect=True)
+    tpu_name: str | None = setting(
+        None, "Name or address (grpc://HOST:8470) of the Cloud TPU, or local on a TPU VM; requires --use_tpu.",
+        no_effect=True,
+    )
+    tpu_zone: str | None = setting(None, "Zone of the Cloud TPU. If not set, it is detected.", no_effect=True)
+    gcp_project: str | None = setting(None, "Project of the Cloud TPU. If not set, it is detected.", no_effect=True)
     master: str | None = setting(None, "Alias of --tpu_name, kept from the original.", no_effect=True)
 
     def __post_init__(self):
@@ -595,12 +612,6 @@ def _check_value(field, value):
     flag = as_flag(field.name, value)
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{flag}: the value is not finite. Use a finite number (default {default}).")
-    if isinstance(value, float) and value and not _MIN_MAGNITUDE <= abs(value) <= _MAX_MAGNITUDE:
-        raise UserError(f"{flag}: the value is outside the range of float32. Use 0, or a magnitude from "
-                        f"{_MIN_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} (default {default}).")
-    if isinstance(value, int) and abs(value) > _MAX_INT32:
-        raise UserError(f"{flag}: the value does not fit into 32 bits. Use a magnitude of at most {_MAX_INT32} "
-                        f"(default {default}).")
     if rules["choices"] and value not in rules["choices"]:
         allowed = ", ".join(str(choice) for choice in rules["choices"])
         raise UserError(f"{flag}: the value is not supported. Use one of {allowed}.")
@@ -610,15 +621,22 @@ def _check_value(field, value):
         limit = rules[rule]
         if limit is not None and violates(value, limit):
             raise UserError(f"{flag}: the value is too {problem}. Use {remedy} {limit} (default {default}).")
+    if isinstance(value, float) and value and not _MIN_MAGNITUDE <= abs(value) <= _MAX_MAGNITUDE:
+        zero = "0, or " if rules["above"] is None else ""
+        raise UserError(f"{flag}: the magnitude of the value is not supported. Use {zero}a magnitude from "
+                        f"{_MIN_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} (default {default}).")
+    if isinstance(value, int) and abs(value) > _MAX_INT32:
+        raise UserError(f"{flag}: the value does not fit into 32 bits. Use a magnitude of at most {_MAX_INT32} "
+                        f"(default {default}).")
 
 
 def _check_combinations(config):
     """Checks settings that depend on each other."""
     if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
-        raise _error(config, "fine_tune_after_block", "it is only for --train_mode=finetune. Remove it.")
+        raise _error(config, "fine_tune_after_block", "only valid with --train_mode=finetune. Remove it.")
     if config.pretraining and config.label_fraction < 1 and config.mode != "eval":
-        raise _error(config, "label_fraction", "pretraining does not use labels. To pretrain on fewer images, pass a "
-                     "slice such as --train_split='train[:10%]'.")
+        raise _error(config, "label_fraction", "pretraining does not use labels. Use it only with --mode=eval, or "
+                     "pretrain on fewer images with a slice such as --train_split='train[:10%]'.")
     if config.train_mode == "supervised" and config.checkpoint and config.mode != "eval":
         raise _error(config, "checkpoint", "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
                      "--train_mode=finetune.")
@@ -627,8 +645,9 @@ def _check_combinations(config):
                      "remove --label_seed.")
     layers = config.effective_num_proj_layers
     if not -(layers + 1) <= config.ft_proj_selector <= layers:
-        raise _error(config, "ft_proj_selector", f"the projection head ({config.effective_proj_head_mode}) has "
-                     f"{layers} layers. Use {-layers - 1} to {layers}.")
+        raise _error(config, "ft_proj_selector", "the projection head has no such layer (type: "
+                     f"{config.effective_proj_head_mode}, number of layers: {layers}). Use a value from {-layers - 1} "
+                     f"to {layers}.")
     if config.linear_head_learning_rate is not None:
         _check_linear_head_learning_rate(config)
     _check_loss(config)
@@ -646,32 +665,32 @@ def _check_combinations(config):
 def _check_evaluation(config):
     unknown = [name for name in config.eval_protocols if name not in EVAL_PROTOCOLS]
     if unknown or not config.eval_protocols:
-        problem = f"{unknown[0]} is not an evaluation" if unknown else "the list is empty"
-        raise _error(config, "eval_protocol", f"{problem}. Use {', '.join(EVAL_PROTOCOLS)}.")
+        problem = f"{unknown[0]} is not a protocol" if unknown else "the list is empty"
+        raise _error(config, "eval_protocol", f"{problem}. Use one or more of {', '.join(EVAL_PROTOCOLS)}.")
     if not config.pretraining and "contrastive" in config.eval_protocols:
-        raise _error(config, "eval_protocol", "contrastive is only for --train_mode=pretrain. Use linear_head, lbfgs "
-                     "or knn.")
+        raise _error(config, "eval_protocol", "contrastive is only valid with --train_mode=pretrain. Use linear_head, "
+                     "lbfgs or knn.")
     evaluates_linear_head = config.has_linear_head and "linear_head" in config.eval_protocols
     if config.save_predictions and not (config.mode != "train" and evaluates_linear_head):
-        raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or eval, and "
-                     "--eval_protocol=linear_head.")
+        raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or eval, "
+                     "--eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
     if config.keep_best and config.mode == "train":
-        raise _error(config, "keep_best", "--mode=train does not evaluate. Use --mode=train_then_eval, or run a second "
-                     "process with --mode=eval.")
+        raise _error(config, "keep_best", "--mode=train does not evaluate. Use --mode=train_then_eval, or pass the "
+                     "flag to a second process with --mode=eval.")
     if config.keep_best and not evaluates_linear_head:
         raise _error(config, "keep_best", "it compares the accuracy of the linear head, which is not evaluated. Use "
-                     "--eval_protocol=linear_head.")
+                     "--eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
     for name in ("eval_baselines", "eval_projections"):
         if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
-            raise _error(config, name, "it is only for lbfgs and knn. Add one of them to --eval_protocol.")
+            raise _error(config, name, "only valid with lbfgs or knn. Add one of them to --eval_protocol.")
     if config.eval_projections and not config.effective_num_proj_layers:
         raise _error(config, "eval_projections", "the model has no projection head. Remove the flag.")
     if config.eval_name and _RESERVED_NAME.fullmatch(config.eval_name):
-        raise _error(config, "eval_name", "files of the run have this name. Use another name.")
+        raise _error(config, "eval_name", "this name is reserved for files of the run. Use another name.")
     if config.eval_name and (check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
                              or "/" in config.eval_name or len(os.fsencode(config.eval_name)) > _MAX_NAME_BYTES):
-        raise _error(config, "eval_name", "it does not name a sub-folder of --model_dir. Use a name of up to "
-                     f"{_MAX_NAME_BYTES} bytes without /, and without . or ~ at the start.")
+        raise _error(config, "eval_name", "not a valid name for a sub-folder. Use a name of at most "
+                     f"{_MAX_NAME_BYTES} bytes that contains no / and does not start with . or ~.")
 
 
 def _check_augmentation(config):
@@ -687,21 +706,22 @@ def _check_augmentation(config):
     if config.branch_operators is None:
         return
     if config.extra_augmentations:
-        raise _error(config, "augment_extra", "it cannot be combined with --augment_left or --augment_right. Add its "
-                     "operators to their lists.")
+        raise _error(config, "augment_extra", "it cannot be combined with --augment_left or --augment_right. Remove "
+                     "it, and add its operators to those lists.")
     for flag, names in zip(("augment_left", "augment_right"), config.branch_operators):
         unknown = [name for name in names if name not in AUGMENTATIONS]
         if unknown:
             raise _error(config, flag, f"{unknown[0]} is not an operator. Use {', '.join(AUGMENTATIONS)}.")
         if {"color", "jitter"} & set(names) and config.color_jitter_strength == 0:
-            raise _error(config, flag, "color and jitter have no effect with --color_jitter_strength=0. Raise it.")
+            raise _error(config, flag, "color and jitter have no effect with --color_jitter_strength=0. Increase "
+                         "--color_jitter_strength.")
     if not config.pretraining:
         flag = "augment_right" if config.augment_left is None else "augment_left"
         raise _error(config, flag, "only --train_mode=pretrain has two views. Remove --augment_left and "
                      "--augment_right.")
     if config.augmentation != "simclr":
-        raise _error(config, "augmentation", "it cannot be combined with --augment_left or --augment_right. Remove one "
-                     "of them.")
+        raise _error(config, "augmentation", "it cannot be combined with --augment_left or --augment_right. Remove it, "
+                     "or remove these flags.")
 
 
 def _check_loss(config):
@@ -711,14 +731,14 @@ def _check_loss(config):
         if getattr(config, name) != default and not config.pretraining:
             raise _error(config, name, "only --train_mode=pretrain has a contrastive loss. Remove the flag.")
     if config.semi_hard and config.contrastive_loss == "nt_xent":
-        raise _error(config, "semi_hard", "nt_xent already weighs negatives by their hardness. Remove it, or use "
-                     "--contrastive_loss=nt_logistic or margin_triplet.")
+        raise _error(config, "semi_hard", "nt_xent already weights negatives by their hardness. Remove the flag, or "
+                     "use --contrastive_loss=nt_logistic or margin_triplet.")
     if config.margin is not None and config.effective_margin is None:
-        raise _error(config, "margin", "it is only for --contrastive_loss=margin_triplet and --semi_hard. Remove it.")
+        raise _error(config, "margin", "only valid with --contrastive_loss=margin_triplet or --semi_hard. Remove it.")
     if config.semi_hard and config.margin == 0:
-        raise _error(config, "margin", "--semi_hard selects no negatives without a margin. Raise it.")
+        raise _error(config, "margin", "--semi_hard selects no negatives with a margin of 0. Increase it.")
     if config.loss_block_rows and (config.contrastive_loss != "nt_xent" or config.negatives != "both"):
-        raise _error(config, "loss_block_rows", "it is only for --contrastive_loss=nt_xent with --negatives=both. "
+        raise _error(config, "loss_block_rows", "only valid with --contrastive_loss=nt_xent and --negatives=both. "
                      "Remove it.")
 
 
@@ -731,25 +751,25 @@ def _largest_divisor(config):
 def _check_linear_head_learning_rate(config):
     name = "linear_head_learning_rate"
     if not (config.pretraining and config.has_linear_head):
-        raise _error(config, name, "it is only for the linear head of pretraining. Remove it.")
+        raise _error(config, name, "only valid for pretraining with a linear head. Remove it.")
     if config.optimizer == "adam":
-        raise _error(config, name, "it has no effect with --optimizer=adam, which ignores the scale of gradients. "
-                     "Remove it.")
+        raise _error(config, name, "not supported with --optimizer=adam, whose updates do not depend on the scale of "
+                     "the gradients. Remove it.")
     if config.learning_rate == 0:
-        raise _error(config, name, "it shares the schedule of --learning_rate, which is 0. Raise --learning_rate.")
+        raise _error(config, name, "it shares the schedule of --learning_rate, which is 0. Increase --learning_rate.")
 
 
 def _check_tpu(config):
     for name in ("tpu_name", "tpu_zone", "gcp_project", "master"):
         if getattr(config, name) and not config.use_tpu:
-            raise _error(config, name, "it is only for TPUs. Add --use_tpu, or remove it.")
+            raise _error(config, name, "only valid with --use_tpu. Add --use_tpu, or remove this flag.")
     if config.use_tpu and config.precision == "mixed_float16":
-        raise _error(config, "precision", "TPUs do not support it. Use mixed_bfloat16.")
+        raise _error(config, "precision", "TPUs do not support float16. Use mixed_bfloat16.")
     if config.use_tpu and config.micro_batch_size:
-        raise _error(config, "micro_batch_size", "TPUs do not support it. Remove it, and use more cores for larger "
+        raise _error(config, "micro_batch_size", "not supported on TPUs. Remove it, and use more TPU cores for larger "
                      "batches.")
     if config.tpu_name and config.master and config.tpu_name != config.master:
-        raise _error(config, "master", f"--tpu_name={config.tpu_name} is another TPU. Remove one of the two flags.")
+        raise _error(config, "master", f"--tpu_name={config.tpu_name} names another TPU. Remove one of the flags.")
 
 
 def select_settings(content: dict) -> dict | None:
@@ -793,9 +813,16 @@ def parse_settings(text: str, flag: str = "--flags") -> dict:
     try:
         arguments = shlex.split(text)
     except ValueError as error:
-        raise UserError(f"{flag}={text}: {first_line(error)}. Correct the quoting.") from error
+        raise UserError(f"{flag}={text}: invalid quoting ({first_line(error)}). Correct it.") from error
     values = _parse(arguments, flag)
     return {field.name: values[field.name].value for field in dataclasses.fields(Config) if values[field.name].present}
+
+
+def describe_parse_error(error: flags.Error) -> str:
+    """Returns the message of an absl parse error in one line, with a remedy."""
+    line = first_line(error)
+    line = f"{line[:1].lower()}{line[1:]}".rstrip(".")
+    return line if line.endswith("?") else f"{line}. See `python run.py --help`."
 
 
 def _parse(arguments, flag):
@@ -804,7 +831,7 @@ def _parse(arguments, flag):
     try:
         rest = values(["run.py", *arguments])
     except flags.Error as error:
-        raise UserError(f"{flag}: {first_line(error)}") from error
+        raise UserError(f"{flag}: {describe_parse_error(error)}") from error
     if rest[1:]:
         raise UserError(f"{flag}: {rest[1]} is not a flag. Write settings as --name=value.")
     return values

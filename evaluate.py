@@ -41,7 +41,7 @@ _LABELS = {
     MEAN_PER_CLASS: "linear head, mean per class", MEAN_PRECISION: "linear head, 11-point mAP",
     LBFGS: "logistic regression",
     KNN: f"{nearest_neighbors.KNN_NEIGHBORS} nearest neighbors",
-    WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} neighbors, weighted",
+    WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} nearest neighbors, weighted",
     "eval/contrast_loss": "contrastive loss", "eval/contrast_acc": "contrastive accuracy",
 }
 _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untrained_encoder": ", untrained encoder",
@@ -108,7 +108,7 @@ def _head_names(config, source, file):
     if "linear_head" not in protocols(config, source) or names is None or names == file.class_names:
         return None
     if file.class_names is None:
-        console.log(f"linear head: its class names are not recorded next to {file.path}; its columns are assumed to be "
+        console.log(f"warning: linear head: no class names are recorded for {file.path}; its columns are assumed to be "
                     f"in the order of the classes of {source.name}")
         return None
     columns = classes.match_columns(names, file.class_names)
@@ -116,11 +116,11 @@ def _head_names(config, source, file):
         raise UserError(
             f"--dataset={config.dataset}: the linear head of {file.path} was trained on other classes "
             f"({classes.differences(names, file.class_names, 'the data set', 'the checkpoint')}). Rename the classes, "
-            "or evaluate without the head, with --eval_protocol=lbfgs or knn.")
+            "or evaluate without the linear head (--eval_protocol=lbfgs or knn).")
     missing = [name for name, column in zip(names, columns) if column < 0]
-    left_out = f"; examples of {', '.join(missing)} are left out: it was not trained on them" if missing else ""
-    console.log(f"linear head: the classes of {source.name} are matched with its {len(file.class_names)} by name"
-                f"{left_out}")
+    ignored = f"; examples of {', '.join(missing)}, on which it was not trained, are ignored" if missing else ""
+    console.log(f"linear head: the classes of {source.name} are matched by name with its {len(file.class_names)} "
+                f"classes{ignored}")
     return file.class_names
 
 
@@ -237,7 +237,7 @@ class Evaluator:
         if self._config.keep_best and complete:
             self._keep_best(step, results)
         elif self._config.keep_best and self._is_chief:
-            console.log("--keep_best: weights not kept, since parts of the model are missing from the checkpoint")
+            console.log("--keep_best: the weights are not kept, because the checkpoint lacks parts of the model")
         return results
 
     def _protocols(self, complete):
@@ -268,7 +268,7 @@ class Evaluator:
             best = _main_metric((saved and storage.read_json(result_file)) or {})
             is_best = self._is_chief and (not isinstance(best, float) or _main_metric(results) > best)
             if is_best and os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
-                console.log(f"--keep_best: weights not kept, since {directory} is a link")
+                console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
                 is_best = False
             if not hosts.gather_integers([int(is_best)], self._strategy).any():
                 return
@@ -287,7 +287,7 @@ class Evaluator:
         if split not in self._batches:
             self._batches[split] = eval_batches(self._config, self._source, split, self._strategy)
         vectors, labels = features.collect(function, self._batches[split], f"features of {split}")
-        features.check_finite(vectors, f"{self._weights}: at step {step} the features or logits of {split}")
+        features.check_finite(vectors, f"{self._weights}: at step {step}, the features or logits of {split}")
         return vectors, labels
 
     def regularization(self, step: int) -> dict[str, float]:
@@ -304,8 +304,8 @@ class Evaluator:
         config = self._config
         logits, labels = self._extract(self._logits, config.eval_split, step)
         if not len(labels):
-            raise UserError(f"--eval_split={config.eval_split}: the split of {self._source.name} has no labels. "
-                            "Use a split with labels.")
+            raise UserError(f"--eval_split={config.eval_split}: this split of {self._source.name} has no labels. Use a "
+                            "split with labels.")
         if self._head_columns is not None:
             labels, logits = map_labels(labels, logits, self._head_columns)
         if config.save_predictions and self._is_chief:
@@ -378,9 +378,10 @@ def _check_labels(train_set, test_set, config):
     """Raises `UserError` if the splits have too few labels for training or testing."""
     num_classes = len(set(train_set[1].tolist()))
     if num_classes < 2 or not len(test_set[1]):
-        raise UserError(f"--eval_protocol={config.eval_protocol}: --train_split={config.train_split} has labeled "
-                        f"examples of {num_classes} classes, and --eval_split={config.eval_split} has "
-                        f"{len(test_set[1])} labeled examples. Use splits with labels of at least two classes.")
+        raise UserError(f"--eval_protocol={config.eval_protocol}: too few labels (classes in --train_split="
+                        f"{config.train_split}: {num_classes}; labeled examples in --eval_split={config.eval_split}: "
+                        f"{len(test_set[1])}). Use a training split with at least two classes, and an evaluation split "
+                        "with labels.")
 
 
 def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,

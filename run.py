@@ -33,11 +33,11 @@ def parse_flags(argv: list[str]) -> list[str]:
     except flags.CantOpenFlagFileError as error:
         _fail(f"--flagfile: {str(error.__context__ or error)}. Check its path and permissions.")
     except flags.Error as error:
-        _fail(error)
+        _fail(config_lib.describe_parse_error(error))
     except ValueError as error:  # absl does not catch decoding errors in flag files.
         _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
     if warnings.getvalue():  # absl warns only when it ignores a flag file that includes itself.
-        _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from it.")
+        _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from that file.")
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
     return rest
@@ -76,10 +76,10 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
     """Fills in the run directory, the evaluation split, the linear head and the seed, and logs these choices."""
     if config.model_dir is None:
         config = config.replace(model_dir=config.default_model_dir())
-        console.log(f"model_dir: {config.model_dir} (the same command resumes there)")
+        console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
     eval_split = datasets.choose_eval_split(source, config.eval_split, eval_split_given)
     if eval_split != config.eval_split and config.mode != "train":
-        console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split})")
+        console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
     config = config.replace(eval_split=eval_split)
     if source.num_classes is None and config.pretraining and config.lineareval_while_pretraining:
         console.log(f"linear head: off ({source.name} has no labels)")
@@ -102,11 +102,11 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
     if source.num_classes is None:
         _check_unlabeled(config, source)
     if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
-        raise UserError(f"--eval_protocol={config.eval_protocol}: lbfgs and knn need one label per example, and "
+        raise UserError(f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example, but "
                         f"{source.name} has several. Use linear_head, or `python -m transfer linear`.")
     if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
-        raise UserError(f"--model_dir={config.model_dir}: it is also the image folder, and the next start would read "
-                        "views.png as one of the images. Choose another directory.")
+        raise UserError(f"--model_dir={config.model_dir}: this is also the image folder, so a resumed run would use "
+                        "its own views.png as a training image. Choose another directory.")
     devices.check_precision(config.precision, config.use_tpu)
     if config.mode != "eval":
         _check_start(config)
@@ -123,7 +123,7 @@ def _check_data(config, source, strategy):
 
 
 def _check_unlabeled(config, source):
-    remedy = "Sort its images into one sub-folder per class"
+    remedy = "Use a data set with labels (in an image folder, one sub-folder per class)"
     if not config.pretraining:
         raise UserError(f"--train_mode={config.train_mode}: --dataset={source.name} has no labels. {remedy}.")
     if config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
@@ -198,7 +198,7 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
 @contextlib.contextmanager
 def _translate_errors(config):
     """Translates data, host, memory and file errors during a run into `UserError` or `Stopped`."""
-    again = "start the same command again; it resumes from the newest checkpoint"
+    again = "run the same command again to resume from the newest checkpoint"
     try:
         yield
     except (tf.errors.OpError, OSError, MemoryError) as error:
@@ -216,11 +216,11 @@ def _translate_errors(config):
             raise UserError(f"--dataset={config.dataset}: it can no longer be read ({reason}). Repair or restore it, "
                             f"and {again}.") from error
         if hosts.is_lost_host(error):
-            raise Stopped("another host has stopped or is unreachable. Check its output, then restart all hosts; they "
-                          "resume from the newest checkpoint.") from error
+            raise Stopped("another host has stopped or is unreachable. Check its output, then run the same command "
+                          "again on all hosts to resume from the newest checkpoint.") from error
         if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
-            raise UserError(f"--model_dir={config.model_dir}: it, or another file, can no longer be used ({reason}). "
-                            f"Fix this, and {again}.") from error
+            raise UserError(f"--model_dir={config.model_dir}: a file can no longer be read or written ({reason}). Fix "
+                            f"the cause, and {again}.") from error
         raise
 
 
@@ -278,7 +278,7 @@ def _summary(config, source, trained, results, saved_model, seconds):
     rows += [("skipped steps (overflow)", trained.skipped_steps)] if trained.skipped_steps else []
     rows += [("checkpoint", trained.checkpoint), ("SavedModel", saved_model)]
     rows += [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
-    rows += [("flags, views, events", config.model_dir)]
+    rows += [("run directory", config.model_dir)]
     return console.format_table(f"{config.network_name} on {source.name}", rows)
 
 

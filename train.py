@@ -265,13 +265,13 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
     gathered = hosts.gather_integers(summary, strategy)
     flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
     if len(set(flags)) > 1:
-        raise UserError("TF_CONFIG: the hosts were started with different flags. Pass the same flags to all of them.")
+        raise UserError("TF_CONFIG: the hosts were started with different flags. Pass the same flags on all hosts.")
     if len(set(examples)) > 1:
         raise UserError(f"--dataset={config.dataset}: the hosts have different numbers of training examples "
-                        f"({', '.join(examples)}). Provide the same data on all of them.")
+                        f"({', '.join(examples)}). Provide the same data on all hosts.")
     if len(set(steps)) > 1:
         raise UserError(f"--model_dir={config.model_dir}: the hosts find different checkpoints (steps "
-                        f"{', '.join(steps)}; -1: none). Use a directory on storage that all of them share.")
+                        f"{', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all hosts share.")
 
 
 def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
@@ -322,7 +322,7 @@ def _initialize_weights(config, model, class_names):
         for line in loaded.lines:
             console.log(line)
         if not (config.pretraining or config.zero_init_logits_layer or "linear head" in loaded.not_loaded):
-            console.log("classifier: it starts from the checkpoint's linear head, which was trained on labels; "
+            console.log("classifier: initialized from the checkpoint's linear head, which was trained with labels; "
                         "--zero_init_logits_layer resets it")
     if config.zero_init_logits_layer:
         for variable in model.supervised_head.variables:
@@ -411,7 +411,7 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
                 last_log = time.monotonic()
             if is_stopping:
                 bar.close()
-                stop.stop(f"saved {checkpoint}; the same command resumes from there")
+                stop.stop(f"saved {checkpoint}; run the same command again to resume")
         bar.close()
         return TrainingResult(state.model, step, checkpoint, bar.images_per_second, round(skipped))
 
@@ -435,19 +435,20 @@ def _profile(directory, first, last, is_chief):
     with tf.profiler.experimental.Profile(directory):
         yield
     if is_chief:
-        console.log(f"profile of steps {first} to {last}: {directory}/plugins/profile (tensorboard --logdir "
-                    f"{directory})")
+        console.log(f"profile of steps {first} to {last}: {directory}/plugins/profile (to view it: tensorboard "
+                    f"--logdir {directory})")
 
 
 def _divergence(config, step, means, prefix):
     """Returns the error for a NaN or Inf loss, gradient or weight. `prefix`: newest checkpoint, or None."""
-    kept = f"{prefix} is the newest checkpoint" if prefix else "no checkpoint was written yet"
-    remedy = "a lower --learning_rate or longer --warmup_epochs"
-    remedy += " or another --precision" if config.precision == "mixed_float16" else ""
+    kept = f"the newest checkpoint is {prefix}" if prefix else "no checkpoint was written"
+    precision = ", another --precision" if config.precision == "mixed_float16" else ""
+    # Name the directory, because the default one depends on these flags.
+    resume = f", and resume with --model_dir={config.model_dir} --allow_flag_changes" if prefix else ""
     return TrainingDiverged(
-        f"--learning_rate={config.learning_rate:g}: training has diverged at step {step}: loss, gradients or weights "
-        f"are NaN or Inf (scheduled learning rate {means['learning_rate']:.3g}); {kept}. Use {remedy}, and resume with "
-        "--allow_flag_changes.")
+        f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss, gradients or weights are "
+        f"NaN or Inf; scheduled learning rate {means['learning_rate']:.3g}); {kept}. Use a lower --learning_rate"
+        f"{precision} or more --warmup_epochs{resume}.")
 
 
 def _log(writer, step, mean_metrics, is_chief):
@@ -461,8 +462,8 @@ def _log(writer, step, mean_metrics, is_chief):
     spread = means.get("train/embedding_std")
     if is_chief and spread is not None and spread < _COLLAPSED_STD:
         console.log(f"warning: the encoder has collapsed: at step {step}, all images have nearly the same projection "
-                    f"(train/embedding_std {spread:.4f}; 1: spread in all directions). Try a lower --learning_rate or "
-                    "another --temperature.")
+                    f"(train/embedding_std {spread:.4f}; 1 means spread evenly in all directions). Try a lower "
+                    "--learning_rate or another --temperature.")
 
 
 def _save(config, state, means, newest):
@@ -481,5 +482,5 @@ def _save(config, state, means, newest):
             raise
         kept = f"{newest} is intact" if newest else "there is no earlier checkpoint"
         raise UserError(f"--model_dir={state.directory}: ckpt-{state.step} could not be written "
-                        f"({first_line(error)}); {kept}. Free some space or restore access, then start the same "
-                        "command again.") from error
+                        f"({first_line(error)}); {kept}. Free some space or restore access, then run the same command "
+                        "again.") from error

@@ -136,8 +136,8 @@ def repair(directory: str) -> None:
     elif missing:
         step, name = max(missing.items())
         raise UserError(f"--model_dir={directory}: ckpt-{step} is incomplete ({name} is missing), and no complete "
-                        f"checkpoint exists. Copy the missing file, or move the files ckpt-{step}.* away to train "
-                        "from scratch.")
+                        f"checkpoint exists. Copy the missing file, or move the files ckpt-{step}.* to another "
+                        "directory to train from scratch.")
 
 
 def find_corruption(prefix: str) -> str | None:

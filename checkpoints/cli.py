@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = command_line.ArgumentParser(prog="python -m checkpoints", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("describe", help="print format, step, network, heads and matching flags")
+    command = commands.add_parser("describe", help="print the format, step, network, heads and matching flags")
     command.add_argument("path", help="a directory, a checkpoint prefix, a SavedModel or a TF Hub handle")
     path = parser.parse_args(arguments).path
 

@@ -47,5 +47,5 @@ def read_description(saved_model: str) -> dict:
         name for name, is_valid in _DESCRIPTION_TYPES.items()
         if description.get(name) is not None and not is_valid(description[name])]
     if malformed:
-        raise UserError(f"{path}: {malformed[0]} is malformed. Copy the SavedModel again, or export it again.")
+        raise UserError(f"{path}: {malformed[0]} is malformed. Copy or export the SavedModel again.")
     return {name: value for name, value in description.items() if value is not None}

@@ -20,8 +20,8 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
     """
     flags = architecture.infer_flags(file)
     if flags is None:
-        raise UserError(f"{file.path}: unsupported encoder: no ResNet of depth 10 to 200 has its {len(file.shapes)} "
-                        "tensors. Use another checkpoint.")
+        raise UserError(f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
+                        f"{len(file.shapes)} tensors). Use another checkpoint.")
     classes = flags.pop("num_classes")
     return Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None), classes
 
@@ -57,13 +57,13 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
     if recorded_settings is None:
-        raise UserError(f"--checkpoint={path}: its recorded settings have values of the wrong type. Export it again "
-                        "from the checkpoint, or restore flags.json.")
+        raise UserError(f"--checkpoint={path}: its recorded settings have values of the wrong type. Restore "
+                        "flags.json, or export the SavedModel again.")
     try:
         config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
-        raise UserError(f"--checkpoint={path}: its recorded settings are invalid ({str(error).rstrip('.')}). Export it "
-                        "again from the checkpoint, or restore flags.json.") from error
+        raise UserError(f"--checkpoint={path}: its recorded settings are invalid ({str(error).rstrip('.')}). Restore "
+                        "flags.json, or export the SavedModel again.") from error
     multi_label = description.get("multi_label", weight_files.read_classes(directory)[1])
     names = file.class_names or (None if classes is None else [f"class {index}" for index in range(classes)])
     results = description.get("results") or storage.read_json(os.path.join(directory, f"result_{file.step}.json"))

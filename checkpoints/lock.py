@@ -43,8 +43,8 @@ class Lock:
         except BlockingIOError as error:
             owner = file.read(_MAX_OWNER_CHARACTERS).strip() or "another process"
             file.close()
-            raise UserError(f"{self._flag}={self._directory} is in use by {owner}. Wait for that run to end, stop "
-                            "it, or choose another directory.") from error
+            raise UserError(f"{self._flag}={self._directory}: the directory is in use by {owner}. Wait for that run to "
+                            "end, stop it, or choose another directory.") from error
         except OSError:
             file.close()
             return None
@@ -61,7 +61,8 @@ class Lock:
 
     def __enter__(self) -> Lock:
         if self._file is None:
-            console.log(f"{self._flag}={self._directory} cannot be locked; do not start a second run there")
+            console.log(f"warning: {self._flag}={self._directory}: this storage does not support locks; do not start a "
+                        "second run in this directory")
         return self
 
     def __exit__(self, *_: object) -> None:

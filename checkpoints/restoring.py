@@ -71,7 +71,7 @@ def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
 
 def _remedy(flags):
     if flags is None:
-        return "No flags match its architecture: use another checkpoint."
+        return "Use another checkpoint; no flags match this network."
     return f"Pass {format_flags(flags)}, or use another checkpoint."
 
 
@@ -94,8 +94,8 @@ def _assign(variables, names, file, columns=None):
     arrays = {key: read(names[key]) for key in variables}  # Read all arrays before assigning any.
     for key, array in arrays.items():
         if not np.isfinite(array).all():
-            raise UserError(f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before "
-                            "divergence.")
+            raise UserError(f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before training "
+                            "diverged.")
     for key, variable in variables.items():
         array = tf.cast(arrays[key], variable.dtype)
         if columns is not None and key.startswith(PARTS["linear head"]):
@@ -159,10 +159,10 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
     lines = [f"loaded {len(matching)} of {len(variables)} variables from {file.path} ({file.format})",
              *(f"not loaded: {part} ({reason})" for part, reason in not_loaded.items())]
     if columns is not None:
-        lines.append(f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were loaded "
-                     f"from the checkpoint's {len(file.class_names)}, matched by name")
+        lines.append(f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were loaded, "
+                     f"matched by name with the {len(file.class_names)} classes of the checkpoint")
     if file.num_other_tensors:
-        lines.append(f"not loaded: {file.num_other_tensors} optimizer tensors and counters, which only resuming needs")
+        lines.append(f"not loaded: {file.num_other_tensors} optimizer tensors and counters (needed only to resume)")
     return LoadResult(file, not_loaded, lines)
 
 

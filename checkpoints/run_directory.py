@@ -36,8 +36,8 @@ def check_writable(directory: str) -> None:
                 file.write(b"test")  # Creating an empty file succeeds even on a full disk.
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise UserError(f"--model_dir={directory} cannot be written to ({reason}). Fix its permissions, free disk "
-                        "space, or choose another directory.") from error
+        raise UserError(f"--model_dir={directory}: the directory cannot be written to ({reason}). Fix its permissions, "
+                        "free disk space, or choose another directory.") from error
 
 
 def remove_temporary_files(directory: str) -> None:

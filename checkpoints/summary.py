@@ -24,9 +24,10 @@ def describe(path: str) -> str:
     flags = textwrap.wrap(restoring.format_flags(architecture.infer_flags(file)), _FLAGS_WIDTH, break_on_hyphens=False)
     rows = [("file", file.path), ("format", file.format), ("step", "unknown" if file.step is None else file.step), None,
             ("encoder", f"{config.network_name}, {weights:.1f} million weights"),
-            ("projection head", layers if layers == "none" else f"{layers}, to {config.proj_out_dim}"),
+            ("projection head", layers if layers == "none" else f"{layers}, output size {config.proj_out_dim}"),
             ("linear head", "none" if classes is None else f"{classes} classes"),
             ("other tensors", f"{file.num_other_tensors} (optimizer, counters; needed only to resume)"), None,
             *zip(("flags", *[""] * len(flags)), flags),
-            ("matches", "all tensors" if not differences else f"all but {len(differences)} tensors: {differences[0]}")]
+            ("flags match",
+             "all tensors" if not differences else f"all but {len(differences)} tensors: {differences[0]}")]
     return console.format_table("SimCLR weights", rows)

@@ -142,7 +142,7 @@ def _remedy(path):
     """Returns the remedy for the error about a directory without checkpoints: a suggested prefix."""
     names = sorted(name[:-len(".index")] for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     if names:
-        return f"Pass a prefix in it, such as {path.rstrip('/')}/{names[-1]}."
+        return f"Pass a checkpoint prefix, such as {path.rstrip('/')}/{names[-1]}."
     return "Pass a directory of checkpoints, or a prefix such as DIR/ckpt-100."
 
 

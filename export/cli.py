@@ -15,10 +15,10 @@ def _parser():
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True,
                         help="a directory, a checkpoint prefix, a SavedModel or a TF Hub handle")
-    parser.add_argument("--export_dir", required=True, help="new directory for the SavedModel")
+    parser.add_argument("--export_dir", required=True, help="new or empty directory for the SavedModel")
     parser.add_argument("--archive", help="also write a TF Hub archive FILE.tar.gz and a model card FILE.md")
     parser.add_argument("--image_size", type=command_line.parse_image_size,
-                        help="in pixels (default: the image size of the run, or 224)")
+                        help="image size in pixels (default: the image size of the run, or 224)")
     return parser
 
 

@@ -44,8 +44,8 @@ def _check_export_paths(export_dir, archive_path):
         target = os.path.realpath(export_dir)
         check_writable_parent("--export_dir", target)
         if target == os.getcwd() or os.path.ismount(target):
-            raise UserError(f"--export_dir={export_dir}: this directory cannot be replaced. Use a new directory "
-                            "inside it.")
+            raise UserError(f"--export_dir={export_dir}: the working directory or a mount point cannot be replaced. "
+                            "Use a new directory inside it.")
         if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
             raise UserError(f"--export_dir={export_dir}: the path exists and is not an empty directory. Use another "
                             "one, or delete it.")
@@ -55,8 +55,8 @@ def _check_export_paths(export_dir, archive_path):
     if archive_path is None:
         return
     if "://" in archive_path + export_dir:
-        raise UserError(f"--archive={archive_path}: archives can only be made from local files. Use a local path for "
-                        "it and for --export_dir.")
+        raise UserError(f"--archive={archive_path}: archives can only be made from local files. Use local paths for "
+                        "--archive and --export_dir.")
     suffix = archives.ARCHIVE_SUFFIX
     if not os.path.basename(archive_path).removesuffix(suffix) or not archive_path.endswith(suffix):
         raise UserError(f"--archive={archive_path}: not a valid archive name. Use FILE{suffix}.")

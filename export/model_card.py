@@ -36,7 +36,7 @@ def model_card(saved_model: str) -> str:
         head = f"`logits_sup` contains the logits of {len(classes)} classes: {class_list}."
     data = " Trained on {dataset} ({train_split}).".format(
         **{name: _escape_markdown(value) for name, value in flags.items()}) if flags else ""
-    steps = f" {description['step']:,} steps." if description.get("step") is not None else ""
+    steps = f" Training length: {description['step']:,} steps." if description.get("step") is not None else ""
     return f"""# {_escape_markdown(description.get('network'))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
 
 An image encoder from an implementation of SimCLR: *A Simple Framework for Contrastive Learning of Visual
@@ -46,7 +46,7 @@ Representations* (Chen, Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709).{dat
 
 ```python
 import tensorflow_hub as hub
-layer = hub.KerasLayer(HANDLE, trainable=False, output_key="final_avg_pool")  # trainable=True: to fine-tune
+layer = hub.KerasLayer(HANDLE, trainable=False, output_key="final_avg_pool")  # trainable=True fine-tunes
 h = layer(images)  # float32 [n, height, width, 3] in [0, 1], no mean subtraction
 ```
 

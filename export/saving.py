@@ -158,8 +158,8 @@ def _atomic_directory(export_dir, replace, check):
         except OSError as error:
             if os.path.exists(replaced):
                 os.rename(replaced, target)
-            raise UserError(f"--export_dir={export_dir}: the SavedModel cannot be moved there ({error.strerror}). "
-                            "Use another directory.") from error
+            raise UserError(f"{export_dir}: the SavedModel cannot be moved to this path ({error.strerror}). Fix the "
+                            "cause, or use another directory.") from error
 
 
 def _foreign_content(path):
@@ -209,7 +209,7 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
         console.log(f"moved {path} to {kept} because {reason}")
     export(config, class_names, checkpoint_path, path, results, multi_label=multi_label, replace=True, check=check)
     if is_link:
-        console.log(f"{root} is a link: no old SavedModels are deleted there (--keep_hub_module_max)")
+        console.log(f"{root} is a link: no old SavedModels are deleted (--keep_hub_module_max)")
         return path
     check()
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]

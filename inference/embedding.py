@@ -118,7 +118,7 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
         raise UserError(f"--out={out}: unsupported format. Use a file name that ends in {' or '.join(_WRITERS)}.")
     check_writable_parent("--out", out)
     if os.path.isdir(out):
-        raise UserError(f"--out={out}: the path is a directory. Use the name of a file.")
+        raise UserError(f"--out={out}: the path is a directory. Use the path of a file.")
     paths = _find_images(folder)
     function, description = endpoints.load_endpoint(saved_model, output)
     size = image_size or description.get("image_size", 224)

@@ -38,20 +38,21 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     """
     directory = os.path.dirname(os.path.dirname(weight_files.locate(saved_model, "MODEL")[0]))
     if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
-        raise UserError(f"MODEL={saved_model}: a checkpoint, not a SavedModel. Export it with python -m export "
-                        f"--checkpoint={saved_model} --export_dir=DIR.")
+        raise UserError(f"MODEL={saved_model}: this is a checkpoint, not a SavedModel. Export it with `python -m "
+                        f"export --checkpoint={saved_model} --export_dir=DIR`.")
     description = descriptions.read_description(directory)
     size = description.get("image_size", 224)
     try:
         module = tf.saved_model.load(directory)
         outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
     except Exception as error:  # SavedModels of other programs can raise any exception.
-        raise UserError(f"MODEL={saved_model}: cannot be loaded and called as a SimCLR SavedModel ({first_line(error)}"
-                        f"). Export its weights with python -m export --checkpoint={saved_model} --export_dir=DIR."
-                        ) from error
+        raise UserError(f"MODEL={saved_model}: cannot be loaded and called as a SimCLR SavedModel "
+                        f"({first_line(error)}). If it contains the weights of a SimCLR network, export them again "
+                        f"with `python -m export --checkpoint={saved_model} --export_dir=DIR`.") from error
     if name not in outputs:
-        raise UserError(f"MODEL={saved_model}: the model has no output {name}. Use one of "
-                        f"{', '.join(sorted(outputs))}.")
+        remedy = ("Use a model with a linear head" if name == "logits_sup"
+                  else f"Use one of {', '.join(sorted(outputs))}")
+        raise UserError(f"MODEL={saved_model}: the model has no output {name}. {remedy}.")
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, None, 3])])
     def function(images):

@@ -27,7 +27,7 @@ def open_source(config: config_lib.Config) -> Source:
 def check_has_projection_head(model: model_lib.Model) -> None:
     """Raises `UserError` if a model has no projection head."""
     if not model.num_proj_layers:
-        raise UserError("--checkpoint: the network has no projection head. Use a checkpoint of a network with one.")
+        raise UserError("--checkpoint: the network has no projection head. Use a network with a projection head.")
 
 
 def load(path: str) -> tuple[model_lib.Model, int]:

@@ -296,7 +296,7 @@ def batches(path: str, out: str) -> str:
         series = bars.setdefault((row.get("scaling") or "", int(row["batch_size"])), {})
         if series.setdefault(int(row["epochs"]), row["accuracy"]) != row["accuracy"]:
             raise UserError(f"--csv={path}: there are two accuracies for batch size {row['batch_size']:g} and "
-                            f"{row['epochs']:g} epochs. Add a column scaling that distinguishes them, or remove one.")
+                            f"{row['epochs']:g} epochs. Add the column 'scaling' to distinguish them, or remove one.")
     all_epochs = sorted({epochs for series in bars.values() for epochs in series})
     figure, axis = plt.subplots(figsize=(2 + 1.2 * len(all_epochs), 3))
     width = 0.8 / len(bars)

@@ -20,14 +20,16 @@ from runtime import command_line, console, tensorflow_startup
 from runtime.paths import check_paths
 
 _FIGURES = {
-    "operators": "all augmentation operators applied to one image, three random draws each (extends Figure 4)",
+    "operators": "each operator applied to the same image, with three random samples per operator (extends Figure 4)",
     "views": "pairs of augmented views of a data set, as the network sees them, including blur",
     "histograms": "histograms of pixel values of crops, without and with color distortion (Figure 6)",
     "eigenvalues": "squared real parts of the eigenvalues of a square linear projection head, sorted (Appendix B.4)",
     "tsne": "t-SNE of h and of z = g(h) for the first ten classes of a data set (Appendix B.4)",
-    "pairs": "accuracy for pairs of augmentations (Figure 5); columns first, second, accuracy",
-    "batches": "accuracy by epochs and batch size (Figure 9); columns epochs, batch_size, accuracy, optionally scaling",
-    "parameters": "accuracy by number of parameters (Figure 7); columns network, million parameters, accuracy, group",
+    "pairs": "accuracy for pairs of augmentations (Figure 5); required columns: first, second, accuracy",
+    "batches": "accuracy by epochs and batch size (Figure 9); required columns: epochs, batch_size, accuracy; optional "
+               "column: scaling",
+    "parameters": "accuracy by number of parameters (Figure 7); required columns: network, million parameters, "
+                  "accuracy, group",
 }
 
 
@@ -39,15 +41,15 @@ def _parser():
         command = subparsers.add_parser(name, help=text)
         command.add_argument("--out", default="figures", help="output directory (default: %(default)s)")
         if name == "operators":
-            command.add_argument("--image", help="image file (default: a sample photograph of scikit-learn)")
+            command.add_argument("--image", help="image file (default: a sample photograph from scikit-learn)")
         if name == "histograms":
             command.add_argument("--image", action="append", help="image file; may be repeated (default: two sample "
-                                 "photographs of scikit-learn)")
+                                 "photographs from scikit-learn)")
         if name in ("eigenvalues", "tsne"):
             command.add_argument("--checkpoint", required=True, help="checkpoint or SavedModel, as for run.py")
         if name in ("views", "tsne"):
             command.add_argument("--dataset", required=True, help="data set, as for run.py")
-            command.add_argument("--flags", default="", help="further flags of run.py, such as '--image_size=32'")
+            command.add_argument("--flags", default="", help="additional flags for run.py, such as '--image_size=32'")
         if name == "tsne":
             command.add_argument("--split", default="test", help="split of the data set (default: %(default)s)")
         if name in ("pairs", "batches", "parameters"):

@@ -33,7 +33,7 @@ def _parser():
     parser.add_argument("--probes", default=_PROBES, help="comma-separated probes (default: %(default)s)")
     parser.add_argument("--train_split", default="train", help="training split (default: %(default)s)")
     parser.add_argument("--test_split", default="test", help="test split (default: %(default)s)")
-    parser.add_argument("--flags", default="", help="further flags of run.py, such as '--data_dir=DIR'")
+    parser.add_argument("--flags", default="", help="additional flags for run.py, such as '--data_dir=DIR'")
     parser.add_argument("--out", help="JSON file for the results")
     return parser
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
         check_paths(arguments, "checkpoint", "out")
         check_writable_parent("--out", arguments.out)
         if arguments.out and os.path.isdir(arguments.out):
-            raise UserError(f"--out={arguments.out}: it is a directory. Use the path of a file.")
+            raise UserError(f"--out={arguments.out}: the path is a directory. Use the path of a file.")
         model, size = common.load(arguments.checkpoint)
         config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]

@@ -122,7 +122,7 @@ def _mark_best(rows):
             labels, scores, metric = predictions[row["run"]]
             if labels.shape != best[0].shape or (labels != best[0]).any():
                 raise UserError(f"{row['_directory']}/predictions.npz: the labels differ from those of other runs on "
-                                f"{row['task']}. Remove the run, and run the table again.")
+                                f"{row['task']}. Remove the directory, and run the table again.")
             row["best"] = significance.compare(labels, best[1], scores, metric)["p"] > ALPHA
 
 

@@ -186,8 +186,8 @@ class Runner:
         compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
         for name in self._extra:
             if name in compared:
-                raise UserError(f"--flags: --{name} is set by the study {study} ({run.name}: {compared[name]}). "
-                                "Remove it.")
+                raise UserError(f"--flags: --{name} is set to {compared[name]} by the run {run.name!r} of the study "
+                                f"{study}. Remove it.")
         settings_of(run, self._scale, self._extra)
         if run.starts_from:
             self.check(run.starts_from[0], studies.find_run(run.starts_from))
@@ -287,7 +287,7 @@ def _read_results(directory, name):
     path = os.path.join(directory, name)
     results = storage.read_json(path)
     if results is None:
-        raise UserError(f"{path}: the file is missing or corrupt. Remove it, and run the same command again.")
+        raise UserError(f"{path}: missing or corrupt. See run.log next to it, and run the same command again.")
     for key in (LBFGS, TOP_1, "test"):
         if key in results and not storage.is_fraction(results[key]):
             raise UserError(f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log next to it.")

@@ -383,11 +383,11 @@ def _named_rows(table, header):
 
 STUDIES = {
     "pairs": Study(
-        "Pairs of transformations", "Figure 5", "no single transformation suffices; crop with color stands out",
-        _pairs(), tuple(f"{first} {second}" for first in _SMALL_OPERATORS for second in _SMALL_OPERATORS)),
+        "Pairs of transformations", "Figure 5", "no single transformation suffices; crop combined with color stands "
+        "out", _pairs(), tuple(f"{first} {second}" for first in _SMALL_OPERATORS for second in _SMALL_OPERATORS)),
     "color": Study(
-        "Strength of color distortion, contrastive", "Table 1", "stronger color distortion helps, up to the default; "
-        "AutoAugment helps less", _color_strengths("SimCLR")),
+        "Strength of color distortion, contrastive", "Table 1", "stronger color distortion helps, up to the default "
+        "strength; AutoAugment helps less", _color_strengths("SimCLR")),
     "color_supervised": Study(
         "Strength of color distortion, supervised", "Table 1", "stronger color distortion does not help supervised "
         "training", _color_strengths("Supervised", **_SUPERVISED),
@@ -413,8 +413,8 @@ STUDIES = {
         "Information in h and g(h)", "Table 3", "h retains information about the transformation that g(h) discards",
         _probes(), ("color", "rotation", "sobel")),
     "batches": Study(
-        "Batch size, epochs and learning-rate scaling", "Figure 9, Table B.1", "large batches help short training; "
-        "square-root scaling helps small batches", _batches(),
+        "Batch size, epochs and learning-rate scaling", "Figure 9, Table B.1", "large batches help when training is "
+        "short; square-root scaling helps with small batches", _batches(),
         tuple(f"{scaling} {batch}, {epochs} epochs" for scaling, batch, epochs in (
             ("sqrt", 512, 100), ("sqrt", 2048, 100), ("sqrt", 512, 400), ("sqrt", 2048, 400), ("linear", 512, 100),
             ("linear", 2048, 100)))),
@@ -427,23 +427,23 @@ STUDIES = {
     "linear": Study("Linear evaluation", "Table 6, Figure 1", "SimCLR outperforms earlier methods; wider networks are "
                     "better still", _linear(), (_network(1), _network(2)), cited=tuple(
                         (name, _linear_numbers(row)) for name, row in _cited_rows("table_6"))),
-    "few_labels": Study("Few labels", "Table 7, Table B.4", "on few labels, fine-tuning is far better than training "
+    "few_labels": Study("Few labels", "Table 7, Table B.4", "with few labels, fine-tuning is far better than training "
                         "from scratch", _few_labels(_widths_after("linear"), _few_labels_columns(
                             _FEW, {"top-1": _simclr_rows("table_b4"), "top-5": _simclr_rows("table_7")})),
                         tuple(f"{_network(width)}, {text}" for width in (1, 2) for text in ("1 %", "10 %")),
                         cited=_few_labels_cited()),
     "few_labels_broader": Study(
-        "Few labels after broader augmentation", "Table B.2", "slightly better than after the default "
+        "Few labels after broader augmentation", "Table B.2", "accuracy is slightly higher than after the default "
         "augmentation; with all labels, pretraining helps wide networks", _few_labels(
             _widths_after("broader", "broader ({}x)".format), _few_labels_columns(
                 _LABEL_FRACTIONS, dict.fromkeys(("top-1", "top-5"), _by_width(read_numbers("table_b2"))))),
         tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %")),
         cited=tuple((f"{row['Training']}, {row['Architecture']}, 100 %", {"top-1": row["Top 1"], "top-5": row["Top 5"]})
                     for row in read_numbers("appendix_b2_all_labels"))),
-    "lengths": Study("Training for longer", "Figure B.2", "longer training is better, up to 3200 epochs", _lengths(),
+    "lengths": Study("Longer training", "Figure B.2", "longer training is better, up to 3200 epochs", _lengths(),
                      tuple(f"{epochs} epochs" for epochs in (50, 100, 200, 400))),
     "few_labels_lengths": Study(
-        "Few labels after training for longer", "Figure B.5", "fine-tuned accuracy is almost linear in "
+        "Few labels after longer training", "Figure B.5", "fine-tuned accuracy is almost linear in "
         "linear-evaluation accuracy; fewer labels benefit more from longer training",
         _few_labels([(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {}) for epochs in _LENGTHS],
                     _few_labels_columns(_FEW)),
@@ -453,7 +453,7 @@ STUDIES = {
         _few_labels(_depths_and_widths((18, 34, 50, 101, 152), _WIDTHS), _few_labels_columns(_FEW)), (),
         _few_labels([*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))], _few_labels_columns(_FEW))),
     "supervised_long": Study(
-        "Supervised training for longer", "Table B.3", "neither longer training nor stronger augmentation helps "
+        "Longer supervised training", "Table B.3", "neither longer training nor stronger augmentation helps "
         "supervised training much", _supervised_long(),
         tuple(f"{_network(1)}, {epochs} epochs, {name}" for epochs in (90, 500) for name in (
             "crop", "crop, color", "crop, color, blur"))),
@@ -464,12 +464,12 @@ STUDIES = {
                          "better", _transfers(1, "table_b5"), ()),
     "cifar10": Study("CIFAR-10", "Appendix B.9", "SimCLR nearly matches supervised training", _cifar(),
                      cited=tuple((row["Method"], _top_1(row["Top 1"])) for row in read_numbers("appendix_b9")[2:])),
-    "formulas": Study("Losses and their gradients", "Table 2", "formulas, where u' is u transposed; `objective.py` "
+    "formulas": Study("Losses and their gradients", "Table 2", "formulas, where u' is u transposed; objective.py "
                       "implements these losses, and Table 4 compares them", (), cited=_named_rows("table_2", "Name")),
     "designs": Study("Design choices of other methods", "Table C.1", "descriptions without numbers to compare", (),
                      cited=_named_rows("table_c1", "Model")),
-    "seeds": Study("Repeated runs", "not in the paper", "the default run of the small scale with three seeds; smaller "
-                   "differences between runs are noise", (), (), tuple(
+    "seeds": Study("Repeated runs", "not in the paper", "the default small-scale run with three seeds; differences "
+                   "between other runs that are not larger than those between the seeds are noise", (), (), tuple(
                        Run(f"seed {seed}", dict(seed=seed)) for seed in (1, 2, 3))),
 }
 
@@ -486,8 +486,8 @@ def find_studies(name: str) -> list[str]:
         matches = [key for key, study in STUDIES.items() if f"{prefix}{name}" in study.source.split(", ")]
         if matches:
             return matches
-    raise UserError(f"table={name}: unknown table. Use one of {', '.join(STUDIES)}, or a number of the paper, such "
-                    "as 1 or B.1.")
+    raise UserError(f"table={name}: unknown table. Use one of {', '.join(STUDIES)}, or the number of a table, figure "
+                    "or appendix of the paper, such as 1 or B.1.")
 
 
 def find_run(key: tuple[str, str]) -> Run:

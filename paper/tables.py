@@ -46,7 +46,8 @@ def _show(names):
         rows += [(run.name, "only at the small scale") for run in study.small_only]
         rows += [None] * bool(rows and study.cited) + [(name, _as_text(numbers)) for name, numbers in study.cited]
         cited = ", cited results below the line" if study.runs and study.cited else ""
-        title = f"{study.title} ({study.source}), accuracies in %{cited}: {study.finding}"
+        unit = f" (accuracies in %{cited})" if study.runs else ""
+        title = f"{study.title} ({study.source}): {study.finding}{unit}"
         console.log(console.format_table(title, rows))
 
 
@@ -61,7 +62,7 @@ def _with_runs(names, scale):
         other = "small" if scale == "paper" else "paper"
         other_has_runs = any(studies.STUDIES[name].runs_at(other) for name in names)
         raise UserError(f"table={','.join(names)}: no runs at the {scale} scale. Use --scale={other}." if other_has_runs
-                        else f"table={','.join(names)}: no runs. Use another table; `list` counts the runs of each.")
+                        else f"table={','.join(names)}: no runs. Use another table; `list` shows the number of runs.")
     return names_with_runs
 
 
@@ -108,7 +109,7 @@ def _report(names, scale, base):
     storage.write_bytes(os.path.join(directory, "report.md"),
                         f"# The paper's tables, {scale} scale\n\n{text}\n".encode())
     report.write_html(os.path.join(directory, "report.html"), rows_by_study, base, scale)
-    console.log(f"Wrote report.md, report.html and one CSV file per table to {directory}.")
+    console.log(f"wrote report.md, report.html and one CSV file per table to {directory}")
 
 
 def _parser():
@@ -117,17 +118,18 @@ def _parser():
     subparsers = parser.add_subparsers(dest="command", required=True)
     subparsers.add_parser("list", help="list all studies: tables, figures, and numbers from the text")
     for name, text in (("show", "show the paper's numbers"), ("commands", "print the command of each run")):
-        subparsers.add_parser(name, help=text).add_argument("table", nargs="+", help="numbers or names")
+        subparsers.add_parser(name, help=text).add_argument("table", nargs="+", help="table numbers or study names")
     for name, text in (("run", "execute the runs; the same command resumes them"),
                        ("report", "compare results with the paper's numbers")):
-        subparsers.add_parser(name, help=text).add_argument("table", nargs="*", help="numbers or names (default: all)")
+        subparsers.add_parser(name, help=text).add_argument("table", nargs="*",
+                                                            help="table numbers or study names (default: all)")
     for name, default in (("commands", "paper"), ("run", "small"), ("report", "small")):
         command = subparsers.choices[name]
         command.add_argument("--scale", choices=("paper", "small"), default=default, help="paper: ImageNet, for "
                              "accelerators; small: minutes per run on CPUs (default: %(default)s)")
         command.add_argument("--dir", default="runs/tables", help="directory of all results (default: %(default)s)")
     subparsers.choices["run"].add_argument("--flags", default="",
-                                           help="further flags for every run, such as '--data_dir=DIR'")
+                                           help="additional run.py flags for every run, such as '--data_dir=DIR'")
     return parser
 
 

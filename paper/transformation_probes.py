@@ -106,8 +106,8 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     """
     unknown = [name for name in probes if name not in PROBES]
     if unknown or not probes:
-        raise UserError(f"--probes={','.join(probes)}: {f'unknown probe {unknown[0]}' if unknown else 'no probes'}. "
-                        f"Use some of {','.join(PROBES)}.")
+        problem = f"unknown probe {unknown[0]}" if unknown else "the list is empty"
+        raise UserError(f"--probes={','.join(probes)}: {problem}. Use one or more of {','.join(PROBES)}.")
     common.check_has_projection_head(model)
     source = common.open_source(config)
     for flag, split in (("train_split", train_split), ("test_split", test_split)):

@@ -11,7 +11,7 @@ import tf_keras as keras
 from runtime import progress
 from runtime.errors import UserError
 
-DIVERGED = "Use a checkpoint from before the training diverged."  # remedy in NaN and Inf errors
+DIVERGED = "Use a checkpoint from before training diverged."  # remedy in NaN and Inf errors
 
 
 def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Callable:

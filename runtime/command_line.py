@@ -100,5 +100,5 @@ def describe_environment_error(error: Exception) -> str | None:
     if isinstance(error, FileNotFoundError) and path is None and "temporary directory" in str(error):
         return "TMPDIR: no temporary directory is writable. Set TMPDIR to a writable directory."
     if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
-        return f"out of memory or disk space ({reason}). Free some, then run the same command again."
-    return f"{reason}. Fix this, then run the same command again."
+        return f"out of memory or disk space ({reason}). Free some of it, then run the same command again."
+    return f"{reason}. Fix the cause, then run the same command again."

@@ -50,7 +50,7 @@ def _hosts_strategy():
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:
         raise UserError(f"TF_CONFIG: the hosts cannot be connected ({first_line(error)}). Check that the addresses are "
-                        "correct and the ports free, then restart all hosts.") from error
+                        "correct and the ports are free, then run the same command again on all hosts.") from error
 
 
 def _tpu_strategy(tpu_address, tpu_zone, gcp_project):

@@ -145,12 +145,13 @@ def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> Non
     if count_hosts() == 1:
         return
     if use_tpu:
-        raise UserError("--use_tpu: one process drives a TPU of any size. Remove TF_CONFIG.")
+        raise UserError("--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists several hosts. Unset "
+                        "TF_CONFIG.")
     if mode == "eval":
-        raise UserError("--mode=eval: this mode runs on one host only. Remove TF_CONFIG, or use "
+        raise UserError("--mode=eval: this mode runs on one host only. Unset TF_CONFIG, or use "
                         "--mode=train_then_eval, which evaluates on all hosts.")
     if seed is None:
-        raise UserError("--seed: not set, but several hosts need the same seed. Add --seed=1 on all hosts.")
+        raise UserError("--seed: not set, but all hosts need the same seed. Pass, for example, --seed=1 on all hosts.")
 
 
 def wait_for_hosts() -> None:

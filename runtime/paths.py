@@ -38,7 +38,7 @@ def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
     if not path.strip():
         raise UserError(f"{flag}={path}: the path is empty. Specify a directory or a file, or remove the flag.")
     if _CONTROL_CHARACTERS.search(path):
-        raise UserError(f"{flag}={path!a}: the path has control characters or is not valid UTF-8. Rename it.")
+        raise UserError(f"{flag}={path!a}: the path contains control characters or is not valid UTF-8. Rename it.")
     scheme, separator, _ = path.partition("://")
     if separator and scheme != "gs":
         raise UserError(f"{flag}={path}: {scheme}:// is not supported. Use a local path or gs://.")
@@ -66,12 +66,13 @@ def check_writable_parent(flag: str, path: str | None) -> None:
     """Raises `UserError` if no file can be created at `path`. Ignores None and remote paths."""
     if not path or "://" in path:
         return
-    directory = os.path.dirname(path.rstrip("/"))
-    if not os.access(directory or ".", os.W_OK | os.X_OK):
-        reason = "is not a writable directory" if os.path.exists(directory) else "does not exist"
-        raise UserError(f"{flag}={path}: {directory or '.'} {reason}. Create it, or choose another directory.")
+    directory = os.path.dirname(path.rstrip("/")) or "."
+    if not os.access(directory, os.W_OK | os.X_OK):
+        problem = ("is not a writable directory. Fix its permissions" if os.path.exists(directory)
+                   else "does not exist. Create it")
+        raise UserError(f"{flag}={path}: {directory} {problem}, or choose another directory.")
     try:
         with contextlib.suppress(FileNotFoundError):
             os.lstat(path)
     except OSError as error:  # The name is too long, or its directory is a file.
-        raise UserError(f"{flag}={path}: {error.strerror}. Use another name.") from error
+        raise UserError(f"{flag}={path}: the path is invalid ({error.strerror}). Use another one.") from error

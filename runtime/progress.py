@@ -77,7 +77,7 @@ class Progress:
         time_left = console.format_duration((self._total - self._step) * self._batch_size / rate) if rate else "?"
         values = "  ".join(f"{label} {metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics)
         fraction = self._step / self._total
-        return f"step {self._step}/{self._total}  {fraction:.0%}  left {time_left}  {rate:.0f} images/s  {values}"
+        return f"step {self._step}/{self._total}  {fraction:.0%}  {time_left} left  {rate:.0f} images/s  {values}"
 
     def close(self) -> None:
         """Closes the bar."""

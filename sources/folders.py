@@ -154,8 +154,8 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
         split_roots = _split_folders(root, listing, flag)
         scans = {split: _scan_split(folder, flag) for split, folder in split_roots.items()}
     except OSError as error:
-        raise UserError(f"{flag}: the directory cannot be read ({error.strerror}). Fix this, or choose another one."
-                        ) from error
+        raise UserError(f"{flag}: the directory cannot be read ({error.strerror}). Fix the cause, or use another "
+                        "directory.") from error
     if not any(images for images, _ in scans.values()):
         raise UserError(f"{flag}: the directory has no images ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the "
                         "path.")
@@ -246,8 +246,8 @@ def _scan_split(folder, flag):
         split_folders = [inner for inner in _list_folder(child).folders if _split_of(inner)]
         if len(split_folders) > 1 or any(_list_folder(inner).folders for inner in split_folders):
             raise UserError(f"{flag}: {child.name} would be a class, but contains split folders "
-                            f"({_join_names([inner.name for inner in split_folders])}). Put the split folders above "
-                            f"the classes, or pass --dataset=folder:{child} if that is the data set.")
+                            f"({_join_names([inner.name for inner in split_folders])}). Move the split folders above "
+                            f"the class folders, or pass --dataset=folder:{child} if that is the data set.")
     files = [(child.name, file) for child in listing.folders for file in image_files.find_images(child)]
     return [(None, file) for file in listing.images] + files, listing.empty
 

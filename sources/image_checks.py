@@ -41,8 +41,9 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     names += [f"and {len(unusable) - _MAX_NAMES} more"] if len(unusable) > _MAX_NAMES else []
     problem = f"{len(unusable)} of {len(paths)} images cannot be used: {', '.join(names)}"
     if config.corrupt_images == "error" or len(unusable) == len(paths):
-        raise UserError(f"--dataset={config.dataset}: {problem}. Fix or remove them, or skip them with "
-                        "--corrupt_images=skip.")
+        remedy = ("Fix or replace them" if len(unusable) == len(paths)
+                  else "Fix or remove them, or skip them with --corrupt_images=skip")
+        raise UserError(f"--dataset={config.dataset}: {problem}. {remedy}.")
     logged_before = source.describe_missing_classes()
     source.exclude(unusable)
     if is_chief:

@@ -178,8 +178,8 @@ def _read(path):
 
 
 def _unreadable(path, error):
-    return UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or first_line(error)}). Fix this, and "
-                     "run the same command again.")
+    return UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or first_line(error)}). Fix the "
+                     "cause, and run the same command again.")
 
 
 def _check_format(content):

@@ -43,5 +43,5 @@ def choose_labeled(labels: np.ndarray, split: str, fraction: float, seed: int) -
     except ValueError as error:
         minimum = len(np.unique(labels[labels >= 0])) / max((labels >= 0).sum(), 1)
         minimum = -(-minimum * 1e5 // 1) / 1e5  # rounded up
-        raise UserError(f"--label_fraction={fraction:g}: in --train_split={split}, {error}. Use at least {minimum:.5g}."
-                        ) from error
+        remedy = f"Use at least {minimum:.5g}" if minimum else "Remove the flag, or use a split with labels"
+        raise UserError(f"--label_fraction={fraction:g}: in --train_split={split}, {error}. {remedy}.") from error

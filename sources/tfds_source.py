@@ -226,15 +226,16 @@ def _tfds_builder(tfds, name, data_dir):
         suggestion = f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
         raise UserError(f"--dataset={name}: unknown data set ({first_line(error)}). {suggestion}") from error
     except Exception as error:  # Corrupt metadata files raise errors of many types.
-        raise UserError(f"--data_dir={data_dir or 'the default of TFDS'}: the prepared data of {name} cannot be opened "
-                        f"({first_line(error)}). Copy or prepare the data set again.") from error
+        flag = f"--data_dir={data_dir}" if data_dir else "--data_dir (the TFDS default)"
+        raise UserError(f"{flag}: the prepared data of {name} cannot be opened ({first_line(error)}). Copy or prepare "
+                        "the data set again.") from error
     if not builder.info.splits:
         try:
             builder.download_and_prepare()
         except Exception as error:  # Downloads raise errors of many types, all with the same remedy.
             raise UserError(
                 f"--dataset={name}: the data set is not in {os.path.dirname(os.path.dirname(builder.data_dir))} and "
-                f"cannot be prepared ({first_line(error)}). Set --data_dir to a prepared copy, see docs/data.md."
+                f"cannot be prepared ({first_line(error)}). Set --data_dir to a prepared copy (see docs/data.md)."
             ) from error
     if not builder.info.splits:
         raise UserError(f"--dataset={name}: {builder.data_dir} has no dataset_info.json with splits. Copy or prepare "

@@ -119,8 +119,10 @@ def run_program(*arguments):
 
 
 @pytest.mark.parametrize("argument, words", [
-    ("--temperature=0", "too small. Use a value above 0"), ("--temprature=1", "temprature"),
-    ("--train_batch_size=many", "train_batch_size"), ("--optimizer=sgd", "optimizer"), ("digits", "not a flag"),
+    ("--temperature=0", "too small. Use a value above 0"), ("--temprature=1", "unknown command line flag 'temprature'"),
+    ("--temperature=1e-40", "Use a magnitude from 1e-30"), ("--min_crop_area=1e-40", "Use at least 0.0001"),
+    ("--train_batch_size=many", "'many'. See `python run.py --help`."), ("--optimizer=sgd", "optimizer"),
+    ("digits", "not a flag"),
     ("--flagfile=no_such_file", "no_such_file")])
 def test_command_line_errors_print_one_line_and_exit_with_status_2(argument, words):
     process = run_program(argument)

@@ -207,7 +207,7 @@ def test_nan_weights_are_rejected_and_no_results_are_written(protocol, small_mod
     config = small_model[0].replace(model_dir=str(tmp_path), eval_protocol=protocol, eval_baselines=False,
                                     eval_projections=False)
     set_moving_means(small_model[1], np.nan)
-    with pytest.raises(UserError, match=f"--model_dir={tmp_path}: .*( NaN |is nan).*before the training") as error:
+    with pytest.raises(UserError, match=f"--model_dir={tmp_path}: .*( NaN |is nan).*before training") as error:
         evaluate.evaluate_and_write(config, digits.digits_source(), small_model[1], tf.distribute.get_strategy(), 5,
                                     complete=False)
     assert "step 5" in str(error.value) and "\n" not in str(error.value)
@@ -313,7 +313,8 @@ def test_evaluation_on_different_classes_is_rejected_with_the_linear_head(comple
     assert not (tmp_path / "run").exists()
     run(tmp_path / "run", **settings, eval_protocol="knn,lbfgs")
     printed = capsys.readouterr().out
-    assert "not loaded: linear head" in printed and "200 neighbors, weighted, frozen encoder" in printed
+    assert "not loaded: linear head" in printed and "200 nearest neighbors, weighted, frozen encoder" in (
+        printed)
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(results) == {evaluate.KNN, evaluate.WEIGHTED_KNN, evaluate.LBFGS, "eval/lbfgs_l2", "global_step"}
     assert results["global_step"] == 4
@@ -441,7 +442,7 @@ def missing_file():
     (out_of_memory_in_numpy, r"--train_batch_size=32: out of memory \(Unable to allocate"),
     (full_disk_in_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
     (full_disk_in_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
-    (missing_file, "--model_dir=run: it, or another file, can no longer be used")])
+    (missing_file, "--model_dir=run: a file can no longer be read or written")])
 def test_errors_during_a_run_become_one_line_messages_with_a_remedy(fail, words):
     with pytest.raises(UserError, match=words) as error, run_lib._translate_errors(Config(**TINY, model_dir="run")):
         fail()

@@ -61,12 +61,13 @@ def _parser():
             command.add_argument(f"--{name}", type=_parse_numbers, help="comma-separated values of the grid (default: "
                                  f"{','.join(f'{value:.2g}' for value in getattr(grid, name))})")
         command.add_argument("--seed", type=int, default=0, help="random seed of all trials (default: 0)")
-        command.add_argument("--flags", default="", help="further flags for run.py, such as '--precision=...'")
+        command.add_argument("--flags", default="", help="additional flags for run.py, such as '--precision=...'")
     command = commands.add_parser("compare", help="run a permutation test on two prediction files")
     command.set_defaults(run="significance.run_compare")
-    command.add_argument("first"), command.add_argument("second")
+    command.add_argument("first", help="prediction file (.npz) of the first model")
+    command.add_argument("second", help="prediction file (.npz) of the second model")
     command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="metric to compare (default: "
-                         "top_1); predictions with several labels per example are compared by accuracy")
+                         "top_1); if examples have several labels, accuracies are compared")
     return parser
 
 
@@ -75,19 +76,21 @@ def _add_common(command, run):
     command.set_defaults(run=run)
     command.add_argument("--checkpoint", required=True, help="any SimCLR weights, as for run.py")
     command.add_argument("--task", choices=tasks.TASKS, help="one of the paper's data sets")
-    command.add_argument("--dataset", help="as for run.py (default: the task's)")
-    command.add_argument("--data_dir", help="as for run.py")
-    command.add_argument("--follow_links", action="store_true", help="as for run.py")
+    command.add_argument("--dataset", help="data set, as for run.py (default: the task's)")
+    command.add_argument("--data_dir", help="directory of prepared TFDS data sets")
+    command.add_argument("--follow_links", action="store_true",
+                         help="follow symbolic links that point outside the image folder")
     command.add_argument("--metric", choices=tasks.METRICS, help="metric for model selection and test (default: the "
                          "task's, or top_1)")
     command.add_argument("--train", metavar="SPLIT", help="training split (default: the task's, or train)")
     command.add_argument("--validation", metavar="SPLIT", help="split for model selection (default: the task's, or the "
                          "data set's validation split, or the last 20 %% of train)")
     command.add_argument("--test", metavar="SPLIT", help="test split (default: the task's, or test)")
-    command.add_argument("--corrupt_images", choices=("error", "skip"), default="error", help="as for run.py")
-    command.add_argument("--max_image_pixels", type=int, default=MAX_IMAGE_PIXELS, help="as for run.py (default: "
-                         "%(default)d)")
-    command.add_argument("--image_size", type=int, help="in pixels (default: as in pretraining, or 224)")
+    command.add_argument("--corrupt_images", choices=("error", "skip"), default="error",
+                         help="report unusable images in a folder and stop, or skip them (default: error)")
+    command.add_argument("--max_image_pixels", type=int, default=MAX_IMAGE_PIXELS,
+                         help="maximum size of the images in a folder, in pixels (default: %(default)d)")
+    command.add_argument("--image_size", type=int, help="image size in pixels (default: as in pretraining, or 224)")
     command.add_argument("--batch_size", type=int, default=256, help="images per batch (default: 256)")
     command.add_argument("--out", help="output directory (default: runs/transfer/PROTOCOL_TASK)")
 
@@ -105,9 +108,9 @@ def _translate_errors():
         is_data_error = "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError)
         if not (is_data_error or isinstance(error, (OSError, *file_errors))):
             raise
-        problem = "reading the data failed" if is_data_error else "--out or another file: it cannot be read or written"
-        raise UserError(f"{problem} ({first_line(error)}). Fix this, then run the same command again; finished work is "
-                        "kept.") from error
+        problem = "--dataset: the data cannot be read" if is_data_error else "a file cannot be read or written"
+        raise UserError(f"{problem} ({first_line(error)}). Fix the cause, then run the same command again; finished "
+                        "work is kept.") from error
 
 
 def main(arguments: list[str] | None = None) -> None:

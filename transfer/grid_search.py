@@ -205,8 +205,8 @@ def _claim(directory, digest):
     # If the search is killed while it writes the marker, trial.json.N.tmp is left behind.
     if os.path.lexists(directory) and (os.path.islink(directory) or not os.path.isdir(directory) or any(
             not name.startswith(f"{_MARKER}.") for name in os.listdir(directory))):
-        raise UserError(f"--out={os.path.dirname(directory)}: {directory} was not created by this search, or has other "
-                        "settings. Move it, or use another --out.")
+        raise UserError(f"--out={os.path.dirname(directory)}: {directory} was not created by this search, or was "
+                        "created with other settings. Move it to another place, or use another --out.")
     storage.write_json(path, dict(settings=digest))
 
 
@@ -253,13 +253,13 @@ def _build_grid(arguments):
             ("jobs", [arguments.jobs], 1), ("steps", [grid.steps], 1), ("batch_size", [arguments.batch_size], 1),
             ("seed", [arguments.seed], 0), ("weight_decays", grid.weight_decays, 0)):
         if min(values) < minimum:
-            raise UserError(f"--{flag}={min(values)}: must be at least {minimum}. Increase it.")
+            raise UserError(f"--{flag}={min(values)}: the value is too small. Use at least {minimum}.")
     if min(grid.learning_rates) <= 0:
-        raise UserError(f"--learning_rates={min(grid.learning_rates):g}: must be greater than 0. Increase it.")
+        raise UserError(f"--learning_rates={min(grid.learning_rates):g}: the value is too small. Use values above 0.")
     if "://" in (arguments.out or ""):
         raise UserError(f"--out={arguments.out}: the trials' logs need a local directory. Use a local path.")
     pairs = list(itertools.product(grid.learning_rates, grid.weight_decays))
     if len({trial_name(*pair) for pair in pairs}) < len(pairs):
-        raise UserError("--learning_rates, --weight_decays: two values have the same first three digits. Remove one of "
-                        "them.")
+        raise UserError("--learning_rates, --weight_decays: two values have the same first three significant digits. "
+                        "Remove one of them.")
     return grid

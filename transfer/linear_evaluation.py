@@ -95,8 +95,8 @@ def _read_or_extract_features(config, source, task, arguments, digest):
     if not logistic_regression.has_two_classes(train[1]) or not len(validation[1]) or not len(test[1]):
         raise UserError(
             f"--train={task.train_split}, --validation={task.validation_split}, --test={task.test}: too few labeled "
-            "examples. Use a training split with two classes (or, with several labels per example, a label that some "
-            "examples have and others lack), and validation and test splits with at least one example.")
+            "examples. Use a training split with at least two classes (or, with several labels per example, a label "
+            "that some examples have and others lack), and validation and test splits with labeled examples.")
     return feature_sets
 
 
@@ -109,8 +109,8 @@ def _read_features(path, digest):
         raise UserError(f"{path}: it holds {vectors.dtype} {vectors.shape} and {labels.dtype} {labels.shape}, not "
                         "features [n, d] and their labels. Delete the file.")
     if not np.isfinite(vectors).all():
-        raise UserError(f"{path}: the features contain NaN or Inf. Use a checkpoint from before divergence, and a new "
-                        "--out.")
+        raise UserError(f"{path}: the features contain NaN or Inf. Use a checkpoint from before training diverged, and "
+                        "a new --out.")
     return vectors, labels
 
 

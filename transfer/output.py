@@ -58,8 +58,8 @@ def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, 
         source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
     task = _add_validation_split(task, source, arguments)
     if source.num_classes is None:
-        raise UserError(f"--dataset={task.dataset}: the data set has no labels. Sort its images into one sub-folder "
-                        "per class.")
+        raise UserError(f"--dataset={task.dataset}: the data set has no labels. Use a data set with labels (in an "
+                        "image folder, one sub-folder per class).")
     if source.multi_label != (task.metric == "mean_average_precision"):
         labels, remedy = (("several labels", "mean_average_precision") if source.multi_label
                           else ("one label", "top_1 or mean_per_class"))
@@ -90,7 +90,7 @@ def _add_validation_split(task, source, arguments):
         return task
     if "validation" not in source.split_names or "validation" in task.test:
         return task
-    console.log(f"Using the validation split of {source.name} for model selection")
+    console.log(f"using the validation split of {source.name} for model selection")
     return dataclasses.replace(task, validation="validation")
 
 
@@ -205,8 +205,8 @@ def read_arrays(path: str, *names: str) -> list[np.ndarray]:
             with content:
                 return [content[name] for name in names]
     except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
-        raise UserError(f"{path}: the arrays {', '.join(names)} cannot be read ({first_line(error)}). Delete it, or "
-                        "use another file.") from error
+        raise UserError(f"{path}: the arrays {', '.join(names)} cannot be read ({first_line(error)}). Delete the file, "
+                        "or use another one.") from error
 
 
 def write_results(title: str, task: Task, out: str, labels: np.ndarray, scores: np.ndarray, results: dict) -> None:

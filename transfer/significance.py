@@ -75,5 +75,5 @@ def run_compare(arguments: argparse.Namespace) -> None:
     conclusion = "is not significant" if result["p"] > 0.05 else "is significant"
     console.log(console.format_table(f"{len(labels)} examples, {NUM_PERMUTATIONS} permutations", [
         *((path, f"{value:.4f}") for path, value in zip((arguments.first, arguments.second), values)), None,
-        (f"difference in {compared}", f"{result['difference']:+.4f}"), ("p", f"{result['p']:.5f}"),
-        ("at 0.05", f"the difference {conclusion}")]))
+        (f"difference in {compared}", f"{result['difference']:+.4f}"), ("p-value", f"{result['p']:.5f}"),
+        ("significance level 0.05", f"the difference {conclusion}")]))

@@ -69,7 +69,7 @@ def task_from_arguments(arguments: argparse.Namespace) -> Task:
     if task.dataset is None:
         raise UserError(f"--task={arguments.task}: {task.title} is not in TFDS. Pass --dataset=folder:DIR.")
     if task.validation is None and not task.train.isidentifier():
-        raise UserError(f"--train={task.train}: a sub-split has no default validation set. Pass --validation.")
+        raise UserError(f"--train={task.train}: this split has no default validation split. Pass --validation.")
     return task
 
 

@@ -192,7 +192,7 @@ def test_concurrently_created_saved_model_is_not_replaced(tmp_path, quick_save):
     path = export_steps(tmp_path, 1)[0]
     before = tree(tmp_path)
     config = Config(**TINY)
-    with pytest.raises(UserError, match="--export_dir=.*cannot be moved there .Directory not empty"):
+    with pytest.raises(UserError, match=f"{path}: the SavedModel cannot be moved to this path .Directory not empty"):
         saving.export(config, CLASSES, str(tmp_path / "ckpt-1"), path)
     assert tree(tmp_path) == before
 
@@ -428,7 +428,7 @@ def test_model_card_escapes_markup_in_names(tmp_path):
         flags={"dataset": "folder:<img src=x>\n# title", "train_split": "`x`", "train_mode": "pretrain"}))
     card = model_card.model_card(str(tmp_path))
     assert not any(text in card for text in ("<script", "<img", "<b>", "\x1b", "\n# title", "two\nlines", "`a`"))
-    assert r"Trained on folder:&lt;img src=x&gt;\\n\# title (\`x\`). 4 steps." in card
+    assert r"Trained on folder:&lt;img src=x&gt;\\n\# title (\`x\`). Training length: 4 steps." in card
     assert r"&lt;script&gt;alert(1)&lt;/script&gt;, \`a\` \| b, two\\nlines, \\x1b\[31mred, \[link\](x)." in card
     assert r"| &lt;b&gt;\| | 0.5000 |" in card and r"    --dataset=folder:&lt;img src=x&gt;\n# title" in card
 
@@ -646,7 +646,8 @@ def test_wrong_number_of_class_names_is_rejected(photos, monkeypatch):
     (["--checkpoint=RUN", "--export_dir=MODEL"], "is not an empty directory"),
     (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not an empty directory"),
     (["--checkpoint=RUN", "--export_dir=RUN/no/where"], "/no does not exist. Create it"),
-    (["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"], "is not a writable directory"),
+    (["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"],
+     "is not a writable directory. Fix its permissions, or choose"),
     (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
     (["embed", "RUN", "PHOTOS", "--out=v.npz"], "a checkpoint, not a SavedModel"),
     (["embed", "MODEL", "RUN", "--out=v.npz"], "no images found"),

@@ -55,9 +55,10 @@ def finite_run(tiny_resnet, tmp_path_factory):
 def test_diverged_training_stops_and_keeps_the_last_checkpoint(patch_training, finite_run, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch_training(patch)
-        with pytest.raises(UserError, match="--learning_rate=0.02: training has diverged at step 5: loss") as error:
+        with pytest.raises(UserError, match="--learning_rate=0.02: training diverged at step 5 .loss") as error:
             runs.run(tmp_path / "run", **SETTINGS)
-    assert "ckpt-3 is the newest checkpoint. Use a lower --learning_rate" in str(error.value)
+    assert f"ckpt-3. Use a lower --learning_rate or more --warmup_epochs, and resume with --model_dir={tmp_path}" in (
+        str(error.value))
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "ckpt-6.index").exists()
     runs.run(tmp_path / "run", **SETTINGS)
     ours, theirs = (processes.tensors(path, 6) for path in (tmp_path / "run", finite_run))
@@ -75,14 +76,14 @@ def test_non_finite_weights_are_not_saved(tmp_path):
         variable.assign(tf.where(self.optimizer.iterations == 6, np.inf, variable))
         return results
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingDiverged, match="at step 6: .*ckpt-3 is the"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingDiverged, match="at step 6 .*ckpt-3. Use a"):
         patch.setattr(train.TrainStep, "update", patched)
         runs.run(tmp_path / "run", train_steps=6, checkpoint_steps=3)
     assert not (tmp_path / "run" / "ckpt-6.index").exists()
 
 
 def test_excessive_learning_rate_is_reported_as_divergence(tmp_path):
-    with pytest.raises(TrainingDiverged, match="training has diverged at step [1-9]"):
+    with pytest.raises(TrainingDiverged, match="training diverged at step [1-9] .*no checkpoint was written"):
         runs.run(tmp_path / "run", train_steps=9, learning_rate=1e30, warmup_epochs=0, optimizer="momentum")
     assert not list((tmp_path / "run").glob("ckpt-*"))
 

@@ -96,7 +96,7 @@ def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
 @pytest.mark.parametrize("arguments, words", [
     (["pairs", "--csv=/no/such.csv"], "--csv=/no/such.csv: the file cannot be read"),
     (["operators", "--image=/no/such.png"], "--image=/no/such.png: file not found. Use another file."),
-    (["views", "--dataset=digits", "--flags=--temprature=1"], "--flags: Unknown command line flag"),
+    (["views", "--dataset=digits", "--flags=--temprature=1"], "--flags: unknown command line flag"),
     (["views", "--dataset=digits", "--flags=x"], "--flags: x is not a flag"),
     (["eigenvalues", "--checkpoint=/no/such"], "--checkpoint=/no/such")])
 def test_invalid_arguments_give_one_line_errors_and_status_2(arguments, words, capsys):

@@ -75,10 +75,11 @@ def test_probes_run_from_the_command_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["--out=."], "--out=.: it is a directory. Use the path of a file."),
+    (["--out=."], "--out=.: the path is a directory. Use the path of a file."),
     (["--out=a*.json"], "--out=a*.json: the path contains *"),
     (["--checkpoint=runs/*"], "--checkpoint=runs/*: the path contains *"),
-    (["--probes=color,shape"], "--probes=color,shape: unknown probe shape. Use some of color,rotation,noise,sobel."),
+    (["--probes=color,shape"],
+     "--probes=color,shape: unknown probe shape. Use one or more of color,rotation,noise,sobel."),
     (["--test_split=validation"], "--test_split=validation: digits has no such split")])
 def test_invalid_arguments_give_one_line_errors_and_status_2(arguments, words, tmp_path, capsys):
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=1, proj_out_dim=16), 10)

@@ -105,8 +105,9 @@ def test_stored_runs_with_other_flags_are_rejected(calls, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name, flags, words", [
-    ("flip", "--temprature=1", "--flags: Unknown command line flag 'temprature'"),
-    ("flip", "x", "--flags: x is not a flag"), ("flip", "--seed='1", "--flags=--seed='1: No closing quotation"),
+    ("flip", "--temprature=1", "--flags: unknown command line flag 'temprature'"),
+    ("flip", "x", "--flags: x is not a flag"),
+    ("flip", "--seed='1", "--flags=--seed='1: invalid quoting (No closing quotation)"),
     ("flip", "--mode=train", "--flags: --mode is set by paper.tables. Remove it."),
     ("flip", "--temperature=-1", "--temperature=-1"),
     ("transfer", "--learning_rate 1", "--flags: --learning_rate is set by the grid search. Remove it."),
@@ -157,9 +158,9 @@ def test_data_directory_and_logging_and_checkpoint_intervals_may_change(calls, t
 
 def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsys):
     for table, flags, words in (
-            ("5", "--temperature=0.3", "--temperature is set by the study temperature (l2 norm, 0.05: 0.05)"),
-            ("seeds", "--seed=2", "--seed is set by the study seeds (seed 1: 1)"),
-            ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set by the study ")):
+            ("5", "--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, 0.05' of"),
+            ("seeds", "--seed=2", "--seed is set to 1 by the run 'seed 1' of the study seeds."),
+            ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set to ")):
         with pytest.raises(SystemExit) as error:
             tables.main(["run", table, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
         message = capsys.readouterr().err

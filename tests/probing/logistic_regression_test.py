@@ -102,7 +102,7 @@ def test_extract_rejects_nonfinite_vectors_and_omits_unlabeled_examples():
         batches = tf.data.Dataset.from_tensors((images, labels, weights, positions))
         return features.extract(tf.distribute.get_strategy(), features.pixels_function(2), batches, "pixels of test")
 
-    with pytest.raises(UserError, match="pixels of test contain NaN or Inf.* in 1 of 3 examples.*before the training"):
+    with pytest.raises(UserError, match="pixels of test contain NaN or Inf.* in 1 of 3 examples.*before training"):
         extract()
     images[1] = 2.0
     vectors, labels = extract()

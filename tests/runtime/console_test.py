@@ -54,7 +54,7 @@ def test_progress_lines_are_printed_at_intervals_and_at_the_end(capsys):
 def test_time_left_is_estimated_from_the_remaining_steps(capsys):
     bar = progress.Progress(start=0, total=100, batch_size=8, log_seconds=1e-9, labels=LABELS)
     bar.update(10, 20.0, METRICS)
-    assert "left 0:03:00" in capsys.readouterr().out
+    assert "0:03:00 left" in capsys.readouterr().out
 
 
 def test_table_columns_are_aligned():
@@ -90,13 +90,13 @@ def no_temporary_directory():
 @pytest.mark.parametrize("error, status, message", [
     (UserError("--x=1: too small"), 2, "--x=1: too small"),
     (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device. Free some space"),
-    (OSError(errno.EROFS, "Read-only file system", "a/\x1b"), 2, r"a/\x1b: Read-only file system. Fix this"),
+    (OSError(errno.EROFS, "Read-only file system", "a/\x1b"), 2, r"a/\x1b: Read-only file system. Fix the"),
     (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in"), 2, "Set TMPDIR to a"),
     (MemoryError(), 2, "out of memory"),
     (tf.errors.ResourceExhaustedError(None, None, "{{node X}} a/b; No space left on device\nmore"), 2,
      "error: a/b; No space left on device. Free some space"),
     (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"), 2, "out of memory or disk space (OOM"),
-    (tf.errors.PermissionDeniedError(None, None, "a/b; Permission denied"), 2, "a/b; Permission denied. Fix this"),
+    (tf.errors.PermissionDeniedError(None, None, "a/b; Permission denied"), 2, "a/b; Permission denied. Fix the"),
     (KeyboardInterrupt(), 130, "")])
 def test_expected_errors_are_printed_as_one_line(error, status, message, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -319,6 +319,6 @@ def test_hosts_with_different_checkpoints_or_flags_are_rejected(tmp_path):
     tf.train.Checkpoint().write(str(with_checkpoint / "ckpt-3"))
     tf.compat.v1.train.update_checkpoint_state(str(with_checkpoint), "ckpt-3")
     for text in run_hosts([with_checkpoint, without], SETTINGS, status=2):
-        assert "error: --model_dir=" in text and "different checkpoints (steps 3, -1" in text
+        assert "error: --model_dir=" in text and "different checkpoints (steps 3, none" in text
     for text in run_hosts([without, without], [SETTINGS, {**SETTINGS, "learning_rate": 0.2}], status=2):
         assert "error: TF_CONFIG: the hosts were started with different flags" in text

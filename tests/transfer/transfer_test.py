@@ -226,7 +226,7 @@ def test_linear_evaluation_on_a_folder_uses_the_given_splits(network, few_iterat
 @pytest.mark.parametrize("arguments, expected", [
     ((), "--task, --dataset: neither is set. Pass --task (one of food101, "),
     (("--task=birdsnap",), "--task=birdsnap: Birdsnap is not in TFDS. Pass --dataset=folder:DIR."),
-    (("--dataset=digits", "--train=train[:50%]"), "a sub-split has no default validation set. Pass --validation."),
+    (("--dataset=digits", "--train=train[:50%]"), "this split has no default validation split. Pass --validation."),
     (("--dataset=digits", "--checkpoint=/no/such"), "--checkpoint=/no/such"),
     (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
     (("--dataset=digits", "--metric=mean_average_precision"), "one label per example. Use top_1 or mean_per_class."),
@@ -370,7 +370,7 @@ def test_validation_folder_is_used_for_model_selection(network, few_iterations, 
         for name in ("cat", "dog"):
             write_images(tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count)))
     run(f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}", f"--out={tmp_path / 'out'}")
-    assert "Using the validation split of folder:" in capsys.readouterr().out
+    assert "using the validation split of folder:" in capsys.readouterr().out
     counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"])
               for name in ("train", "validation", "test")]
     assert counts == [24, 8, 6]
@@ -380,7 +380,7 @@ def test_out_directory_in_use_by_another_process_is_rejected(network, tmp_path, 
     (tmp_path / "out").mkdir()
     with Lock(str(tmp_path / "out")), pytest.raises(SystemExit):
         run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
-    assert f"--out={tmp_path / 'out'} is in use by process " in capsys.readouterr().err
+    assert f"--out={tmp_path / 'out'}: the directory is in use by process " in capsys.readouterr().err
 
 
 def test_tasks_match_the_paper():
@@ -519,14 +519,15 @@ def test_failed_trials_give_one_line_errors(arguments, expected, network, tmp_pa
     (("--flags=--nouse_blur",), "--flags: --use_blur is set by the grid search"),
     (("--flags=--precision=half",), "--flags: flag --precision=half: value should be one of"),
     (("--flags=--min_crop_area=2",), "--min_crop_area=2"), (("--flags=--seed='",), "--flags=--seed='"),
-    (("--jobs=0",), "--jobs=0: must be at least 1. Increase it."),
-    (("--steps=0",), "--steps=0: must be at least 1"),
-    (("--learning_rates=0.1,0",), "--learning_rates=0: must be greater than 0"),
-    (("--weight_decays=-1",), "--weight_decays=-1.0: must be at least 0"),
-    (("--seed=-1",), "--seed=-1: must be at least 0"), (("--batch_size=0",), "--batch_size=0: must be at least 1"),
+    (("--jobs=0",), "--jobs=0: the value is too small. Use at least 1."),
+    (("--steps=0",), "--steps=0: the value is too small. Use at least 1"),
+    (("--learning_rates=0.1,0",), "--learning_rates=0: the value is too small. Use values above 0"),
+    (("--weight_decays=-1",), "--weight_decays=-1.0: the value is too small. Use at least 0"),
+    (("--seed=-1",), "--seed=-1: the value is too small. Use at least 0"),
+    (("--batch_size=0",), "--batch_size=0: the value is too small. Use at least 1"),
     (("--flags=--train_epochs=3",), "--flags: --train_epochs is set by the grid search"),
     (("--out=gs://bucket/out",), "--out=gs://bucket/out: the trials' logs need a local directory"),
-    (("--learning_rates=0.1,0.1001",), "two values have the same first three digits"),
+    (("--learning_rates=0.1,0.1001",), "two values have the same first three significant digits"),
     (("--batch_size=5000",), "--batch_size=5000: the split train[:80%] has only 1150 examples. Use at most 1150.")])
 def test_invalid_grids_give_one_line_errors_and_no_directory_is_created(arguments, expected, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
