@@ -294,7 +294,7 @@ class Config:
     proj_out_dim: int = setting(128, "Output dimension of the projection head.", minimum=1, maximum=2**16,
                                 identity=True, network=True)
     num_proj_layers: int = setting(3, "Number of layers in the nonlinear projection head.", minimum=1, maximum=100,
-                                  identity=True, network=True)
+                                   identity=True, network=True)
     ft_proj_selector: int = setting(
         0,
         "Input of the linear head or classifier: 0 for the output of the encoder, 1 for that of the first layer of the "
@@ -772,10 +772,19 @@ def _check_tpu(config):
         raise _error(config, "master", f"--tpu_name={config.tpu_name} names another TPU. Remove one of the flags.")
 
 
+_RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
+
+
 def select_settings(content: dict) -> dict | None:
-    """Returns the settings in `content`, or None if any of their values has the wrong type."""
+    """Returns the settings in `content`, or None if any of their values has the wrong type.
+
+    Settings that an earlier version stored under another name or value are converted.
+    """
     types = typing.get_type_hints(Config)
-    settings = {name: value for name, value in content.items() if name in types}
+    settings = {_RENAMED_SETTINGS.get(name, name): value for name, value in content.items()}
+    settings = {name: value for name, value in settings.items() if name in types}
+    if settings.get("negatives") == "one_view":
+        settings["negatives"] = "cross_view"
     for name, value in settings.items():
         allowed = typing.get_args(types[name]) or (types[name],)
         # JSON may store a float setting as an integer. isinstance() would accept a bool as an int.

@@ -54,7 +54,7 @@ def report(benchmark, case, unit, ours, baseline, **details):
 
 
 def _round(value):
-    """Rounds to four significant digits, since measurement noise is larger."""
+    """Rounds to four significant digits. Further digits would be noise."""
     return None if value is None else float(f"{value:.4g}")
 
 

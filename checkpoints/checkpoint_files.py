@@ -130,7 +130,7 @@ def repair(directory: str) -> None:
                             f"{new_directory}; no other complete checkpoint exists. Run the same command again to "
                             "train from scratch.")
         console.log(f"warning: ckpt-{step} is corrupt ({reason}) and was moved to {new_directory}. Resuming from "
-                     f"ckpt-{steps[-1]}.")
+                    f"ckpt-{steps[-1]}.")
     if steps:
         _write_state(directory, steps)
     elif missing:

@@ -111,7 +111,7 @@ def check_flags(config: Config) -> None:
     recorded = read_flags(config.model_dir)
     if recorded is None:
         console.log(f"warning: {config.model_dir} has no readable {_FLAGS}: cannot check whether the flags changed "
-                     "since the run was started")
+                    "since the run was started")
         return
     now = dataclasses.asdict(config)
     before = {field.name: recorded.get(field.name, field.default) for field in dataclasses.fields(Config)}
@@ -144,7 +144,7 @@ def check_data(config: Config, source: Source) -> None:
     described = storage.read_json(os.path.join(config.model_dir, _DATA))
     if described is None or not isinstance(described.get("splits"), dict):
         console.log(f"warning: {config.model_dir} has no readable {_DATA}: cannot check whether the data changed "
-                     "since the run was started")
+                    "since the run was started")
         described = {}
     changes = _data_changes(described, json.loads(json.dumps(source.describe_data())))
     before, _ = weight_files.read_classes(config.model_dir)

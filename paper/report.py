@@ -321,7 +321,7 @@ def summary(rows_by_study: dict[str, list[dict]]) -> str:
 
 
 def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale: str) -> None:
-    """Writes all studies to one self-contained page: our numbers, the paper's, plots, flags and versions.
+    """Writes one self-contained HTML page with, for each study, our results, the paper's, plots, flags and versions.
 
     Args:
       path: path of the page.

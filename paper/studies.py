@@ -372,7 +372,7 @@ def _small_transfers():
     return tuple(Run(f"{command}, {name}, digits", {}, small_flags={"dataset": "digits", **search}, starts_from=encoder,
                      transfer=command, plot_columns=dict(task="digits", encoder=name, protocol=command))
                  for command, name, search in (("linear", "SimCLR", {}), ("finetune", "SimCLR", _SMALL_SEARCH),
-                                             ("scratch", "random", _SMALL_SEARCH)))
+                                               ("scratch", "random", _SMALL_SEARCH)))
 
 
 def _named_rows(table, header):

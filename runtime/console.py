@@ -77,6 +77,12 @@ def log(text: str) -> None:
     sys.stdout.flush()
 
 
+def join_first(names: list[str], limit: int = 10) -> str:
+    """Joins the first `limit` names with commas, and appends the number of other names."""
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def format_duration(seconds: float) -> str:
     """Formats a duration as h:mm:ss."""
     return str(datetime.timedelta(seconds=round(seconds)))

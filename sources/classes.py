@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_MAX_NAMES = 3  # maximum number of names listed in a message
+from runtime import console
 
 
 def match_columns(names: list[str], head_names: list[str]) -> list[int] | None:
@@ -36,5 +36,4 @@ def differences(names: list[str] | None, other_names: list[str] | None, label: s
 
 def _only_in(names, other_names, label):
     only = [name for name in names if name not in set(other_names)]
-    rest = f" and {len(only) - _MAX_NAMES} more" if len(only) > _MAX_NAMES else ""
-    return f"only in {label}: {', '.join(only[:_MAX_NAMES])}{rest}" if only else ""
+    return f"only in {label}: {console.join_first(only, limit=3)}" if only else ""

@@ -22,7 +22,6 @@ _SPLITS = {"train": "train", "training": "train", "validation": "validation", "v
            "val": "validation", "dev": "validation", "test": "test", "testing": "test", "eval": "test"}
 _SPLIT_FOLDER = re.compile(rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE)
 _KEY_BITS = 62
-_MAX_NAMES = 10  # maximum number of names listed in a message
 
 
 class FolderSource(IndexedSource):
@@ -88,7 +87,7 @@ class FolderSource(IndexedSource):
             yield name, slice(begin, end)
 
     def _row(self, split, boundary, is_percent):
-        """Returns the row index of a slice boundary in images or percent. Negative boundaries count from the end."""
+        """Returns the row of a slice boundary, given in images or percent. Negative boundaries count from the end."""
         if boundary is None:
             return None
         count = len(self._keys[split])
@@ -107,7 +106,7 @@ class FolderSource(IndexedSource):
             missing = [name for label, name in enumerate(self.class_names) if label not in present]
             if missing:
                 lines.append(f"{self.name}: {split} has no images of {len(missing)} of {self.num_classes} classes "
-                             f"({_join_names(missing)})")
+                             f"({console.join_first(missing)})")
         return lines
 
     def describe_data(self) -> dict:
@@ -122,12 +121,6 @@ class FolderSource(IndexedSource):
 def _path_key(path):
     """Returns the key of a relative path, a non-negative hash with `_KEY_BITS` bits."""
     return int.from_bytes(hashlib.sha256(os.fsencode(path)).digest()[:8], "big") >> 64 - _KEY_BITS
-
-
-def _join_names(names):
-    """Joins the first `_MAX_NAMES` names and appends the number of remaining names."""
-    rest = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def folder_source(path: str, follow_links: bool = False) -> FolderSource:
@@ -169,13 +162,13 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
               for split, (images, _) in scans.items()}
     source = FolderSource(f"folder:{path}", root, splits, names or None)
     if root not in split_roots.values() and listing.empty:
-        console.log(f"ignored: folders without images: {_join_names(listing.empty)}")
+        console.log(f"ignored: folders without images: {console.join_first(listing.empty)}")
     empty = sorted({name for _, empty_folders in scans.values() for name in empty_folders} - set(names))
     if names and empty:
-        console.log(f"ignored: class folders without images: {_join_names(empty)}")
+        console.log(f"ignored: class folders without images: {console.join_first(empty)}")
     runs = [name for folder in dict.fromkeys([root, *split_roots.values()]) for name in _run_directories(folder)]
     if runs:
-        console.log(f"ignored: run directories: {_join_names(runs)}")
+        console.log(f"ignored: run directories: {console.join_first(runs)}")
     for line in source.describe_missing_classes():
         console.log(line)
     return source
@@ -215,16 +208,16 @@ def _split_folders(root, listing, flag):
     """Returns a dict from split to folder. Without split folders, `train` is `root`. Raises `UserError`."""
     split_folders = [folder for folder in listing.folders if _split_of(folder)]
     others = [folder.name for folder in listing.folders if folder not in split_folders]
-    names = _join_names([folder.name for folder in split_folders])
+    names = console.join_first([folder.name for folder in split_folders])
     if not split_folders:
         return {"train": root}
     if others and (len(split_folders) > 1 or _list_folder(split_folders[0]).folders):
-        raise UserError(f"{flag}: split folders ({names}) are next to other folders ({_join_names(others)}). Move the "
-                        "others into the split folders or out of the data set, or rename the split folders if they are "
-                        "classes.")
+        raise UserError(f"{flag}: split folders ({names}) are next to other folders "
+                        f"({console.join_first(others)}). Move the others into the split folders or out of the data "
+                        "set, or rename the split folders if they are classes.")
     if others:
-        console.log(f"{flag.removeprefix('--dataset=')}: {names} is used as a class, not as a split, because it is "
-                    f"next to {_join_names(others)}")
+        console.log(f"{flag.removeprefix('--dataset=')}: the folder {names} counts as a class, not as a split, because "
+                    f"it is next to {console.join_first(others)}")
         return {"train": root}
     roots = {_split_of(folder): folder for folder in split_folders}
     if len(roots) < len(split_folders):
@@ -245,9 +238,10 @@ def _scan_split(folder, flag):
     for child in listing.folders:
         split_folders = [inner for inner in _list_folder(child).folders if _split_of(inner)]
         if len(split_folders) > 1 or any(_list_folder(inner).folders for inner in split_folders):
-            raise UserError(f"{flag}: {child.name} would be a class, but contains split folders "
-                            f"({_join_names([inner.name for inner in split_folders])}). Move the split folders above "
-                            f"the class folders, or pass --dataset=folder:{child} if that is the data set.")
+            names = console.join_first([inner.name for inner in split_folders])
+            raise UserError(f"{flag}: {child.name} would be a class, but contains split folders ({names}). Move the "
+                            f"split folders above the class folders, or pass --dataset=folder:{child} if that is the "
+                            "data set.")
     files = [(child.name, file) for child in listing.folders for file in image_files.find_images(child)]
     return [(None, file) for file in listing.images] + files, listing.empty
 

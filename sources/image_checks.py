@@ -14,7 +14,6 @@ from sources.folders import FolderSource
 from sources.source import Source
 
 _CHECK_FILE = "images.json"
-_MAX_NAMES = 10  # maximum number of images listed in a message
 
 
 def check_images(config: Config, source: Source, is_chief: bool) -> None:
@@ -37,9 +36,8 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     unusable = result["unusable"]
     if not unusable:
         return
-    names = [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()][:_MAX_NAMES]
-    names += [f"and {len(unusable) - _MAX_NAMES} more"] if len(unusable) > _MAX_NAMES else []
-    problem = f"{len(unusable)} of {len(paths)} images cannot be used: {', '.join(names)}"
+    names = [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()]
+    problem = f"{len(unusable)} of {len(paths)} images cannot be used: {console.join_first(names)}"
     if config.corrupt_images == "error" or len(unusable) == len(paths):
         remedy = ("Fix or replace them" if len(unusable) == len(paths)
                   else "Fix or remove them, or skip them with --corrupt_images=skip")

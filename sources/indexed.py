@@ -69,7 +69,7 @@ class IndexedSource(Source):
         self._selected[split] = [column[rows] for column in columns]
 
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
-                buffer_mb: int = 1024) -> tf.data.Dataset:
+                   buffer_mb: int = 1024) -> tf.data.Dataset:
         """See `Source`. References are indices, so the whole split is shuffled regardless of `buffer_mb`."""
         count = len(self._select(split)[0])
         indices = tf.data.Dataset.range(count)

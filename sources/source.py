@@ -47,7 +47,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
-                buffer_mb: int = 1024) -> tf.data.Dataset:
+                   buffer_mb: int = 1024) -> tf.data.Dataset:
         """Returns a dataset of example references, which are cheap to shuffle. `reader` converts them to records.
 
         A reference is an index if the source has random access, and otherwise a key with a serialized example.

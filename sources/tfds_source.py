@@ -109,7 +109,7 @@ class TfdsSource(Source):
         return len(range(shard, total, shards))
 
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
-                buffer_mb: int = 1024) -> tf.data.Dataset:
+                   buffer_mb: int = 1024) -> tf.data.Dataset:
         """See `Source`. Interleaves the files in a seeded random order, then shuffles records in a buffer."""
         sparse = self.is_sparse(split)
         files = self._files(split, 1 if sparse else shards, 0 if sparse else shard)

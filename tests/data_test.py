@@ -130,8 +130,8 @@ def test_a_class_may_have_the_name_of_a_split(tmp_path, log_lines):
     write_images(tmp_path, "train/1.png", "car/2.png", "ship/3.png")
     source = folders.folder_source(str(tmp_path))
     assert source.class_names == ["car", "ship", "train"] and source.split_names == ["train"]
-    assert log_lines == [f"folder:{tmp_path}: train is used as a class, not as a split, because it is next to "
-                         "car, ship"]
+    assert log_lines == [f"folder:{tmp_path}: the folder train counts as a class, not as a split, because it is next "
+                         "to car, ship"]
 
 
 def test_class_folders_without_images_are_reported(tmp_path, log_lines):
@@ -141,7 +141,7 @@ def test_class_folders_without_images_are_reported(tmp_path, log_lines):
     (tmp_path / "train" / "raw" / "deep" / "a.tiff").write_bytes(b"II*")
     assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
     assert log_lines == ["ignored: class folders without images: empty, raw",
-                    f"folder:{tmp_path}: test has no images of 1 of 2 classes (dog)"]
+                         f"folder:{tmp_path}: test has no images of 1 of 2 classes (dog)"]
 
 
 def test_classes_have_the_same_label_in_all_splits(tmp_path, log_lines):
@@ -152,7 +152,7 @@ def test_classes_have_the_same_label_in_all_splits(tmp_path, log_lines):
             name = next(name for name, level in levels.items() if level == int(source.decode(item)[0, 0, 0]))
             assert name.startswith(f"{split}/{source.class_names[int(label)]}/")
     assert log_lines == [f"folder:{tmp_path}: test has no images of 1 of 3 classes (blue)",
-                    f"folder:{tmp_path}: train has no images of 1 of 3 classes (amber)"]
+                         f"folder:{tmp_path}: train has no images of 1 of 3 classes (amber)"]
 
 
 def test_long_lists_of_missing_classes_are_shortened_in_the_log(tmp_path, log_lines):
@@ -556,7 +556,7 @@ def test_training_uses_only_the_selected_label_fraction(name, tiny_tfds):
 
 def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
     with pytest.raises(UserError, match="--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
-                                        "classes. Use at least 0.1."):
+                       "classes. Use at least 0.1."):
         restricted("tfds", tiny_tfds, 0.05)
 
 

@@ -200,7 +200,7 @@ def test_jitter_matches_loop_over_images_and_steps(brightness, random_order):
     adjust_brightness = (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
     steps = (adjust_brightness, tf.image.adjust_contrast, tf.image.adjust_saturation, tf.image.adjust_hue)
     jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=0.5, brightness=brightness,
-                         random_order=random_order)
+                               random_order=random_order)
     for image, amount, order, result in zip(_COLORS, amounts, orders, jittered):
         for step in order.numpy() if random_order else range(4):
             image = np.clip(steps[step](tf.constant(image), amount[step]), 0, 1)

@@ -49,7 +49,7 @@ def test_schedule_shorter_than_its_warmup_is_finite():
 
 def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
     config = Config(train_batch_size=512, learning_rate=0.2, learning_rate_scaling="sqrt",
-                               linear_head_learning_rate=0.1)
+                    linear_head_learning_rate=0.1)
     assert model_lib.linear_head_rate_ratio(config) == pytest.approx(0.1 * 2 / (0.2 * 512**0.5))
 
 
@@ -169,7 +169,7 @@ def test_projection_heads_have_the_right_layers_and_outputs(mode, layers):
 def test_ft_proj_selector_selects_the_classifier_input():
     for selector, width in ((0, 512), (1, 512), (-1, 16), (2, 16), (-3, 512)):
         config = Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16,
-                                   ft_proj_selector=selector)
+                        ft_proj_selector=selector)
         model = model_lib.build_model(config, 4)
         assert model.supervised_head.linear_layer.dense.kernel.shape[0] == width
         outputs = model(tf.random.uniform([2, 8, 8, 3]), training=False)

@@ -251,7 +251,7 @@ def test_fine_tuning_does_not_change_frozen_layers(complete_run, tmp_path, block
         optimizer="momentum", num_proj_layers=2, weight_decay=0.01)
     before, after = weights(complete_run[0], 4), weights(tmp_path, 2)
     changed = {key for key in after if key.startswith("model/") and "OPTIMIZER_SLOT" not in key
-             and (before[key] != after[key]).any()}
+               and (before[key] != after[key]).any()}
     encoder = "model/resnet_model/"
     trained = [f"{encoder}block_groups/{group}/" for group in range(max(block, 0), 4)]
     trained += [f"{encoder}initial_conv"] if block == -1 else []

@@ -27,7 +27,7 @@ from transfer import tasks
 def _list():
     console.log(console.format_table("the paper's twelve data sets", [
         (name, f"{task.dataset or 'folder:DIR':28} {task.metric:24} "
-               f"{task.train_split} | {task.validation_split} | {task.test}")
+         f"{task.train_split} | {task.validation_split} | {task.test}")
         for name, task in tasks.TASKS.items()]))
 
 

@@ -303,7 +303,7 @@ def test_checkpoint_without_run_files_is_exported_without_training_settings(run_
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     cli.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
-                 f"--archive={tmp_path / 'new.tar.gz'}"])
+              f"--archive={tmp_path / 'new.tar.gz'}"])
     card = (tmp_path / "new.md").read_text()
     assert "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
     description = descriptions.read_description(str(tmp_path / "new"))

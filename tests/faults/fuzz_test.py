@@ -141,7 +141,7 @@ def test_exceptions_determine_the_exit_status(error, expected, monkeypatch):
 
 @pytest.mark.slow
 def test_flag_combinations_run_two_steps_or_give_one_line_errors(tmp_path_factory, tiny_resnet, unoptimized_graphs,
-                                                                  monkeypatch):
+                                                                 monkeypatch):
     statuses = []
     monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
 

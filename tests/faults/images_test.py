@@ -110,7 +110,7 @@ def run(tmp_path, folder, **settings):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", lines.append)
         runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
-                            train_steps=1, **settings)
+                 train_steps=1, **settings)
     return "\n".join(lines)
 
 
@@ -134,7 +134,7 @@ def test_corrupt_images_are_skipped_and_the_check_is_cached(folder, tmp_path, mo
 def test_files_whose_names_are_not_utf8_are_skipped_and_logged(folder, tmp_path, capsys):
     os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
     runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
-                        train_steps=1, corrupt_images="skip", eval_split="train[:8]", eval_split_given=True)
+             train_steps=1, corrupt_images="skip", eval_split="train[:8]", eval_split_given=True)
     printed = capsys.readouterr().out
     assert "skipped: 13 of 36 images cannot be used: cat/\\udcff.png (file name is not UTF-8), dog/black" in printed
     assert (tmp_path / "run" / "ckpt-1.index").exists()

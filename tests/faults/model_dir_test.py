@@ -474,7 +474,7 @@ def test_run_directory_of_another_run_is_not_modified(module, function, trained,
         call = lambda *_: (model, {})  # noqa: E731
     with pytest.raises(UserError, match="the directory was removed or replaced during the run"):
         runs.run(tmp_path / "run", with_export=True, **{**SETTINGS, "mode": "train_then_eval",
-                                                                   "learning_rate": 0.01, "train_steps": 3})
+                                                        "learning_rate": 0.01, "train_steps": 3})
     assert before == {tmp_path / "other" / path.relative_to(tmp_path / "run"): path.read_bytes()
                       for path in (tmp_path / "run").rglob("*") if path.is_file()}
 

@@ -347,7 +347,7 @@ time.sleep(60)
 def test_a_failed_run_raises_its_last_error_line(tmp_path):
     with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: disk full\). See .*run.log"):
         runner._call(["-c", "import sys; print('at first\\nrun.py: error: disk full'); sys.exit(2)"],
-                      str(tmp_path))
+                     str(tmp_path))
 
 
 def test_sigterm_is_forwarded_and_the_shutdown_of_the_run_is_awaited(tmp_path):
@@ -390,7 +390,7 @@ def test_unknown_tables_and_runs_without_accuracy_are_reported(calls, tmp_path, 
 @pytest.mark.slow
 def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
     run = studies.Run("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
-                                    train_batch_size=16, proj_out_dim=16, eval_split="test[:64]"), probes=("rotation",))
+                                  train_batch_size=16, proj_out_dim=16, eval_split="test[:64]"), probes=("rotation",))
     done = runner.Runner(str(tmp_path), "small").run("flip", run)
     assert 0 <= runner.accuracy(done) <= 1 and done["seconds"] > 0 and done["commits"]
     assert done["probes"]["rotation"]["majority_baseline"] == 0.25

@@ -576,7 +576,7 @@ def test_saved_trials_with_other_settings_are_rejected(network, tmp_path, progra
     grid(network, tmp_path / "out", *single_trial)
     trial = json.loads(path.read_text())
     for change, expected in (({"settings": "0123"}, "other settings"), ({"settings": None}, "other settings"),
-                          ({"metric": float("nan")}, "metric=nan"), ({"metric": "0.5"}, "metric=0.5")):
+                             ({"metric": float("nan")}, "metric=nan"), ({"metric": "0.5"}, "metric=0.5")):
         path.write_text(json.dumps({**trial, **change}))
         with pytest.raises(SystemExit) as error:
             grid(network, tmp_path / "out", *single_trial)
