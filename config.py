@@ -7,7 +7,7 @@ the original's 48 flags are kept, except that `use_tpu` is off by default.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -202,9 +202,9 @@ class Config:
     )
     label_fraction: float = setting(
         1.0,
-        "Fraction of the labeled training examples that fine-tuning, supervised training, lbfgs and knn use: the same "
-        "number of examples per class, or all examples of a class that has fewer (paper, B.5). The other examples are "
-        "not used. TFDS splits are read once at the start, and the selected encoded examples are kept in memory.",
+        "Fraction of the labeled training examples to use for fine-tuning, supervised training, lbfgs and knn. The "
+        "same number of examples is drawn from each class; a class with fewer contributes all of its examples (paper, "
+        "B.5). TFDS splits are read once at the start, and the selected examples are kept in memory in encoded form.",
         above=0, maximum=1, identity=True,
     )
     label_seed: int = setting(0, "Seed for the selection of --label_fraction.", minimum=0, identity=True)
@@ -623,7 +623,7 @@ def _check_value(field, value):
             raise UserError(f"{flag}: the value is too {problem}. Use {remedy} {limit} (default {default}).")
     if isinstance(value, float) and value and not _MIN_MAGNITUDE <= abs(value) <= _MAX_MAGNITUDE:
         zero = "0, or " if rules["above"] is None else ""
-        raise UserError(f"{flag}: the magnitude of the value is not supported. Use {zero}a magnitude from "
+        raise UserError(f"{flag}: the magnitude of the value is out of range. Use {zero}a magnitude from "
                         f"{_MIN_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} (default {default}).")
     if isinstance(value, int) and abs(value) > _MAX_INT32:
         raise UserError(f"{flag}: the value does not fit into 32 bits. Use a magnitude of at most {_MAX_INT32} "
@@ -756,7 +756,8 @@ def _check_linear_head_learning_rate(config):
         raise _error(config, name, "not supported with --optimizer=adam, whose updates do not depend on the scale of "
                      "the gradients. Remove it.")
     if config.learning_rate == 0:
-        raise _error(config, name, "it shares the schedule of --learning_rate, which is 0. Increase --learning_rate.")
+        raise _error(config, name, "it follows the schedule of --learning_rate, and --learning_rate is 0. Increase "
+                     "--learning_rate.")
 
 
 def _check_tpu(config):
@@ -815,7 +816,7 @@ def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
 
 
 def parse_settings(text: str, flag: str = "--flags") -> dict:
-    """Parses run.py's flags, quoted as in a shell, into a dict: name -> value.
+    """Parses run.py's flags, quoted as in a shell, into a dict mapping names to values.
 
     Raises a `UserError` that names `flag`.
     """

@@ -11,7 +11,7 @@ the paper's other studies are in `augmentation`.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -179,7 +179,7 @@ def adjust_brightness(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.T
 
 
 def shift_brightness(channels: list[tf.Tensor], shift: tf.Tensor) -> list[tf.Tensor]:
-    """Adds `shift` to the brightness (the paper, SimCLR v1)."""
+    """Adds `shift` to the brightness as in the paper (SimCLR v1)."""
     return [channel + shift for channel in channels]
 
 
@@ -268,7 +268,8 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
     else:
         amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
-        # After the first step has clipped the overshoot of the crop, saturation and hue exceed [0, 1] only by rounding.
+        # The first step clips the overshoot that bicubic resizing causes in the crop. After that, saturation and hue
+        # leave [0, 1] only through rounding.
         clipped = [_with_clip(step) if index < 2 or position == 0 else step for index, step in enumerate(steps)]
         if random_order:
             channels = switch_per_image(order[:, position], clipped, channels, amounts[position])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__, "python run.py --mode=eval")
 
@@ -125,7 +125,7 @@ def _head_names(config, source, file):
 
 
 def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-    """Computes the linear head's metrics and returns a dict: key -> float.
+    """Computes the linear head's metrics and returns a dict mapping keys to floats.
 
     Args:
       labels: [n] for top-1, top-5 and mean per-class accuracy, or [n, classes] of 1, 0 and -1 for 11-point mAP.
@@ -350,7 +350,7 @@ class Evaluator:
         return {suffix: features.compile_function(self._strategy, function) for suffix, function in functions.items()}
 
     def _probe(self, functions, step):
-        """Runs `lbfgs` and `knn` on the outputs of `functions`, a dict: key suffix -> compiled function."""
+        """Runs `lbfgs` and `knn` on the outputs of `functions`, a dict mapping key suffixes to compiled functions."""
         config, names, results = self._config, protocols(self._config, self._source), {}
         for suffix, function in functions.items():
             train_set, test_set = (self._extract(function, split, step)

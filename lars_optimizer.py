@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__)
 
@@ -138,7 +138,7 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
 
 
 def _matches(rule, var):
-    """Checks whether `rule` (a predicate, a list of patterns, or None) matches `var`."""
+    """Returns whether `rule` (a predicate, a list of patterns, or None) matches `var`."""
     if rule is None:
         return False
     if callable(rule):

@@ -88,7 +88,7 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
     if config.seed is None:
         stored = (run_directory.read_flags(config.model_dir) or {}).get("seed")
         if stored is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
-            raise UserError(f"--model_dir={config.model_dir}: it has checkpoints, but no flags.json with their seed. "
+            raise UserError(f"--model_dir={config.model_dir}: has checkpoints, but no flags.json with their seed. "
                             "Set --seed.")
         # Evaluations use a fixed seed, which makes them repeatable.
         new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)
@@ -213,8 +213,8 @@ def _translate_errors(config):
             raise UserError(f"--{flag}={getattr(config, flag)}: out of memory ({reason}). Use {remedy}.") from error
         if "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError) or (
                 isinstance(error, tf.errors.FailedPreconditionError) and _FEWER_EXAMPLES in str(error)):
-            raise UserError(f"--dataset={config.dataset}: it can no longer be read ({reason}). Repair or restore it, "
-                            f"and {again}.") from error
+            raise UserError(f"--dataset={config.dataset}: the data can no longer be read ({reason}). Repair or restore "
+                            f"it, and {again}.") from error
         if hosts.is_lost_host(error):
             raise Stopped("another host has stopped or is unreachable. Check its output, then run the same command "
                           "again on all hosts to resume from the newest checkpoint.") from error

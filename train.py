@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take seconds.
+if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
     command_line.exit_not_a_program(__file__, "python run.py --mode=train")
 
@@ -281,15 +281,15 @@ def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy
         size = getattr(config, flag)
         if size % num_replicas:
             nearest = max(round(size / num_replicas), 1) * num_replicas
-            raise UserError(f"--{flag}={size}: it is not divisible by the number of replicas ({num_replicas}). Use "
+            raise UserError(f"--{flag}={size}: must be divisible by the number of replicas ({num_replicas}). Use "
                             f"{nearest}.")
     if config.micro_batch_size % num_replicas:
-        raise UserError(f"--micro_batch_size={config.micro_batch_size}: it is not divisible by the number of replicas "
+        raise UserError(f"--micro_batch_size={config.micro_batch_size}: must be divisible by the number of replicas "
                         f"({num_replicas}). Use a multiple of {num_replicas} that divides --train_batch_size="
                         f"{config.train_batch_size}.")
     examples = source.num_examples(config.train_split)
     if config.mode != "eval" and config.train_batch_size > examples:
-        raise UserError(f"--train_batch_size={config.train_batch_size}: it is larger than the {examples} examples of "
+        raise UserError(f"--train_batch_size={config.train_batch_size}: larger than the {examples} examples of "
                         f"--train_split={config.train_split}. Use at most {examples // num_replicas * num_replicas}.")
 
 

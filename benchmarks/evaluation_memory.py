@@ -44,7 +44,7 @@ def resident_megabytes(pid: int) -> float:
 
 
 def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
-    """Evaluates `count` checkpoints in one process; returns a dict: number of evaluations -> resident MB."""
+    """Evaluates `count` checkpoints in one process; returns a dict mapping evaluation counts to resident MB."""
     command = [sys.executable, "run.py", f"--model_dir={directory}", f"--train_steps={count}", *_SETTINGS, *_PROTOCOLS]
     # In such small fits, multiple BLAS threads would mostly wait for each other.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,

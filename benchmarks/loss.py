@@ -53,7 +53,7 @@ def make_computation(form, case, size):
 
 
 def measure_seconds(case, size):
-    """Returns a dict: name of the form -> seconds. The plain form is omitted above `_LARGEST_PLAIN`."""
+    """Returns the seconds per call of each form in a dict. The plain form is omitted above `_LARGEST_PLAIN`."""
     forms = [blocked, plain] if size <= _LARGEST_PLAIN else [blocked]
     rounds = min(max(2**15 // size, 5), 31)
     return measure.time_alternately({form.__name__: make_computation(form, case, size) for form in forms}, rounds)

@@ -17,11 +17,11 @@ def time_alternately(functions, rounds=5):
     """Times the functions alternately, so that other load affects all of them, and returns the median times.
 
     Args:
-      functions: dict: name -> function without arguments that returns when its work is done.
+      functions: dict mapping names to functions without arguments that return when their work is done.
       rounds: timed calls per function, after one untimed call for compilation.
 
     Returns:
-      dict: name -> median seconds per call.
+      A dict mapping names to the median seconds per call.
     """
     seconds = {name: [] for name in functions}
     for function in functions.values():

@@ -1,4 +1,4 @@
-"""Inference of network architectures from tensor shapes."""
+"""Infers the architecture of a network from the shapes of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading of weights into a model, part by part. A part is loaded only if all its tensors match."""
+"""Loads weights into a model, part by part. A part is loaded only if all its tensors match."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
 
 
 def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
-    """Returns a dict from checkpoint key (without suffix) to variable for all variables of the given objects."""
+    """Returns a dict mapping checkpoint keys (without suffix) to variables for all variables of the given objects."""
     root = tf.train.Checkpoint(**trackables)  # Keep a reference, because the view holds only a weak one.
     view = tf.train.TrackableView(root)
     variables, seen = {}, set()
@@ -52,7 +52,7 @@ def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple
 
 
 def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
-    """Returns a dict from a variable's name in a file to its shape. `names` maps the keys of `variables` to names."""
+    """Returns a dict mapping variables' names in a file to shapes. `names` maps the keys of `variables` to names."""
     return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
 
 
@@ -84,8 +84,8 @@ def _assign(variables, names, file, columns=None):
     """Assigns the tensors of a file to variables.
 
     Args:
-      variables: key -> variable.
-      names: key -> name in the file.
+      variables: dict mapping keys to variables.
+      names: dict mapping keys to names in the file.
       file: the `WeightFile`.
       columns: for each of the model's classes, its column in the file's linear head, or -1 if the file does not contain
         the class. None if the classes match.

@@ -17,7 +17,7 @@ def tf1_names(keys: Iterable[str]) -> dict[str, str]:
       keys: checkpoint keys of an encoder and, optionally, of heads.
 
     Returns:
-      A dict from key to variable name.
+      A dict mapping keys to variable names.
     """
     names, counts = {}, collections.Counter()
     layers = sorted({key.rpartition("/")[0] for key in keys if key.startswith("model/resnet_model/")}, key=call_order)

@@ -1,4 +1,4 @@
-"""Saving and restoring of the training state: model, optimizer and step."""
+"""Saves and restores the training state: model, optimizer and step."""
 
 from __future__ import annotations
 

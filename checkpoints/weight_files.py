@@ -1,4 +1,4 @@
-"""Reading of SimCLR weights from checkpoints and SavedModels, addressed by the same keys in all formats.
+"""Reads SimCLR weights from checkpoints and SavedModels, addressed by the same keys in all formats.
 
 Supported formats: TF2 checkpoints (this program's and the original's), SavedModels (this program's, the original's, and
 SavedModels converted from TF1) and the original's TF1 checkpoints. SavedModel graphs are never executed.
@@ -226,7 +226,7 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
 
 
 def _find_tensors(reader, shapes):
-    """Returns "TF1" or "TF2" and a dict from name to key, or (None, None) if the file contains no SimCLR network."""
+    """Returns "TF1" or "TF2" and a dict mapping names to keys, or (None, None) if the file has no SimCLR network."""
     tensors = {key: key for key in shapes}
     candidates = [("TF2", _flat_keys(tensors)), ("TF1", _tf1_keys(tensors))]
     if shapes.get(_GRAPH) == ():

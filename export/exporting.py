@@ -1,4 +1,4 @@
-"""Export of checkpoints as SavedModels and TF Hub archives."""
+"""Exports checkpoints as SavedModels and TF Hub archives."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cell
 
 
 def _find_images(folder):
-    """Returns the sorted paths of all image files below a folder. Raises `UserError` if there are none."""
+    """Returns the sorted paths of all image files under a folder. Raises `UserError` if there are none."""
     files = image_files.find_images(folder)
     if not files:
         raise UserError(f"FOLDER={folder}: no images found ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the path.")
@@ -118,7 +118,7 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
         raise UserError(f"--out={out}: unsupported format. Use a file name that ends in {' or '.join(_WRITERS)}.")
     check_writable_parent("--out", out)
     if os.path.isdir(out):
-        raise UserError(f"--out={out}: the path is a directory. Use the path of a file.")
+        raise UserError(f"--out={out}: the path is a directory. Pass the path of a file.")
     paths = _find_images(folder)
     function, description = endpoints.load_endpoint(saved_model, output)
     size = image_size or description.get("image_size", 224)

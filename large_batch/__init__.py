@@ -1,1 +1,1 @@
-"""Exact NT-Xent loss and gradients for batches that do not fit into memory."""
+"""Exact NT-Xent loss and gradients for batches that do not fit in memory."""

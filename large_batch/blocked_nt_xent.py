@@ -22,7 +22,7 @@ _MIN_BLOCK_ROWS = 256
 
 
 def is_used(z: tf.Tensor, strategy: tf.distribute.Strategy | None, block_rows: int = 0) -> bool:
-    """Checks whether to use the blocked form for one replica's projections `z`, [2n, d]."""
+    """Returns whether to use the blocked form for one replica's projections `z`, [2n, d]."""
     if block_rows or z.shape[0] is None:
         return bool(block_rows)
     replica_count = 1 if strategy is None else strategy.num_replicas_in_sync

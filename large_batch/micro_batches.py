@@ -82,7 +82,7 @@ class _MicroBatches:
         return tf.tensor_scatter_nd_update(z, [[index]], [tf.reshape(projections, z.shape[1:])])
 
     def _differentiate_loss(self, z):
-        """Returns the gradient of `replica_loss` with respect to z, the contrastive loss, and its metrics."""
+        """Returns (d `replica_loss` / dz, the contrastive loss, its metrics)."""
         with tf.GradientTape() as tape:
             tape.watch(z)
             batch_z = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]])

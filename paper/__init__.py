@@ -1,1 +1,1 @@
-"""The paper's numbers and studies as data, execution of the studies, figures, and a report."""
+"""The paper's results and studies: runs the studies, plots the figures and writes a report."""

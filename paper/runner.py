@@ -1,4 +1,4 @@
-"""Execution of the runs of `paper.studies`: commands, one resumable process per run, and stored results."""
+"""Executes the runs of `paper.studies`, each in its own resumable process, and stores their results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _DONE_TYPES = dict(arguments=list, settings=dict, results=dict, probes=dict, sec
 
 
 def read_done(directory: str) -> dict | None:
-    """Returns the content of a finished run's done.json, or None if the file is missing or corrupt."""
+    """Returns the contents of a finished run's done.json, or None if the file is missing or corrupt."""
     from runtime import storage  # Imported here, because it loads TensorFlow, which other commands do not need.
 
     done = storage.read_json(os.path.join(directory, "done.json"))

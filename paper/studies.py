@@ -115,13 +115,13 @@ def _network(width, depth=50):
 
 
 def _by_width(rows, header="Architecture"):
-    """Returns a dict from width to row for the paper's three networks. The paper omits (1x) from ResNet-50 (1x)."""
+    """Returns a dict mapping widths to rows for the three networks. The paper omits (1x) from ResNet-50 (1x)."""
     rows_by_name = {row[header]: row for row in rows}
     return {width: rows_by_name["ResNet-50" if width == 1 else _network(width)] for width in _WIDTHS}
 
 
 def _simclr_rows(name):
-    """Returns a dict from width to SimCLR's row in a table that compares methods."""
+    """Returns a dict mapping widths to SimCLR's rows in a table that compares methods."""
     return _by_width([row for row in read_numbers(name) if row["Method"] == "SimCLR (ours)"])
 
 
@@ -260,7 +260,7 @@ def _few_labels(starts, columns):
 
     Args:
       starts: list of (name, (study, run) that provides the weights, network flags).
-      columns: list of (label fraction, recipe, small-scale flags, dict from measure to one number per start).
+      columns: list of (label fraction, recipe, small-scale flags, dict mapping measures to one number per start).
     """
     return tuple(
         Run(f"{name}, {labels}", flags, {measure: numbers[index] for measure, numbers in paper.items()}, small, recipe,
@@ -300,8 +300,8 @@ def _few_labels_columns(fractions, tables=None):
 
     Args:
       fractions: keys of `_LABEL_FRACTIONS`.
-      tables: dict from measure (top-1 or top-5) to a dict from width to the paper's row. None for figures, for which
-        the paper does not print numbers.
+      tables: dict mapping measures (top-1, top-5) to dicts that map widths to the paper's rows. None for figures, whose
+        numbers the paper does not print.
     """
     return [(fraction, *_LABEL_FRACTIONS[fraction], {
         measure: [_few_labels_number(row, fraction, measure) for row in rows.values()]

@@ -98,7 +98,7 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     """Runs the probes on a network.
 
     Returns:
-      A dict from probe to a dict with `h` and `z`, the test accuracies from h and z = g(h), and `majority_baseline`,
+      A dict mapping probes to dicts with `h` and `z`, the test accuracies from h and z = g(h), and `majority_baseline`,
       the accuracy of always predicting the most frequent class.
 
     Raises:

@@ -125,7 +125,7 @@ class LogisticPath:
         """Returns the upper triangular R such that R' R is the class-averaged Hessian at the current weights."""
         curvatures = self._curvatures(self._inputs @ self._weights)[:, np.newaxis]
         blocks = [slice(row, row + _HESSIAN_ROWS) for row in range(0, len(self._inputs), _HESSIAN_ROWS)]
-        # Blocks avoid a second copy of the inputs, which may not fit into memory.
+        # Blocks avoid a second copy of the inputs, which may not fit in memory.
         hessian = sum(self._inputs[rows].T @ (self._inputs[rows] * curvatures[rows]) for rows in blocks)
         hessian /= len(self._inputs)
         # Add a ridge, since the Hessian is singular if features are constant or examples are few.

@@ -1,4 +1,4 @@
-"""Child processes that run in parallel, write one log each, and are stopped together."""
+"""Runs child processes in parallel. Each writes its own log, and all are stopped together."""
 
 from __future__ import annotations
 

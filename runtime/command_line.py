@@ -86,7 +86,7 @@ def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
 
 def describe_environment_error(error: Exception) -> str | None:
     """Returns a message with a remedy for errors about files, memory or connections, or None for any other error."""
-    tensorflow = sys.modules.get("tensorflow")  # Do not import TensorFlow, which takes seconds.
+    tensorflow = sys.modules.get("tensorflow")  # Do not import TensorFlow here: that takes several seconds.
     tensorflow_errors = tuple(getattr(tensorflow.errors, name) for name in _ENVIRONMENT_ERRORS) if tensorflow else ()
     if not isinstance(error, (OSError, MemoryError, *tensorflow_errors)):
         return None

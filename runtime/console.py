@@ -18,7 +18,7 @@ _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206
 def printable(text: str) -> str:
     """Replaces control characters, except newlines, with backslash escapes.
 
-    File names and class names may contain escape sequences, which a terminal would execute.
+    File names and class names may contain escape sequences, which a terminal would interpret.
     """
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 

@@ -35,7 +35,7 @@ def is_lost_host(error: Exception) -> bool:
 
 
 def _read_tf_config():
-    """Returns TF_CONFIG's cluster (a dict from job to addresses, empty without TF_CONFIG) and task (a dict).
+    """Returns TF_CONFIG's cluster (a dict mapping jobs to addresses, empty without TF_CONFIG) and task (a dict).
 
     Raises:
       UserError: TF_CONFIG is malformed, so TensorFlow would reject or misinterpret it.

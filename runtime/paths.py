@@ -1,4 +1,4 @@
-"""Checks of paths that users pass, and conversion of text to file names."""
+"""Checks paths that users pass, and converts text to file names."""
 
 from __future__ import annotations
 

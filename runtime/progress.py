@@ -36,7 +36,7 @@ class Progress:
           total: total number of steps.
           batch_size: images per step.
           log_seconds: minimum number of seconds between two lines.
-          labels: dict from metric name to label in the output. Other metrics are not shown.
+          labels: dict mapping metric names to labels in the output. Other metrics are not shown.
           enabled: whether to show progress.
         """
         self._labels = labels

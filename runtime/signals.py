@@ -1,4 +1,4 @@
-"""Handling of SIGTERM, SIGINT and SIGHUP: the first stops the program at a safe point, the second immediately."""
+"""Handles SIGTERM, SIGINT and SIGHUP: one signal stops the program at a safe point, a second one immediately."""
 
 from __future__ import annotations
 

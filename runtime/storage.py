@@ -1,4 +1,4 @@
-"""Reading and atomic writing of small files, local or on gs://."""
+"""Reads small files and writes them atomically, on a local disk or on gs://."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def is_file(path: str) -> bool:
 
 
 def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default: Any = None) -> Any:
-    """Returns the content of a JSON file.
+    """Returns the contents of a JSON file.
 
     Args:
       path: path of the file.

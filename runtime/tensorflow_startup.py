@@ -1,4 +1,4 @@
-"""Import of TensorFlow with oneDNN kernels and without log messages."""
+"""Imports TensorFlow with oneDNN kernels enabled and log messages disabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of class names, and mapping of a data set's classes to the columns of a linear head."""
+"""Compares class names, and maps a data set's classes to the columns of a linear head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that open the data set selected by `--dataset` and check its splits."""
+"""Opens the data set selected by `--dataset` and checks its splits."""
 
 from __future__ import annotations
 

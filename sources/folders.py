@@ -40,7 +40,7 @@ class FolderSource(IndexedSource):
         Args:
           name: value of `--dataset`.
           root: the folder.
-          splits: dict from split name to (paths, labels), two arrays of the same length. All paths start with `root`.
+          splits: dict mapping split names to (paths, labels), arrays of equal length. Paths start with `root`.
           class_names: class names in label order; None if images have no labels.
         """
         self.root = str(root)
@@ -82,7 +82,7 @@ class FolderSource(IndexedSource):
                 spec = tfds.core.ReadInstruction.from_spec(name)
                 name, begin, end = spec.split_name, spec.from_, spec.to
                 if name not in self._splits or spec.unit == "shard":
-                    raise ValueError(f"{term} is not a slice of a split by number or percent")
+                    raise ValueError(f"{term} is not a valid slice of a split. Give its bounds in examples or percent")
                 begin, end = (self._row(name, boundary, spec.unit == "%") for boundary in (begin, end))
             yield name, slice(begin, end)
 
@@ -205,7 +205,10 @@ def _list_folder(folder):
 
 
 def _split_folders(root, listing, flag):
-    """Returns a dict from split to folder. Without split folders, `train` is `root`. Raises `UserError`."""
+    """Returns a dict mapping splits to folders. Without split folders, it maps `train` to `root`.
+
+    Raises `UserError` if the layout is ambiguous.
+    """
     split_folders = [folder for folder in listing.folders if _split_of(folder)]
     others = [folder.name for folder in listing.folders if folder not in split_folders]
     names = console.join_first([folder.name for folder in split_folders])

@@ -1,4 +1,4 @@
-"""Checks of all images in a folder before training starts."""
+"""Checks all images in a folder before training starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search for image files below a folder, and content checks with bounded memory."""
+"""Finds image files in a folder tree, and checks their contents with bounded memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def is_image_name(name: str) -> bool:
 
 
 def iterate_images(folder: str) -> Iterator[str]:
-    """Yields the paths of all image files below a folder, at any depth, in alphabetical order within each directory.
+    """Yields the paths of all image files under a folder, at any depth, in alphabetical order within each directory.
 
     Follows links, but visits each directory once, because links may form cycles. Skips folders that match `is_ignored`.
     Raises `UserError` if a directory cannot be read.
@@ -136,7 +136,7 @@ def why_unusable(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> str | None:
 
 
 def find_unusable(paths: list[str], max_pixels: int = MAX_IMAGE_PIXELS) -> dict[str, str]:
-    """Decodes all files and returns a dict from path to reason for the unusable files."""
+    """Decodes all files and returns a dict mapping the paths of unusable files to reasons."""
     pool = futures.ThreadPoolExecutor()
 
     def reasons():
@@ -168,7 +168,7 @@ def _file_size(path):
 
 
 def _read(path):
-    """Returns the content of an image file, or the first 32 bytes of any other file."""
+    """Returns the contents of an image file, or the first 32 bytes of any other file."""
     try:
         with (tf.io.gfile.GFile if "://" in path else open)(path, "rb") as file:
             header = file.read(32)

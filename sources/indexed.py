@@ -20,7 +20,7 @@ class IndexedSource(Source):
 
         Args:
           name: name of the data set.
-          splits: dict from split name to (items, labels), two arrays of the same length.
+          splits: dict mapping split names to (items, labels), two arrays of the same length.
           class_names: class names in label order; None if examples have no labels.
           load: TensorFlow function that maps an element of `items`, such as a path, to the record's item.
         """

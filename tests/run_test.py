@@ -328,7 +328,7 @@ def test_evaluation_on_different_classes_is_rejected_with_the_linear_head(comple
     (dict(dataset="folder:/nonesuch"), "--dataset=folder:/nonesuch"),
     (dict(train_split="training"), "--train_split=training"),
     (dict(mode="train_then_eval", eval_split="dev"), "--eval_split=dev"),
-    (dict(train_batch_size=65), "--train_batch_size=65: it is larger than the 64 examples"),
+    (dict(train_batch_size=65), "--train_batch_size=65: larger than the 64 examples"),
     (dict(train_mode="finetune"), "--train_mode=finetune: .* Set --checkpoint"),
     (dict(train_mode="finetune", checkpoint="/nonesuch"), "--checkpoint=/nonesuch"),
     (dict(use_tpu=True, tpu_name="grpc://127.0.0.1:1"), "--use_tpu: no TPU")])
@@ -435,9 +435,9 @@ def missing_file():
 
 
 @pytest.mark.parametrize("fail, words", [
-    (broken_png, r"--dataset=digits: it can no longer be read \(Invalid PNG. Failed to initialize decoder.\)"),
-    (too_few_examples, "--dataset=digits: it can no .*to contain 5 elements but contained only 0 elements.\\)"),
-    (too_few_examples_outside_of_an_iterator, "--dataset=digits: it can no .*expected to contain 5 elements"),
+    (broken_png, r"--dataset=digits: the data can no longer be read \(Invalid PNG. Failed to initialize decoder.\)"),
+    (too_few_examples, "--dataset=digits: the data can no .*to contain 5 elements but contained only 0 elements.\\)"),
+    (too_few_examples_outside_of_an_iterator, "--dataset=digits: the data can no .*expected to contain 5 elements"),
     (too_large_a_tensor, r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size"),
     (out_of_memory_in_numpy, r"--train_batch_size=32: out of memory \(Unable to allocate"),
     (full_disk_in_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),

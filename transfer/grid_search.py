@@ -104,7 +104,7 @@ class GridSearch:
         """Runs the trials, `num_jobs` in parallel, and selects hyper-parameters on the validation split.
 
         Returns:
-          The best (learning rate, weight decay) pair, and a dict from pair to metric (None for diverged trials).
+          The best (learning rate, weight decay) pair, and a dict mapping pairs to metrics (None for diverged trials).
 
         Raises:
           TrainingDiverged: all trials diverged.

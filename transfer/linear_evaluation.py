@@ -32,11 +32,11 @@ def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choice
       validation: features and labels of the validation examples, like `train`.
       metric: key of `measures.METRICS`.
       l2_of_sum_choices: candidate strengths, strongest first.
-      previous: dict from strength to metric with the results of an interrupted sweep, which are not recomputed.
+      previous: dict mapping strengths to metrics with the results of an interrupted sweep, which are not recomputed.
       on_result: function called after each fit with all results so far.
 
     Returns:
-      The best strength (the strongest if there are ties), and a dict from strength to metric.
+      The best strength (the strongest if there are ties), and a dict mapping strengths to metrics.
 
     Raises:
       UserError: see `measures.measure`.
@@ -131,7 +131,7 @@ def run_linear(arguments: argparse.Namespace) -> None:
 
 
 def _read_sweep(path, digest):
-    """Reads an interrupted sweep's results as a dict from strength to metric. Raises `UserError`."""
+    """Reads an interrupted sweep's results as a dict mapping strengths to metrics. Raises `UserError`."""
     sweep = storage.read_json(path)
     if sweep is None:
         return {}

@@ -79,7 +79,7 @@ def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved_models(tmp_path_factory):
-    """Exports a model with formula weights in several ways. Returns a dict from exporters to SavedModel directories."""
+    """Exports a model with formula weights in several ways. Returns a dict mapping exporters to directories."""
     model = model_lib.build_model(Config(**SMALL), 4)
     golden.assign_formula_weights(model)
     directories = {}

@@ -209,7 +209,7 @@ def test_corrupt_record_file_stops_training_with_a_one_line_error(tmp_path, monk
     source = digits.digits_source()
     corrupt_source = CorruptSource("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: corrupt_source)
-    with pytest.raises(UserError, match="--dataset=digits: it can no longer be read .*Repair or restore") as error:
+    with pytest.raises(UserError, match="--dataset=digits: the data can no longer .*Repair or restore") as error:
         runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)
 
@@ -394,6 +394,6 @@ def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, mo
     source = digits.digits_source()
     truncated_source = TruncatedSource("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: truncated_source)
-    with pytest.raises(UserError, match="--dataset=digits: it can no longer be read") as error:
+    with pytest.raises(UserError, match="--dataset=digits: the data can no longer be read") as error:
         runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)

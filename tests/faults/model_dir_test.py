@@ -572,7 +572,7 @@ def test_best_checkpoint_is_not_written_through_a_link(run, tmp_path, accuracies
     assert {path.name for path in (tmp_path / "other").iterdir()} == {"ckpt-1.index"}
 
 
-def test_best_checkpoint_of_a_step_after_the_latest_is_replaced(run, tmp_path, accuracies):
+def test_best_checkpoint_newer_than_the_latest_checkpoint_is_replaced(run, tmp_path, accuracies):
     accuracies += [0.5, 0.7, 0.6, 0.6]
     run(mode="train_then_eval", train_steps=3, keep_best=True, checkpoint_steps=1)
     (tmp_path / "run" / "best" / "ckpt-3.index").rename(tmp_path / "run" / "best" / "ckpt-9.index")

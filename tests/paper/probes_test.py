@@ -75,7 +75,7 @@ def test_probes_run_from_the_command_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["--out=."], "--out=.: the path is a directory. Use the path of a file."),
+    (["--out=."], "--out=.: the path is a directory. Pass the path of a file."),
     (["--out=a*.json"], "--out=a*.json: the path contains *"),
     (["--checkpoint=runs/*"], "--checkpoint=runs/*: the path contains *"),
     (["--probes=color,shape"],

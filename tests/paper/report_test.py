@@ -109,7 +109,7 @@ def test_diverged_runs_are_marked_in_the_table(tmp_path):
 HOSTILE = "=1+1|<script>alert(1)</script>\n\x1b[31m`x``"
 
 
-def test_hostile_texts_from_result_files_are_escaped(tmp_path, capsys):
+def test_untrusted_text_from_result_files_is_escaped(tmp_path, capsys):
     run = studies.find_run(("flip", "with"))
     directory = finish(tmp_path, "flip", run, {runner.LBFGS: 0.5, "eval/label_top_5_accuracy": HOSTILE},
                        probes={HOSTILE: dict(majority_baseline=0.25, h=0.7, z=HOSTILE), "x": [1]})

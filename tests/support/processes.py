@@ -26,7 +26,7 @@ def start(model_dir, environment=None, log=None, **flags):
 
 
 def log_of(model_dir):
-    """Returns the content of the run's log file."""
+    """Returns the contents of the run's log file."""
     return pathlib.Path(f"{model_dir}.log").read_text()
 
 

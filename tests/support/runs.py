@@ -10,7 +10,7 @@ TINY = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=32
 
 
 def run(model_dir, eval_split_given=False, with_export=False, **settings):
-    """Runs run.py's `main` in this process. The export is optional because it takes seconds."""
+    """Runs run.py's `main` in this process. The export is optional because it takes several seconds."""
     with pytest.MonkeyPatch.context() as patch:
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
