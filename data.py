@@ -201,7 +201,7 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
       replicas: number of replicas that this pipeline feeds.
 
     Returns:
-      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, or [batch, classes] in
+      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, or [batch, classes] for
       multi-label data, weights [batch] float32).
     """
     shards, shard = _shards(input_context)

@@ -219,7 +219,7 @@ class Evaluator:
           `eval/regularization_loss`, `global_step`) and the keys defined as constants in this module.
 
         Raises:
-          UserError: results, logits or features contain NaN or Inf, or there are no labels to evaluate on.
+          UserError: results, logits or features contain NaN or Inf, or there are no labels.
         """
         results, finished = {"global_step": step}, False
         result_file = os.path.join(results_dir(self._config), f"result_{step}.json")

@@ -248,7 +248,7 @@ class _StepsPerCall:
         self.is_compiled = True
 
     def agree(self, stop: bool, strategy: tf.distribute.Strategy) -> bool:
-        """Agrees with the other hosts on the next number of steps, and returns whether any host requested a `stop`."""
+        """Agrees with the other hosts on how many steps to run next. Returns whether any host requested a `stop`."""
         proposal = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
         stops, proposals = hosts.gather_integers([int(stop), proposal], strategy).T
         self._agreed = int(proposals.min())
@@ -270,7 +270,7 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
         raise UserError(f"--dataset={config.dataset}: the hosts have different numbers of training examples "
                         f"({', '.join(examples)}). Provide the same data on all hosts.")
     if len(set(steps)) > 1:
-        raise UserError(f"--model_dir={config.model_dir}: the hosts find different checkpoints (steps "
+        raise UserError(f"--model_dir={config.model_dir}: the hosts found different checkpoints (steps "
                         f"{', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all hosts share.")
 
 

@@ -1,4 +1,4 @@
-"""Speed of the input pipeline, in view pairs per second, compared with the original's formulas.
+"""Speed of the input pipeline, in view pairs per second, compared with the original's implementation.
 
     python -m benchmarks.input_pipeline --tfds_dir=DIR --photos_dir=DIR
 

@@ -1,11 +1,11 @@
-"""Time and peak memory of NT-Xent and its gradient, in row blocks and in the plain form, by batch size.
+"""Time and peak memory of NT-Xent and its gradient by batch size, with and without row blocks.
 
     python -m benchmarks.loss
 
 Ours: `large_batch.blocked_nt_xent`. Baseline: `objective.add_contrastive_loss`, which holds all similarities at once.
-Prints one JSON line per case. Both forms are timed alternately in one process. The memory of each form is the increase
-in peak memory, measured in a separate process. The plain form is skipped above `_LARGEST_PLAIN`, because it needs about
-15 GB at 2N = 32,768.
+Prints one JSON line per case. The two are timed alternately in one process. The memory of each is the increase in peak
+memory, measured in a separate process. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about 15 GB at
+2N = 32,768.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_computation(form, case, size):
 
 
 def measure_seconds(case, size):
-    """Returns the seconds per call of each form in a dict. The plain form is omitted above `_LARGEST_PLAIN`."""
+    """Returns a dict mapping implementations to seconds per call, without the baseline above `_LARGEST_PLAIN`."""
     forms = [blocked, plain] if size <= _LARGEST_PLAIN else [blocked]
     rounds = min(max(2**15 // size, 5), 31)
     return measure.time_alternately({form.__name__: make_computation(form, case, size) for form in forms}, rounds)

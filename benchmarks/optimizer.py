@@ -1,4 +1,4 @@
-"""Time of one LARS update of all ResNet variables, compared with the original's formulas.
+"""Time of one LARS update of all ResNet variables, compared with the original's implementation.
 
     python -m benchmarks.optimizer
 

@@ -164,7 +164,8 @@ def _read_tensors(prefix, data_bytes):
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         for name, shape in shapes.items():
             if math.prod(shape) * (dtypes[name].size or 1) > data_bytes:
-                return f"{name} has shape {shape}, which is larger than the file"  # Reading would allocate it all.
+                # Reading would allocate it all.
+                return f"{name} has shape {shape}, which needs more bytes than the file has"
             reader.get_tensor(name)
     except _TRANSIENT_ERRORS as error:
         raise _unreadable_error(prefix, error) from error

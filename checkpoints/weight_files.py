@@ -221,7 +221,7 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     content = storage.read_json(path, (dict, list, type(None)), default="corrupt")
     names = content.get("names") if isinstance(content, dict) else content
     if names is not None and not storage.is_list_of_strings(names):
-        raise UserError(f"{path}: the file is corrupt. Restore it, or delete it if the classes did not change.")
+        raise UserError(f"{path}: the file is corrupt. Restore it, or delete it if the classes have not changed.")
     return names, isinstance(content, dict)
 
 

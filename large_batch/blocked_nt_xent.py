@@ -1,8 +1,8 @@
 """NT-Xent with memory linear in the batch size: similarities are computed one block of rows at a time.
 
 `objective.add_contrastive_loss` is the readable form, which stores all similarities of a replica. The blocked form
-replaces it if the similarities would exceed `MATRIX_BYTES`, or if `--loss_block_rows` is set. The blocked form computes
-the gradient together with the loss. Both forms need the same number of matrix products.
+replaces it if the similarities would exceed `MATRIX_BYTES`, or if `--loss_block_rows` is set, and computes the gradient
+together with the loss. Both need the same number of matrix products.
 """
 
 from __future__ import annotations

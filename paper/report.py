@@ -25,7 +25,7 @@ _COLUMNS = {  # title -> key in the results of a finished run
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
 _SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # columns shown only if the paper's table has them
-_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # of our numbers; all others are fractions, shown in %
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # others: fractions, in %
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's measures that correspond to `runner.accuracy`
 _SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # measures with the same name in the paper and here
 ALPHA = 0.05  # significance level of the permutation test, as in the paper's tables

@@ -50,7 +50,7 @@ def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
 
 
 def check_weights_path(flag: str, path: str) -> str:
-    """Checks the path of weights like `check_path`. Returns TF Hub handles (https://...) unchanged."""
+    """Checks a path to weights in the same way as `check_path`. Returns TF Hub handles (https://...) unchanged."""
     return path if path.startswith(("http://", "https://")) else check_path(flag, path)
 
 

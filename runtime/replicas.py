@@ -48,7 +48,7 @@ def mean_and_variance(means: tf.Tensor, variances: tf.Tensor, strategy: tf.distr
     """
     means, variances = (tf.reshape(values, [-1, values.shape[-1]]) for values in (means, variances))
     batch_mean = mean(tf.reduce_mean(means, 0), strategy)
-    # The variance within parts plus the variance between parts avoids the cancellation in E[x^2] - E[x]^2.
+    # Adding the variance within and between the parts avoids the cancellation in E[x^2] - E[x]^2.
     deviations = tf.math.squared_difference(means, batch_mean)
     return batch_mean, mean(tf.reduce_mean(variances + deviations, 0), strategy)
 

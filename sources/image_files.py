@@ -1,4 +1,4 @@
-"""Finds image files in a folder tree, and checks their contents with bounded memory."""
+"""Finds image files in a directory tree, and checks their contents with bounded memory."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_eval_projections_evaluates_the_output_of_the_projection_head(complete_r
 
 def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path, capsys):
     settings = dict(checkpoint_steps=3, linear_head_learning_rate=0.1, train_epochs=2)
-    # Both runs have a four-step schedule, so they differ only in the interruption.
+    # Both runs have a four-step schedule, so the interruption is the only difference.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_lib, "get_train_steps", lambda *_: 4)
         counted = model_lib.count_steps

@@ -21,10 +21,10 @@ def write_key_by_key(path, tensors):
     return path
 
 
-def write_formula_weights(path, model):
+def write_computed_weights(path, model):
     variables = restoring.variables_by_key(model=model)
     return write_key_by_key(path, {
-        f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.formula_weight(key, tuple(variable.shape))
+        f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.computed_weight(key, tuple(variable.shape))
         for key, variable in variables.items()})
 
 
@@ -48,11 +48,12 @@ def test_checkpoints_with_the_original_keys_load(name, tmp_path):
     config = Config(**{"image_size": 32, **{key: float(value) if "." in value else int(value)
                                             for key, value in settings.items()}})
     path = write_key_by_key(str(tmp_path / "ckpt-7"), {
-        f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.formula_weight(key, tuple(shape)) for key, shape in shapes.items()})
+        f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.computed_weight(key, tuple(shape))
+        for key, shape in shapes.items()})
     model = model_lib.build_model(config, 10)
     restoring.load_model(model, path)
     for key, variable in restoring.variables_by_key(model=model).items():
-        np.testing.assert_array_equal(variable, golden.formula_weight(key, tuple(variable.shape)))
+        np.testing.assert_array_equal(variable, golden.computed_weight(key, tuple(variable.shape)))
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "momentum", "adam"])
@@ -126,7 +127,7 @@ def test_warm_start_accepts_directories_and_prefixes(tmp_path):
 
 
 def test_warm_start_skips_mismatched_heads(tmp_path):
-    prefix = write_formula_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
+    prefix = write_computed_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
     model = model_lib.build_model(Config(**{**SMALL, "proj_out_dim": 8}, train_mode="finetune"), 7)
     fresh_head = model.supervised_head.linear_layer.dense.kernel.numpy()
     lines = restoring.warm_start(model, prefix).lines
@@ -135,10 +136,10 @@ def test_warm_start_skips_mismatched_heads(tmp_path):
     np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)
     key = "model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel"
     np.testing.assert_array_equal(model.resnet_model.initial_conv_relu_max_pool[0].conv2d.kernel,
-                                  golden.formula_weight(key, (3, 3, 3, 64)))
+                                  golden.computed_weight(key, (3, 3, 3, 64)))
 
 
 def test_warm_start_rejects_a_different_encoder(tmp_path):
-    prefix = write_formula_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
+    prefix = write_computed_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
     with pytest.raises(UserError, match="--checkpoint: .* contains a different network"):
         restoring.warm_start(model_lib.build_model(Config(**{**SMALL, "resnet_depth": 34}), 4), prefix)

@@ -38,10 +38,10 @@ def config_of(name):
     return Config(**{"image_size": 32, **settings})
 
 
-def formula_file(directory, shapes, suffix, extra=()):
-    """Writes a checkpoint with formula weights tensor by tensor. `extra` lists the names of additional scalars."""
+def computed_weights_file(directory, shapes, suffix, extra=()):
+    """Writes a checkpoint with computed weights, one tensor at a time. `extra` names additional scalars."""
     path = str(directory / "ckpt-7")
-    tensors = {f"{name}{suffix}": golden.formula_weight(name, tuple(shape)) for name, shape in shapes.items()}
+    tensors = {f"{name}{suffix}": golden.computed_weight(name, tuple(shape)) for name, shape in shapes.items()}
     tensors.update({name: np.int64(7) for name in extra})
     tf.raw_ops.SaveV2(prefix=path, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
                       tensors=[tf.constant(value) for value in tensors.values()])
@@ -53,7 +53,7 @@ def test_tf1_checkpoints_reproduce_the_recorded_outputs(name, tmp_path):
     arrays, config = golden.load("tf1_network"), config_of(name)
     case = next(case for case in ("case0", "case1", "case2") if golden.config_of(arrays, case)[0] == config)
     model = model_lib.build_model(config, 10)
-    file = restoring.load_model(model, formula_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",)))
+    file = restoring.load_model(model, computed_weights_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",)))
     assert (file.format, file.step, file.num_other_tensors) == ("TF1 checkpoint", 7, 1)
     random = np.random.default_rng(int(arrays[f"{case}/images_seed"]))
     images = random.uniform(0, 1, (4, config.image_size, config.image_size, 3)).astype(np.float32)
@@ -68,7 +68,7 @@ def test_tf1_checkpoints_reproduce_the_recorded_outputs(name, tmp_path):
 def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
     expected = config_of(name)
     config, classes = inspection.infer_config(
-        weight_files.open_weights(formula_file(tmp_path, shapes, suffix)), expected.image_size)
+        weight_files.open_weights(computed_weights_file(tmp_path, shapes, suffix)), expected.image_size)
     assert classes == 10 and config.cifar_stem == expected.cifar_stem
     for setting in ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "proj_head_mode", "num_proj_layers",
                     "proj_out_dim"):
@@ -79,9 +79,9 @@ def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved_models(tmp_path_factory):
-    """Exports a model with formula weights in several ways. Returns a dict mapping exporters to directories."""
+    """Exports a model with computed weights in several ways. Returns a dict mapping exporters to directories."""
     model = model_lib.build_model(Config(**SMALL), 4)
-    golden.assign_formula_weights(model)
+    golden.assign_computed_weights(model)
     directories = {}
 
     def save(exporter, module, **options):
@@ -103,9 +103,9 @@ def saved_models(tmp_path_factory):
     return directories
 
 
-def assert_formula_weights(model):
+def assert_computed_weights(model):
     for key, variable in restoring.variables_by_key(model=model).items():
-        np.testing.assert_array_equal(variable, golden.formula_weight(key, tuple(variable.shape)), err_msg=key)
+        np.testing.assert_array_equal(variable, golden.computed_weight(key, tuple(variable.shape)), err_msg=key)
 
 
 @pytest.mark.parametrize("exporter, file_format", [
@@ -113,7 +113,7 @@ def assert_formula_weights(model):
 def test_weights_load_from_saved_models_of_all_exporters(exporter, file_format, saved_models):
     model = model_lib.build_model(Config(**SMALL), 4)
     assert restoring.load_model(model, saved_models[exporter]).format == file_format
-    assert_formula_weights(model)
+    assert_computed_weights(model)
 
 
 def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
@@ -144,23 +144,23 @@ def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
         server.shutdown()
     assert "\n" not in str(error.value)
     assert lines[0].startswith(f"loaded {len(model.variables)} of {len(model.variables)} variables")
-    assert_formula_weights(model)
+    assert_computed_weights(model)
 
 
 def test_network_mismatch_error_lists_matching_flags(tmp_path):
-    path = formula_file(tmp_path, TF2_NETWORKS["resnet_depth=50_sk_ratio=0.0625_image_size=64"], SUFFIX)
+    path = computed_weights_file(tmp_path, TF2_NETWORKS["resnet_depth=50_sk_ratio=0.0625_image_size=64"], SUFFIX)
     with pytest.raises(UserError) as error:
         restoring.warm_start(model_lib.build_model(Config(resnet_depth=50, image_size=64), 10), path)
     assert "--resnet_depth=50 --width_multiplier=1 --sk_ratio=0.0625" in str(error.value)
     assert "missing: model/" in str(error.value) and "\n" not in str(error.value)
-    tf1 = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    tf1 = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     with pytest.raises(UserError, match="missing: base_model/conv2d.*--resnet_depth=18"):
         restoring.warm_start(model_lib.build_model(Config(resnet_depth=34, image_size=32), 10), tf1)
 
 
 def test_warm_start_from_tf1_skips_mismatched_heads(tmp_path):
     shapes = TF1_NETWORKS["resnet_depth=18_image_size=32"]
-    path = formula_file(tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum"))
+    path = computed_weights_file(tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum"))
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32, train_mode="finetune"), 7)
     lines = restoring.warm_start(model, path).lines
     assert lines[0] == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
@@ -174,7 +174,7 @@ def test_warm_start_from_tf1_skips_mismatched_heads(tmp_path):
     (["model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel/.ATTRIBUTES/VARIABLE_VALUE"],
      "unsupported encoder")])
 def test_checkpoints_of_other_networks_are_rejected(names, message, tmp_path):
-    path = formula_file(tmp_path, {name: [3, 3, 3, 8] for name in names}, "")
+    path = computed_weights_file(tmp_path, {name: [3, 3, 3, 8] for name in names}, "")
     with pytest.raises(UserError, match=message):
         summary.describe(path)
 
@@ -187,7 +187,7 @@ def test_missing_and_unreadable_checkpoints_are_rejected(tmp_path):
     (tmp_path / "model.index").touch()
     with pytest.raises(UserError, match="no checkpoint .*Pass a checkpoint prefix, such as .*/model.$"):
         weight_files.open_weights(str(tmp_path))
-    formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
+    computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-7.index").write_bytes(b"broken")
     with pytest.raises(UserError, match="cannot be read"):
         weight_files.open_weights(str(tmp_path / "ckpt-7"))
@@ -195,7 +195,7 @@ def test_missing_and_unreadable_checkpoints_are_rejected(tmp_path):
 
 @pytest.mark.parametrize("fault", ["cut", "missing", "flipped"])
 def test_corrupt_tensors_are_rejected_and_nothing_is_assigned(fault, tmp_path):
-    path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     data_file = tmp_path / "ckpt-7.data-00000-of-00001"
     content = data_file.read_bytes()
     data_file.write_bytes(content[:len(content) // 3] if fault == "cut" else content[:-9] + b"\xff" + content[-8:])
@@ -224,7 +224,7 @@ def test_newest_saved_model_of_a_run_is_used(saved_models, tmp_path):
 @pytest.mark.parametrize("selector, rejected", [(1, True), (-1, True), (0, False), (-3, False)])
 def test_classifier_on_a_projection_layer_requires_the_projection_weights(selector, rejected, tmp_path):
     """Without the projection head's weights, the classifier would use the output of a randomly initialized layer."""
-    path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
                     train_mode="finetune", ft_proj_selector=selector)
     model = model_lib.build_model(config, 10)
@@ -237,7 +237,7 @@ def test_classifier_on_a_projection_layer_requires_the_projection_weights(select
 
 @pytest.mark.parametrize("zero_init", [False, True])
 def test_loaded_linear_head_is_logged_unless_it_is_zero_initialized(zero_init, tmp_path, capsys):
-    path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
+    path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     config = Config(resnet_depth=18, image_size=32, train_mode="finetune", checkpoint=path,
                     zero_init_logits_layer=zero_init)
     model = model_lib.build_model(config, 10)
@@ -251,7 +251,7 @@ def test_format_flags_keeps_all_digits():
 
 
 def test_describe_prints_a_summary_or_a_one_line_error(tmp_path):
-    path = formula_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "", extra=("global_step",))
+    path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "", extra=("global_step",))
 
     def run(target):
         return subprocess.run([sys.executable, "-m", "checkpoints", "describe", str(target)], cwd=ROOT, text=True,
@@ -268,14 +268,14 @@ def test_describe_prints_a_summary_or_a_one_line_error(tmp_path):
 @pytest.mark.parametrize("content", [
     None, b"", b"\xff", b"[]", b'model_checkpoint_path: "ckpt-8"', b'model_checkpoint_path: "/elsewhere/ckpt-7"'])
 def test_newest_checkpoint_is_found_without_a_usable_checkpoint_file(content, tmp_path):
-    path = formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
+    path = computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     if content is not None:
         (tmp_path / "checkpoint").write_bytes(content)
     assert weight_files.locate(str(tmp_path)) == (path, False)
 
 
 def test_checkpoint_file_with_a_glob_pattern_is_rejected(tmp_path):
-    formula_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
+    computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-*.index").touch()
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-*"')
     with pytest.raises(UserError, match=r"contains \*"):

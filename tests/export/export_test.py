@@ -32,7 +32,7 @@ OUTPUTS = {"initial_conv", "initial_max_pool", "block_group1", "block_group2", "
 
 def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
     model = model_lib.build_model(Config(**TINY), 10)
-    golden.assign_formula_weights(model)
+    golden.assign_computed_weights(model)
     images = tf.random.stateless_uniform([5, 8, 8, 3], [1, 2])
     expected = model(images, training=False)
     signatures = exported.signatures
@@ -207,10 +207,10 @@ def test_link_at_an_export_path_is_moved_and_its_target_kept(tmp_path, quick_sav
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """Writes a run directory: a checkpoint with formula weights, flags, classes and results."""
+    """Writes a run directory: a checkpoint with computed weights, flags, classes and results."""
     directory = tmp_path_factory.mktemp("run")
     model = model_lib.build_model(Config(**TINY), 10)
-    golden.assign_formula_weights(model)
+    golden.assign_computed_weights(model)
     tf.train.Checkpoint(model=model, global_step=tf.Variable(4, dtype=tf.int64)).write(str(directory / "ckpt-4"))
     (directory / "checkpoint").write_text('model_checkpoint_path: "ckpt-4"\n')
     (directory / "flags.json").write_text(json.dumps(TINY))
@@ -274,7 +274,7 @@ def test_saved_model_works_in_a_client_without_this_project(saved_model, tmp_pat
     outputs = json.loads(done.stdout.splitlines()[-1])
     assert set(outputs) == {"plain", "serving"} | ({"layer"} if has_keras_3 else set())
     model = model_lib.build_model(Config(**TINY), 10)
-    golden.assign_formula_weights(model)
+    golden.assign_computed_weights(model)
     images = np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)).astype(np.float32)
     for values in outputs.values():
         np.testing.assert_allclose(values, model(images, training=False)["final_avg_pool"], rtol=1e-4, atol=1e-6)

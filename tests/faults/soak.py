@@ -74,7 +74,7 @@ def stop(setup, run_processes, directory, generator):
 
 
 def end_survivors(run_processes, directory):
-    """Waits until all processes have exited. Ends hosts that lost their peer during the rendezvous."""
+    """Waits until all processes have exited. Terminates hosts that lost their peer during the rendezvous."""
     deadline, terminated = time.monotonic() + 150, set()
     while any(process.poll() is None for process in run_processes):
         time.sleep(0.2)

@@ -60,7 +60,7 @@ def best_l2_per_example(inputs, labels):
 
 
 def test_regularization_strength_is_selected_on_held_out_examples():
-    """Noise requires the largest strength, and separable classes require the smallest."""
+    """The largest strength is best for pure noise, and the smallest for separable classes."""
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
     assert best_l2_per_example(inputs, labels) == max(logistic_regression.L2_PER_EXAMPLE_CHOICES)

@@ -1,4 +1,4 @@
-"""Golden numbers, and formula weights computed from checkpoint keys."""
+"""Golden numbers, and weights computed from checkpoint keys."""
 
 import json
 import zlib
@@ -23,14 +23,14 @@ def load_json(name):
 
 
 def config_of(arrays, case):
-    """Returns the `Config` of a recorded network and its settings."""
+    """Returns the `Config` of a network with recorded outputs, and its settings."""
     settings = json.loads(str(arrays[f"{case}/config"]))
     names = Config.__dataclass_fields__
     return Config(**{name: value for name, value in settings.items() if name in names}), settings
 
 
-def formula_weight(key, shape):
-    """Returns the formula weight for `key`, which is the same in every recorded network."""
+def computed_weight(key, shape):
+    """Returns a weight of the given shape that depends only on its key, as in the networks with recorded outputs."""
     x = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(shape).astype(np.float32)
     leaf = key.rsplit("/", 1)[-1]
     if leaf == "kernel":
@@ -42,11 +42,11 @@ def formula_weight(key, shape):
     return np.float32(0.1) * x
 
 
-def assign_formula_weights(model):
-    """Assigns `formula_weight` to a model's variables. Returns the variables by key."""
+def assign_computed_weights(model):
+    """Assigns `computed_weight` to a model's variables. Returns the variables by key."""
     variables = restoring.variables_by_key(model=model)
     for key, variable in variables.items():
-        variable.assign(formula_weight(key, tuple(variable.shape)))
+        variable.assign(computed_weight(key, tuple(variable.shape)))
     return variables
 
 

@@ -31,7 +31,7 @@ def log_of(model_dir):
 
 
 def finish(model_dir, environment=None, status=0, **flags):
-    """Runs until the process exits, and returns the output of this start."""
+    """Runs until the process exits, and returns its output since this start."""
     begin = len(log_of(model_dir)) if pathlib.Path(f"{model_dir}.log").exists() else 0
     process = start(model_dir, environment, **flags)
     assert process.wait(300) == status, log_of(model_dir)

@@ -60,7 +60,7 @@ def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
     path = logistic_regression.LogisticPath(inputs, labels)
     for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
         path.fit(l2_of_sum)
-        if number % 4 and number < 40:  # The weakest strengths are all tested because they need the most iterations.
+        if number % 4 and number < 40:  # All of the smallest strengths are tested, since they need the most iterations.
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -205,7 +205,7 @@ def test_linear_evaluation_saves_features_and_predictions(network, few_iteration
     assert expected["l2"] == results["l2"] and expected["validation"] == results["validation"]
     assert (predictions["logits"].argmax(1) == predictions["labels"]).mean() == results["test"]
     assert f"top 1          {results['test']:.4f}" in capsys.readouterr().out
-    monkeypatch.setattr(features, "extract", None)  # Saved features must not be extracted again.
+    monkeypatch.setattr(features, "extract", None)  # Fails if saved features are extracted again.
     run(*command)
     assert json.loads((out / "result.json").read_text()) == results
 
