@@ -3,7 +3,8 @@
 PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 python3 python; do \
 	if $$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; then \
 	echo $$python; break; fi; done)
-# Two processes run the tests, because tests mostly trace graphs on one core. Tests in the same file share fixtures.
+# The tests run in two processes, because they spend most of their time tracing graphs, which uses only one core. Tests
+# in the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
 .PHONY: quickstart help test test-all soak test-current test-current-all lint clean
@@ -15,7 +16,7 @@ Commands (use .venv/bin/python, after `make quickstart`); each has --help:
   python -m inference       embeds images and predicts classes with a SavedModel
   python -m checkpoints     describes a checkpoint or a SavedModel
   python -m transfer        evaluates an encoder on other data sets
-  python -m paper.tables    lists, runs and reports the paper's studies
+  python -m paper.tables    lists and runs the paper's studies, and reports the results
   python -m paper.figures   draws the paper's figures
   python -m paper.probes    measures which transformations h and g(h) predict (Table 3)
 Targets:

@@ -28,7 +28,7 @@ from absl import flags
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path, check_weights_path, slug
 
-# depth -> (bottleneck blocks?, number of blocks in each of the four groups). They are defined here rather
+# depth -> (bottleneck blocks?, number of blocks in each of the four groups). This dict is defined here rather
 # than in resnet.py, because the choices of --resnet_depth must be known before TensorFlow is loaded.
 RESNET_DEPTHS = {
     10: (False, (1, 1, 1, 1)),  # ResNet-10 is not in the paper. It is meant for trials on small machines.
@@ -46,7 +46,7 @@ MAX_IMAGE_PIXELS = 100_000_000
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _MAX_INT32 = 2**31 - 1  # TensorFlow uses int32 for many sizes, and no setting needs larger values.
-# These limits stay within float32 range even after multiplication by the batch size or its square root.
+# These limits keep values within the float32 range, even after multiplication by the batch size or its square root.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE = 1e-30, 1e30
 
 
@@ -63,7 +63,7 @@ def as_flags(settings: dict) -> list[str]:
 
 
 _MAX_NAME_BYTES = 255  # limit of common file systems
-# Names of files in a model_dir that --eval_name must not use.
+# Reserved names in a model_dir, which --eval_name must not use.
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(json|png|npz|lock|log)")
 
 
@@ -80,18 +80,19 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
       minimum: smallest value allowed.
       above: exclusive lower bound.
       maximum: largest value allowed.
-      identity: role: identifies a run. It is part of the default `model_dir` name, and must not change when a run
-        is resumed.
-      network: role: describes the network, and can be inferred from a checkpoint.
-      length: role: determines the training length. It may change when a run is resumed, which also changes the
-        learning-rate schedule.
-      order: role: affects the order of the examples. It must not change when a run is resumed.
-      output: role: determines which results are written, and where. Set by programs that start run.py: the grid search
-        of `python -m transfer`, and `python -m paper.tables`.
-      data_access: role: determines where and how data set files are read. `python -m transfer` defines a flag of the
-        same name.
-      per_host: role: may differ between the hosts of a run.
-      no_effect: role: has no effect on results, except through rounding on accelerators and the order of examples.
+      identity: role of settings that identify a run. They are part of the default `model_dir` name, and must not
+        change when a run is resumed.
+      network: role of settings that describe the network. They can be inferred from a checkpoint.
+      length: role of settings that determine the training length. They may change when a run is resumed, which also
+        changes the learning-rate schedule.
+      order: role of settings that affect the order of the examples. They must not change when a run is resumed.
+      output: role of settings that determine which results are written, and where. They are set by programs that start
+        run.py: the grid search of `python -m transfer`, and `python -m paper.tables`.
+      data_access: role of settings that determine where and how data set files are read. `python -m transfer` defines
+        flags of the same names.
+      per_host: role of settings that may differ between the hosts of a run.
+      no_effect: role of settings that have no effect on results, except through rounding on accelerators and the order
+        of examples.
     """
     rules = dict(choices=choices, minimum=minimum, above=above, maximum=maximum)
     roles = dict(identity=identity, network=network, length=length, order=order, output=output,
@@ -107,17 +108,17 @@ class Config:
     mode: str = setting(
         "train",
         "train: train and export a SavedModel; train_then_eval: train, evaluate the last checkpoint and export a "
-        "SavedModel; eval: wait for the checkpoints in --model_dir and evaluate each of them once, until the last "
-        "training step or --eval_timeout. If --checkpoint is set and is not the checkpoint that the run in --model_dir "
-        "started from, eval evaluates only --checkpoint.",
+        "SavedModel; eval: wait for checkpoints in --model_dir and evaluate each of them once, until the last "
+        "training step is reached or --eval_timeout expires. If --checkpoint is set and is not the checkpoint that the "
+        "run in --model_dir started from, eval evaluates only --checkpoint.",
         choices=("train", "eval", "train_then_eval"),
         output=True,
     )
     train_mode: str = setting(
         "pretrain",
-        "pretrain: contrastive learning; finetune: train the encoder of --checkpoint and a classifier with labels, "
+        "pretrain: contrastive learning; finetune: train the encoder from --checkpoint and a classifier with labels, "
         "using only random crops and flips as augmentation; supervised: train from scratch with labels, with the "
-        "augmentation of pretraining and without a projection head.",
+        "pretraining augmentation and without a projection head.",
         choices=("pretrain", "finetune", "supervised"),
         identity=True,
     )
@@ -127,7 +128,7 @@ class Config:
         "runs/<dataset>_<network>_<hash of the settings>, so that the same command resumes the run.",
         output=True, per_host=True,
     )
-    data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. If not set, TFDS's default.",
+    data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. If not set, TFDS's default is used.",
                                    data_access=True, per_host=True, no_effect=True)
     checkpoint: str | None = setting(
         None,
@@ -151,8 +152,8 @@ class Config:
     )
     deterministic: bool = setting(
         False,
-        "Use only deterministic TensorFlow operations, which makes runs on GPUs bitwise reproducible. Runs on CPUs are "
-        "reproducible without this flag. May be slower.",
+        "Use only deterministic TensorFlow operations, which may be slower but make runs on GPUs bitwise reproducible. "
+        "Runs on CPUs are reproducible without this flag.",
     )
 
     # Data.
@@ -175,8 +176,8 @@ class Config:
     )
     corrupt_images: str = setting(
         "error",
-        "Handling of unusable images in a folder (corrupt, truncated, too large, or in an unsupported format): "
-        "error reports them and stops; skip trains and evaluates without them. All images are checked before a run "
+        "How to handle unusable images in a folder (corrupt, truncated, too large, or in an unsupported format). "
+        "error: report them and stop; skip: train and evaluate without them. All images are checked before a run "
         "starts, and again before it resumes if any file has changed.",
         choices=("error", "skip"),
         data_access=True,
@@ -207,7 +208,7 @@ class Config:
         "B.5). TFDS splits are read once at the start, and the selected examples are kept in memory in encoded form.",
         above=0, maximum=1, identity=True,
     )
-    label_seed: int = setting(0, "Seed for the selection of --label_fraction.", minimum=0, identity=True)
+    label_seed: int = setting(0, "Seed for selecting the --label_fraction examples.", minimum=0, identity=True)
     image_size: int = setting(224, "Height and width of the network's input, in pixels.", minimum=8, maximum=4096,
                               identity=True, network=True)
 
@@ -225,22 +226,22 @@ class Config:
         "simclr",
         "Augmentation of both views, except in fine-tuning: simclr (crop, flip, color distortion, blur: paper, "
         "Appendix A); autoaugment (crop, flip, and AutoAugment's policy for ImageNet: Table 1); broader (simclr plus "
-        "random equalize, solarize, Sobel filtering and motion blur: B.2).",
+        "random equalization, solarization, Sobel filtering and motion blur: B.2).",
         choices=("simclr", "autoaugment", "broader"),
         identity=True,
     )
     augment_left: str | None = setting(
         None,
-        "Comma-separated operators that are applied in order to the first view. Replaces --augmentation (paper, Figure "
-        "5): both views start from the same random crop, and an empty list leaves it unchanged. Operators: "
-        f"{', '.join(AUGMENTATIONS)}.",
+        "Comma-separated operators to apply to the first view, in the given order. Replaces --augmentation (paper, "
+        "Figure 5): both views start from the same random crop, and an empty list leaves the crop unchanged. "
+        f"Operators: {', '.join(AUGMENTATIONS)}.",
         identity=True,
     )
     augment_right: str | None = setting(None, "Same as --augment_left, for the second view.", identity=True)
     augment_extra: str = setting(
         "",
-        "Comma-separated operators that are applied in order after --augmentation (paper, Table 3): rotate (by 0, 90, "
-        "180 or 270 degrees); noise and sobel (each applied to half of the views).",
+        "Comma-separated operators to apply after --augmentation, in the given order (paper, Table 3): rotate (by 0, "
+        "90, 180 or 270 degrees); noise and sobel (each applied to half of the views).",
         identity=True,
     )
     color_jitter_strength: float = setting(
@@ -284,7 +285,7 @@ class Config:
         network=True,
     )
     batch_norm_decay: float = setting(
-        0.9, "Momentum of the moving statistics of batch norm.", minimum=0, maximum=1, identity=True
+        0.9, "Momentum of the moving statistics in batch norm.", minimum=0, maximum=1, identity=True
     )
     global_bn: bool = setting(True, "Compute batch statistics over all replicas instead of per replica.", identity=True)
     proj_head_mode: str = setting(
@@ -338,8 +339,8 @@ class Config:
     )
     margin: float | None = setting(
         None,
-        f"Margin of margin_triplet and --semi_hard, in units of similarity. If not set, {DEFAULT_MARGIN} (the paper "
-        "tried 0, 0.4, 0.8 and 1.6: B.10).",
+        f"Margin for margin_triplet and --semi_hard, in units of similarity. If not set, {DEFAULT_MARGIN} is used (the "
+        "paper tried 0, 0.4, 0.8 and 1.6: B.10).",
         minimum=0,
         identity=True,
     )
@@ -378,7 +379,8 @@ class Config:
     warmup_epochs: float = setting(10.0, "Epochs of linear warm-up.", minimum=0, maximum=10**6, identity=True)
     momentum: float = setting(0.9, "Momentum of LARS and of momentum SGD.", minimum=0, maximum=1, identity=True)
     weight_decay: float = setting(
-        1e-6, "Coefficient of weight decay, which is part of the update of LARS, and of the loss for other optimizers.",
+        1e-6, "Weight decay coefficient. The decay is part of the LARS update; for other optimizers, it is part of the "
+        "loss.",
         minimum=0, identity=True,
     )
 
@@ -395,7 +397,7 @@ class Config:
     keep_checkpoint_max: int = setting(5, "Number of checkpoints to keep.", minimum=1, no_effect=True)
     keep_best: bool = setting(
         False,
-        "Keep the weights with the highest accuracy of the linear head (11-point mAP for multi-label data) of all "
+        "Keep the weights with the highest linear-head accuracy (11-point mAP for multi-label data) across all "
         "evaluations, in model_dir/best, or in model_dir/<eval_name>/best with --eval_name.",
         no_effect=True,
     )
@@ -454,7 +456,7 @@ class Config:
         False, "Also run lbfgs and knn on an untrained encoder and on raw pixels, with the same splits."
     )
     eval_projections: bool = setting(
-        False, "Also run lbfgs and knn on the projections z = g(h) (paper, Figure 8 and 4.2)."
+        False, "Also run lbfgs and knn on the projections z = g(h) (paper, 4.2 and Figure 8)."
     )
     eval_name: str | None = setting(None, "Sub-folder of model_dir for the results of this evaluation.", output=True)
     eval_timeout: float = setting(
@@ -468,9 +470,11 @@ class Config:
         None, "Name or address (grpc://HOST:8470) of the Cloud TPU, or local on a TPU VM; requires --use_tpu.",
         no_effect=True,
     )
-    tpu_zone: str | None = setting(None, "Zone of the Cloud TPU. If not set, it is detected.", no_effect=True)
-    gcp_project: str | None = setting(None, "Project of the Cloud TPU. If not set, it is detected.", no_effect=True)
-    master: str | None = setting(None, "Alias of --tpu_name, kept from the original.", no_effect=True)
+    tpu_zone: str | None = setting(None, "Zone of the Cloud TPU. If not set, it is detected automatically.",
+                                   no_effect=True)
+    gcp_project: str | None = setting(None, "Project of the Cloud TPU. If not set, it is detected automatically.",
+                                      no_effect=True)
+    master: str | None = setting(None, "Alias for --tpu_name, kept from the original.", no_effect=True)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -567,7 +571,7 @@ class Config:
         return f"resnet{self.resnet_depth}" + "".join(suffixes)
 
     def identity(self) -> dict:
-        """Returns the settings with the role `identity` that differ from their defaults, by name."""
+        """Returns the settings with the role `identity` that differ from their defaults, keyed by name."""
         values = {name: getattr(self, name) for name in settings_with("identity")}
         return {name: value for name, value in values.items() if value != getattr(Config, name)}
 
@@ -635,13 +639,13 @@ def _check_combinations(config):
     if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
         raise _error(config, "fine_tune_after_block", "only valid with --train_mode=finetune. Remove it.")
     if config.pretraining and config.label_fraction < 1 and config.mode != "eval":
-        raise _error(config, "label_fraction", "pretraining does not use labels. Use it only with --mode=eval, or "
-                     "pretrain on fewer images with a slice such as --train_split='train[:10%]'.")
+        raise _error(config, "label_fraction", "pretraining does not use labels. Use the flag only with --mode=eval, "
+                     "or pretrain on fewer images with a slice such as --train_split='train[:10%]'.")
     if config.train_mode == "supervised" and config.checkpoint and config.mode != "eval":
         raise _error(config, "checkpoint", "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
                      "--train_mode=finetune.")
     if config.label_seed and config.label_fraction == 1:
-        raise _error(config, "label_seed", "it has no effect with --label_fraction=1. Lower --label_fraction, or "
+        raise _error(config, "label_seed", "has no effect with --label_fraction=1. Lower --label_fraction, or "
                      "remove --label_seed.")
     layers = config.effective_num_proj_layers
     if not -(layers + 1) <= config.ft_proj_selector <= layers:
@@ -653,7 +657,7 @@ def _check_combinations(config):
     _check_loss(config)
     _check_augmentation(config)
     if config.micro_batch_size and config.train_batch_size % config.micro_batch_size:
-        raise _error(config, "micro_batch_size", f"it does not divide --train_batch_size={config.train_batch_size}. "
+        raise _error(config, "micro_batch_size", f"does not divide --train_batch_size={config.train_batch_size}. "
                      f"Use {_largest_divisor(config)}.")
     if config.zero_init_logits_layer and not config.has_linear_head:
         raise _error(config, "zero_init_logits_layer", "the model has no linear head. Set "
@@ -678,7 +682,7 @@ def _check_evaluation(config):
         raise _error(config, "keep_best", "--mode=train does not evaluate. Use --mode=train_then_eval, or pass the "
                      "flag to a second process with --mode=eval.")
     if config.keep_best and not evaluates_linear_head:
-        raise _error(config, "keep_best", "it compares the accuracy of the linear head, which is not evaluated. Use "
+        raise _error(config, "keep_best", "requires the accuracy of the linear head, which is not evaluated. Use "
                      "--eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
     for name in ("eval_baselines", "eval_projections"):
         if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
@@ -686,7 +690,7 @@ def _check_evaluation(config):
     if config.eval_projections and not config.effective_num_proj_layers:
         raise _error(config, "eval_projections", "the model has no projection head. Remove the flag.")
     if config.eval_name and _RESERVED_NAME.fullmatch(config.eval_name):
-        raise _error(config, "eval_name", "this name is reserved for files of the run. Use another name.")
+        raise _error(config, "eval_name", "this name is reserved for the run's files. Use another name.")
     if config.eval_name and (check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
                              or "/" in config.eval_name or len(os.fsencode(config.eval_name)) > _MAX_NAME_BYTES):
         raise _error(config, "eval_name", "not a valid name for a sub-folder. Use a name of at most "
@@ -702,12 +706,12 @@ def _check_augmentation(config):
     for name, is_set in (("augment_extra", config.extra_augmentations),
                          ("augmentation", config.augmentation != "simclr")):
         if is_set and not config.uses_pretraining_augmentation:
-            raise _error(config, name, "fine-tuning only crops and flips. Remove the flag.")
+            raise _error(config, name, "fine-tuning uses only crops and flips. Remove the flag.")
     if config.branch_operators is None:
         return
     if config.extra_augmentations:
-        raise _error(config, "augment_extra", "it cannot be combined with --augment_left or --augment_right. Remove "
-                     "it, and add its operators to those lists.")
+        raise _error(config, "augment_extra", "cannot be combined with --augment_left or --augment_right. Remove it, "
+                     "and add its operators to those lists.")
     for flag, names in zip(("augment_left", "augment_right"), config.branch_operators):
         unknown = [name for name in names if name not in AUGMENTATIONS]
         if unknown:
@@ -720,8 +724,8 @@ def _check_augmentation(config):
         raise _error(config, flag, "only --train_mode=pretrain has two views. Remove --augment_left and "
                      "--augment_right.")
     if config.augmentation != "simclr":
-        raise _error(config, "augmentation", "it cannot be combined with --augment_left or --augment_right. Remove it, "
-                     "or remove these flags.")
+        raise _error(config, "augmentation", "cannot be combined with --augment_left or --augment_right. Remove it, "
+                     "or remove those flags.")
 
 
 def _check_loss(config):
@@ -756,8 +760,7 @@ def _check_linear_head_learning_rate(config):
         raise _error(config, name, "not supported with --optimizer=adam, whose updates do not depend on the scale of "
                      "the gradients. Remove it.")
     if config.learning_rate == 0:
-        raise _error(config, name, "it follows the schedule of --learning_rate, and --learning_rate is 0. Increase "
-                     "--learning_rate.")
+        raise _error(config, name, "follows the schedule of --learning_rate, which is 0. Increase --learning_rate.")
 
 
 def _check_tpu(config):
@@ -770,7 +773,7 @@ def _check_tpu(config):
         raise _error(config, "micro_batch_size", "not supported on TPUs. Remove it, and use more TPU cores for larger "
                      "batches.")
     if config.tpu_name and config.master and config.tpu_name != config.master:
-        raise _error(config, "master", f"--tpu_name={config.tpu_name} names another TPU. Remove one of the flags.")
+        raise _error(config, "master", f"--tpu_name={config.tpu_name} names a different TPU. Remove one of the flags.")
 
 
 _RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
@@ -779,7 +782,7 @@ _RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
 def select_settings(content: dict) -> dict | None:
     """Returns the settings in `content`, or None if any of their values has the wrong type.
 
-    Settings that an earlier version stored under another name or value are converted.
+    Settings that an earlier version stored with a different name or value are converted.
     """
     types = typing.get_type_hints(Config)
     settings = {_RENAMED_SETTINGS.get(name, name): value for name, value in content.items()}
@@ -829,7 +832,7 @@ def parse_settings(text: str, flag: str = "--flags") -> dict:
 
 
 def describe_parse_error(error: flags.Error) -> str:
-    """Returns the message of an absl parse error in one line, with a remedy."""
+    """Returns the message of an absl parse error as a single line with a remedy."""
     line = first_line(error)
     line = f"{line[:1].lower()}{line[1:]}".rstrip(".")
     return line if line.endswith("?") else f"{line}. See `python run.py --help`."

@@ -113,7 +113,7 @@ def _batch_views(records, read, source, config, batch_size):
 
 
 def _with_prefetching(dataset):
-    """Adds prefetching and the options of a training pipeline."""
+    """Adds prefetching and the options for a training pipeline."""
     options = tf.data.Options()
     # Examples are processed in parallel; parallelism within each small operation would only add overhead.
     options.threading.max_intra_op_parallelism = 1
@@ -136,7 +136,7 @@ def _with_seed(seed, references):
 
 def build_train_dataset(config: Config, source: Source, seed: int, batch_size: int, start_step: int = 0,
                         input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-    """Returns the infinite training dataset of one input pipeline.
+    """Returns the infinite training dataset for one input pipeline.
 
     The shuffle buffer holds up to `config.shuffle_buffer_mb` MB of encoded examples; for image folders and `digits`, it
     holds only a permutation of indices (8 bytes per example). `config.cache_dataset` keeps all encoded examples in

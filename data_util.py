@@ -251,7 +251,8 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
       seeds: int tensor [n, 2].
       strength: color distortion strength s; 0 returns the channels unchanged.
       brightness: multiplicative or additive.
-      random_order: whether to shuffle the steps separately for each image; otherwise applies them in the order above.
+      random_order: whether to shuffle the steps separately for each image. If False, they are applied in the order
+        above.
 
     Returns:
       Three tensors [n, h, w] in [0, 1], up to rounding.
@@ -268,8 +269,8 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
     else:
         amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
-        # The first step clips the overshoot that bicubic resizing causes in the crop. After that, saturation and hue
-        # leave [0, 1] only through rounding.
+        # The first step clips the overshoot that bicubic resizing causes in the crop. After that, the saturation
+        # and hue steps leave [0, 1] only through rounding.
         clipped = [_with_clip(step) if index < 2 or position == 0 else step for index, step in enumerate(steps)]
         if random_order:
             channels = switch_per_image(order[:, position], clipped, channels, amounts[position])
@@ -333,7 +334,7 @@ def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probabili
       seed: int tensor [2].
       height: image height in pixels; the kernel size is a tenth of it.
       probability: probability of blurring an image.
-      first_row: row of the first image in the global batch. It makes results independent of the number of replicas.
+      first_row: row of the first image in the global batch, so that results do not depend on the number of replicas.
       total_rows: size of the global batch. None: n.
 
     Returns:
@@ -395,7 +396,7 @@ def simclr_policy(strength: float, brightness: str, min_area: float = 0.08, flip
 
 
 def color_distortion(strength: float, brightness: str) -> tuple[Operator, Operator]:
-    """Returns color distortion: jitter with probability 0.8, grayscale with probability 0.2 (paper, Appendix A)."""
+    """Returns the color distortion: jitter with probability 0.8, grayscale with probability 0.2 (paper, Appendix A)."""
     jitter = functools.partial(color_jitter, strength=strength, brightness=brightness)
     return Operator("color_jitter", jitter, 0.8), Operator("grayscale", to_grayscale, 0.2)
 
@@ -463,7 +464,7 @@ def preprocess_image(image: tf.Tensor, height: int, width: int, is_training: boo
       image: [h, w, 3] uint8, or float in [0, 1].
       height: output height in pixels; must equal `width`.
       width: output width in pixels.
-      is_training: if True, applies random crop, flip and color distortion; otherwise the evaluation crop.
+      is_training: whether to apply a random crop, a random flip and color distortion, rather than the evaluation crop.
       color_jitter_strength: color distortion strength; 0 disables color distortion.
       test_crop: see `crop` in `preprocess_for_eval`.
       seed: int tensor [2], required if `is_training`.

@@ -108,19 +108,19 @@ def _head_names(config, source, file):
     if "linear_head" not in protocols(config, source) or names is None or names == file.class_names:
         return None
     if file.class_names is None:
-        console.log(f"warning: linear head: no class names are recorded for {file.path}; its columns are assumed to be "
-                    f"in the order of the classes of {source.name}")
+        console.log(f"warning: no class names are recorded for the linear head of {file.path}; its columns are assumed "
+                    f"to be in the order of the classes of {source.name}")
         return None
     columns = classes.match_columns(names, file.class_names)
     if columns is None:
         raise UserError(
-            f"--dataset={config.dataset}: the linear head of {file.path} was trained on other classes "
+            f"--dataset={config.dataset}: the linear head of {file.path} was trained on different classes "
             f"({classes.differences(names, file.class_names, 'the data set', 'the checkpoint')}). Rename the classes, "
             "or evaluate without the linear head (--eval_protocol=lbfgs or knn).")
     missing = [name for name, column in zip(names, columns) if column < 0]
-    ignored = f"; examples of {', '.join(missing)}, on which it was not trained, are ignored" if missing else ""
-    console.log(f"linear head: the classes of {source.name} are matched by name with its {len(file.class_names)} "
-                f"classes{ignored}")
+    ignored = f"; examples of {', '.join(missing)}, on which the head was not trained, are ignored" if missing else ""
+    console.log(f"the classes of {source.name} are matched by name with the {len(file.class_names)} classes of the "
+                f"linear head{ignored}")
     return file.class_names
 
 
@@ -157,8 +157,8 @@ def results_dir(config: Config) -> str:
 class Evaluator:
     """Evaluator for one model whose weights may change between calls.
 
-    Functions are traced, data sets built and the TensorBoard writer opened only once, so memory does not grow with the
-    number of evaluations. Use the evaluator as a context manager, which closes the writer.
+    Functions are traced, data sets are built, and the TensorBoard writer is opened only once, so memory does not grow
+    with the number of evaluations. Use the evaluator as a context manager, which closes the writer.
     """
 
     def __init__(self, config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
@@ -183,7 +183,7 @@ class Evaluator:
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
         self._batches = {}  # split -> distributed dataset
         self._writer = None
-        self._baselines = None  # results of the untrained encoder and raw pixels, the same for all checkpoints
+        self._baselines = None  # results for the untrained encoder and raw pixels, the same for all checkpoints
         self._logits = features.compile_function(
             strategy, lambda images: model(images, training=False)["logits_sup"])
         self._encoders = {"": features.compile_function(strategy, features.encoder_function(model))}

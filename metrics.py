@@ -60,7 +60,7 @@ def top_k_hits(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def multi_label_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns the fraction of labels [n, classes] of 1 and 0 (-1: ignored) that match the sign of their logit."""
+    """Returns the fraction of labels [n, classes], each 1, 0 or -1 (ignored), that match the sign of their logit."""
     is_known = tf.cast(labels >= 0, tf.float32)
     hits = tf.cast(tf.equal(labels, tf.cast(logits > 0, labels.dtype)), tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(is_known))

@@ -88,7 +88,7 @@ class ProjectionHead(keras.layers.Layer):
         self.linear_layers = [make_layer() for _ in range(num_hidden)] + last
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> list[tf.Tensor]:
-        """Returns a list of h [n, c], the hidden layers' activations, and the projection z [n, out_dim]."""
+        """Returns a list: h [n, c], then the hidden layers' activations, then the projection z [n, out_dim]."""
         stages = [inputs]
         for layer in self.linear_layers:
             outputs = layer(stages[-1], training=training)
@@ -507,7 +507,7 @@ def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor,
     Returns:
       The gradients that replace `kernel_gradient` and `bias_gradient`.
     """
-    # The added terms avoid huge steps along nearly constant inputs.
+    # The added terms prevent huge steps along nearly constant inputs.
     variance = variance + 1e-3 * tf.reduce_mean(variance) + 1e-12
     kernel = (kernel_gradient - mean[:, tf.newaxis] * bias_gradient) / variance[:, tf.newaxis]
     return kernel, bias_gradient - tf.linalg.matvec(kernel, mean, transpose_a=True)

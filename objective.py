@@ -1,6 +1,7 @@
-"""Losses: NT-Xent (paper, Eq. 1), the supervised losses, and the other contrastive losses of Table 2.
+"""Losses: NT-Xent (paper, Eq. 1), the supervised losses, and the other contrastive losses in Table 2.
 
-Notation: n is the number of images on this replica, N the number on all replicas, and d the dimension of projections.
+Notation: n is the number of images on this replica, N is the number across all replicas, and d is the dimension of the
+projections.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ def add_contrastive_loss(
     hidden: tf.Tensor, hidden_norm: bool = True, temperature: float = 1.0,
     strategy: tf.distribute.Strategy | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns NT-Xent, the normalized temperature-scaled cross-entropy (paper, Eq. 1).
+    """Returns the NT-Xent loss, the normalized temperature-scaled cross-entropy (paper, Eq. 1).
 
     Row i of each half of `hidden` is the projection of one view of image i. These two rows are a positive pair, and the
-    other 2N - 2 rows on all replicas are their negatives. The loss of a positive pair (i, j) is
+    other 2N - 2 rows across all replicas are their negatives. The loss of a positive pair (i, j) is
 
         l(i, j) = -log( exp(sim(z_i, z_j) / t) / sum over k != i of exp(sim(z_i, z_k) / t) ),
 
@@ -37,7 +38,7 @@ def add_contrastive_loss(
     Returns:
       loss: scalar, the mean over this replica's n images.
       logits_ab: [n, N] similarities between first and second views, divided by the temperature.
-      labels: [n, 2N] one-hot; the positive of row i is in column i plus this replica's row offset.
+      labels: [n, 2N] one-hot; the positive for row i is in column i plus this replica's row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)
@@ -127,7 +128,7 @@ def _masked_mean(values, mask):
 
 
 def semi_hard_negatives(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, margin: float) -> tf.Tensor:
-    """Selects the hardest semi-hard negative of each row (paper, 5.1).
+    """Selects the hardest semi-hard negative in each row (paper, 5.1).
 
     Semi-hard negatives are farther from the anchor than the positive, but by less than the margin.
 
@@ -144,9 +145,9 @@ def add_alternative_contrastive_loss(
     hidden: tf.Tensor, name: str, hidden_norm: bool = True, temperature: float = 1.0, margin: float | None = None,
     semi_hard: bool = False, cross_view_only: bool = False, strategy: tf.distribute.Strategy | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns one of the losses of Table 2. Memory is quadratic in the batch size.
+    """Returns one of the losses in Table 2. Memory use is quadratic in the batch size.
 
-    The loss has the same scale as `add_contrastive_loss`. With default arguments and name="nt_xent", both are equal.
+    The scale is that of `add_contrastive_loss`. With default arguments and name="nt_xent", the two losses are equal.
 
     Args:
       hidden: [2n, d] projections z, all first views before all second views. Half precision is cast to float32.
@@ -161,7 +162,7 @@ def add_alternative_contrastive_loss(
     Returns:
       loss: scalar, summed over both directions and averaged over this replica's n images.
       logits_ab: [n, N] similarities between first and second views, divided by the temperature.
-      labels: [n, N] one-hot; the positive of row i is in column i plus this replica's row offset.
+      labels: [n, N] one-hot; the positive for row i is in column i plus this replica's row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)

@@ -70,7 +70,7 @@ class BatchNorm(keras.layers.Layer):
 
     def build(self, input_shape: tf.TensorShape) -> None:
         """Creates gamma, beta (with `center`), moving_mean and moving_variance, each [channels]."""
-        # Statistics and scale stay in float32 with mixed precision.
+        # With mixed precision, statistics and scale stay in float32.
         add = functools.partial(self.add_weight, shape=input_shape[-1:], experimental_autocast=False)
         moving = functools.partial(add, trainable=False, synchronization=tf.VariableSynchronization.ON_READ,
                                    aggregation=tf.VariableAggregation.MEAN)
@@ -334,7 +334,7 @@ def _stem(width, cifar_stem, sk_ratio, norm):
 
 
 class ResNet(keras.layers.Layer):
-    """ResNet without a classification layer, which returns a dict of endpoints."""
+    """ResNet without a classification layer. Returns a dict of endpoints."""
 
     def __init__(self, bottleneck: bool, blocks: tuple[int, ...], width_multiplier: int = 1, cifar_stem: bool = False,
                  sk_ratio: float = 0.0, se_ratio: float = 0.0, batch_norm_decay: float = 0.9, global_bn: bool = True,

@@ -25,7 +25,7 @@ flags.adopt_module_key_flags(config_lib)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Parses the command line with absl. On an error, prints one line and exits with status 2."""
+    """Parses the command line with absl. On error, prints one line and exits with status 2."""
     warnings = io.StringIO()
     try:
         with contextlib.redirect_stderr(warnings):
@@ -36,7 +36,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         _fail(config_lib.describe_parse_error(error))
     except ValueError as error:  # absl does not catch decoding errors in flag files.
         _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
-    if warnings.getvalue():  # absl warns only when it ignores a flag file that includes itself.
+    if warnings.getvalue():  # absl warns only about a flag file that includes itself, which it ignores.
         _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from that file.")
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
@@ -88,8 +88,8 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
     if config.seed is None:
         stored = (run_directory.read_flags(config.model_dir) or {}).get("seed")
         if stored is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
-            raise UserError(f"--model_dir={config.model_dir}: has checkpoints, but no flags.json with their seed. "
-                            "Set --seed.")
+            raise UserError(f"--model_dir={config.model_dir}: the directory has checkpoints, but no flags.json with "
+                            "their seed. Set --seed.")
         # Evaluations use a fixed seed, which makes them repeatable.
         new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)
         config = config.replace(seed=new if stored is None else stored)
@@ -103,10 +103,10 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
         _check_unlabeled(config, source)
     if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
         raise UserError(f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example, but "
-                        f"{source.name} has several. Use linear_head, or `python -m transfer linear`.")
+                        f"{source.name} has multiple labels. Use linear_head, or `python -m transfer linear`.")
     if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
-        raise UserError(f"--model_dir={config.model_dir}: this is also the image folder, so a resumed run would use "
-                        "its own views.png as a training image. Choose another directory.")
+        raise UserError(f"--model_dir={config.model_dir}: this directory is also the image folder, so a resumed run "
+                        "would use its own views.png as a training image. Choose another directory.")
     devices.check_precision(config.precision, config.use_tpu)
     if config.mode != "eval":
         _check_start(config)
@@ -228,8 +228,8 @@ def _is_full_disk(error):
     """Returns whether an error means that a disk is full or a quota is exceeded."""
     if isinstance(error, OSError):
         return error.errno in _FULL_DISK
-    # TensorFlow raises the same class, without errno, for a full disk and for exhausted memory. Only the message of the
-    # operating system differs.
+    # TensorFlow raises the same exception class, without errno, for a full disk and for exhausted memory. Only the
+    # operating system's message differs.
     return isinstance(error, tf.errors.ResourceExhaustedError) and any(
         os.strerror(code) in str(error) for code in _FULL_DISK)
 
@@ -243,7 +243,7 @@ def _prepare_source(config, source, strategy):
 
 
 def _evaluate(config, source, strategy):
-    """Evaluates the weights of `--checkpoint`, or every checkpoint of the run in `--model_dir`."""
+    """Evaluates the weights in `--checkpoint`, or every checkpoint of the run in `--model_dir`."""
     is_chief = devices.is_chief(strategy)
     initial_checkpoint = (run_directory.read_flags(config.model_dir) or {}).get("checkpoint")
     if not config.checkpoint or config.checkpoint == initial_checkpoint:
@@ -257,7 +257,7 @@ def _evaluate(config, source, strategy):
 
 
 def _prepare_directory(config, source, strategy):
-    """Repairs the run directory, and checks that these settings can resume its run or start a new one."""
+    """Repairs the run directory and checks that a run with these settings can be resumed or started in it."""
     if devices.is_chief(strategy):
         run_directory.remove_temporary_files(config.model_dir)
         checkpoint_files.repair(config.model_dir)

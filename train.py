@@ -104,7 +104,7 @@ class TrainStep:
         return model_lib.supervised_loss(endpoints["logits_sup"], labels)
 
     def weight_decay(self) -> tf.Tensor:
-        """Returns the loss term for weight decay that the optimizer does not apply."""
+        """Returns the loss term for any weight decay not applied by the optimizer."""
         return model_lib.add_weight_decay(self.model, self.config.weight_decay, self.config.optimizer)
 
     def replica_loss(self, loss: tf.Tensor) -> tf.Tensor:
@@ -117,7 +117,10 @@ class TrainStep:
         return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
 
     def linear_head_moments(self, endpoints: dict[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """Returns the linear head input's mean and variance [inputs], or () without `--linear_head_learning_rate`."""
+        """Returns the mean and variance [inputs] of the linear head's input.
+
+        Without `--linear_head_learning_rate`, returns ().
+        """
         if self.config.linear_head_learning_rate is None:
             return ()
         return tf.nn.moments(endpoints["sup_head_input"], [0])
@@ -130,7 +133,7 @@ class TrainStep:
           gradients: gradients of `replica_loss` with respect to the trainable variables.
           losses: dict of scalars, whose sum is the total loss.
           metrics: dict of other scalars to report.
-          head_moments: result of `linear_head_moments`; with micro-batches, stacked to [micro-batches, inputs].
+          head_moments: result of `linear_head_moments`; with micro-batches, stacked into [micro-batches, inputs].
 
         Returns:
           scalars: see `__call__`.
@@ -171,7 +174,7 @@ def metric_names(config: Config) -> list[str]:
 
 
 def scales_loss(config: Config) -> bool:
-    """Returns whether the loss is scaled, which keeps float16 gradients from underflowing."""
+    """Returns whether the loss is scaled to keep float16 gradients from underflowing."""
     return config.precision == "mixed_float16"
 
 
@@ -187,14 +190,14 @@ def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
 
 
 def make_run_steps(train_step: TrainStep) -> Callable:
-    """Builds a function that runs several steps per device call.
+    """Builds a function that runs multiple steps per device call.
 
     Args:
       train_step: the training step of one replica.
 
     Returns:
-      A function of an iterator over distributed batches and a number of steps. It returns the means of the scalars,
-      and the number of steps before the first non-finite step.
+      A function that takes an iterator over distributed batches and a number of steps, and returns the means of the
+      scalars and the number of steps before the first non-finite step.
     """
     strategy, config = train_step.strategy, train_step.config
 
@@ -458,7 +461,7 @@ def _log(writer, step, mean_metrics, is_chief):
     try:
         storage.write_scalars(writer, step, means)
     except tf.errors.OpError as error:  # A failed TensorBoard write must not stop training.
-        console.log(f"warning: TensorBoard events of step {step} could not be written ({first_line(error)})")
+        console.log(f"warning: TensorBoard events for step {step} could not be written ({first_line(error)})")
     spread = means.get("train/embedding_std")
     if is_chief and spread is not None and spread < _COLLAPSED_STD:
         console.log(f"warning: the encoder has collapsed: at step {step}, all images have nearly the same projection "

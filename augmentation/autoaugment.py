@@ -9,7 +9,7 @@ import data_util
 from augmentation import operators
 from runtime import rng
 
-# Each sub-policy is a pair of (operator, probability, level from 0 to 9).
+# Each sub-policy is a pair of tuples (operator, probability, level from 0 to 9).
 SUB_POLICIES = (
     (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
     (("solarize", 0.6, 5), ("autocontrast", 0.6, 5)),

@@ -4,8 +4,8 @@ Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The op
 module are deterministic and take amounts [n], one per image. Operators modeled on PIL match PIL to within two of 256
 levels. The operators in the second part sample random amounts.
 
-Some operators use tensorflow-addons if it is installed (up to TensorFlow 2.15). Otherwise, core TensorFlow computes the
-same results.
+Some operators use tensorflow-addons if it is installed (only with TensorFlow 2.15 or earlier). Otherwise, core
+TensorFlow computes the same results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's smoothing filter, times 13
 
 @functools.cache
 def addons() -> ModuleType | None:
-    """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if not installed."""
+    """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if it is not installed."""
     if importlib.util.find_spec("tensorflow_addons") is None:
         return None
     with warnings.catch_warnings():  # The import warns that the package is no longer developed.
@@ -135,7 +135,7 @@ def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def sharpness(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
-    """Adjusts sharpness as PIL does: factor 0 smooths, 1 has no effect, above 1 sharpens. Keeps border pixels."""
+    """Adjusts sharpness as PIL does: 0 smooths, 1 has no effect, and larger factors sharpen. Keeps border pixels."""
     def blend(channel):
         shift = _make_shift(channel)
         smooth = sum(_SMOOTH[dy][dx] * shift(dy - 1, dx - 1) for dy in range(3) for dx in range(3)) / 13
@@ -153,7 +153,7 @@ def motion_blur(channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tenso
       channels: three tensors [n, h, w].
       degrees: [n], counterclockwise angles of the lines from the horizontal.
       lengths: [n], lengths of the lines in pixels, from 1 to `size`.
-      size: odd filter size in pixels. Images must be larger than half of it.
+      size: odd filter size in pixels. Images must be larger than `size` / 2.
     """
     radius, angle = size // 2, degrees * (math.pi / 180)
     offsets = tf.range(-radius, radius + 1, dtype=tf.float32)
@@ -282,7 +282,7 @@ def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float
 
 
 def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.1) -> list[tf.Tensor]:
-    """Blurs along a line with random angle and length; the maximum length is max(`fraction` * height, 3) pixels."""
+    """Blurs along a line of random angle and length; the maximum length is max(`fraction` * height, 3) pixels."""
     max_length = max(round(fraction * channels[0].shape[1]), 3)
     draws = rng.uniforms(seeds, 2)
     return motion_blur(channels, 180 * draws[:, 0], 1 + (max_length - 1) * draws[:, 1], max_length // 2 * 2 + 1)

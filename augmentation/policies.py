@@ -1,4 +1,4 @@
-"""Augmentation policies for the paper's studies (Figure 5, Table 3, B.2), and their selection by `Config`."""
+"""Augmentation policies for the paper's studies (Figure 5, Table 3, B.2), and policy selection based on `Config`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def broader_policy(strength: float, brightness: str, min_area: float = 0.08, fli
 
 
 def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
-    """Returns the named operators of Table 3: random rotation, and noise and Sobel with probability 0.5 each."""
+    """Returns the named operators from Table 3: random rotation; noise and Sobel, each with probability 0.5."""
     rotate = functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))
     by_name = {"rotate": Operator("rotate", rotate), "noise": Operator("noise", operators.random_noise, 0.5),
                "sobel": Operator("sobel", _sobel, 0.5)}
@@ -52,7 +52,7 @@ def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
 
 def branch_policy(names: tuple[str, ...], strength: float, brightness: str, min_area: float = 0.08, flip: bool = True
                  ) -> Policy:
-    """Returns one branch's policy: the crop shared by both branches, then the operators `names` (Figure 5)."""
+    """Returns one branch's policy: the crop shared by both branches, then the operators in `names` (Figure 5)."""
     crop = functools.partial(operators.random_resized_crop, area_range=(min_area, 1.0),
                              flip_probability=0.5 if flip else 0.0)
     color = data_util.color_distortion(strength, brightness)

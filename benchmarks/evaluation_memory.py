@@ -46,7 +46,7 @@ def resident_megabytes(pid: int) -> float:
 def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
     """Evaluates `count` checkpoints in one process; returns a dict mapping evaluation counts to resident MB."""
     command = [sys.executable, "run.py", f"--model_dir={directory}", f"--train_steps={count}", *_SETTINGS, *_PROTOCOLS]
-    # In such small fits, multiple BLAS threads would mostly wait for each other.
+    # For such small fits, multiple BLAS threads would mostly wait for each other.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
                                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
     megabytes, num_evaluations = {}, 0
@@ -58,12 +58,12 @@ def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
             resident = megabytes[num_evaluations] = resident_megabytes(process.pid)
             print(json.dumps(dict(evaluations=num_evaluations, resident_megabytes=round(resident, 1))), flush=True)
     if process.wait() or num_evaluations < count:
-        raise SystemExit(f"run.py ended with status {process.returncode} after {num_evaluations} evaluations")
+        raise SystemExit(f"run.py exited with status {process.returncode} after {num_evaluations} evaluations")
     return megabytes
 
 
 def main():
-    """Prints JSON lines. Ours is the memory at the end, the baseline the memory after the warm-up."""
+    """Prints JSON lines. Ours is the memory at the end; the baseline is the memory after the warm-up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--evaluations", type=int, default=200)
     count = parser.parse_args().evaluations

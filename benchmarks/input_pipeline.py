@@ -2,8 +2,8 @@
 
     python -m benchmarks.input_pipeline --tfds_dir=DIR --photos_dir=DIR
 
-`--tfds_dir` must contain a prepared cifar10 (PNG, 32 pixels), and `--photos_dir` JPEG photographs. Ours is
-`data.build_train_dataset`, the baseline `original_pipeline.build`. Both read the same records in the same order and
+`--tfds_dir` must contain a prepared cifar10 (PNG, 32 pixels), and `--photos_dir` must contain JPEG photographs. Ours is
+`data.build_train_dataset`; the baseline is `original_pipeline.build`. Both read the same records in the same order and
 differ only in decoding, augmentation and batching. Blur is not measured, because it runs on the device.
 """
 

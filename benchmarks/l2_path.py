@@ -97,7 +97,7 @@ def main():
         inputs, labels = default_features()
     inputs, labels = inputs[:arguments.examples], labels[:arguments.examples]
     if labels.ndim > 1:
-        parser.error(f"--features={arguments.features}: the file has several labels per example. Use another file.")
+        parser.error(f"--features={arguments.features}: the file has multiple labels per example. Use another file.")
     path_losses, path_seconds = time_fits(path_fits(inputs, labels), "path")
     baselines = {"our L-BFGS from zero": cold_fits}
     if not arguments.skip_sklearn:

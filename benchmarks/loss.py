@@ -24,7 +24,7 @@ _SIZES = tuple(2**power for power in range(9, 16))
 _LARGEST_PLAIN = 2**14
 _WIDTH = 128
 _TEMPERATURE = 0.1
-_NUM_OUTPUTS = {"loss": 1, "loss_and_metrics": 3}  # case -> number of outputs among loss, accuracy, entropy
+_NUM_OUTPUTS = {"loss": 1, "loss_and_metrics": 3}  # case -> number of outputs (loss, accuracy, entropy)
 
 
 def plain(hidden):
@@ -53,7 +53,7 @@ def make_computation(form, case, size):
 
 
 def measure_seconds(case, size):
-    """Returns a dict mapping implementations to seconds per call, without the baseline above `_LARGEST_PLAIN`."""
+    """Returns a dict mapping implementations to seconds per call. Omits the baseline above `_LARGEST_PLAIN`."""
     forms = [blocked, plain] if size <= _LARGEST_PLAIN else [blocked]
     rounds = min(max(2**15 // size, 5), 31)
     return measure.time_alternately({form.__name__: make_computation(form, case, size) for form in forms}, rounds)

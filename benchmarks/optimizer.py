@@ -20,7 +20,7 @@ _EETA = 0.001
 
 
 def plain_update(param, grad, velocity, learning_rate, momentum, weight_decay, excluded):
-    """Returns the new param and velocity with classic momentum. The trust ratio is 1 if a norm is zero."""
+    """Returns the updated parameter and velocity (classic momentum). The trust ratio is 1 if a norm is zero."""
     trust_ratio = 1.0
     if not excluded:
         grad = grad + weight_decay * param

@@ -1,7 +1,7 @@
 """Baseline for `benchmarks.input_pipeline`: a reimplementation of the original's training views.
 
-The module keeps the properties that determine the original's cost: stateful random operators, conversion of the whole
-decoded image to float for each view, and color jitter that selects each of its four steps by nested conditions.
+The module reproduces the properties that determine the original's cost: stateful random operators, conversion of the
+whole decoded image to float for each view, and color jitter that selects each of its four steps with nested conditions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def to_grayscale(image):
 
 
 def view(image, size, strength):
-    """Returns one view [size, size, 3] of a decoded uint8 image. `strength` 0 disables color distortion."""
+    """Returns one view [size, size, 3] of a decoded uint8 image. `strength=0` disables color distortion."""
     image = tf.image.convert_image_dtype(image, tf.float32)
     image = tf.image.random_flip_left_right(random_crop(image, size))
     if strength > 0:

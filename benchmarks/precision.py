@@ -26,7 +26,7 @@ _METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_
 
 
 def run(flags, model_dir, precision, seed):
-    """Returns the results of a run, after executing the run if it has no results yet."""
+    """Returns the results of a run. Executes the run first if it has no results yet."""
     path = os.path.join(model_dir, "result.json")
     if not os.path.exists(path):
         subprocess.run([sys.executable, "run.py", *flags, f"--model_dir={model_dir}", f"--precision={precision}",
@@ -36,7 +36,7 @@ def run(flags, model_dir, precision, seed):
 
 
 def main():
-    """Prints one JSON line per data set and metric. Ours is mixed_bfloat16, the baseline float32."""
+    """Prints one JSON line per data set and metric. Ours is mixed_bfloat16; the baseline is float32."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs_dir", required=True)
     parser.add_argument("--tfds_dir")

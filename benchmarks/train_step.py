@@ -2,8 +2,8 @@
 
     python -m benchmarks.train_step [--batch=128] [--rounds=5]
 
-Measures ResNet-18 with the CIFAR stem at 32 pixels: forward and backward pass, losses and update, but neither input
-pipeline nor blur. The baseline runs in float32.
+Measures ResNet-18 with the CIFAR stem at 32 pixels: forward and backward passes, losses and update, but neither the
+input pipeline nor blur. The baseline runs in float32.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def repair(directory: str) -> None:
     foreign = [name for name in tf.io.gfile.listdir(directory)
                if name.endswith(".index") and not _FILE_NAME.fullmatch(name)]
     if foreign and not files:
-        raise UserError(f"--model_dir={directory}: {foreign[0]} is a checkpoint of another program. Pass it as "
+        raise UserError(f"--model_dir={directory}: {foreign[0]} is a checkpoint from another program. Pass it as "
                         "--checkpoint, and choose another --model_dir.")
     missing = {step: name for step, names in files.items() if (name := _missing_file(step, names))}
     steps = [step for step in sorted(files) if step not in missing]
@@ -164,7 +164,7 @@ def _read_tensors(prefix, data_bytes):
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         for name, shape in shapes.items():
             if math.prod(shape) * (dtypes[name].size or 1) > data_bytes:
-                # Reading would allocate it all.
+                # Reading it would allocate memory for the whole tensor.
                 return f"{name} has shape {shape}, which needs more bytes than the file has"
             reader.get_tensor(name)
     except _TRANSIENT_ERRORS as error:

@@ -12,7 +12,7 @@ from runtime.paths import check_weights_path
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. See `command_line.run_command` for errors and signals."""
+    """Runs the command-line program. See `command_line.run_command` for the handling of errors and signals."""
     parser = command_line.ArgumentParser(prog="python -m checkpoints", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)

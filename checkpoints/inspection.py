@@ -57,12 +57,12 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
     if recorded_settings is None:
-        raise UserError(f"--checkpoint={path}: its recorded settings have values of the wrong type. Restore "
+        raise UserError(f"--checkpoint={path}: the recorded settings have values of the wrong type. Restore "
                         "flags.json, or export the SavedModel again.")
     try:
         config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
-        raise UserError(f"--checkpoint={path}: its recorded settings are invalid ({str(error).rstrip('.')}). Restore "
+        raise UserError(f"--checkpoint={path}: the recorded settings are invalid ({str(error).rstrip('.')}). Restore "
                         "flags.json, or export the SavedModel again.") from error
     multi_label = description.get("multi_label", weight_files.read_classes(directory)[1])
     names = file.class_names or (None if classes is None else [f"class {index}" for index in range(classes)])

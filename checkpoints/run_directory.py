@@ -37,7 +37,7 @@ def check_writable(directory: str) -> None:
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise UserError(f"--model_dir={directory}: the directory cannot be written to ({reason}). Fix its permissions, "
-                        "free disk space, or choose another directory.") from error
+                        "free up disk space, or choose another directory.") from error
 
 
 def remove_temporary_files(directory: str) -> None:
@@ -94,7 +94,7 @@ def write_flags(directory: str, config: Config, class_names: list[str] | None, m
 
 
 def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool, directory: str) -> None:
-    """Copies the training's flags.json and classes.json to `directory`. Missing ones are written from the arguments."""
+    """Copies the training run's flags.json and classes.json to `directory`. Writes missing ones from the arguments."""
     write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, weight_files.CLASSES_FILE):
         content = storage.read_json(os.path.join(config.model_dir, name), (dict, list))
@@ -110,8 +110,8 @@ def check_flags(config: Config) -> None:
     """
     recorded = read_flags(config.model_dir)
     if recorded is None:
-        console.log(f"warning: {config.model_dir} has no readable {_FLAGS}: cannot check whether the flags changed "
-                    "since the run was started")
+        console.log(f"warning: {config.model_dir} has no readable {_FLAGS}: cannot check whether the flags have "
+                    "changed since the run was started")
         return
     now = dataclasses.asdict(config)
     before = {field.name: recorded.get(field.name, field.default) for field in dataclasses.fields(Config)}
@@ -143,8 +143,8 @@ def check_data(config: Config, source: Source) -> None:
     """
     described = storage.read_json(os.path.join(config.model_dir, _DATA))
     if described is None or not isinstance(described.get("splits"), dict):
-        console.log(f"warning: {config.model_dir} has no readable {_DATA}: cannot check whether the data changed "
-                    "since the run was started")
+        console.log(f"warning: {config.model_dir} has no readable {_DATA}: cannot check whether the data has "
+                    "changed since the run was started")
         described = {}
     changes = _data_changes(described, json.loads(json.dumps(source.describe_data())))
     before, _ = weight_files.read_classes(config.model_dir)
@@ -152,7 +152,7 @@ def check_data(config: Config, source: Source) -> None:
         changes.append(f"classes ({classes.differences(source.class_names, before, 'the data set', 'the run')})")
     if not changes:
         return
-    text = (f"--dataset={config.dataset}: the data changed since the run in {config.model_dir} was started: "
+    text = (f"--dataset={config.dataset}: the data has changed since the run in {config.model_dir} was started: "
             f"{'; '.join(changes)}")
     if not config.allow_flag_changes:
         raise UserError(f"{text}. Restore the data, choose another --model_dir, or accept the change with "
@@ -169,7 +169,7 @@ def _data_changes(before, now):
                         for split, count in value.items() if now["splits"].get(split) != count]
             changes += [f"split {split} is new" for split in now["splits"] if split not in value]
         elif name == "files" and value != now.get(name):
-            changes.append("the names or sizes of its files differ")
+            changes.append("the names or sizes of the files differ")
         elif name not in ("classes", "files") and value != now.get(name):
             changes.append(f"{name} {now.get(name)} ({value} at the start)")
     return changes

@@ -85,8 +85,8 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
 
     Args:
       path: a directory of checkpoints or of SavedModels named by step (the latest is used), a SavedModel, a checkpoint
-        prefix, or a TF Hub handle (https://...), which is downloaded. Supports all of TensorFlow's file systems, such
-        as gs://.
+        prefix, or a TF Hub handle (https://...), which is downloaded. All of TensorFlow's file systems, such as
+        gs://, are supported.
       flag: the flag that error messages name.
 
     Returns:
@@ -174,8 +174,8 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
         raise UserError(f"{flag}={path}: {prefix} cannot be read ({first_line(error)}). Check that it is complete, or "
                         "use another checkpoint.") from error
     if tensors is None:
-        raise UserError(f"{flag}={path}: {prefix} does not contain a SimCLR network (neither model/resnet_model/... "
-                        f"nor base_model/...; its first keys: {', '.join(sorted(shapes)[:3])}). Use the checkpoint of "
+        raise UserError(f"{flag}={path}: {prefix} does not contain a SimCLR network (no keys model/resnet_model/... "
+                        f"or base_model/...; first keys: {', '.join(sorted(shapes)[:3])}). Use the checkpoint of "
                         "a SimCLR network.")
     for name, key in tensors.items():
         if not dtypes[key].is_floating:
@@ -210,7 +210,7 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     """Reads a run's classes.json.
 
     Returns:
-      The class names (None if the file is missing or the run has no classes), and True if the labels are multi-label.
+      The class names (None if the file is missing or the run has no classes), and True if the task is multi-label.
 
     Raises:
       UserError: the file is corrupt.
@@ -282,7 +282,7 @@ def _graph_keys(serialized):
                 continue
             visited += 1
             if visited > _GRAPH_NODES:  # The number of paths can be exponential in the number of nodes.
-                raise ValueError(f"its object graph has more than {_GRAPH_NODES} paths")
+                raise ValueError(f"the object graph has more than {_GRAPH_NODES} paths")
             name = f"{path}/{child.local_name}"
             if child.node_id in values and _KEY.fullmatch(name.removeprefix("model/")):
                 keys_by_path[name] = values[child.node_id].checkpoint_key

@@ -48,10 +48,10 @@ def _check_export_paths(export_dir, archive_path):
                             "Use a new directory inside it.")
         if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
             raise UserError(f"--export_dir={export_dir}: the path exists and is not an empty directory. Use another "
-                            "one, or delete it.")
+                            "path, or delete this one.")
     elif tf.io.gfile.exists(export_dir) and (not tf.io.gfile.isdir(export_dir) or tf.io.gfile.listdir(export_dir)):
-        raise UserError(f"--export_dir={export_dir}: the path exists and is not an empty directory. Use another one, "
-                        "or delete it.")
+        raise UserError(f"--export_dir={export_dir}: the path exists and is not an empty directory. Use another "
+                        "path, or delete this one.")
     if archive_path is None:
         return
     if "://" in archive_path + export_dir:

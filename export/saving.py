@@ -117,8 +117,8 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
       results: evaluation results to record in the description.
       has_training_config: whether `config` also contains training settings, which are then recorded.
       step: training step to record if the checkpoint does not contain it.
-      multi_label: whether the labels are multi-label, to record in the description.
-      replace: whether to replace an existing SavedModel of this program at `export_dir`.
+      multi_label: whether the labels are multi-label (recorded in the description).
+      replace: whether to replace an existing SavedModel from this program at `export_dir`.
       check: called before a directory is replaced; may raise `UserError`.
     """
     model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
@@ -139,8 +139,8 @@ def _atomic_directory(export_dir, replace, check):
     """Yields a directory for a SavedModel and renames it to `export_dir` if the body succeeds.
 
     The yielded directory is temporary, so that readers never see an incomplete SavedModel at `export_dir`. A non-empty
-    `export_dir` is replaced only if `replace` is True and it contains only a SavedModel of this program. On object
-    storage, which cannot rename directories, `export_dir` itself is yielded.
+    `export_dir` is replaced only if `replace` is True and it contains only a SavedModel from this program. On
+    object storage, which cannot rename directories, `export_dir` itself is yielded.
     """
     if "://" in export_dir:
         yield export_dir
@@ -163,7 +163,7 @@ def _atomic_directory(export_dir, replace, check):
 
 
 def _foreign_content(path):
-    """Returns the reason why `path` is not a directory with only SavedModel files of this program, or None if it is."""
+    """Returns why `path` is not a directory with only SavedModel files from this program, or None if it is."""
     remote = "://" in path
     if not remote and (os.path.islink(path) or not os.path.isdir(path)):
         return "it is a link or a file"
@@ -178,7 +178,7 @@ def _foreign_content(path):
 
 
 def _training_flags(config):
-    """Returns the settings to record: data, mode, training length, and other settings that differ from the default."""
+    """Returns the settings to record: data, mode, training length, and other settings that differ from the defaults."""
     always = ("dataset", "train_split", "train_mode", *settings_with("length"))
     return {**{name: getattr(config, name) for name in always}, **config.identity()}
 
@@ -189,8 +189,8 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
     """Exports a run's checkpoint to model_dir/saved_model/<step>/ and returns that path.
 
     Deletes older SavedModels, so that `keep_hub_module_max` remain, always including the new one. Directories are
-    deleted or replaced only if they contain nothing but a SavedModel of this program. If `saved_model` is a link, no
-    directories are deleted or replaced, because other runs may export to the link's target.
+    deleted or replaced only if they contain nothing but a SavedModel from this program. If `saved_model` is a link,
+    no directories are deleted or replaced, because other runs may export to the link's target.
 
     Args:
       config: settings of the run.
@@ -227,7 +227,7 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
 
 
 def _remove_saved_model(directory):
-    """Deletes a SavedModel of this program. A directory with other content is kept, and a message is logged."""
+    """Deletes a SavedModel from this program. A directory with other content is kept, and a message is logged."""
     if not tf.io.gfile.exists(directory):
         return
     reason = _foreign_content(directory)

@@ -91,7 +91,7 @@ _WRITERS = {".npz": _npz_writer, ".csv": _csv_writer}
 
 def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool", image_size: int | None = None
          ) -> tuple[int, list[str]]:
-    """Writes one vector per image below `folder`. Only file names and two batches are held in memory.
+    """Writes one vector per image under `folder`. Only file names and two batches are held in memory.
 
     Args:
       saved_model: see `load_endpoint`.
@@ -133,6 +133,6 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
             bar.update(len(readable) + len(batch_unreadable))
             signals.safe_point(NOTHING_WRITTEN)
         if not written:
-            raise UserError(f"FOLDER={folder}: none of its {len(paths)} images can be read. Check the "
+            raise UserError(f"FOLDER={folder}: none of the {len(paths)} images can be read. Check the "
                             "image files.")
     return written, unreadable

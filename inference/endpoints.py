@@ -25,8 +25,8 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     """Loads one endpoint of a SavedModel.
 
     Args:
-      saved_model: directory or TF Hub handle of a SavedModel, from this program or the original. Unlike for
-        `--checkpoint`, the SavedModel's graph is executed.
+      saved_model: directory or TF Hub handle of a SavedModel, from this program or the original. Unlike
+        with `--checkpoint`, the SavedModel's graph is executed.
       name: name of the endpoint.
 
     Returns:
@@ -45,7 +45,7 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     try:
         module = tf.saved_model.load(directory)
         outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
-    except Exception as error:  # SavedModels of other programs can raise any exception.
+    except Exception as error:  # SavedModels from other programs can raise any exception.
         raise UserError(f"MODEL={saved_model}: cannot be loaded and called as a SimCLR SavedModel "
                         f"({first_line(error)}). If it contains the weights of a SimCLR network, export them again "
                         f"with `python -m export --checkpoint={saved_model} --export_dir=DIR`.") from error

@@ -2,7 +2,7 @@
 
 `objective.add_contrastive_loss` is the readable form, which stores all similarities of a replica. The blocked form
 replaces it if the similarities would exceed `MATRIX_BYTES`, or if `--loss_block_rows` is set, and computes the gradient
-together with the loss. Both need the same number of matrix products.
+together with the loss. Both forms need the same number of matrix products.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def contrastive_loss(
 
 
 def _needs_static_shapes(strategy):
-    return isinstance(strategy, tf.distribute.TPUStrategy)  # XLA, which compiles TPU programs, needs them.
+    return isinstance(strategy, tf.distribute.TPUStrategy)  # XLA, which compiles TPU programs, needs static shapes.
 
 
 def _gather_views(z, strategy):
@@ -147,7 +147,7 @@ def _sum_blocks_unrolled(block: Callable, n: int, num_blocks: int, sums: tf.Tens
     size, grad_rows = -(-n // num_blocks), []
     for begin in range(0, n, size):
         # Run blocks one at a time to limit memory. If each view is a single block, both views may run in parallel,
-        # which lets small matrix products use several cores.
+        # which lets small matrix products use multiple cores.
         with tf.control_dependencies([sums, grad_all] if num_blocks > 1 else []):
             block_sums, block_grad_rows, block_grad_all = block(begin, min(begin + size, n))
         sums, grad_all = sums + block_sums, grad_all + block_grad_all

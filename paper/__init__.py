@@ -1,1 +1,1 @@
-"""The paper's results and studies: runs the studies, plots the figures and writes a report."""
+"""Reproduces the paper's results: runs its studies, plots its figures and writes a report."""

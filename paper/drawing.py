@@ -1,4 +1,4 @@
-"""Figures of the paper, drawn with matplotlib."""
+"""The paper's figures, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def save(figure: plt.Figure, columns: tuple[str, ...], rows: list[tuple], out: s
 
 
 def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = ()) -> list[dict]:
-    """Reads the rows with an accuracy from a CSV file.
+    """Reads a CSV file and returns the rows that have an accuracy.
 
     Args:
       path: CSV file.
@@ -232,8 +232,8 @@ def tsne(model: model_lib.Model, config: Config, split: str, out: str, max_examp
     selected = np.sort(np.random.default_rng(_SEED).permutation(selected)[:max_examples])
     vectors, labels = vectors[selected], labels[selected]
     if len(labels) < 3:
-        raise UserError(f"--split={split}: the split has {len(labels)} examples of the first ten classes of "
-                        f"{config.dataset}, but t-SNE needs 3. Use a larger split.")
+        raise UserError(f"--split={split}: the split has {len(labels)} examples from the first ten classes of "
+                        f"{config.dataset}, but t-SNE needs at least 3. Use a larger split.")
     spaces = np.split(vectors, [model.resnet_model.num_features], 1)
     figure, axes = plt.subplots(1, 2, figsize=(10, 5))
     embeddings = []

@@ -22,12 +22,12 @@ from runtime.paths import check_paths
 _FIGURES = {
     "operators": "each operator applied to the same image, with three random samples per operator (extends Figure 4)",
     "views": "pairs of augmented views of a data set, as the network sees them, including blur",
-    "histograms": "histograms of pixel values of crops, without and with color distortion (Figure 6)",
-    "eigenvalues": "squared real parts of the eigenvalues of a square linear projection head, sorted (Appendix B.4)",
+    "histograms": "pixel-value histograms of crops with and without color distortion (Figure 6)",
+    "eigenvalues": "sorted squared real parts of the eigenvalues of a square linear projection head (Appendix B.4)",
     "tsne": "t-SNE of h and of z = g(h) for the first ten classes of a data set (Appendix B.4)",
     "pairs": "accuracy for pairs of augmentations (Figure 5); required columns: first, second, accuracy",
-    "batches": "accuracy by epochs and batch size (Figure 9); required columns: epochs, batch_size, accuracy; optional "
-               "column: scaling",
+    "batches": "accuracy by number of epochs and batch size (Figure 9); required columns: epochs, batch_size, "
+               "accuracy; optional column: scaling",
     "parameters": "accuracy by number of parameters (Figure 7); required columns: network, million parameters, "
                   "accuracy, group",
 }
@@ -53,7 +53,7 @@ def _parser():
         if name == "tsne":
             command.add_argument("--split", default="test", help="split of the data set (default: %(default)s)")
         if name in ("pairs", "batches", "parameters"):
-            command.add_argument("--csv", required=True, help="CSV file with one row per run, such as those written by "
+            command.add_argument("--csv", required=True, help="CSV file with one row per run, such as one written by "
                                  "`python -m paper.tables report`")
     return parser
 

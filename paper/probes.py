@@ -9,8 +9,8 @@ with the row's transformation (--augment_extra=rotate, noise or sobel). Grayscal
 paper, g(h) has the same number of dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
 
 The --out file maps each probe to `h` and `z`, the accuracies from h and from z = g(h), and to `majority_baseline`, the
-accuracy of always predicting the most frequent class. In earlier versions, the names were `guess` for this key and
-`colour` for the color probe.
+accuracy of always predicting the most frequent class. Earlier versions named this key `guess` and the color probe
+`colour`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         results = probing.run_probes(model, config, probes, arguments.train_split, arguments.test_split)
         rows = [(probe, f"majority baseline {accuracies['majority_baseline']:.3f}   h {accuracies['h']:.3f}   "
                  f"g(h) {accuracies['z']:.3f}") for probe, accuracies in results.items()]
-        console.log(console.format_table(f"probe accuracies of {arguments.checkpoint}", rows))
+        console.log(console.format_table(f"probe accuracies for {arguments.checkpoint}", rows))
         if arguments.out:
             storage.write_json(arguments.out, results)
 

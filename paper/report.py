@@ -1,4 +1,4 @@
-"""Report that compares the runs of `paper.studies` with the paper's numbers, as Markdown, CSV and one HTML page."""
+"""Report that compares the runs in `paper.studies` with the paper's numbers, as Markdown, CSV and one HTML page."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _COLUMNS = {  # title -> key in the results of a finished run
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
 _SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # columns shown only if the paper's table has them
-_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # others: fractions, in %
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # others are fractions, displayed in %
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's measures that correspond to `runner.accuracy`
 _SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # measures with the same name in the paper and here
 ALPHA = 0.05  # significance level of the permutation test, as in the paper's tables
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # includes line breaks and ESC
-_FORMULA_STARTS = ("=", "+", "-", "@")  # Spreadsheets evaluate texts that start with these.
+_FORMULA_STARTS = ("=", "+", "-", "@")  # Spreadsheets evaluate cells that start with these.
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
@@ -43,7 +43,7 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
 
     Args:
       name: name of the study.
-      base: directory of all results.
+      base: directory for all results.
       scale: paper or small.
 
     Raises:
@@ -67,7 +67,7 @@ def _finished(name, run, base, scale):
 
 
 def _row(run, done, scale, directory):
-    """Returns the row of a finished run whose files are in `directory`."""
+    """Returns the row for a finished run whose files are in `directory`."""
     results = {title: _finite_or_none(done["results"].get(key)) for title, key in _COLUMNS.items()}
     probes = {probe: {"h": _finite_or_none(values.get("h")), "g(h)": _finite_or_none(values.get("z")),
                       # Earlier versions stored the baseline as "guess".
@@ -108,7 +108,7 @@ def _differences(paper, ours):
 def _mark_best(rows):
     """Sets `best` to True in rows of transfer runs that do not differ significantly from the best run.
 
-    The significance test is the permutation test. As in the paper, runs on the same data set are compared in two
+    Significance is determined by the permutation test. As in the paper, runs on the same data set are compared in two
     groups: linear evaluation, and training of the whole network.
     """
     groups = {}
@@ -146,7 +146,7 @@ class _Code(str):
 
 
 def shown_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles of the non-empty columns and each row's displayed texts.
+    """Returns the titles of the non-empty columns and, for each row, the displayed text of each cell.
 
     Args:
       rows: result of `rows_of`.
@@ -161,7 +161,7 @@ def shown_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
 
 
 def _displayed(title, row):
-    """Returns the text displayed for a value. Our accuracies are converted to %, like the paper's."""
+    """Returns the text displayed for a value. Our accuracies are converted to %, the paper's unit."""
     value = row.get(title)
     if isinstance(value, float) and "paper" not in title:
         text = _FORMATS.get(title, "{:.1%}").format(value).rstrip("%")
@@ -219,12 +219,12 @@ def _markdown_table(titles, texts):
 
 
 def _without_control(text):
-    """Replaces a text's control characters with spaces."""
+    """Replaces control characters in a string with spaces."""
     return _CONTROL.sub(" ", text)
 
 
 def _markdown_text(text):
-    """Formats a text as a Markdown table cell: one line, HTML escaped, without the column separator |."""
+    """Formats text as a Markdown table cell: one line, HTML-escaped, without the column separator |."""
     line = _without_control(text).replace("|", "/")
     if not isinstance(text, _Code):
         escaped = html.escape(line, quote=False)
@@ -236,7 +236,7 @@ def _markdown_text(text):
 
 
 def write_csv(path: str, rows: list[dict]) -> None:
-    """Writes all values of the rows to a CSV file. Texts that look like formulas are prefixed with '."""
+    """Writes all values of the rows to a CSV file. Strings that look like formulas are prefixed with '."""
     public = [{_csv_value(title): _csv_value(value) for title, value in row.items() if not title.startswith("_")}
               for row in rows]
     file = io.StringIO(newline="")
@@ -305,7 +305,7 @@ def _correlation_texts(name, base, scale):
 
 
 def summary(rows_by_study: dict[str, list[dict]]) -> str:
-    """Summarizes the number of runs, their total time, the machines and the program versions in sentences.
+    """Returns a summary of the number of runs, their total time, the machines and the program versions.
 
     Args:
       rows_by_study: study name -> result of `rows_of`.
@@ -321,7 +321,7 @@ def summary(rows_by_study: dict[str, list[dict]]) -> str:
 
 
 def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale: str) -> None:
-    """Writes one self-contained HTML page with, for each study, our results, the paper's, plots, flags and versions.
+    """Writes one self-contained HTML page with all studies: our and the paper's results, plots, flags and versions.
 
     Args:
       path: path of the page.
@@ -346,7 +346,7 @@ def _finalize(value):
 
 
 def _section(name, rows, base, scale):
-    """Returns a study's texts, tables and plot for the template."""
+    """Returns a study's text, tables and plot for the template."""
     study = studies.STUDIES[name]
     return dict(
         name=name, title=study.title, source=study.source, finding=_finding(study, rows, scale),
@@ -356,7 +356,7 @@ def _section(name, rows, base, scale):
 
 
 def _plot(rows):
-    """Returns a base64-encoded SVG plot of our accuracies (dots) and the paper's (diamonds), or "" without accuracies.
+    """Returns a base64-encoded SVG plot of our accuracies (dots) and the paper's (diamonds), or "" if there are none.
 
     For Table 3, the plot shows the accuracies from h.
     """

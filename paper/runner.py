@@ -1,4 +1,4 @@
-"""Executes the runs of `paper.studies`, each in its own resumable process, and stores their results."""
+"""Executes the runs in `paper.studies`, each in its own resumable process, and stores their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def arguments(run: studies.Run, scale: str) -> list[str]:
-    """Returns the arguments of a run's program, except its output directory and --checkpoint."""
+    """Returns the arguments for a run's program, except its output directory and --checkpoint."""
     flags = config_lib.as_flags({**run.flags, **(run.small_flags if scale == "small" else {})})
     if run.transfer:
         return flags
@@ -34,7 +34,7 @@ def arguments(run: studies.Run, scale: str) -> list[str]:
 
 def command(run: studies.Run, scale: str, directory: str, weights: str | None = None,
             extra: dict | None = None) -> list[str]:
-    """Returns the command of a run, as arguments for Python.
+    """Returns the command for a run, as arguments for Python.
 
     Args:
       run: the run.
@@ -52,7 +52,7 @@ def command(run: studies.Run, scale: str, directory: str, weights: str | None = 
 
 
 def _split_settings(run, extra):
-    """Splits run.py settings into flags of `python -m transfer` itself and settings that it passes on to run.py."""
+    """Splits run.py settings into flags for `python -m transfer` itself and settings that it passes on to run.py."""
     trains = run.transfer != "linear"
     shared_names = (*config_lib.settings_with("data_access"), *(["seed"] if trains else []))
     shared = {name: value for name, value in extra.items()
@@ -146,7 +146,7 @@ def _key(settings):
 
 
 def is_current(run: studies.Run, scale: str, done: dict) -> bool:
-    """Returns whether a finished run has its study's current settings, ignoring additional flags."""
+    """Returns whether a finished run used its study's current settings, ignoring additional flags."""
     expected = arguments(run, scale)
     if done["arguments"][:len(expected)] != expected:
         return False
@@ -164,7 +164,7 @@ class Runner:
         """Finds the finished runs.
 
         Args:
-          base: directory of all results.
+          base: directory for all results.
           scale: paper or small.
           extra: additional run.py settings.
 
@@ -197,7 +197,7 @@ class Runner:
             grid_search.check_settings(run.transfer, _split_settings(run, self._extra)[1])
 
     def run(self, study: str, run: studies.Run) -> dict:
-        """Executes a run, after the run that it starts from. Output is written to run.log.
+        """Executes a run, preceded by the run that it starts from, if any. Output is written to run.log.
 
         Returns:
           The content of done.json: `arguments`, `settings`, `seconds` (summed over all attempts), `results`, `probes`,
@@ -287,15 +287,17 @@ def _read_results(directory, name):
     path = os.path.join(directory, name)
     results = storage.read_json(path)
     if results is None:
-        raise UserError(f"{path}: missing or corrupt. See run.log next to it, and run the same command again.")
+        raise UserError(f"{path}: missing or corrupt. See run.log in the same directory, and run the same "
+                        "command again.")
     for key in (LBFGS, TOP_1, "test"):
         if key in results and not storage.is_fraction(results[key]):
-            raise UserError(f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log next to it.")
+            raise UserError(f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log in the same "
+                            "directory.")
     return results
 
 
 def _call(arguments, directory):
-    """Runs Python with the arguments in the project directory. The output is written to run.log in `directory`."""
+    """Runs Python in the project directory with the given arguments. Output is written to run.log in `directory`."""
     with child_processes.Launcher() as launcher:
         launcher.run(child_processes.Job((sys.executable, *arguments), directory, _ROOT))
 
@@ -345,6 +347,6 @@ LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
 
 def accuracy(done: dict) -> float | None:
-    """Returns the first available test accuracy of logistic regression on h, the linear head, or transfer, or None."""
+    """Returns the test accuracy of logistic regression on h, else of the linear head, else of transfer, else None."""
     results = done["results"]
     return results.get(LBFGS, results.get(TOP_1, results.get("test")))

@@ -1,7 +1,7 @@
-"""Studies of the paper: the runs behind its tables and figures, with their flags and the paper's numbers.
+"""The paper's studies: the runs behind its tables and figures, with their flags and the paper's numbers.
 
-The numbers are read from the CSV files in paper/numbers/. The studies also cover figures and numbers that the paper
-gives only in the text.
+The numbers are read from the CSV files in paper/numbers/. The studies also cover the paper's figures, and
+numbers that appear only in its text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NUMBERS = pathlib.Path(__file__).with_name("numbers")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run in a study: training with run.py, or `python -m transfer` from another run's weights."""
+    """A run in a study: training with run.py, or transfer from another run's weights with `python -m transfer`."""
 
     name: str
     flags: dict  # differences from the recipe, or a transfer run's arguments
@@ -29,19 +29,19 @@ class Run:
     small_recipe: str = "study_small.cfg"
     starts_from: tuple | None = None  # (study, run) whose weights are passed as --checkpoint
     transfer: str | None = None  # command of `python -m transfer`: linear, finetune, scratch; None: run.py
-    probes: tuple = ()  # probes of `paper.probes`, run on the trained network
+    probes: tuple = ()  # probes from `paper.probes`, run on the trained network
     plot_columns: dict = dataclasses.field(default_factory=dict)  # CSV columns of the report that `paper.figures` reads
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A set of runs to compare: a table of the paper, a row of a table, a figure, or numbers from the text."""
+    """A set of runs to compare: a table in the paper, a row of a table, a figure, or numbers from the text."""
 
     title: str
-    source: str  # tables, figures and appendices of the paper, comma-separated
+    source: str  # tables, figures and appendices in the paper, comma-separated
     finding: str  # the paper's finding, or the purpose of the runs
     runs: tuple
-    small_names: tuple | None = None  # names of the runs that are also part of the small scale; None: all
+    small_names: tuple | None = None  # names of the runs that also exist at the small scale; None: all
     small_only: tuple = ()  # runs that exist only at the small scale
     cited: tuple = ()  # (name, measure -> number or text): the paper's rows for other methods; not run
 
@@ -64,7 +64,7 @@ def read_numbers(name: str) -> list[dict]:
 
 
 def _parse(text):
-    """Converts a text to int or float if possible."""
+    """Converts text to int or float if possible."""
     try:
         return float(text) if "." in text else int(text)
     except ValueError:
@@ -80,7 +80,7 @@ _SUPERVISED = dict(recipe="imagenet_supervised.cfg", small_recipe="study_small_s
 
 
 def _color_strengths(method, **recipes):
-    """Returns the runs of one row of Table 1: color distortion strengths, blur and AutoAugment."""
+    """Returns the runs for one row of Table 1: color distortion strengths, blur and AutoAugment."""
     row, = (row for row in read_numbers("table_1") if row["Methods"] == method)
     columns = [(name, f"Color distortion strength: {name}", dict(color_jitter_strength=strength, use_blur=False))
                for name, strength in _STRENGTHS.items()]
@@ -94,14 +94,14 @@ _SMALL_OPERATORS = ("crop", "color", "sobel")
 
 
 def _pairs():
-    """Returns the runs of Figure 5: one or two transformations, applied to only one branch."""
+    """Returns the runs for Figure 5: one or two transformations, applied to only one branch."""
     return tuple(Run(f"{first} {second}", dict(
         augment_left=first if first == second else f"{first},{second}"), plot_columns=dict(first=first, second=second))
         for first, second in itertools.product(_OPERATORS, _OPERATORS))
 
 
 def _flips():
-    """Returns the runs of Appendix A, with and without random flips."""
+    """Returns the runs for Appendix A, with and without random flips."""
     flags = {"with": {}, "without": dict(random_flip=False)}
     return tuple(Run(row["Random flip"], flags[row["Random flip"]], _top_1(row["Top 1"]))
                  for row in read_numbers("appendix_a"))
@@ -132,7 +132,7 @@ def _cited_rows(name):
 
 
 def _broader():
-    """Returns the runs of Appendix B.2 and, for comparison, those of Table 6 (without broader augmentation)."""
+    """Returns the runs for Appendix B.2 and, for comparison, those for Table 6 (without broader augmentation)."""
     tables = {"simclr": _simclr_rows("table_6"), "broader": _by_width(read_numbers("appendix_b2_linear"))}
     return tuple(
         Run(f"{augmentation} ({width}x)", dict(train_epochs=1000, width_multiplier=width, augmentation=augmentation),
@@ -141,7 +141,7 @@ def _broader():
 
 
 def _losses():
-    """Returns the runs of Table 4."""
+    """Returns the runs for Table 4."""
     row, = read_numbers("table_4")
     columns = {
         "margin": ("Margin", dict(contrastive_loss="margin_triplet", negatives="cross_view")),
@@ -155,7 +155,7 @@ def _losses():
 
 
 def _tuning():
-    """Returns the runs of Appendix B.10's grids: learning rate by margin, and learning rate by temperature."""
+    """Returns the runs for the grids in Appendix B.10: learning rate x margin, and learning rate x temperature."""
     rates, margins, temperatures = (0.01, 0.1, 0.3, 0.5, 1.0), (0.0, 0.4, 0.8, 1.6), (0.1, 0.2, 0.5, 1.0)
     margin = [Run(f"margin {m}, rate {rate}", dict(contrastive_loss="margin_triplet", negatives="cross_view", margin=m,
                                                    learning_rate=rate)) for m in margins for rate in rates]
@@ -166,7 +166,7 @@ def _tuning():
 
 
 def _temperatures():
-    """Returns the runs of Table 5."""
+    """Returns the runs for Table 5."""
     evaluation = dict(eval_protocol="linear_head,contrastive", eval_batch_size=4096)
     small = dict(eval_protocol="linear_head,lbfgs,contrastive", eval_batch_size=256)
     names = {"Yes": "l2 norm", "No": "no norm"}
@@ -177,7 +177,7 @@ def _temperatures():
 
 
 def _heads():
-    """Returns the runs of Figure 8: types of projection heads and output dimensions."""
+    """Returns the runs for Figure 8: types of projection heads and output dimensions."""
     sizes, both, small = (32, 64, 128, 256, 512, 1024, 2048), "linear_head,lbfgs", dict(eval_protocol="lbfgs")
     runs = [Run("none", dict(proj_head_mode="none", eval_protocol=both), small_flags=small)]
     runs += [Run(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol=both,
@@ -187,7 +187,7 @@ def _heads():
 
 
 def _batches():
-    """Returns the runs of Figure 9 and Table B.1.
+    """Returns the runs for Figure 9 and Table B.1.
 
     At the small scale, batch sizes are divided by 8, so linear and square-root learning-rate scaling agree at batch
     size 512 instead of 4096.
@@ -207,14 +207,14 @@ def _batches():
 
 
 def _networks(depths, widths):
-    """Returns the runs of Figure 7."""
+    """Returns the runs for Figure 7."""
     return tuple(Run(_network(width, depth), dict(resnet_depth=depth, width_multiplier=width),
                      plot_columns=dict(network=_network(width, depth), group="small scale"))
                  for depth in depths for width in widths)
 
 
 def _cifar_temperatures():
-    """Returns the runs of Appendix B.9 that vary temperature and batch size on CIFAR-10."""
+    """Returns the runs for Appendix B.9 that vary temperature and batch size on CIFAR-10."""
     return tuple(Run(f"temperature {temperature}, batch {batch}", dict(temperature=temperature,
                                                                        train_batch_size=batch),
                      small_flags=dict(train_batch_size=batch // 8), recipe="cifar10_paper.cfg")
@@ -222,7 +222,7 @@ def _cifar_temperatures():
 
 
 def _cifar():
-    """Returns the runs of Appendix B.9 that compare SimCLR with supervised training on CIFAR-10."""
+    """Returns the runs for Appendix B.9 that compare SimCLR with supervised training on CIFAR-10."""
     simclr, supervised = (_top_1(row["Top 1"]) for row in read_numbers("appendix_b9")[:2])
     return (Run("SimCLR", {}, simclr, recipe="cifar10_paper.cfg"),
             Run("supervised", dict(train_mode="supervised", optimizer="momentum", learning_rate=0.1), supervised,
@@ -230,7 +230,7 @@ def _cifar():
 
 
 def _probes():
-    """Returns the runs of Table 3: each row's pretraining and probe. g(h) has the same number of dimensions as h."""
+    """Returns the runs for Table 3: each row's pretraining and probe. g(h) has the same number of dimensions as h."""
     head = dict(num_proj_layers=2, proj_out_dim=2048)
     rows = {"Color vs grayscale": ("color", {}), "Rotation": ("rotation", dict(augment_extra="rotate")),
             "Orig. vs corrupted": ("noise", dict(augment_extra="noise")),
@@ -245,7 +245,7 @@ def _probes():
 
 
 def _linear():
-    """Returns the runs of Table 6: linear evaluation after 1000 epochs of pretraining."""
+    """Returns the runs for Table 6: linear evaluation after 1000 epochs of pretraining."""
     return tuple(Run(_network(width), dict(train_epochs=1000, width_multiplier=width), _linear_numbers(row),
                      dict(train_epochs=4)) for width, row in _simclr_rows("table_6").items())
 
@@ -256,11 +256,12 @@ def _linear_numbers(row):
 
 
 def _few_labels(starts, columns):
-    """Returns the runs that fine-tune pretrained networks on label fractions.
+    """Returns the runs that fine-tune pretrained networks on fractions of the labels.
 
     Args:
       starts: list of (name, (study, run) that provides the weights, network flags).
-      columns: list of (label fraction, recipe, small-scale flags, dict mapping measures to one number per start).
+      columns: list of (label fraction, recipe, small-scale flags, dict mapping measures to one number per item in
+        `starts`).
     """
     return tuple(
         Run(f"{name}, {labels}", flags, {measure: numbers[index] for measure, numbers in paper.items()}, small, recipe,
@@ -269,7 +270,7 @@ def _few_labels(starts, columns):
 
 
 def _widths_after(study, name=lambda width: _network(width)):
-    """Returns `starts` for `_few_labels`: a study's ResNet-50 runs in three widths."""
+    """Returns `starts` for `_few_labels`: a study's ResNet-50 runs at three widths."""
     return [(_network(width), (study, name(width)), dict(width_multiplier=width)) for width in _WIDTHS]
 
 
@@ -277,7 +278,7 @@ _LENGTHS = (50, 100, 200, 400, 800, 1600, 3200)
 
 
 def _lengths():
-    """Returns the runs of Figure B.2: the default batch size with increasing numbers of epochs."""
+    """Returns the runs for Figure B.2: the default batch size with increasing numbers of epochs."""
     return tuple(Run(f"{epochs} epochs", dict(train_epochs=epochs, learning_rate=0.075, learning_rate_scaling="sqrt"),
                      small_flags=dict(train_epochs=max(epochs // 50, 1), learning_rate=0.1)) for epochs in _LENGTHS)
 
@@ -325,7 +326,7 @@ def _few_labels_cited():
 
 
 def _supervised_long():
-    """Returns the runs of Table B.3: longer supervised training with SimCLR's augmentations."""
+    """Returns the runs for Table B.3: longer supervised training with SimCLR's augmentations."""
     columns = {"crop": ("Crop", {}), "crop, color": ("+Color", dict(color_jitter_strength=1.0)),
                "crop, color, blur": ("+Color+Blur", dict(color_jitter_strength=1.0, use_blur=True))}
     widths, runs = {"ResNet-50": 1, "ResNet-50 (4x)": 4}, []
@@ -338,7 +339,7 @@ def _supervised_long():
 
 
 _SUPERVISED_ENCODER = "{}, 1000 epochs, crop, color, blur"
-_TASKS = {  # task of transfer -> column of Tables 8 and B.5
+_TASKS = {  # transfer task -> column in Tables 8 and B.5
     "food101": "Food", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "birdsnap": "Birdsnap", "sun397": "SUN397",
     "cars": "Cars", "aircraft": "Aircraft", "voc2007": "VOC2007", "dtd": "DTD", "pets": "Pets",
     "caltech101": "Caltech-101", "flowers": "Flowers"}
@@ -346,7 +347,7 @@ _TRANSFER_METRICS = {"voc2007": "mAP", **dict.fromkeys(("aircraft", "pets", "cal
 
 
 def _transfers(width, table):
-    """Returns the runs of Table 8 or B.5."""
+    """Returns the runs for Table 8 or B.5."""
     encoders = {"SimCLR (ours)": ("SimCLR", ("linear", _network(width))),
                 "Supervised": ("supervised", ("supervised_long", _SUPERVISED_ENCODER.format(_network(width)))),
                 "Random init": ("random", ("linear", _network(width)))}  # Only the architecture is used.
@@ -469,25 +470,25 @@ STUDIES = {
     "designs": Study("Design choices of other methods", "Table C.1", "descriptions without numbers to compare", (),
                      cited=_named_rows("table_c1", "Model")),
     "seeds": Study("Repeated runs", "not in the paper", "the default small-scale run with three seeds; differences "
-                   "between other runs that are not larger than those between the seeds are noise", (), (), tuple(
+                   "between other runs are noise unless they exceed those between the seeds", (), (), tuple(
                        Run(f"seed {seed}", dict(seed=seed)) for seed in (1, 2, 3))),
 }
 
 
 def find_studies(name: str) -> list[str]:
-    """Returns the names of the studies that match a study name, or the number of a table, figure or appendix.
+    """Returns the names of the studies that match a study name or the number of a table, figure or appendix.
 
     Raises:
       UserError: no study matches.
     """
     if name in STUDIES:
         return [name]
-    for prefix in ("", "Table ", "Figure ", "Appendix "):  # In this order: 1 is Table 1, not Figure 1.
+    for prefix in ("", "Table ", "Figure ", "Appendix "):  # The order matters: 1 is Table 1, not Figure 1.
         matches = [key for key, study in STUDIES.items() if f"{prefix}{name}" in study.source.split(", ")]
         if matches:
             return matches
     raise UserError(f"table={name}: unknown table. Use one of {', '.join(STUDIES)}, or the number of a table, figure "
-                    "or appendix of the paper, such as 1 or B.1.")
+                    "or appendix in the paper, such as 1 or B.1.")
 
 
 def find_run(key: tuple[str, str]) -> Run:

@@ -1,8 +1,8 @@
-"""The paper's tables: their numbers, the commands of their runs, execution of the runs, and a report.
+"""The paper's tables: their numbers, the commands for their runs, execution of the runs, and a report.
 
     python -m paper.tables list
     python -m paper.tables show 4                   # the paper's numbers; tables by number or name
-    python -m paper.tables commands 4               # the command of each run, at the paper's scale
+    python -m paper.tables commands 4               # the command for each run, at the paper's scale
     python -m paper.tables run 4 --scale=small [--dir=runs/tables] [--flags='--data_dir=DIR']
     python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
@@ -28,7 +28,7 @@ from runtime.paths import check_paths
 
 
 def _find_all(names):
-    """Returns the studies for names or numbers, in order and without duplicates, or all studies for empty `names`."""
+    """Returns the studies for names or numbers, in order and without duplicates, or all studies if `names` is empty."""
     keys = [key for name in names for key in studies.find_studies(name)]
     return list(dict.fromkeys(keys)) if names else list(studies.STUDIES)
 
@@ -117,7 +117,7 @@ def _parser():
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     subparsers = parser.add_subparsers(dest="command", required=True)
     subparsers.add_parser("list", help="list all studies: tables, figures, and numbers from the text")
-    for name, text in (("show", "show the paper's numbers"), ("commands", "print the command of each run")):
+    for name, text in (("show", "show the paper's numbers"), ("commands", "print the command for each run")):
         subparsers.add_parser(name, help=text).add_argument("table", nargs="+", help="table numbers or study names")
     for name, text in (("run", "execute the runs; the same command resumes them"),
                        ("report", "compare results with the paper's numbers")):
@@ -127,7 +127,7 @@ def _parser():
         command = subparsers.choices[name]
         command.add_argument("--scale", choices=("paper", "small"), default=default, help="paper: ImageNet, for "
                              "accelerators; small: minutes per run on CPUs (default: %(default)s)")
-        command.add_argument("--dir", default="runs/tables", help="directory of all results (default: %(default)s)")
+        command.add_argument("--dir", default="runs/tables", help="directory for all results (default: %(default)s)")
     subparsers.choices["run"].add_argument("--flags", default="",
                                            help="additional run.py flags for every run, such as '--data_dir=DIR'")
     return parser

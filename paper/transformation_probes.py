@@ -1,4 +1,4 @@
-"""Probes of Table 3: small MLPs that predict image transformations from frozen features."""
+"""Probes for Table 3: small MLPs that predict image transformations from frozen features."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tenso
       seeds: int tensor [n, 2].
 
     Returns:
-      Images of the same shape; classes, int32 [n].
+      Images of the same shape, and their classes, int32 [n].
     """
     probabilities, functions = zip(*PROBES[probe])
     draws = rng.uniforms(seeds, 1)[:, 0]
@@ -61,7 +61,7 @@ def probe_features(model: keras.Model, source: Source, split: str, probe: str, s
                    ) -> list[np.ndarray]:
     """Returns h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images.
 
-    Images are preprocessed as in evaluation, to `size` pixels, with or without a center crop.
+    Images are preprocessed as in evaluation: resized to `size` pixels, with or without a center crop.
     """
     def preprocess(key, item, label):
         image = data_util.preprocess_image(source.decode(item), size, size, test_crop=center_crop)

@@ -11,7 +11,7 @@ import tf_keras as keras
 from runtime import progress
 from runtime.errors import UserError
 
-DIVERGED = "Use a checkpoint from before training diverged."  # remedy in NaN and Inf errors
+DIVERGED = "Use a checkpoint from before training diverged."  # remedy for NaN and Inf errors
 
 
 def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Callable:
@@ -39,7 +39,7 @@ def collect(compiled: Callable, dataset: Iterable, description: str = "features"
     Args:
       compiled: result of `compile_function`.
       dataset: distributed data set of (images, labels, weights, positions), with weight 0 for padding.
-      description: label of the progress bar.
+      description: label for the progress bar.
 
     Returns:
       vectors: float32 [examples, d], ordered by position.

@@ -40,7 +40,7 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
       seed: seed for selecting the held-out examples.
 
     Returns:
-      A dict of the test `accuracy`, in [0, 1], and `l2_per_example`, the selected strength.
+      A dict with the test `accuracy`, in [0, 1], and `l2_per_example`, the selected strength.
 
     Raises:
       UserError: the features contain NaN or Inf.
@@ -69,13 +69,13 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
 
 
 class LogisticPath:
-    """Regularization path: logistic regressions with decreasing l2 strength, each starting at the previous solution.
+    """Regularization path: logistic regressions with decreasing l2 strength, each starting from the previous solution.
 
     Each fit minimizes the sum of the cross-entropies + l2_of_sum / 2 |W|^2 by L-BFGS (paper, B.8.1). Biases are not
     regularized. Labels [n] yield a softmax classifier. Labels [n, classes] of 1, 0 and -1 (ignored) yield one binary
     classifier per class.
 
-    The optimization is preconditioned with the class-averaged Hessian at an earlier point of the path. This
+    The optimization is preconditioned with the class-averaged Hessian at an earlier point on the path. This
     does not change the minimum, but greatly reduces the number of iterations.
     """
 
@@ -125,10 +125,10 @@ class LogisticPath:
         """Returns the upper triangular R such that R' R is the class-averaged Hessian at the current weights."""
         curvatures = self._curvatures(self._inputs @ self._weights)[:, np.newaxis]
         blocks = [slice(row, row + _HESSIAN_ROWS) for row in range(0, len(self._inputs), _HESSIAN_ROWS)]
-        # Blocks avoid a second copy of the inputs, which may not fit in memory.
+        # Process the inputs in blocks, since a second copy of them may not fit in memory.
         hessian = sum(self._inputs[rows].T @ (self._inputs[rows] * curvatures[rows]) for rows in blocks)
         hessian /= len(self._inputs)
-        # Add a ridge, since the Hessian is singular if features are constant or examples are few.
+        # Add a ridge, since the Hessian is singular if features are constant or there are few examples.
         ridge = 1e-9 * hessian.diagonal().max() + 1e-12
         return np.linalg.cholesky(hessian + np.diag(decay[:, 0] + ridge)).T
 

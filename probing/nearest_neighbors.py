@@ -22,7 +22,7 @@ def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, n
       temperature: votes are weighted by exp(cosine similarity / temperature). None: uniform weights.
 
     Returns:
-      A dict of the test `accuracy`, in [0, 1].
+      A dict with the test `accuracy`, in [0, 1].
 
     Raises:
       UserError: the features contain NaN or Inf.

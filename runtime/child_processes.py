@@ -70,7 +70,7 @@ class Launcher:
 
     def _stop(self, signum):
         self._stopped = True
-        for process in tuple(self._running):  # No lock: the interrupted thread may hold it.
+        for process in tuple(self._running):  # Do not acquire the lock: the interrupted thread may hold it.
             process.send_signal(signum)
 
     def run(self, job: Job, devices: str | None = None) -> None:
@@ -78,7 +78,7 @@ class Launcher:
 
         Args:
           job: the command.
-          devices: value of CUDA_VISIBLE_DEVICES for the job; None: the value of this process.
+          devices: value of CUDA_VISIBLE_DEVICES for the job; None: this process's value.
 
         Raises:
           JobFailed: the job failed; the message contains the last line of its output.
@@ -88,13 +88,13 @@ class Launcher:
         log = os.path.join(job.directory, "run.log")
         visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
         with open(log, "ab") as file:
-            start = file.tell()  # Earlier attempts wrote to the same log.
+            start = file.tell()  # Earlier attempts may have written to the same log.
             with self._started(job, file, visible) as process:
                 status = process.wait()
         if status in _STOPPED_STATUSES or self._stopped:  # A run may exit with status 0 despite the signal.
             raise Stopped(f"stopped in {job.directory}: run the same command again to resume")
         if status:
-            outcome = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
+            outcome = f"exited with status {status}" if status > 0 else f"was killed by signal {-status}"
             raise JobFailed(f"{job.directory}: the run {outcome} ({_last_line(log, start)}). See {log}.", status)
 
     @contextlib.contextmanager
@@ -141,7 +141,7 @@ class Launcher:
                 for future in concurrent.futures.as_completed(futures):
                     yield future.result()
             finally:
-                # Do not signal jobs that were already signaled, because a second signal would kill them.
+                # Do not signal jobs that have already been signaled, because a second signal would kill them.
                 if not (self._stopped or all(future.done() for future in futures)):
                     self._stop(signal.SIGTERM)
                 for future in futures:

@@ -15,7 +15,7 @@ from runtime import console, signals
 from runtime.errors import STOPPED_STATUS, Stopped, UserError, first_line
 
 _T = TypeVar("_T")
-# TensorFlow errors about files, memory and connections. All other TensorFlow errors are bugs in the program.
+# TensorFlow's file, memory and connection errors. All other TensorFlow errors are bugs in the program.
 _ENVIRONMENT_ERRORS = ("ResourceExhaustedError", "PermissionDeniedError", "NotFoundError", "AlreadyExistsError",
                        "FailedPreconditionError", "UnavailableError", "DataLossError")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -52,7 +52,7 @@ def parse_image_size(text: str) -> int:
 def reporting_errors(program: str) -> Iterator[None]:
     """Returns a context manager that converts errors and signals to a one-line message and an exit status.
 
-    The exit status is the error's own status for a `UserError`, 2 for errors about files, memory or connections, and
+    The exit status is the error's own status for a `UserError`, 2 for file, memory and connection errors, and
     `errors.STOPPED_STATUS` for `errors.Stopped`. Any other exception is a bug in the program and prints a traceback.
     """
     console.set_up()
@@ -85,7 +85,7 @@ def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
 
 
 def describe_environment_error(error: Exception) -> str | None:
-    """Returns a message with a remedy for errors about files, memory or connections, or None for any other error."""
+    """Returns a message with a remedy for file, memory and connection errors, or None for any other error."""
     tensorflow = sys.modules.get("tensorflow")  # Do not import TensorFlow here: that takes several seconds.
     tensorflow_errors = tuple(getattr(tensorflow.errors, name) for name in _ENVIRONMENT_ERRORS) if tensorflow else ()
     if not isinstance(error, (OSError, MemoryError, *tensorflow_errors)):
@@ -100,5 +100,5 @@ def describe_environment_error(error: Exception) -> str | None:
     if isinstance(error, FileNotFoundError) and path is None and "temporary directory" in str(error):
         return "TMPDIR: no temporary directory is writable. Set TMPDIR to a writable directory."
     if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
-        return f"out of memory or disk space ({reason}). Free some of it, then run the same command again."
+        return f"out of memory or disk space ({reason}). Free memory or disk space, then run the same command again."
     return f"{reason}. Fix the cause, then run the same command again."

@@ -11,7 +11,8 @@ import sys
 
 import tqdm
 
-# Control characters except the newline, Unicode line separators and direction marks, and bytes that are not UTF-8.
+# Control characters (except newlines), Unicode line separators and directional formatting characters, and bytes that
+# are not valid UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -24,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def printable_name(name: str) -> str:
-    """Replaces control characters like `printable`, and also newlines."""
+    """Replaces newlines as well as the characters that `printable` replaces."""
     return printable(name).replace("\n", "\\n")
 
 
@@ -49,7 +50,7 @@ class _Console(io.FileIO):
 def set_up() -> None:
     """Makes standard output and standard error accept any text and tolerate being closed. Call this function first.
 
-    Closed streams are replaced with the null device. Otherwise, the next opened file would reuse the descriptor, and
+    Closed streams are replaced with the null device. Otherwise, the next file opened would reuse the descriptor, and
     native code would write its output to that file. Characters that the encoding does not support are printed as
     escapes.
     """
@@ -78,7 +79,7 @@ def log(text: str) -> None:
 
 
 def join_first(names: list[str], limit: int = 10) -> str:
-    """Joins the first `limit` names with commas, and appends the number of other names."""
+    """Joins the first `limit` names with commas, and appends the number of remaining names."""
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -1,4 +1,4 @@
-"""Device selection: one device, several GPUs, several hosts, or a TPU."""
+"""Device selection: one device, multiple GPUs, multiple hosts, or a TPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BFLOAT16_CAPABILITY = (8, 0)  # compute capability of Nvidia's Ampere GPUs
 
 
 def start_runtime(use_tpu: bool) -> None:
-    """Starts TensorFlow's runtime, unless hosts or a TPU must be connected first.
+    """Starts TensorFlow's runtime, unless the program must first connect to other hosts or a TPU.
 
     Call this function while native output is captured, because the runtime prints messages when it starts.
     """
@@ -25,7 +25,7 @@ def start_runtime(use_tpu: bool) -> None:
 
 def make_strategy(use_tpu: bool = False, tpu_address: str | None = None, tpu_zone: str | None = None,
                   gcp_project: str | None = None) -> tf.distribute.Strategy:
-    """Returns the distribution strategy for a TPU, several hosts (TF_CONFIG), several GPUs, or one device.
+    """Returns the distribution strategy for a TPU, multiple hosts (TF_CONFIG), multiple GPUs, or one device.
 
     Args:
       use_tpu: whether to use a TPU.
@@ -49,8 +49,9 @@ def _hosts_strategy():
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:
-        raise UserError(f"TF_CONFIG: the hosts cannot be connected ({first_line(error)}). Check that the addresses are "
-                        "correct and the ports are free, then run the same command again on all hosts.") from error
+        raise UserError(f"TF_CONFIG: the hosts cannot connect to each other ({first_line(error)}). Check that the "
+                        "addresses are correct and the ports are free, then run the same command again on all hosts."
+                        ) from error
 
 
 def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
@@ -58,10 +59,10 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
 
     This function has not been tested on TPU hardware. `--tpu_name=local` selects a TPU VM's own TPU and requires no
     connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://`, so
-    `folder:` and local directories are not supported. The `lbfgs` and `knn` protocols are fitted on the coordinator.
-    The `contrastive` protocol (which uses one replica) and the export run on the coordinator's CPU. The tests compile
-    the training step and the evaluation with XLA. This shows that XLA supports all operations, but does not measure
-    speed or memory.
+    `folder:` and local directories are not supported. The `lbfgs` and `knn` classifiers are fitted on the
+    coordinator. The `contrastive` protocol (which uses one replica) and the export run on the coordinator's CPU. The
+    tests compile the training step and the evaluation with XLA. This shows that XLA supports all operations, but does
+    not measure speed or memory use.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
@@ -76,7 +77,7 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
 
 
 def _check_reachable(address):
-    """Raises OSError if nothing listens at grpc://host:port, because TensorFlow would wait forever."""
+    """Raises OSError if nothing listens on grpc://host:port, because TensorFlow would otherwise wait forever."""
     if address.startswith("grpc://"):
         host, _, port = address[len("grpc://"):].partition(":")
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()

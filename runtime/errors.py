@@ -60,7 +60,7 @@ class JobFailed(UserError):
         self.job_status = job_status
 
 
-STOPPED_STATUS = 75  # exit status of a stopped run that can be resumed: EX_TEMPFAIL of sysexits.h
+STOPPED_STATUS = 75  # exit status of a stopped run that can be resumed: EX_TEMPFAIL from sysexits.h
 
 
 class Stopped(BaseException):

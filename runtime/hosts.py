@@ -1,4 +1,4 @@
-"""Training on several hosts (TF_CONFIG): checks, rendezvous and communication."""
+"""Training on multiple hosts (TF_CONFIG): checks, rendezvous and communication."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _malformed(text, reason):
 
 
 def _unique_keys(pairs):
-    """Builds the dict of a JSON object. Raises ValueError for duplicate keys, which not all JSON parsers reject."""
+    """Builds the dict for a JSON object. Raises ValueError for duplicate keys, which not all JSON parsers reject."""
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError("duplicate key")
@@ -72,7 +72,7 @@ def _unique_keys(pairs):
 
 
 def _reject_constant(name):
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _check_cluster(cluster):
@@ -91,7 +91,7 @@ def _check_cluster(cluster):
             raise UserError(f"TF_CONFIG: {address} is listed twice. Give every host its own address.")
         seen.add((host.lower(), port))
     if len(cluster.get("chief", [])) > 1:
-        raise UserError("TF_CONFIG: the cluster has several chiefs. List one as chief, and the others as worker.")
+        raise UserError("TF_CONFIG: the cluster has more than one chief. List one as chief, and the others as worker.")
 
 
 def _split_address(address):
@@ -127,12 +127,12 @@ def _check_task(cluster, task):
         raise UserError(f"TF_CONFIG: the task's index {index!r:.80} is not a non-negative integer. Use 0 for the first "
                         f"{job}.")
     if len(str(index)) > 9 or int(index) >= len(cluster[job]):
-        raise UserError(f"TF_CONFIG: the task's index {str(index):.80} is out of range for the {len(cluster[job])} "
-                        f"addresses of {job}. Start indices at 0, and list all addresses on every host.")
+        raise UserError(f"TF_CONFIG: the task's index {str(index):.80} is out of range: the number of {job} "
+                        f"addresses is {len(cluster[job])}. Start indices at 0, and list all addresses on every host.")
 
 
 def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> None:
-    """Rejects settings that training on several hosts does not support. Call this function before `wait_for_hosts`.
+    """Rejects settings that multi-host training does not support. Call this function before `wait_for_hosts`.
 
     Args:
       use_tpu: value of `--use_tpu`.
@@ -140,12 +140,12 @@ def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> Non
       seed: value of `--seed`, or None if it is not set.
 
     Raises:
-      UserError: TF_CONFIG lists several hosts, but a setting does not support training on several hosts.
+      UserError: TF_CONFIG lists multiple hosts, but a setting does not support multi-host training.
     """
     if count_hosts() == 1:
         return
     if use_tpu:
-        raise UserError("--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists several hosts. Unset "
+        raise UserError("--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple hosts. Unset "
                         "TF_CONFIG.")
     if mode == "eval":
         raise UserError("--mode=eval: this mode runs on one host only. Unset TF_CONFIG, or use "

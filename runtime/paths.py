@@ -16,7 +16,7 @@ def slug(text: str) -> str:
 
 
 _PATTERN_CHARACTERS = "*?[\\"
-_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # Surrogates are bytes that are not UTF-8.
+_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # Surrogates stand for non-UTF-8 bytes.
 
 
 def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
@@ -27,8 +27,8 @@ def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
 
     Args:
       flag: name of the flag (without dashes) or of the positional argument (in capitals), for error messages.
-      path: a local path or a path on gs://.
-      allow_patterns: whether to accept pattern characters. This is safe for files that are only read by exact name.
+      path: a local path or a gs:// path.
+      allow_patterns: whether to accept pattern characters, which is safe for files that are read only by exact name.
 
     Raises:
       UserError: the path is empty, contains pattern or control characters, is not valid UTF-8, or is on unsupported
@@ -55,7 +55,7 @@ def check_weights_path(flag: str, path: str) -> str:
 
 
 def check_paths(arguments: argparse.Namespace, *flags: str) -> None:
-    """Checks and expands the paths in `flags` in place: `check_weights_path` for `--checkpoint`, else `check_path`."""
+    """Replaces the paths in `flags` with the results of `check_path`, or `check_weights_path` for `--checkpoint`."""
     for flag in flags:
         path = getattr(arguments, flag)
         if path is not None:

@@ -24,7 +24,7 @@ def _bar(*args, **kwargs):
 class Progress:
     """Display of training progress: step, remaining time, images/s and selected metrics.
 
-    Shows a progress bar on a terminal. Otherwise, prints a line every `log_seconds`.
+    Shows a progress bar on a terminal. Otherwise, prints a line every `log_seconds` seconds.
     """
 
     def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, labels: Mapping[str, str],
@@ -32,7 +32,7 @@ class Progress:
         """Creates the display at step `start`.
 
         Args:
-          start: number of steps completed before this display.
+          start: number of steps already completed.
           total: total number of steps.
           batch_size: images per step.
           log_seconds: minimum number of seconds between two lines.
@@ -56,7 +56,7 @@ class Progress:
         return self._timed_steps * self._batch_size / self._seconds if self._seconds else 0.0
 
     def update(self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True) -> None:
-        """Reports that `step` was reached `seconds` after the previous update.
+        """Reports that `step` was reached `seconds` seconds after the previous update.
 
         Pass `timed=False` for a call that included tracing or compilation, to exclude it from the throughput.
         """
@@ -99,6 +99,6 @@ def terminal_bar(iterable: Iterable[_T] | None, total: int | None, description: 
 
 
 def stopwatch() -> Callable[[], float]:
-    """Returns a function that returns the seconds since this call."""
+    """Returns a function that returns the number of seconds elapsed since this call."""
     start = time.monotonic()
     return lambda: time.monotonic() - start

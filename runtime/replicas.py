@@ -20,7 +20,7 @@ def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Ten
 
 
 def row_offset(local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | None) -> int | tf.Tensor:
-    """Returns this replica's first row in the result of `gather` if each replica has `local_rows` rows."""
+    """Returns the index of this replica's first row in the result of `gather` if each replica has `local_rows` rows."""
     if not _communicates(strategy):
         return 0
     # Cast, because a TPU replica's id is an unsigned 32-bit tensor, which range and one_hot do not support.
@@ -48,7 +48,7 @@ def mean_and_variance(means: tf.Tensor, variances: tf.Tensor, strategy: tf.distr
     """
     means, variances = (tf.reshape(values, [-1, values.shape[-1]]) for values in (means, variances))
     batch_mean = mean(tf.reduce_mean(means, 0), strategy)
-    # Adding the variance within and between the parts avoids the cancellation in E[x^2] - E[x]^2.
+    # Adding the variances within and between the parts avoids the cancellation in E[x^2] - E[x]^2.
     deviations = tf.math.squared_difference(means, batch_mean)
     return batch_mean, mean(tf.reduce_mean(variances + deviations, 0), strategy)
 

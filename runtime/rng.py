@@ -21,12 +21,12 @@ def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
 
 
 def scalar_seed(seed: tf.Tensor) -> tf.Tensor:
-    """Draws an int64 from `seed` [2]. Using one element of `seed` would not suffice: `fold_in` keeps one unchanged."""
+    """Draws an int64 from `seed` [2]. Using one element of `seed` would not suffice: `fold_in` leaves one unchanged."""
     return tf.random.stateless_uniform([], seed, minval=None, maxval=None, dtype=tf.int64)
 
 
 def nth_seed(seed: tf.Tensor, index: int, level: int = 0) -> tf.Tensor:
-    """Returns seed number `index` of the sequence that starts with `seed` ([2] or [n, 2]).
+    """Returns seed number `index` in the sequence that starts with `seed` ([2] or [n, 2]).
 
     This function is cheaper than `fold_in` and suffices for generators that scramble their seed, such as `uniforms` and
     `tf.image.stateless_*`. Sequences of different levels (0, `VIEW`, `DRAW`) can be nested.
@@ -38,8 +38,8 @@ def nth_seed(seed: tf.Tensor, index: int, level: int = 0) -> tf.Tensor:
 def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
     """Draws uniform random numbers in [0, 1) for each seed, with SplitMix64 (Steele, Lea, Flood 2014).
 
-    `tf.random` cannot generate numbers for many seeds in a single op. For small images, one op per image would add half
-    the cost of the whole augmentation pipeline.
+    `tf.random` cannot generate numbers for many seeds in a single op. For small images, one op per image would increase
+    the cost of the entire augmentation pipeline by half.
 
     Args:
       seeds: integers, [n, 2].

@@ -1,4 +1,4 @@
-"""Handles SIGTERM, SIGINT and SIGHUP: one signal stops the program at a safe point, a second one immediately."""
+"""Handles SIGTERM, SIGINT and SIGHUP: the first stops the program at a safe point; a second stops it immediately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def active() -> StopSignals | None:
 
 
 def safe_point(saved: str = _KEPT) -> None:
-    """Raises `Stopped` if a signal was received. `saved` describes what was saved. Call it where work can stop."""
+    """Raises `Stopped` if a signal was received. `saved` describes what was saved. Call this where work can stop."""
     if (stop := active()) is not None and stop.requested:
         stop.stop(saved)
 
@@ -43,8 +43,8 @@ class StopSignals:
     remains ignored. Use the context only in the main thread.
 
     Attributes:
-      requested: True after a signal was received.
-      child_processes: set of `subprocess.Popen` that a second signal kills together with this process.
+      requested: whether a signal was received.
+      child_processes: set of `subprocess.Popen` objects that a second signal kills together with this process.
     """
 
     def __init__(self):

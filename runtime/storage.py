@@ -1,4 +1,4 @@
-"""Reads small files and writes them atomically, on a local disk or on gs://."""
+"""Reads small files and writes them atomically, on a local disk or in Google Cloud Storage (gs://)."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def write_bytes(path: str, content: bytes) -> None:
     except tf.errors.OpError as error:
         with contextlib.suppress(tf.errors.OpError):
             tf.io.gfile.remove(temporary)  # The temporary file would use up disk space.
-        raise UserError(f"{path}: cannot be written ({first_line(error)}). Free disk space or fix the permissions, and "
-                        "run the same command again.") from error
+        raise UserError(f"{path}: the file cannot be written ({first_line(error)}). Free disk space or fix the "
+                        "permissions, and run the same command again.") from error
 
 
 def is_file(path: str) -> bool:
@@ -78,7 +78,8 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
     except tf.errors.NotFoundError:  # The file was removed after `is_file`.
         return default
     except tf.errors.OpError as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)}). Make it readable, or remove it.") from error
+        raise UserError(f"{path}: the file cannot be read ({first_line(error)}). Make it readable, or remove it."
+                        ) from error
     return content if isinstance(content, expected_type) else default
 
 

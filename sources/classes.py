@@ -25,13 +25,13 @@ def differences(names: list[str] | None, other_names: list[str] | None, label: s
     """Describes the first differences between two lists of class names.
 
     Args:
-      names: class names, or None without labels.
-      other_names: class names to compare with, or None without labels.
+      names: class names, or None if there are no labels.
+      other_names: class names to compare with, or None if there are no labels.
       label: text that names the owner of `names`, such as "the data set".
       other_label: text that names the owner of `other_names`.
     """
     clauses = [_only_in(names or [], other_names or [], label), _only_in(other_names or [], names or [], other_label)]
-    return "; ".join(filter(None, clauses)) or f"{label} and {other_label} have the same classes in another order"
+    return "; ".join(filter(None, clauses)) or f"{label} and {other_label} have the same classes in a different order"
 
 
 def _only_in(names, other_names, label):

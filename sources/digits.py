@@ -13,7 +13,7 @@ from sources.indexed import IndexedSource
 @functools.cache
 def _load_digits():
     """Loads scikit-learn's data set only once, because parsing its text file is slow."""
-    from sklearn import datasets  # Imported here, as below, because only this data set requires scikit-learn.
+    from sklearn import datasets  # Imported here and below because only this data set requires scikit-learn.
 
     return datasets.load_digits()
 

@@ -105,7 +105,7 @@ class FolderSource(IndexedSource):
             present = set(self._select(split)[2].tolist())
             missing = [name for label, name in enumerate(self.class_names) if label not in present]
             if missing:
-                lines.append(f"{self.name}: {split} has no images of {len(missing)} of {self.num_classes} classes "
+                lines.append(f"{self.name}: {split} has no images for {len(missing)} of {self.num_classes} classes "
                              f"({console.join_first(missing)})")
         return lines
 

@@ -30,7 +30,7 @@ _BYTES_PER_PIXEL, _METADATA_BYTES = 8, 2**24
 
 
 class UnusableImage(Exception):
-    """Raised if an image file is unusable. The message is the reason."""
+    """Raised if an image file is unusable. The message states the reason."""
 
 
 # --------------------------------------------------------------------------------------------------------- search
@@ -46,7 +46,7 @@ def is_ignored(folder: str, name: str) -> bool:
 
 
 def is_run_directory(folder: str) -> bool:
-    """Returns whether a folder is a run directory: a `model_dir`, or the `--out` of a transfer."""
+    """Returns whether a folder is a run directory: a `model_dir`, or the `--out` directory of a transfer evaluation."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -91,12 +91,13 @@ def find_images(folder: str) -> list[str]:
 def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[bytes]:
     """Returns a context manager that checks an image file's size and header and yields the file's content.
 
-    Decode the image inside the context, which processes large images one at a time to bound the memory of any number of
-    threads.
+    Decode the image inside the context, which processes large images one at a time to bound memory use regardless of
+    the number of threads.
 
     Args:
-      path: a local file, or a file on gs://.
-      max_pixels: maximum number of pixels. GIF frames are added up, because TensorFlow decodes all frames together.
+      path: a local path or a gs:// path.
+      max_pixels: maximum number of pixels. For a GIF, the pixels of all frames are added up, because TensorFlow decodes
+        all frames together.
 
     Raises:
       UnusableImage: the file is not a usable image.
@@ -178,8 +179,9 @@ def _read(path):
 
 
 def _unreadable(path, error):
-    return UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or first_line(error)}). Fix the "
-                     "cause, and run the same command again.")
+    return UserError(f"{path}: the file or directory cannot be read "
+                     f"({getattr(error, 'strerror', None) or first_line(error)}). Fix the cause, and run the same "
+                     "command again.")
 
 
 def _check_format(content):
@@ -220,7 +222,7 @@ def _count_pixels(content):
 def _count_gif_pixels(content):
     """Returns the number of pixels in all frames of a GIF, or in their bounding box if that is larger.
 
-    Parses the blocks of the GIF89a specification up to the trailer or the first invalid block.
+    Parses blocks as defined in the GIF89a specification, up to the trailer or the first invalid block.
     """
     def color_table_size(flags):
         return 3 << (flags & 7) + 1 if flags & 0x80 else 0

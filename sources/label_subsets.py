@@ -15,13 +15,13 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
     Args:
       labels: int [n]; examples without a label have -1 and are never chosen.
       fraction: fraction of the labeled examples, in (0, 1]. The resulting number of examples is rounded.
-      seed: seed of the random choice.
+      seed: seed for the random choice.
 
     Returns:
       Sorted indices of the chosen examples, int64.
 
     Raises:
-      ValueError: some class would have no examples.
+      ValueError: a class would have no examples.
     """
     random = np.random.default_rng(seed)
     members = {label: random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels[labels >= 0])}

@@ -1,7 +1,7 @@
 """Interface for data sets that yield undecoded `(key, item, label)` records.
 
 `key` is an int64 that permanently identifies the example. `item` is the encoded image or a small uint8 array. `label`
-is an int64 (-1 without labels), or int64 [classes] if examples have several labels (see `Source.multi_label`). The
+is an int64 (-1 if unlabeled), or int64 [classes] if examples have multiple labels (see `Source.multi_label`). The
 order of the records depends only on the seed.
 """
 
@@ -20,8 +20,8 @@ class Source(abc.ABC):
       name: name of the data set.
       class_names: class names in label order; None if examples have no labels.
       multi_label: whether an example may have several classes. If True, its label contains 1 for each class that is
-        present, 0 for each class that is absent, and -1 for each class to ignore in training and evaluation (objects
-        that PASCAL VOC marks as difficult).
+        present, 0 for each class that is absent, and -1 for each class to ignore in training and evaluation (in
+        PASCAL VOC, a class whose objects in the image are all marked as difficult).
     """
 
     name: str
@@ -30,7 +30,7 @@ class Source(abc.ABC):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes, or None without labels."""
+        """Number of classes, or None if examples have no labels."""
         return None if self.class_names is None else len(self.class_names)
 
     @property
@@ -80,14 +80,14 @@ class Source(abc.ABC):
         """
 
     def check_files(self, split: str) -> None:  # noqa: B027 (Optional: most sources have nothing to check.)
-        """Raises `UserError` if files of the split are missing or empty. Does not read their content."""
+        """Raises `UserError` if files of the split are missing or empty. Does not read their contents."""
 
     def no_label(self) -> tf.Tensor:
         """Returns the label of an unlabeled example: -1 as an int64 scalar, or as int64 [classes] if `multi_label`."""
         return tf.fill([self.num_classes] if self.multi_label else [], tf.constant(-1, tf.int64))
 
     def is_sparse(self, split: str) -> bool:
-        """Returns whether caching pays off because a pass over the split reads far more data than its examples."""
+        """Returns whether a pass over the split reads far more data than its examples, so that caching pays off."""
         del split
         return False
 

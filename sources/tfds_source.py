@@ -39,7 +39,7 @@ class TfdsSource(Source):
         info = self._builder.info
         if str(info.file_format.value) != "tfrecord":
             raise UserError(f"--dataset={name}: the data is stored as {info.file_format.value}, which is not "
-                            "supported. Prepare it as tfrecord.")
+                            "supported. Prepare it in the tfrecord format.")
         self._image, label = self._find_image_and_label(tfds, info)
         label_lists = {} if label else self._find_label_lists(tfds, info)
         self._label, self._easy_label = label or label_lists.get("all"), label_lists.get("easy")
@@ -69,7 +69,7 @@ class TfdsSource(Source):
         features = dict(info.features.items())
         if not isinstance(features.get(image), tfds.features.Image):
             raise UserError(f"--dataset={self.name}: the data set has no image feature, only {', '.join(features)}. "
-                            "Choose a data set of images.")
+                            "Choose an image data set.")
         return image, label if isinstance(features.get(label), tfds.features.ClassLabel) else None
 
     @property
@@ -86,11 +86,11 @@ class TfdsSource(Source):
     def check_files(self, split: str) -> None:
         """See `Source`. Truncated files are detected only when they are read (see `_read_file`)."""
         paths = {file.filename for file in self._builder.info.splits[split].file_instructions} - self._checked
-        with futures.ThreadPoolExecutor(16) as pool:  # Remote storage has a high latency.
+        with futures.ThreadPoolExecutor(16) as pool:  # Remote storage has high latency.
             problems = [problem for problem in pool.map(_file_problem, sorted(paths)) if problem]
         if problems:
-            raise UserError(f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files of "
-                            f"{split} have problems). Copy or prepare the data set again.")
+            raise UserError(f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files in "
+                            f"{split} affected). Copy or prepare the data set again.")
         self._checked |= paths
 
     def _files(self, split, shards, shard):
@@ -136,7 +136,7 @@ class TfdsSource(Source):
     def restrict(self, split: str, fraction: float, seed: int) -> None:
         """See `Source`. Reads the whole split to obtain its labels."""
         if self.multi_label:
-            raise UserError(f"--label_fraction={fraction:g}: {self.name} has several labels per example, which this "
+            raise UserError(f"--label_fraction={fraction:g}: {self.name} has multiple labels per example, which this "
                             "flag does not support. Remove the flag.")
         batches = self.references(split).map(self._key_and_label, tf.data.AUTOTUNE).batch(1024)
         batches = progress.track(batches.as_numpy_iterator(), None, f"labels of {split}")
@@ -225,14 +225,14 @@ def _tfds_builder(tfds, name, data_dir):
         similar = difflib.get_close_matches(name, ["digits", *tfds.list_builders()], 1)
         suggestion = f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
         raise UserError(f"--dataset={name}: unknown data set ({first_line(error)}). {suggestion}") from error
-    except Exception as error:  # Corrupt metadata files raise errors of many types.
+    except Exception as error:  # Corrupt metadata files cause many types of errors.
         flag = f"--data_dir={data_dir}" if data_dir else "--data_dir (the TFDS default)"
         raise UserError(f"{flag}: the prepared data of {name} cannot be opened ({first_line(error)}). Copy or prepare "
                         "the data set again.") from error
     if not builder.info.splits:
         try:
             builder.download_and_prepare()
-        except Exception as error:  # Downloads raise errors of many types, all with the same remedy.
+        except Exception as error:  # Downloads can fail with many types of errors, all with the same remedy.
             raise UserError(
                 f"--dataset={name}: the data set is not in {os.path.dirname(os.path.dirname(builder.data_dir))} and "
                 f"cannot be prepared ({first_line(error)}). Set --data_dir to a prepared copy (see docs/data.md)."

@@ -1,4 +1,4 @@
-"""Losses of the paper's Table 2, compared with loop implementations, the table's gradients, and across replicas."""
+"""Losses in the paper's Table 2: agreement with loop implementations and the table's gradients, and across replicas."""
 
 import math
 
@@ -17,7 +17,7 @@ TEMPERATURE, MARGIN = 0.4, 0.6
 
 
 def unit_views(images, width=5):
-    """Returns unit vectors [images, width] for two views. Only some positives are the most similar vector."""
+    """Returns unit vectors [images, width] for two views. Only some vectors are most similar to their positive."""
     random = np.random.default_rng(images)
     first = random.standard_normal((images, width))
     views = first, first + random.standard_normal((images, width))
@@ -137,7 +137,7 @@ def test_semi_hard_negatives_selects_the_hardest_within_the_margin():
 
 @pytest.mark.parametrize("both_views", [False, True])
 def test_two_replicas_compute_the_same_losses_as_one(both_views, two_replicas):
-    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])  # 3 first, 3 second views
+    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])  # 3 first and 3 second views
                              for rows in (slice(0, 3), slice(3, 6))])
     local_z = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(z_by_replica[context.replica_id_in_sync_group]))

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CHANGED_DEFAULTS = {"use_tpu"}
 
 
-def test_all_flags_of_the_original_keep_name_type_default_and_choices():
+def test_all_flags_of_the_original_keep_their_name_type_default_and_choices():
     values = make_flags()
     originals = golden.load_json("original_flags")
     assert len(originals) == 48

@@ -4,7 +4,7 @@ import os
 import pathlib
 import sys
 
-# Matrices are small, and the BLAS threads of concurrent test processes would block each other.
+# The matrices in the tests are small, and the BLAS threads of concurrent test processes would block each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -20,7 +20,8 @@ import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
 
-# By default, Hypothesis tries the same examples in every run; `--hypothesis-profile=soak` tries more, random ones.
+# By default, Hypothesis tries the same examples in every run. `--hypothesis-profile=soak` tries more examples, chosen
+# at random.
 hypothesis.settings.register_profile("suites", derandomize=True, database=None)
 hypothesis.settings.register_profile("soak", max_examples=800, print_blob=True)
 hypothesis.settings.load_profile("suites")
@@ -45,7 +46,7 @@ def float64():
 
 @pytest.fixture
 def unoptimized_graphs():
-    """Disables Grappler for tests of a few steps, because graph optimization would take longer than execution."""
+    """Disables Grappler for tests that run a few steps, because graph optimization would take longer than execution."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

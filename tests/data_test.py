@@ -141,7 +141,7 @@ def test_class_folders_without_images_are_reported(tmp_path, log_lines):
     (tmp_path / "train" / "raw" / "deep" / "a.tiff").write_bytes(b"II*")
     assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
     assert log_lines == ["ignored: class folders without images: empty, raw",
-                         f"folder:{tmp_path}: test has no images of 1 of 2 classes (dog)"]
+                         f"folder:{tmp_path}: test has no images for 1 of 2 classes (dog)"]
 
 
 def test_classes_have_the_same_label_in_all_splits(tmp_path, log_lines):
@@ -151,14 +151,14 @@ def test_classes_have_the_same_label_in_all_splits(tmp_path, log_lines):
         for _, item, label in source.records(split):
             name = next(name for name, level in levels.items() if level == int(source.decode(item)[0, 0, 0]))
             assert name.startswith(f"{split}/{source.class_names[int(label)]}/")
-    assert log_lines == [f"folder:{tmp_path}: test has no images of 1 of 3 classes (blue)",
-                         f"folder:{tmp_path}: train has no images of 1 of 3 classes (amber)"]
+    assert log_lines == [f"folder:{tmp_path}: test has no images for 1 of 3 classes (blue)",
+                         f"folder:{tmp_path}: train has no images for 1 of 3 classes (amber)"]
 
 
 def test_long_lists_of_missing_classes_are_shortened_in_the_log(tmp_path, log_lines):
     write_images(tmp_path, *(f"train/{number:02}/1.png" for number in range(14)), "test/00/1.png")
     folders.folder_source(str(tmp_path))
-    assert log_lines == [f"folder:{tmp_path}: test has no images of 13 of 14 classes (01, 02, 03, 04, 05, 06, 07, 08, "
+    assert log_lines == [f"folder:{tmp_path}: test has no images for 13 of 14 classes (01, 02, 03, 04, 05, 06, 07, 08, "
                          "09, 10 and 3 more)"]
 
 
@@ -203,7 +203,7 @@ def keys_of(source, split):
     return {str(pathlib.Path(path).relative_to(source.root)): int(key) for key, path in zip(keys, paths)}
 
 
-def test_adding_or_removing_images_does_not_change_the_slices_of_others(tmp_path):
+def test_adding_or_removing_images_does_not_move_others_between_slices(tmp_path):
     """An image's key is the first 62 bits of the SHA-256 hash of its path relative to the root."""
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     write_images(tmp_path, *names)
@@ -289,7 +289,7 @@ def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
 
 @pytest.fixture
 def tfds_copy(tiny_tfds, tmp_path):
-    """Copies `tiny_tfds`, so that tests can corrupt it. Returns the directory and its second training record file."""
+    """Copies `tiny_tfds`, so that tests can corrupt the copy. Returns its directory and second training record file."""
     directory = shutil.copytree(tiny_tfds, tmp_path / "tfds")
     return str(directory), next(directory.glob("**/*train*-00001-of-00002"))
 
@@ -451,7 +451,7 @@ def test_views_depend_on_seed_and_epoch_but_not_on_the_example_order():
 
 
 def test_views_do_not_depend_on_the_batch_size():
-    """Batches of 1, 6 and 20 images form one chunk each, so an image is augmented together with different images."""
+    """A batch of 1, 6 or 20 images is one chunk, so an image is augmented together with different images each time."""
     source = digits.digits_source()
     reference = None
     for batch_size in (1, 6, 20):

@@ -27,7 +27,7 @@ def seed_rows(count):
 
 
 def apply_to_images(operator, images, *args, **kwargs):
-    """Applies an operator that takes separate channels to images [n, h, w, 3]."""
+    """Splits images [n, h, w, 3] into channels, applies an operator to them, and joins the resulting channels."""
     return data_util.from_channels(operator(data_util.to_channels(tf.constant(images)), *args, **kwargs)).numpy()
 
 
@@ -152,7 +152,7 @@ def test_half_of_the_images_are_flipped():
     assert (is_same ^ is_flipped).all() and 160 < is_flipped.sum() < 240
 
 
-# Includes values outside [0, 1] (as in bicubic crops), and ties and grays (special cases for hue and saturation).
+# Includes values outside [0, 1] (as in bicubic crops) as well as ties and grays (special cases for hue and saturation).
 _COLORS = np.random.default_rng(4).uniform(-0.1, 1.1, (40, 6, 7, 3)).astype(np.float32)
 _COLORS[:10] = np.round(4 * _COLORS[:10]) / 4
 _COLORS[10] = _COLORS[10, ..., :1]
@@ -185,7 +185,7 @@ def test_jitter_amounts_are_uniform_in_the_range_set_by_the_strength():
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 2.0])
-def test_jittered_images_are_in_0_to_1_and_unchanged_at_strength_0(strength):
+def test_jittered_images_are_between_0_and_1_and_unchanged_at_strength_0(strength):
     jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength)
     if strength == 0:
         np.testing.assert_array_equal(jittered, _COLORS)

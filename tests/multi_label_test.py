@@ -73,7 +73,7 @@ def test_padding_of_evaluation_batches_is_unlabeled(tiny_voc):
     assert (labels.numpy()[weights == 0] == -1).all() and (weights.numpy() == 0).sum() == 8
 
 
-def test_multi_label_loss_and_accuracy_match_loop_implementation():
+def test_multi_label_loss_and_accuracy_match_a_loop_implementation():
     random = np.random.default_rng(0)
     labels, logits = random.integers(-1, 2, (5, 4)), random.standard_normal((5, 4)) * 3
     total = 0
@@ -132,7 +132,8 @@ def test_accuracies_match_scikit_learn():
 def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
     labels = np.array([[1, 0, 0], [0, -1, 0], [1, 1, 0], [0, 0, 0]])
     scores = np.array([[4, 1, 0], [3, 9, 0], [2, 8, 0], [1, 0, 0.0]])
-    # The first class has precision 1 up to recall 0.5, then 2/3. The second has 1; its unknown label is ignored.
+    # The first class has precision 1 up to recall 0.5, then 2/3. The second class has precision 1; its unknown label is
+    # ignored.
     expected = ((6 * 1 + 5 * 2 / 3) / 11 + 1) / 2
     assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
 
@@ -177,7 +178,7 @@ def test_multi_label_run_reports_precision_of_its_predictions(tiny_voc, tiny_res
 def test_single_label_settings_are_rejected_for_multi_label_data(tiny_voc, tmp_path):
     shared = dict(dataset="tiny_voc", data_dir=tiny_voc, image_size=8, train_batch_size=8, train_steps=1,
                   model_dir=str(tmp_path / "run"), resnet_depth=10)
-    with pytest.raises(UserError, match="--eval_protocol=knn: .* one label per example, and tiny_voc has several"):
+    with pytest.raises(UserError, match="--eval_protocol=knn: .* one label per example, but tiny_voc has multiple"):
         run_lib.main(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
-    with pytest.raises(UserError, match="--label_fraction=0.5: tiny_voc has several labels per example"):
+    with pytest.raises(UserError, match="--label_fraction=0.5: tiny_voc has multiple labels per example"):
         run_lib.main(Config(**shared, train_mode="supervised", label_fraction=0.5), True)

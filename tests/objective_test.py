@@ -45,7 +45,7 @@ def algorithm_1(z, temperature):
 
 
 @pytest.mark.parametrize("images, temperature", [(2, 0.1), (5, 0.5), (7, 1.0)])
-def test_contrastive_loss_is_twice_algorithm_1(images, temperature):
+def test_contrastive_loss_is_twice_the_loss_of_algorithm_1(images, temperature):
     first, second = np.random.default_rng(images).standard_normal((2, images, 6))
     interleaved = np.stack([first, second], 1).reshape(2 * images, 6)
     loss, _, _ = objective.add_contrastive_loss(tf.constant(np.concatenate([first, second])), True, temperature)
@@ -60,7 +60,7 @@ def test_contrastive_labels_point_at_the_second_views():
 
 
 def value_and_gradient(function, z):
-    """Returns the scalars (loss, accuracy, entropy) of `function`, and the gradient of the loss."""
+    """Returns the scalars (loss, accuracy, entropy) computed by `function`, and the gradient of the loss."""
     with tf.GradientTape() as tape:
         tape.watch(z)
         scalars = function(z)
@@ -74,7 +74,7 @@ def plain(z, hidden_norm=True, temperature=1.0, strategy=None):
 
 
 def similar_views(images, width, dtype, noise=1.0):
-    """Returns projections [2 * images, width]. Only some positives are the most similar second views."""
+    """Returns projections [2 * images, width]. For only some images, the positive is the most similar second view."""
     first, difference = np.random.default_rng(images).standard_normal((2, images, width))
     return tf.constant(np.concatenate([first, first + noise * difference]), dtype)
 

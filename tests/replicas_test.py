@@ -49,7 +49,7 @@ def four_replicas(tmp_path_factory):
     process.kill()
 
 
-def test_two_replicas_match_one_and_local_batch_norm_matches_naive_steps(four_replicas, two_replicas, float64):
+def test_two_replicas_match_one_and_local_batch_norm_matches_a_naive_step(four_replicas, two_replicas, float64):
     one, two, local = (replica_worker.train_case(*case) for case in (
         (ONE, PLAIN), (two_replicas, PLAIN), (two_replicas, LOCAL)))
     assert one["train/contrast_loss"] > 1
@@ -92,7 +92,7 @@ def test_four_replicas_with_blur_match_one(four_replicas, float64):
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-9)])
-def test_first_loss_of_two_replicas_matches_one_in_float32_and_float64(dtype, rtol, two_replicas, request):
+def test_first_loss_of_two_replicas_matches_that_of_one_in_float32_and_float64(dtype, rtol, two_replicas, request):
     if dtype == "float64":
         request.getfixturevalue("float64")
     one, two = (replica_worker.first_loss(strategy, BLUR) for strategy in (ONE, two_replicas))

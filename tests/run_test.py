@@ -215,7 +215,7 @@ def test_nan_weights_are_rejected_and_no_results_are_written(protocol, small_mod
     set_moving_means(small_model[1], 0.0)
 
 
-def test_results_before_a_failing_protocol_are_written_but_not_replaced(small_model, tmp_path, monkeypatch):
+def test_results_obtained_before_a_protocol_fails_are_written_but_not_replaced(small_model, tmp_path, monkeypatch):
     config, source = small_model[0].replace(model_dir=str(tmp_path), eval_baselines=False), digits.digits_source()
 
     def fail(*_):
@@ -288,7 +288,7 @@ def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path, caps
     assert "linear head, top-1" in capsys.readouterr().out
 
 
-def test_color_and_blur_are_applied_in_supervised_training_not_in_fine_tuning():
+def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tuning():
     for mode, blurred in (("supervised", True), ("finetune", False)):
         config = Config(**{**TINY, "image_size": 24}, train_mode=mode, optimizer="momentum")
         assert len(view_policies(config)) == 1
@@ -307,7 +307,7 @@ def test_evaluation_on_different_classes_is_rejected_with_the_linear_head(comple
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train[:16]", eval_split="train[16:]",
                     eval_split_given=True, mode="eval", checkpoint=str(complete_run[0] / "ckpt-4"))
-    with pytest.raises(UserError, match="trained on other classes .only in the data set: a, b, c; only in the "
+    with pytest.raises(UserError, match="trained on different classes .only in the data set: a, b, c; only in the "
                        "checkpoint: 0, 1, 2 and 7 more"):
         run(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
@@ -339,7 +339,7 @@ def test_invalid_input_is_rejected_before_anything_is_written(settings, words, t
     assert not (tmp_path / "run").exists()
 
 
-def test_model_dir_with_another_architecture_is_rejected_and_unchanged(complete_run):
+def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(complete_run):
     before = {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"--model_dir=.*was started with --resnet_depth=10 \(now 34\)"):
         run(complete_run[0], resnet_depth=34)
@@ -452,7 +452,7 @@ def test_errors_during_a_run_become_one_line_messages_with_a_remedy(fail, words)
 # ------------------------------------------------------------------------------------------------------- replicas
 
 
-def test_evaluation_on_two_replicas_matches_one_replica(two_replicas):
+def test_evaluation_on_two_replicas_matches_evaluation_on_one(two_replicas):
     config = Config(**{**TINY, "train_split": "train[:30]"}).replace(eval_split="test[:101]", eval_batch_size=14)
     source, results = digits.digits_source(), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):

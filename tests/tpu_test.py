@@ -1,4 +1,4 @@
-"""TPU support that can be tested on a CPU: connection, errors, and XLA support for all operations."""
+"""The parts of TPU support that can be tested on a CPU: connection, errors, and XLA support for all operations."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=4
 
 
 class FakeTpu:
-    """Fake of TensorFlow's TPU functions, which records their calls."""
+    """Fake TPU that replaces TensorFlow's TPU functions and records calls to them."""
 
     def __init__(self, monkeypatch, master="", fails_at=None):
         self.calls = []
@@ -29,7 +29,7 @@ class FakeTpu:
             def function(*args, **kwargs):
                 self.calls.append((name, args, kwargs))
                 if name == fails_at:
-                    raise tf.errors.NotFoundError(None, None, "TPUs not found\nin many lines")
+                    raise tf.errors.NotFoundError(None, None, "TPUs not found\non the network")
                 return self if result is None else result
             return function
 
@@ -53,7 +53,7 @@ def make_strategy(**settings):
     return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
 
 
-def test_a_tpu_is_connected_in_the_documented_order(monkeypatch):
+def test_tpu_setup_functions_are_called_in_the_documented_order(monkeypatch):
     tpu = FakeTpu(monkeypatch, "grpc://10.0.0.2:8470")
     assert make_strategy(tpu_name="mine", tpu_zone="zone", gcp_project="project") is tpu
     assert tpu.names == ["TPUClusterResolver", "create_connection", "experimental_connect_to_cluster",
@@ -91,7 +91,7 @@ def test_the_runtime_starts_only_after_a_tpu_or_hosts_are_connected(settings, en
 
 @pytest.fixture
 def few_blocks(monkeypatch):
-    """Shrinks the network, so that tracing is fast. More blocks would not add new operations."""
+    """Shrinks the network so that tracing is fast. More blocks would not add new operations."""
     monkeypatch.setitem(resnet.DEPTHS, SMALL["resnet_depth"], (False, (1, 2)))
 
 
@@ -104,7 +104,7 @@ def lower_to_xla(function, *arguments):
 @pytest.mark.parametrize("settings", [
     dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet"),
     dict(contrastive_loss="nt_logistic", semi_hard=True, lineareval_while_pretraining=False)])
-def test_xla_supports_all_operations_of_the_training_step(settings, few_blocks, tmp_path):
+def test_xla_supports_all_operations_in_the_training_step(settings, few_blocks, tmp_path):
     config = Config(**{**SMALL, **settings})
     model = model_lib.build_model(config, 10)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
@@ -113,7 +113,7 @@ def test_xla_supports_all_operations_of_the_training_step(settings, few_blocks, 
     assert "convolution" in lower_to_xla(step, *batch)
 
 
-def test_xla_supports_all_operations_of_the_evaluation(few_blocks):
+def test_xla_supports_all_operations_in_evaluation(few_blocks):
     config = Config(**SMALL)
     model = model_lib.build_model(config, 10)
     encode = features.encoder_function(model)

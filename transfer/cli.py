@@ -50,7 +50,7 @@ def _parser():
     _add_common(commands.add_parser("linear", help="fit logistic regression to frozen features"),
                 "linear_evaluation.run_linear")
     for protocol, text in (("finetune", "train the whole network, starting from a checkpoint"),
-                           ("scratch", "train the network of a checkpoint from random weights")):
+                           ("scratch", "train a checkpoint's network, starting from random weights")):
         command, grid = commands.add_parser(protocol, help=text), tasks.GRIDS[protocol]
         _add_common(command, "grid_search.run_grid")
         command.set_defaults(protocol=protocol)
@@ -58,16 +58,16 @@ def _parser():
                              "devices in CUDA_VISIBLE_DEVICES (default: 1)")
         command.add_argument("--steps", type=int, help=f"training steps per trial (default: {grid.steps})")
         for name in ("learning_rates", "weight_decays"):
-            command.add_argument(f"--{name}", type=_parse_numbers, help="comma-separated values of the grid (default: "
+            command.add_argument(f"--{name}", type=_parse_numbers, help="comma-separated grid values (default: "
                                  f"{','.join(f'{value:.2g}' for value in getattr(grid, name))})")
-        command.add_argument("--seed", type=int, default=0, help="random seed of all trials (default: 0)")
+        command.add_argument("--seed", type=int, default=0, help="random seed for all trials (default: 0)")
         command.add_argument("--flags", default="", help="additional flags for run.py, such as '--precision=...'")
     command = commands.add_parser("compare", help="run a permutation test on two prediction files")
     command.set_defaults(run="significance.run_compare")
     command.add_argument("first", help="prediction file (.npz) of the first model")
     command.add_argument("second", help="prediction file (.npz) of the second model")
     command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="metric to compare (default: "
-                         "top_1); if examples have several labels, accuracies are compared")
+                         "top_1); if examples have multiple labels, accuracies are compared")
     return parser
 
 
@@ -80,7 +80,7 @@ def _add_common(command, run):
     command.add_argument("--data_dir", help="directory of prepared TFDS data sets")
     command.add_argument("--follow_links", action="store_true",
                          help="follow symbolic links that point outside the image folder")
-    command.add_argument("--metric", choices=tasks.METRICS, help="metric for model selection and test (default: the "
+    command.add_argument("--metric", choices=tasks.METRICS, help="metric for model selection and testing (default: the "
                          "task's, or top_1)")
     command.add_argument("--train", metavar="SPLIT", help="training split (default: the task's, or train)")
     command.add_argument("--validation", metavar="SPLIT", help="split for model selection (default: the task's, or the "
@@ -97,7 +97,7 @@ def _add_common(command, run):
 
 @contextlib.contextmanager
 def _translate_errors():
-    """Converts errors from reading data or writing results to a `UserError`."""
+    """Raises `UserError` in place of errors that occur while data is read or results are written."""
     import tensorflow as tf  # Imported here so that usage errors are reported without loading TensorFlow.
 
     file_errors = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError,

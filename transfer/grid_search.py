@@ -1,4 +1,4 @@
-"""Grid search over learning rates and weight decays for fine-tuning and for random initialization (paper, B.8.2)."""
+"""Grid search over learning rates and weight decays for fine-tuning and training from random weights (paper, B.8.2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MARKER = "trial.json"  # marks a directory as created by the search
 
 def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: float, weight_decay: float, steps: int,
                    batch_size: int = 256) -> dict:
-    """Returns a trial's settings (paper, B.8.1) as a dict, except splits, initial weights and model_dir.
+    """Returns a dict of a trial's settings (paper, B.8.1), excluding splits, initial weights and model_dir.
 
     Args:
       protocol: key of `GRIDS`.
@@ -78,7 +78,7 @@ class GridSearch:
           protocol: key of `GRIDS`.
           task: `Task`.
           source: `source.Source` of the task's data set.
-          shared_settings: settings of run.py that all trials share.
+          shared_settings: run.py settings that all trials share.
           out: output directory.
           settings: all settings that affect the results, except learning rates and weight decays; used for the digests.
           batch_size: images per step.
@@ -101,14 +101,15 @@ class GridSearch:
                             f"examples. Use at most {num_examples}.")
 
     def select(self, grid: tasks.Grid, num_jobs: int) -> tuple[tuple[float, float], dict]:
-        """Runs the trials, `num_jobs` in parallel, and selects hyper-parameters on the validation split.
+        """Runs the trials, `num_jobs` at a time, and selects hyper-parameters on the validation split.
 
         Returns:
           The best (learning rate, weight decay) pair, and a dict mapping pairs to metrics (None for diverged trials).
 
         Raises:
           TrainingDiverged: all trials diverged.
-          UserError: a trial failed for another reason, or the directory contains files from different settings.
+          UserError: a trial failed for another reason, or the directory contains files written with different
+            settings.
         """
         pairs = {trial_name(*pair): pair for pair in itertools.product(grid.learning_rates, grid.weight_decays)}
         trials = {pair: self._read_trial(name, pair) for name, pair in pairs.items()}
@@ -183,7 +184,8 @@ class GridSearch:
             key = measures.RESULT_KEYS[self._task.metric]
             metric = (storage.read_json(path) or {}).get(key)
             if not storage.is_fraction(metric):
-                raise UserError(f"{path}: {key} is {metric}, not a number from 0 to 1. See run.log next to it.")
+                raise UserError(f"{path}: {key} is {metric}, not a number from 0 to 1. See run.log in the same "
+                                "directory.")
         trial = dict(metric=metric, settings=self._digest(pair), command=shlex.join(job.command))
         name = os.path.basename(job.directory)
         storage.write_json(os.path.join(self._out, f"{name}.json"), trial)
@@ -206,7 +208,7 @@ def _claim(directory, digest):
     if os.path.lexists(directory) and (os.path.islink(directory) or not os.path.isdir(directory) or any(
             not name.startswith(f"{_MARKER}.") for name in os.listdir(directory))):
         raise UserError(f"--out={os.path.dirname(directory)}: {directory} was not created by this search, or was "
-                        "created with other settings. Move it to another place, or use another --out.")
+                        "created with different settings. Move it elsewhere, or use another --out.")
     storage.write_json(path, dict(settings=digest))
 
 
@@ -219,7 +221,7 @@ def run_grid(arguments: argparse.Namespace) -> None:
     """Runs the grid search (`finetune` or `scratch`) specified by the parsed arguments."""
     protocol, grid = arguments.protocol, _build_grid(arguments)
     if tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices([], "GPU")  # Leave the GPU memory to the trials.
+        tf.config.set_visible_devices([], "GPU")  # Leave the GPU memory for the trials.
     task, config, source, settings = output.resolve_inputs(protocol, arguments)
     shared = {name: getattr(config, name) for name in config_lib.settings_with("network", "data_access")
               if name != "lineareval_while_pretraining"}  # This setting applies only to pretraining.

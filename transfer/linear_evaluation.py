@@ -32,7 +32,7 @@ def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choice
       validation: features and labels of the validation examples, like `train`.
       metric: key of `measures.METRICS`.
       l2_of_sum_choices: candidate strengths, strongest first.
-      previous: dict mapping strengths to metrics with the results of an interrupted sweep, which are not recomputed.
+      previous: results of an interrupted sweep (a dict mapping strengths to metrics), which are not recomputed.
       on_result: function called after each fit with all results so far.
 
     Returns:
@@ -63,8 +63,8 @@ def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str
       sweep_arguments: `previous` and `on_result` of `sweep`.
 
     Returns:
-      A dict of entries for result.json, with `l2` (the selected strength) and `validation` (a list of dicts with `l2`
-      and `metric`), and the scores [n, classes] of the test examples.
+      A dict of entries for result.json (`l2`: the selected strength; `validation`: a list of dicts with `l2` and
+      `metric`), and the scores [n, classes] of the test examples.
     """
     best, values = sweep(train, validation, metric, l2_of_sum_choices, **sweep_arguments)
     trainval = (np.concatenate(pair) for pair in zip(train, validation))
@@ -95,7 +95,7 @@ def _read_or_extract_features(config, source, task, arguments, digest):
     if not logistic_regression.has_two_classes(train[1]) or not len(validation[1]) or not len(test[1]):
         raise UserError(
             f"--train={task.train_split}, --validation={task.validation_split}, --test={task.test}: too few labeled "
-            "examples. Use a training split with at least two classes (or, with several labels per example, a label "
+            "examples. Use a training split with at least two classes (or, with multiple labels per example, a label "
             "that some examples have and others lack), and validation and test splits with labeled examples.")
     return feature_sets
 
@@ -106,8 +106,8 @@ def _read_features(path, digest):
     output.check_digest(path, str(settings), digest)
     if (output.find_label_problem(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2
             or len(labels) != len(vectors)):
-        raise UserError(f"{path}: it holds {vectors.dtype} {vectors.shape} and {labels.dtype} {labels.shape}, not "
-                        "features [n, d] and their labels. Delete the file.")
+        raise UserError(f"{path}: the file contains {vectors.dtype} {vectors.shape} and {labels.dtype} "
+                        f"{labels.shape}, not features [n, d] and their labels. Delete the file.")
     if not np.isfinite(vectors).all():
         raise UserError(f"{path}: the features contain NaN or Inf. Use a checkpoint from before training diverged, and "
                         "a new --out.")
@@ -141,5 +141,5 @@ def _read_sweep(path, digest):
     except (KeyError, AttributeError, ValueError):
         values = {0.0: None}  # This invalid value is rejected below.
     if not all(map(storage.is_fraction, values.values())):
-        raise UserError(f"{path}: its metrics are not numbers from 0 to 1. Delete the file.")
+        raise UserError(f"{path}: the metrics are not numbers from 0 to 1. Delete the file.")
     return values

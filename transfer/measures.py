@@ -8,7 +8,7 @@ import evaluate
 import metrics
 from runtime.errors import UserError
 
-RESULT_KEYS = {  # name -> key in result.json of run.py
+RESULT_KEYS = {  # name -> key in run.py's result.json
     "top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
     "mean_average_precision": evaluate.MEAN_PRECISION,
 }
@@ -34,6 +34,6 @@ def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
     has_positives = labels.ndim == 1 or (labels == 1).any()  # mAP averages over classes with positive examples.
     if not has_positives or np.isnan(scores).any():
         reason = "the scores contain NaN" if has_positives else "no label is 1"
-        raise UserError(f"--metric={metric}: its value is NaN because {reason}. Use another checkpoint or "
+        raise UserError(f"--metric={metric}: the value is NaN because {reason}. Use another checkpoint or "
                         "other splits.")
     return METRICS[metric](labels, scores)

@@ -61,12 +61,12 @@ def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, 
         raise UserError(f"--dataset={task.dataset}: the data set has no labels. Use a data set with labels (in an "
                         "image folder, one sub-folder per class).")
     if source.multi_label != (task.metric == "mean_average_precision"):
-        labels, remedy = (("several labels", "mean_average_precision") if source.multi_label
+        labels, remedy = (("multiple labels", "mean_average_precision") if source.multi_label
                           else ("one label", "top_1 or mean_per_class"))
         raise UserError(f"--metric={task.metric}: {source.name} has {labels} per example. Use {remedy}.")
     examples = {flag: datasets.check_split(source, flag, split) for flag, split in (
         ("train", task.train_split), ("validation", task.validation_split), ("test", task.test))}
-    batch_size = None if protocol == "linear" else arguments.batch_size  # Features do not depend on it.
+    batch_size = None if protocol == "linear" else arguments.batch_size  # Features do not depend on the batch size.
     settings = dict(
         command=protocol, weights=f"step {file.step}, content {weights_digest(file)}", examples=examples,
         batch_size=batch_size, data=source.describe_data(),
@@ -109,8 +109,8 @@ def json_digest(content: Any) -> str:
 def open_output_dir(config: Config, source: Source, settings: dict) -> Iterator[str]:
     """Creates and locks the output directory, writes the settings to it, and yields its path.
 
-    Raises `UserError` if the directory is in use, if it contains results from different settings, or if images are
-    unusable.
+    Raises `UserError` if the directory is in use, if it contains results computed with different settings, or if
+    images are unusable.
     """
     out = config.model_dir
     try:
@@ -126,28 +126,28 @@ def open_output_dir(config: Config, source: Source, settings: dict) -> Iterator[
 
 
 def _check_settings(out, settings):
-    """Raises `UserError` if a directory contains results from different or unknown settings."""
+    """Raises `UserError` if a directory contains results computed with different or unknown settings."""
     previous = storage.read_json(os.path.join(out, _SETTINGS))
     if previous is None or previous.get("command") not in ("linear", *tasks.GRIDS):
         names = sorted(name.rstrip("/") for name in tf.io.gfile.listdir(out))
         results = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _RESULTS)]
         if _SETTINGS in names:
-            raise UserError(f"--out={out}: its {_SETTINGS} is corrupt or belongs to another program. Use another "
+            raise UserError(f"--out={out}: {_SETTINGS} is corrupt or belongs to another program. Use another "
                             "directory.")
         if results:
-            raise UserError(f"--out={out}: {_SETTINGS} is missing, so the checkpoint and data of {results[0]} are "
-                            "unknown. Use another directory.")
+            raise UserError(f"--out={out}: {_SETTINGS} is missing, so the checkpoint and data used for "
+                            f"{results[0]} are unknown. Use another directory.")
     elif previous != settings:
         name = next(name for name in {**settings, **previous} if previous.get(name) != settings.get(name))
-        raise UserError(f"--out={out}: its results were computed with {name}={previous.get(name)}, not "
-                        f"{settings.get(name)}. Use another directory, or delete this one.")
+        raise UserError(f"--out={out}: the existing results were computed with {name}={previous.get(name)}, "
+                        f"not {settings.get(name)}. Use another directory, or delete this one.")
 
 
 def check_digest(path: str, digest: str | None, expected: str) -> None:
     """Raises `UserError` if the digest stored in a file differs from that of the current settings."""
     if digest != expected:
-        raise UserError(f"{path}: the file was written with other settings, data or weights. Delete it, or use another "
-                        "--out.")
+        raise UserError(f"{path}: the file was written with different settings, data or weights. Delete it, or use "
+                        "another --out.")
 
 
 def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -161,7 +161,7 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
       logits: float [n, classes]; -inf for classes that could not be fitted.
 
     Raises:
-      UserError: the file is unreadable or empty, or an array has a wrong type, shape or value.
+      UserError: the file is unreadable or empty, or an array has an invalid type, shape or value.
     """
     labels, logits = read_arrays(path, "labels", "logits")
     problem = find_label_problem(labels)

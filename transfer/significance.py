@@ -1,4 +1,4 @@
-"""Permutation test of two sets of predictions (paper, B.8.1)."""
+"""Permutation test on two sets of predictions (paper, B.8.1)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.
     Args:
       correct: [n] in [0, 1], correctness of the first model's predictions; usually booleans.
       other_correct: correctness of the second model's predictions, like `correct`.
-      labels: int [n], to compare mean per-class accuracies. None compares accuracies over all examples.
+      labels: int [n], to compare mean per-class accuracies; None to compare accuracies over all examples.
       num_permutations: samples of the null distribution.
       seed: random seed.
 
     Returns:
-      A dict with `difference`, the difference of the accuracies (first minus second), and `p`, the two-sided p-value:
+      A dict with `difference`, the difference in accuracy (first minus second), and `p`, the two-sided p-value:
       the fraction of permutations with at least this absolute difference. For accuracies over all examples, `p`
       approximates the p-value of the exact McNemar test.
     """
@@ -66,8 +66,8 @@ def run_compare(arguments: argparse.Namespace) -> None:
         raise UserError(f"{arguments.first}, {arguments.second}: the predictions are for different examples. Evaluate "
                         "both models on the same split.")
     if labels.ndim == 2 and arguments.metric:
-        raise UserError(f"--metric={arguments.metric}: {arguments.first} has several labels per example, which are "
-                        "always compared by accuracy. Remove the flag.")
+        raise UserError(f"--metric={arguments.metric}: {arguments.first} has multiple labels per example, so "
+                        "accuracies are compared. Remove the flag.")
     metric = "mean_average_precision" if labels.ndim == 2 else arguments.metric or "top_1"
     values = [measures.measure(metric, labels, model_scores) for model_scores in (scores, other_scores)]
     result = compare(labels, scores, other_scores, metric)

@@ -41,7 +41,7 @@ class Task:
 
 
 # Food-101's test split is named "validation". For DTD and SUN397, the first official split is used. For Caltech-101,
-# TFDS samples 30 training images per class with a different seed than the paper.
+# TFDS samples 30 training images per class with a seed that differs from the paper's.
 TASKS = {
     "food101": Task("Food-101", "food101", test="validation"),
     "cifar10": Task("CIFAR-10", "cifar10"),
@@ -75,7 +75,7 @@ def task_from_arguments(arguments: argparse.Namespace) -> Task:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The hyper-parameter grid of fine-tuning or of training from random weights (paper, B.8.1)."""
+    """The hyper-parameter grid for fine-tuning or for training from random weights (paper, B.8.1)."""
 
     learning_rates: tuple
     weight_decays: tuple  # The optimizer receives weight_decay / learning_rate.

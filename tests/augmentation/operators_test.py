@@ -98,7 +98,7 @@ def apply_by_coordinates(images, input_position, fill=0.5):
 
 
 def rotation(degrees):
-    """Returns the input positions for rotating 30x40 images counterclockwise. The y axis points down."""
+    """Returns an `input_position` function that rotates 30x40 images counterclockwise. The y axis points down."""
     def input_position(index, x, y):
         angle = np.deg2rad(degrees[index])
         dx, dy = x - 19.5, y - 14.5

@@ -1,4 +1,4 @@
-"""Random operators and policies of the paper's studies: distributions, branches, AutoAugment, settings."""
+"""Random operators and policies from the paper's studies: distributions, branches, AutoAugment, settings."""
 
 import zlib
 
@@ -28,7 +28,7 @@ def make_seeds(count, start=0):
 
 
 def apply(operator, image, count=COUNT, **parameters):
-    """Applies a random operator `count` times to a uint8 image [h, w, 3]; returns float [count, h, w, 3]."""
+    """Applies a random operator `count` times to a uint8 image [h, w, 3]; returns float images [count, h, w, 3]."""
     channels = data_util.to_channels(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
     return data_util.from_channels(list(operator(channels, make_seeds(count), **parameters))).numpy()
 
@@ -56,7 +56,7 @@ def test_cutout_has_the_given_size_and_uniform_positions():
     results = apply(operators.random_cutout, PHOTO, count=4000, fraction=0.25)
     is_changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
     assert (results[is_changed] == 0.5).all()
-    assert is_changed.sum((1, 2)).max() <= 36 and (is_changed.sum((1, 2)) >= 6).all()  # 6x6, fewer at the border
+    assert is_changed.sum((1, 2)).max() <= 36 and (is_changed.sum((1, 2)) >= 6).all()  # 6x6 pixels, fewer at the border
     frequency = is_changed.mean(0)
     assert frequency.min() > 0 and frequency[8:-8, 8:-8].mean() == pytest.approx(36 / 576, rel=0.1)
 
@@ -100,7 +100,7 @@ def test_motion_blur_preserves_the_mean_and_has_uniform_directions():
     assert (results > 0.01).sum((1, 2)).max() <= 3 * 11
 
 
-def test_random_resized_crop_returns_a_window_and_flips_half_of_them():
+def test_random_resized_crop_returns_windows_and_flips_half_of_them():
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 10, np.arange(24) * 10, 0), -1).astype(np.uint8)
     results = apply(operators.random_resized_crop, ramp)
     slopes = results[:, 12, 16, 1] - results[:, 12, 8, 1]
@@ -114,7 +114,7 @@ def test_random_resized_crop_returns_a_window_and_flips_half_of_them():
 @pytest.mark.parametrize("second, is_drawn_high", [
     ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),  # rotated by 270 degrees
     ("color", lambda one, both: both.mean((1, 2, 3)) > one.mean((1, 2, 3)))])
-def test_operators_of_a_branch_are_independent(second, is_drawn_high):
+def test_operators_in_a_branch_are_independent(second, is_drawn_high):
     """Tests that the crop's random flip is independent of the next operator's random numbers."""
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 5, np.arange(24) * 5, 0), -1) / 255
     channels = data_util.to_channels(tf.constant(np.repeat(ramp[np.newaxis], COUNT, 0), tf.float32))
@@ -147,12 +147,12 @@ def apply_pil(image, name, level, sign):
 
 
 def test_autoaugment_policy_is_unchanged():
-    """Checks that the sub-policies still have the checksum of the version verified against published ImageNet code."""
+    """Checks that the sub-policies have not changed since they were verified against published ImageNet code."""
     assert zlib.crc32(repr(autoaugment.SUB_POLICIES).encode()) == 1486113717
 
 
 def test_autoaugment_outputs_and_their_frequencies_match_pil():
-    """Tests that each output matches a sub-policy applied in PIL, and that all outputs have the right frequencies."""
+    """Tests that each output matches a sub-policy applied with PIL, and that outputs have the expected frequencies."""
     results = apply(autoaugment.autoaugment, PHOTO, count=1000)
     image, expected, probabilities = Image.fromarray(PHOTO), {}, {}
     for pair in autoaugment.SUB_POLICIES:
@@ -168,7 +168,7 @@ def test_autoaugment_outputs_and_their_frequencies_match_pil():
     pil_images, probabilities = np.stack(list(expected.values())) / 255, np.array(list(probabilities.values()))
 
     def matches(image):
-        # Values may differ by rounding. Pixels whose input position is halfway between two pixels may differ more.
+        # Values may differ due to rounding. Pixels whose input position is halfway between two pixels may differ more.
         return (np.abs(pil_images - image).max(-1) > 0.03).mean((1, 2)) < 0.13
 
     matched = np.stack([matches(result) for result in results])
@@ -197,7 +197,7 @@ POLICIES |= {"autoaugment policy": policies.autoaugment_policy(), "identity": po
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policies_give_the_same_views_in_eager_mode_tf_data_and_batches(name):
+def test_policies_give_the_same_views_in_eager_mode_in_tf_data_and_in_batches(name):
     images, policy, size = photographs(), POLICIES[name], 20
     eager = np.stack([data_util.apply_policy(images[i % 2], policy, tf.constant([i, 9], tf.int64), size)
                       for i in range(6)])
@@ -268,8 +268,8 @@ def test_extra_operators_are_appended_with_their_probability():
 
 @pytest.mark.parametrize("settings, message", [
     (dict(augment_extra="rotat"), "--augment_extra=rotat: rotat is not an operator. Use rotate, noise, sobel"),
-    (dict(augment_extra="noise", train_mode="finetune"), "--augment_extra=noise: fine-tuning only crops"),
-    (dict(augmentation="broader", train_mode="finetune"), "--augmentation=broader: fine-tuning only crops"),
+    (dict(augment_extra="noise", train_mode="finetune"), "--augment_extra=noise: fine-tuning uses only crops"),
+    (dict(augmentation="broader", train_mode="finetune"), "--augmentation=broader: fine-tuning uses only crops"),
     (dict(augment_right="sobel,color", color_jitter_strength=0.0), "--augment_right=sobel,color: .* have no effect"),
     (dict(augment_extra="noise", augment_left="crop"), "cannot be combined"),
     (dict(augment_left="crop,colour"), "--augment_left=crop,colour: colour is not an operator. Use crop, color"),

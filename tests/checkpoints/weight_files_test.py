@@ -1,4 +1,4 @@
-"""Weight files of all formats: architecture inference, loading, summaries and errors."""
+"""Weight files in all formats: architecture inference, loading, summaries and errors."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,10 @@ def config_of(name):
 
 
 def computed_weights_file(directory, shapes, suffix, extra=()):
-    """Writes a checkpoint with computed weights, one tensor at a time. `extra` names additional scalars."""
+    """Writes a checkpoint with weights from `golden.computed_weight`, one tensor at a time.
+
+    `extra` names additional scalars.
+    """
     path = str(directory / "ckpt-7")
     tensors = {f"{name}{suffix}": golden.computed_weight(name, tuple(shape)) for name, shape in shapes.items()}
     tensors.update({name: np.int64(7) for name in extra})
@@ -79,7 +82,10 @@ def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved_models(tmp_path_factory):
-    """Exports a model with computed weights in several ways. Returns a dict mapping exporters to directories."""
+    """Exports a model with weights from `golden.computed_weight` in three ways.
+
+    Returns a dict mapping exporters to directories.
+    """
     model = model_lib.build_model(Config(**SMALL), 4)
     golden.assign_computed_weights(model)
     directories = {}
@@ -110,7 +116,7 @@ def assert_computed_weights(model):
 
 @pytest.mark.parametrize("exporter, file_format", [
     ("ours", "SavedModel"), ("original", "SavedModel"), ("converted", "SavedModel (TF1 names)")])
-def test_weights_load_from_saved_models_of_all_exporters(exporter, file_format, saved_models):
+def test_weights_load_from_saved_models_written_by_all_exporters(exporter, file_format, saved_models):
     model = model_lib.build_model(Config(**SMALL), 4)
     assert restoring.load_model(model, saved_models[exporter]).format == file_format
     assert_computed_weights(model)

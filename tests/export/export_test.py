@@ -197,7 +197,7 @@ def test_concurrently_created_saved_model_is_not_replaced(tmp_path, quick_save):
     assert tree(tmp_path) == before
 
 
-def test_link_at_an_export_path_is_moved_and_its_target_kept(tmp_path, quick_save):
+def test_link_at_an_export_path_is_moved_and_its_target_is_kept(tmp_path, quick_save):
     export_steps(tmp_path, 4)
     (tmp_path / "saved_model" / "4").rename(tmp_path / "target")
     (tmp_path / "saved_model" / "4").symlink_to(tmp_path / "target")
@@ -207,7 +207,7 @@ def test_link_at_an_export_path_is_moved_and_its_target_kept(tmp_path, quick_sav
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """Writes a run directory: a checkpoint with computed weights, flags, classes and results."""
+    """Writes a run directory: a checkpoint with weights from `golden.computed_weight`, flags, classes and results."""
     directory = tmp_path_factory.mktemp("run")
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
@@ -360,7 +360,7 @@ def test_embedded_vectors_do_not_depend_on_batch_boundaries(exported, photos):
     np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)
 
 
-def test_embed_accepts_saved_models_of_the_original(photos, tmp_path):
+def test_embed_accepts_saved_models_from_the_original(photos, tmp_path):
     class Original(tf.Module):
         def __init__(self):
             super().__init__()
@@ -445,7 +445,7 @@ def test_malformed_description_is_rejected(content, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
-def test_flags_json_with_wrong_types_is_ignored_and_out_of_range_is_rejected(flags, run_dir, tmp_path):
+def test_flags_json_with_wrong_types_is_ignored_and_with_out_of_range_values_is_rejected(flags, run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, **flags}))
@@ -457,13 +457,13 @@ def test_flags_json_with_wrong_types_is_ignored_and_out_of_range_is_rejected(fla
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"checkpoint": [1]}])
-def test_recorded_settings_of_wrong_types_are_rejected_by_inspection(flags, run_dir, monkeypatch):
+def test_recorded_settings_with_wrong_types_are_rejected(flags, run_dir, monkeypatch):
     monkeypatch.setattr(run_directory, "read_flags", lambda _: {**TINY, **flags})
     with pytest.raises(UserError, match="settings have values of the wrong type"):
         inspection.inspect_checkpoint(str(run_dir / "ckpt-4"))
 
 
-def test_csv_file_names_that_look_like_formulas_are_escaped(tmp_path):
+def test_file_names_that_look_like_formulas_are_escaped_in_csv(tmp_path):
     names = ["=1+1.png", "+a.png", "-a.png", "@a.png", "\ta.png", "\ra.png", "a=b.png", "two\nlines, \"quoted\".png"]
     with embedding._csv_writer(str(tmp_path / "v.csv")) as add:
         add(names, np.zeros([len(names), 1], np.float32))

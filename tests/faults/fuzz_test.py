@@ -1,6 +1,6 @@
 """Property-based tests: any combination of flags either runs or fails with a one-line error.
 
-`make soak` runs these tests with more, random combinations.
+`make soak` runs these tests with more combinations, chosen at random.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def random_settings(fields, max_size):
 
 @hypothesis.settings(max_examples=10 * hypothesis.settings().max_examples, deadline=None)
 @hypothesis.given(random_settings(dataclasses.fields(Config), 6))
-def test_settings_are_accepted_or_rejected_in_one_line(settings):
+def test_settings_are_accepted_or_give_one_line_errors(settings):
     try:
         config = Config(**settings)
     except UserError as error:
@@ -102,7 +102,10 @@ def call(function, argv):
 
 
 def assert_one_line_error(status, error_text):
-    """Asserts that a run succeeded silently or failed with one line that names a flag. Status 3 means divergence."""
+    """Asserts that a run succeeded silently or failed with a one-line error that names a flag.
+
+    Status 3 means divergence.
+    """
     assert status in (0, 2, 3), error_text
     assert error_text.count("\n") == (status != 0) and (status == 0) == (not error_text)
     assert status == 0 or "--" in error_text or "flag" in error_text
@@ -118,7 +121,7 @@ def command_lines(fields):
 
 @hypothesis.settings(max_examples=4 * hypothesis.settings().max_examples, deadline=None)
 @hypothesis.given(command_lines(dataclasses.fields(Config)))
-def test_command_lines_are_accepted_or_rejected_in_one_line(argv):
+def test_command_lines_are_accepted_or_give_one_line_errors(argv):
     hypothesis.assume(not any(argument.lstrip("-").startswith(ABSL_FLAGS) for argument in argv))
 
     def read(values, argv):

@@ -75,7 +75,7 @@ UNUSABLE = {  # name -> (content, reason)
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_images_of_all_formats_decode_to_their_pixels(name, tmp_path):
+def test_images_in_all_formats_decode_to_the_expected_pixels(name, tmp_path):
     content, pixels, difference = VALID[name]
     (tmp_path / name).write_bytes(content)
     assert image_files.why_unusable(str(tmp_path / name)) is None
@@ -277,7 +277,7 @@ def test_pixel_limit_counts_the_pixels_of_all_frames(name, tmp_path):
 
 
 def test_gif_with_many_frames_is_rejected(tmp_path):
-    """TensorFlow decodes all frames (here 300 of a million pixels each), although it returns only the first."""
+    """TensorFlow decodes all frames (here, 300 with a million pixels each), although it returns only the first."""
     frames = [Image.new("P", (1000, 1000), index % 2) for index in range(300)]
     content = encode(frames[0], "gif", save_all=True, append_images=frames[1:], optimize=False)
     (tmp_path / "a.gif").write_bytes(content)
@@ -290,7 +290,7 @@ def test_gif_with_many_frames_is_rejected(tmp_path):
     assert image_files.why_unusable(str(tmp_path / "b.gif")).startswith("3600000000 pixels")
 
 
-def test_sparse_file_is_rejected_without_reading_it(tmp_path, monkeypatch):
+def test_sparse_file_is_rejected_without_being_read(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     path.write_bytes(PNG)
     os.truncate(path, 60 * 2**30)
@@ -370,7 +370,7 @@ def test_class_with_only_corrupt_images_is_logged(folder, tmp_path):
     for path in folder.glob("cat/*.png"):
         path.write_bytes(PNG[:40])
     log = run(tmp_path, folder, corrupt_images="skip")
-    assert f"folder:{folder}: train has no images of 1 of 2 classes (cat)" in log
+    assert f"folder:{folder}: train has no images for 1 of 2 classes (cat)" in log
 
 
 def test_model_dir_inside_the_folder_does_not_change_the_classes(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped, and whose results after resuming match those of an uninterrupted run."""
+"""Runs that are killed or stopped: after resuming, their results match those of an uninterrupted run."""
 
 import json
 import random

@@ -40,7 +40,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained_runs(tiny_resnet, tmp_path_factory):
-    """Returns a cached function that trains a run with a given number of steps and returns its directory."""
+    """Returns a cached function that trains for a given number of steps and returns the run directory."""
     @functools.cache
     def directory(steps):
         path = tmp_path_factory.mktemp(f"{steps}_steps") / "run"
@@ -51,7 +51,7 @@ def trained_runs(tiny_resnet, tmp_path_factory):
 
 @pytest.fixture
 def trained(trained_runs, tmp_path):
-    """Returns a function that copies a run with a given number of steps to tmp_path/run, as if `run` had trained it."""
+    """Returns a function that copies a run with a given number of steps to tmp_path/run, as if `run` had written it."""
     return lambda steps: shutil.copytree(trained_runs(steps), tmp_path / "run")
 
 
@@ -68,7 +68,7 @@ def corrupt(path, fault):
 
 @pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
 @pytest.mark.parametrize("name", ["ckpt-9.index", "ckpt-9.data-00000-of-00001"])
-def test_corrupt_or_incomplete_checkpoint_falls_back_to_the_previous_one(name, fault, trained, run, tmp_path):
+def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(name, fault, trained, run, tmp_path):
     trained(9)
     expected = processes.tensors(tmp_path / "run", 9)
     corrupt(tmp_path / "run" / name, fault)
@@ -86,7 +86,7 @@ def test_corrupt_or_incomplete_checkpoint_falls_back_to_the_previous_one(name, f
 
 
 @pytest.mark.parametrize("name", ["ckpt-3.index", "ckpt-3.data-00000-of-00001"])
-def test_single_incomplete_checkpoint_is_rejected_and_not_changed(name, trained, run, tmp_path):
+def test_run_with_only_an_incomplete_checkpoint_is_rejected_and_not_changed(name, trained, run, tmp_path):
     trained(3)
     (tmp_path / "run" / name).rename(tmp_path / "copied later")
     before = {path.name for path in (tmp_path / "run").iterdir()}
@@ -97,7 +97,7 @@ def test_single_incomplete_checkpoint_is_rejected_and_not_changed(name, trained,
     assert "resumed at step 3" in run(train_steps=6)
 
 
-@pytest.mark.parametrize("fault", ["no checkpoint file", "newest corrupt", "clock moved back", "file of another run"])
+@pytest.mark.parametrize("fault", ["no checkpoint file", "newest corrupt", "clock moved back", "file from another run"])
 def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_path):
     trained(9)
     if fault == "no checkpoint file":
@@ -113,7 +113,8 @@ def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_
         (tmp_path / "run" / "checkpoint").write_text(f'model_checkpoint_path: "{tmp_path}/other/ckpt-9"\n{paths}')
     run(train_steps=15, keep_checkpoint_max=2)
     assert checkpoint_files.list_steps(str(tmp_path / "run")) == [12, 15]
-    assert checkpoint_files.list_steps(str(tmp_path / "other")) == ([3, 6, 9] if fault == "file of another run" else [])
+    assert checkpoint_files.list_steps(str(tmp_path / "other")) == (
+        [3, 6, 9] if fault == "file from another run" else [])
     assert tf.train.latest_checkpoint(str(tmp_path / "run")) == str(tmp_path / "run" / "ckpt-15")
 
 
@@ -126,7 +127,7 @@ def test_save_keeps_checkpoints_of_later_steps(tmp_path):
 
 def test_preview_replaces_a_link_but_not_its_target(run, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')  # from an earlier start of the run
+    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')  # from an earlier attempt
     (tmp_path / "photo.png").write_text("mine")
     (tmp_path / "run" / "views.png").symlink_to(tmp_path / "photo.png")
     run(train_steps=1)
@@ -160,7 +161,7 @@ def test_missing_or_corrupt_checkpoint_state_file_is_rewritten(fault, trained, r
     assert len(tf.train.get_checkpoint_state(str(tmp_path / "run")).all_model_checkpoint_paths) == 3
 
 
-def test_second_start_trains_from_scratch_if_all_checkpoints_are_corrupt(trained, run, tmp_path):
+def test_second_attempt_trains_from_scratch_if_all_checkpoints_are_corrupt(trained, run, tmp_path):
     trained(3)
     corrupt(tmp_path / "run" / "ckpt-3.index", "truncated")
     with pytest.raises(UserError, match="ckpt-3 is corrupt .*no other complete checkpoint exists.*train from scratch"):
@@ -270,7 +271,7 @@ def test_run_resumes_with_more_steps_or_allowed_flag_changes(trained, run, tmp_p
 
 
 class Data(IndexedSource):
-    """Data source that has no examples and returns a given data description."""
+    """Data source that has no examples and returns the given data description."""
 
     def __init__(self, classes=("blue", "green", "red"), **description):
         super().__init__("colors", {}, list(classes) if classes else None, tf.identity)
@@ -292,19 +293,19 @@ def start_run(directory, source, **settings):
     (dict(splits={"train": 64}), r"test has 0 examples \(10 at the start\)"),
     (dict(splits={"train": 64, "test": 10, "extra": 5}), "split extra is new"),
     (dict(version="1.0.1"), r"version 1.0.1 \(1.0.0 at the start\)"),
-    (dict(files="b"), "names or sizes of its files"),
+    (dict(files="b"), "names or sizes of the files"),
     (dict(classes=("green", "red", "zblue")), r"classes \(only in the data set: zblue; only in the run: blue\)"),
-    (dict(classes=("red", "green", "blue")), "same classes in another order"),
+    (dict(classes=("red", "green", "blue")), "same classes in a different order"),
     (dict(classes=None), "only in the run: blue, green, red")])
 def test_changed_data_is_rejected_unless_flag_changes_are_allowed(changes, message, tmp_path, capsys):
     config = start_run(tmp_path, Data(files="a"))
     run_directory.check_data(config, Data(files="a"))
-    with pytest.raises(UserError, match=f"--dataset=digits: the data changed .*{message}.*--allow_flag_changes"
+    with pytest.raises(UserError, match=f"--dataset=digits: the data has changed .*{message}.*--allow_flag_changes"
                        ) as error:
         run_directory.check_data(config, Data(**{"files": "a", **changes}))
     assert "\n" not in str(error.value)
     run_directory.check_data(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
-    assert "--allow_flag_changes: --dataset=digits: the data changed" in capsys.readouterr().out
+    assert "--allow_flag_changes: --dataset=digits: the data has changed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"splits": 5}', '{"splits": ["train"]}', "\x80"])
@@ -343,7 +344,7 @@ def test_fifos_are_not_opened(name, trained, tmp_path):
 def test_changed_class_names_are_accepted_without_a_linear_head(tmp_path):
     config = start_run(tmp_path, Data(), lineareval_while_pretraining=False)
     run_directory.check_data(config, Data(classes=("a", "b")))
-    with pytest.raises(UserError, match="the data changed"):
+    with pytest.raises(UserError, match="the data has changed"):
         run_directory.check_data(config.replace(lineareval_while_pretraining=True), Data(classes=("a", "b")))
 
 
@@ -392,7 +393,7 @@ def test_last_checkpoint_survives_a_full_disk(free_kilobytes, trained, run, tmp_
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
-def test_host_lost_while_saving_is_not_reported_as_a_full_disk(run, monkeypatch):
+def test_host_loss_while_saving_is_not_reported_as_a_full_disk(run, monkeypatch):
     def fail(*_, **__):
         raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed")
 
@@ -454,8 +455,8 @@ def test_run_stops_if_its_directory_is_removed_during_training(trained, run, tmp
 
 @pytest.mark.parametrize("module, function", [
     (train, "build_training_state"), (run_lib.evaluate, "evaluate_and_write"), (run_lib.saving, "build_module")])
-def test_run_directory_of_another_run_is_not_modified(module, function, trained, tmp_path, monkeypatch):
-    """Replaces the run directory with that of another run before the run trains, evaluates or exports."""
+def test_directory_of_another_run_is_not_modified(module, function, trained, tmp_path, monkeypatch):
+    """Swaps in the directory of another run before training, evaluation or export."""
     def replace(*arguments, **options):
         (tmp_path / "run").rename(tmp_path / "gone")
         (tmp_path / "other").rename(tmp_path / "run")

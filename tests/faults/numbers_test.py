@@ -45,7 +45,7 @@ def make_gradients_infinite(patch):
 
 @pytest.fixture(scope="module")
 def finite_run(tiny_resnet, tmp_path_factory):
-    """Returns the directory of a run without non-finite values."""
+    """Returns the directory of a run in which all values are finite."""
     directory = tmp_path_factory.mktemp("finite")
     runs.run(directory, **SETTINGS)
     return directory
@@ -82,7 +82,7 @@ def test_non_finite_weights_are_not_saved(tmp_path):
     assert not (tmp_path / "run" / "ckpt-6.index").exists()
 
 
-def test_excessive_learning_rate_is_reported_as_divergence(tmp_path):
+def test_divergence_from_an_excessive_learning_rate_is_reported(tmp_path):
     with pytest.raises(TrainingDiverged, match="training diverged at step [1-9] .*no checkpoint was written"):
         runs.run(tmp_path / "run", train_steps=9, learning_rate=1e30, warmup_epochs=0, optimizer="momentum")
     assert not list((tmp_path / "run").glob("ckpt-*"))

@@ -1,4 +1,4 @@
-"""Restart loop in docs/reliability.md, run in sh with a fake `python` that exits with given statuses."""
+"""Restart loop from docs/reliability.md, run in sh with a fake `python` that exits with the given statuses."""
 
 import pathlib
 import subprocess
@@ -33,12 +33,12 @@ def run_loop(directory, statuses):
 
 
 @pytest.mark.parametrize("status", [75, 134, 137, 139, 143])
-def test_loop_restarts_after_transient_statuses(status, tmp_path):
+def test_loop_restarts_after_retryable_statuses(status, tmp_path):
     assert run_loop(tmp_path, [status, status, 0]) == (0, 3)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 126, 127, 130])
-def test_loop_stops_after_permanent_statuses(status, tmp_path):
+def test_loop_stops_after_other_statuses(status, tmp_path):
     assert run_loop(tmp_path, [status]) == (status, 1)
 
 

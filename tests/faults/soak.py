@@ -4,7 +4,8 @@
 
 Alternates between one device, two replicas and two hosts. Each run is killed at random times with SIGKILL or SIGTERM,
 on one or both hosts, and restarted until it finishes. Its weights, slots and results must then be bit-identical to
-those of an uninterrupted run. The test takes at least the given minutes and kills, then prints a Markdown table.
+those of an uninterrupted run. The test lasts until the given numbers of minutes and kills are reached, and then prints
+a Markdown table.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def last_line(directory, index):
 
 
 def stop(setup, run_processes, directory, generator):
-    """Sends a random signal to one or all processes. Returns the signal's name, or None if the run had finished."""
+    """Sends one process or all of them a random signal. Returns its name, or None if the run had finished."""
     signal_number = generator.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
     victims = generator.choice([run_processes, run_processes[:1], run_processes[-1:]])
     if any(process.poll() is not None for process in run_processes):
@@ -63,8 +64,8 @@ def stop(setup, run_processes, directory, generator):
     for process in victims:
         process.send_signal(signal_number)
     end_survivors(run_processes, directory)
-    # After SIGTERM, the status is 75, -15 before the handler is installed, or 0 after the last safe point. A host that
-    # lost its peer exits with 75, with 0 if no collective was left, or with -9 if it was killed in the rendezvous.
+    # After SIGTERM, the status is 75 (-15 before the handler is installed, 0 after the last safe point). A host that
+    # lost its peer exits with 75, with 0 if no collective was left, or with -9 if it was killed during the rendezvous.
     allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[signal_number]
     allowed |= {75, 0, -9} if setup == "hosts" else set()
     statuses = [process.returncode for process in run_processes]
@@ -97,7 +98,7 @@ def fail(statuses, event, directory):
 
 
 def run_uninterrupted(setup, directory):
-    """Runs without kills. Returns the duration in seconds."""
+    """Runs the setup without kills. Returns the duration in seconds."""
     begin = time.monotonic()
     statuses = [process.wait(600) for process in start(setup, directory)]
     if any(statuses):

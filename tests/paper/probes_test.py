@@ -70,7 +70,7 @@ def test_probes_run_from_the_command_line(tmp_path, capsys):
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
     assert set(results) == {"sobel", "color"} and results["sobel"]["majority_baseline"] == 0.5
     assert results["sobel"]["h"] > 0.8  # Even random features separate edge images from digits.
-    assert abs(results["color"]["h"] - 0.8) < 0.12  # Digits are gray, so this is the majority baseline.
+    assert abs(results["color"]["h"] - 0.8) < 0.12  # Digits are gray, so the majority baseline is expected.
     assert "sobel" in printed and "majority baseline 0.500" in printed
 
 
@@ -114,6 +114,6 @@ def test_corrupt_images_are_an_error_unless_skipping_is_requested(tmp_path):
     assert common.open_source(common.parse_flags(f"{flags} --corrupt_images=skip")).num_examples("train") == 2
 
 
-def test_color_probe_converts_as_many_images_to_grayscale_as_pretraining():
+def test_color_probe_uses_the_grayscale_probability_of_pretraining():
     grayscale = data_util.color_distortion(1.0, "additive")[1]
     assert grayscale.probability == transformation_probes.PROBES["color"][1][0]

@@ -27,7 +27,7 @@ def finish(base, study, run, results, **entries):
 
 
 def finish_transfer_runs(base, accuracies):
-    """Marks the linear evaluation, fine-tuning and from-scratch runs on digits as finished with given accuracies."""
+    """Marks linear evaluation, fine-tuning and from-scratch runs on digits as finished with the given accuracies."""
     random, labels = np.random.default_rng(0), np.arange(400) % 10
     for run, accuracy in zip(studies.STUDIES["transfer"].runs_at("small"), accuracies, strict=True):
         predictions = np.where(random.random(400) < accuracy, labels, (labels + 1) % 10)
@@ -149,7 +149,7 @@ def test_predictions_for_other_labels_or_with_nan_are_rejected(labels, logits, t
 
 
 class Page(html.parser.HTMLParser):
-    """HTML parser that checks the nesting of elements and collects texts, links and images."""
+    """HTML parser that checks the nesting of elements and collects text, links and images."""
 
     def __init__(self):
         super().__init__()

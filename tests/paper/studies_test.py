@@ -43,7 +43,7 @@ def without_spaces_and_braces(rows):
 
 
 def plain(latex):
-    """Converts LaTeX to plain text without spaces and braces."""
+    """Converts LaTeX to plain text without spaces or braces."""
     text = latex.replace(r"$^\#$", "(of patches)").replace("$^*$", "(memory bank)")  # footnotes of Table C.1
     text = re.sub(r"\\(toprule|midrule|bottomrule|bm|text(bf|it)?|rotatebox\[origin=c\]\{0\})(?![a-z])", "", text)
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", text).replace("^T", "'").replace("~", " ")
@@ -54,7 +54,7 @@ def plain(latex):
 
 
 def argument(text):
-    """Splits a text that starts with an opening brace into the content of the braces and the rest."""
+    """Splits text that starts with an opening brace into the content of the braces and the rest."""
     depth = 0
     for index, character in enumerate(text):
         depth += (character == "{") - (character == "}")
@@ -64,7 +64,7 @@ def argument(text):
 
 
 def read_rows(latex):
-    """Returns the rows of a tabular as lists of plain text. Cells that span several rows or columns are repeated."""
+    """Returns the rows of a tabular as lists of plain text. Cells that span multiple rows or columns are repeated."""
     rows, spanning = [], {}  # spanning: column -> (remaining rows, text)
     for line in re.split(r"\\\\(?:\s*\[\d+pt\])?", latex):
         row = []
@@ -150,7 +150,7 @@ def test_read_numbers_parses_numbers_and_omits_dashes():
     ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
     ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
     ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}), ("cifar10", "supervised", {"top-1": 95.1})])
-def test_runs_have_the_hand_copied_numbers_of_the_paper(study, run, numbers):
+def test_runs_have_the_numbers_copied_by_hand_from_the_paper(study, run, numbers):
     assert studies.find_run((study, run)).paper == numbers
 
 

@@ -174,7 +174,7 @@ def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, tmp
     def diverging(command, directory):
         call(command, directory)
         if "--width_multiplier=2" in command:
-            raise JobFailed(f"{directory}: the run ended with status 3", TrainingDiverged.status)
+            raise JobFailed(f"{directory}: the run exited with status 3", TrainingDiverged.status)
 
     monkeypatch.setattr(runner, "_call", diverging)
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
@@ -188,7 +188,7 @@ def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, tmp
 @pytest.mark.parametrize("status", [-9, 1, 2])
 def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, monkeypatch, capsys):
     def failing(command, directory):
-        raise JobFailed(f"{directory}: the run ended (training has diverged: at step 3)", status)
+        raise JobFailed(f"{directory}: the run failed (training diverged at step 3)", status)
 
     monkeypatch.setattr(runner, "_call", failing)
     with pytest.raises(SystemExit) as error:
@@ -289,7 +289,7 @@ def test_reports_of_one_scale_omit_runs_of_the_other(calls, tmp_path, capsys):
     assert "Not run." in capsys.readouterr().out
 
 
-def test_recorded_seconds_and_commits_include_all_starts(tmp_path, monkeypatch):
+def test_recorded_seconds_and_commits_include_all_attempts(tmp_path, monkeypatch):
     clock = iter([10.0, 30.0])
     monkeypatch.setattr(runner.progress, "stopwatch", lambda: lambda: next(clock))
     monkeypatch.setattr(runner, "commit", iter(["one", "two"]).__next__)
@@ -344,8 +344,8 @@ time.sleep(60)
 """
 
 
-def test_a_failed_run_raises_its_last_error_line(tmp_path):
-    with pytest.raises(UserError, match=r"the run ended with status 2 \(run.py: error: disk full\). See .*run.log"):
+def test_the_error_of_a_failed_run_contains_its_last_output_line(tmp_path):
+    with pytest.raises(UserError, match=r"the run exited with status 2 \(run.py: error: disk full\). See .*run.log"):
         runner._call(["-c", "import sys; print('at first\\nrun.py: error: disk full'); sys.exit(2)"],
                      str(tmp_path))
 
@@ -397,7 +397,7 @@ def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
     assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)  # ResNet-10 without its classifier
 
 
-def test_list_show_and_commands_print_studies_numbers_and_commands():
+def test_subcommands_print_studies_numbers_and_commands():
     program = [sys.executable, "-m", "paper.tables"]
     listed = subprocess.run([*program, "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert all(name in listed for name in studies.STUDIES)

@@ -23,7 +23,7 @@ def sets():
 
 
 @pytest.mark.parametrize("neighbors, temperature", [(1, None), (10, None), (200, 0.1), (999, 0.5)])
-def test_knn_accuracy_matches_loop_implementation(neighbors, temperature, sets):
+def test_knn_accuracy_matches_a_loop_implementation(neighbors, temperature, sets):
     (inputs, labels), (test_inputs, test_labels) = sets
     hits = 0
     for vector, label in zip(test_inputs, test_labels):
@@ -60,7 +60,7 @@ def best_l2_per_example(inputs, labels):
 
 
 def test_regularization_strength_is_selected_on_held_out_examples():
-    """The largest strength is best for pure noise, and the smallest for separable classes."""
+    """The strongest regularization is best for pure noise, and the weakest is best for separable classes."""
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
     assert best_l2_per_example(inputs, labels) == max(logistic_regression.L2_PER_EXAMPLE_CHOICES)
@@ -100,9 +100,9 @@ def test_extract_rejects_nonfinite_vectors_and_omits_unlabeled_examples():
     def extract():
         labels, weights, positions = np.int64([0, 1, 0, -1]), np.ones(4, np.float32), np.arange(4)
         batches = tf.data.Dataset.from_tensors((images, labels, weights, positions))
-        return features.extract(tf.distribute.get_strategy(), features.pixels_function(2), batches, "pixels of test")
+        return features.extract(tf.distribute.get_strategy(), features.pixels_function(2), batches, "test pixels")
 
-    with pytest.raises(UserError, match="pixels of test contain NaN or Inf.* in 1 of 3 examples.*before training"):
+    with pytest.raises(UserError, match="test pixels contain NaN or Inf.* in 1 of 3 examples.*before training"):
         extract()
     images[1] = 2.0
     vectors, labels = extract()

@@ -66,8 +66,8 @@ def test_error_of_a_failed_job_contains_its_last_line(tmp_path):
     assert errors[jobs[1].directory] is None and "no disk" in str(errors[jobs[0].directory])
 
 
-def test_error_of_a_failed_job_ignores_the_log_of_earlier_starts(tmp_path):
-    failures = [("print('diverged'); raise SystemExit(3)", 3, r"ended with status 3 \(diverged\)"),
+def test_error_of_a_failed_job_ignores_the_log_of_earlier_attempts(tmp_path):
+    failures = [("print('diverged'); raise SystemExit(3)", 3, r"exited with status 3 \(diverged\)"),
                 ("import os; os.kill(os.getpid(), 9)", -9, r"was killed by signal 9 \(nothing was printed\)")]
     for code, status, message in failures:
         with child_processes.Launcher() as launcher, pytest.raises(JobFailed, match=message) as error:

@@ -49,7 +49,7 @@ def test_failed_writes_keep_the_old_content(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["x.json"]
 
 
-def test_file_names_of_255_bytes_can_be_written(tmp_path):
+def test_files_with_255_byte_names_can_be_written(tmp_path):
     path = str(tmp_path / ("\u00e9" * 125 + ".json"))
     storage.write_json(path, {"a": 1})
     assert storage.read_json(path) == {"a": 1}

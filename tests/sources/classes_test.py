@@ -46,7 +46,7 @@ def test_multi_label_vectors_are_mapped_to_columns():
 
 
 def write_folder(root, names):
-    """Writes eight images in the class color for each class. Returns the value for `--dataset`."""
+    """Writes eight images of each class in the class's color. Returns the value for `--dataset`."""
     for name in names:
         random = np.random.default_rng(len(name))
         (root / name).mkdir(parents=True)
@@ -67,7 +67,7 @@ def run(model_dir, dataset, **settings):
 
 @pytest.fixture(scope="module")
 def trained(tiny_resnet, tmp_path_factory):
-    """Trains on blue, green and red. Returns the parent directory, and the labels and logits of the linear head."""
+    """Trains on blue, green and red. Returns the parent directory, the labels, and the linear head's logits."""
     root = tmp_path_factory.mktemp("colors")
     run(root / "run", write_folder(root / "data", ["blue", "green", "red"]), mode="train_then_eval",
         save_predictions=True)
@@ -84,8 +84,8 @@ def test_evaluation_on_overlapping_classes_maps_them_by_name(names, columns, con
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(root / "run"))
     printed = run(tmp_path / "run" if continuous else tmp_path / "eval", write_folder(tmp_path / "data", names),
                   mode="eval", **settings)
-    assert "are matched by name with its 3 classes" in printed
-    assert ("examples of yellow, on which it was not trained, are ignored" in printed) == ("yellow" in names)
+    assert "are matched by name with the 3 classes of the linear head" in printed
+    assert ("examples of yellow, on which the head was not trained, are ignored" in printed) == ("yellow" in names)
     result = json.loads((tmp_path / ("run" if continuous else "eval") / "result.json").read_text())
     evaluated = np.isin(labels, columns)
     assert result["eval/label_top_1_accuracy"] == (logits[evaluated].argmax(1) == labels[evaluated]).mean()
@@ -95,7 +95,7 @@ def test_evaluation_on_overlapping_classes_maps_them_by_name(names, columns, con
 def test_evaluation_is_rejected_if_each_side_has_unmatched_classes(continuous, trained, tmp_path):
     shutil.copytree(trained[0] / "run", tmp_path / "run")
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(trained[0] / "run"))
-    with pytest.raises(UserError, match="trained on other classes .only in the data set: yellow; only in the "
+    with pytest.raises(UserError, match="trained on different classes .only in the data set: yellow; only in the "
                        "checkpoint: blue.*--eval_protocol=lbfgs or knn"):
         run(tmp_path / "run" if continuous else tmp_path / "eval", write_folder(
             tmp_path / "data", ["green", "red", "yellow"]), mode="eval", **settings)
@@ -109,7 +109,7 @@ def test_run_is_not_resumed_after_a_class_was_renamed(trained, tmp_path):
     dataset = write_folder(tmp_path / "data", ["green", "red", "zblue"])
     flags = json.loads((tmp_path / "run" / "flags.json").read_text())
     (tmp_path / "run" / "flags.json").write_text(json.dumps({**flags, "dataset": dataset}))
-    with pytest.raises(UserError, match="the data changed .*only in the data set: zblue; only in the run: blue"):
+    with pytest.raises(UserError, match="the data has changed .*only in the data set: zblue; only in the run: blue"):
         run(tmp_path / "run", dataset, train_steps=2)
 
 

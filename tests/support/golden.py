@@ -13,7 +13,7 @@ _DIRECTORY = ROOT / "tests" / "golden"
 
 
 def load(name):
-    """Loads the arrays of golden/<name>.npz."""
+    """Loads the arrays from golden/<name>.npz."""
     return np.load(_DIRECTORY / f"{name}.npz")
 
 
@@ -23,7 +23,7 @@ def load_json(name):
 
 
 def config_of(arrays, case):
-    """Returns the `Config` of a network with recorded outputs, and its settings."""
+    """Returns the `Config` and the settings of a network with recorded outputs."""
     settings = json.loads(str(arrays[f"{case}/config"]))
     names = Config.__dataclass_fields__
     return Config(**{name: value for name, value in settings.items() if name in names}), settings

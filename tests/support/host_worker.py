@@ -31,7 +31,7 @@ def run(settings):
 
 if __name__ == "__main__":
     keras.backend.set_floatx("float64")
-    # Graph optimization takes longer than it saves.
+    # Graph optimization takes more time than it saves.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         run(json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Runs in separate processes that tests can kill, and access to the checkpoints and logs of these runs."""
+"""Training runs in separate processes that tests can kill, and access to their checkpoints and logs."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-# A step on digits takes 10 to 40 ms. Epochs have four steps, so most checkpoints are written in mid-epoch.
+# A step on digits takes 10 to 40 ms. Epochs have four steps, so most checkpoints are written mid-epoch.
 FLAGS = dict(dataset="digits", resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=16,
              train_split="train[:64]", learning_rate=0.02, train_steps=240, checkpoint_steps=17, seed=7,
              mode="train_then_eval", eval_batch_size=90, log_seconds=0.5, linear_head_learning_rate=0.1)
@@ -31,7 +31,7 @@ def log_of(model_dir):
 
 
 def finish(model_dir, environment=None, status=0, **flags):
-    """Runs until the process exits, and returns its output since this start."""
+    """Starts run.py, waits until the process exits, and returns the output of this process only."""
     begin = len(log_of(model_dir)) if pathlib.Path(f"{model_dir}.log").exists() else 0
     process = start(model_dir, environment, **flags)
     assert process.wait(300) == status, log_of(model_dir)

@@ -79,7 +79,7 @@ def distributed_batches(config, strategy):
 
 
 def train_case(strategy, settings):
-    """Takes three training steps. Returns the first step's scalars and gradients and the final variables, by name."""
+    """Takes three training steps. Returns the first step's scalars and gradients, and the final variables, by name."""
     config = make_config(settings)
     with strategy.scope():
         model = build_model(config)

@@ -23,7 +23,7 @@ from runtime import devices  # noqa: E402
 if __name__ == "__main__":
     resnet.DEPTHS[10] = (False, (1, 1))
     saving.export_to_model_dir = lambda *_: "not made"  # The export requires four block groups.
-    # Graph optimization takes longer than it saves.
+    # Graph optimization takes more time than it saves.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     if os.environ.get("REPLICAS"):
         cpu = tf.config.list_physical_devices("CPU")[0]

@@ -73,7 +73,7 @@ def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
         assert correct.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
 
 
-def test_l2_path_reaches_separate_fit_losses_with_more_features_than_examples():
+def test_l2_path_reaches_the_loss_of_separate_fits_with_more_features_than_examples():
     """The classes are separable, so weak regularization leads to losses near zero and large weights."""
     from sklearn import linear_model
 
@@ -89,7 +89,7 @@ def test_l2_path_reaches_separate_fit_losses_with_more_features_than_examples():
 
 
 def test_two_classes_match_binary_logistic_regression(feature_sets):
-    """The softmax splits the binary weights between both classes, so |W|^2 is half as large."""
+    """The softmax splits the binary weights between the two classes, so |W|^2 is half as large."""
     from sklearn import linear_model
 
     inputs, labels = feature_sets[0]
@@ -108,7 +108,7 @@ def test_interrupted_sweep_resumes_without_repeating_fits(feature_sets):
     snapshots.clear()
     best, resumed = linear_evaluation.sweep(train, validation, "top_1", strengths,
                                             previous={100.0: values[100.0], 1.0: 0.0}, on_result=snapshots.append)
-    assert len(snapshots) == 1 and resumed[1.0] == 0.0  # The previous value is used without another fit.
+    assert len(snapshots) == 1 and resumed[1.0] == 0.0  # The previous value is reused without refitting.
     assert resumed[0.01] == pytest.approx(values[0.01], abs=0.02) and best in (100.0, 0.01)
 
 
@@ -136,7 +136,7 @@ def test_multi_label_path_matches_binary_fits_per_class(feature_sets):
     assert (scores[:, 3] == -np.inf).all()
 
 
-def test_l2_is_selected_on_validation_and_the_model_fitted_on_trainval(feature_sets):
+def test_l2_is_selected_on_validation_and_the_model_is_fitted_on_trainval(feature_sets):
     from sklearn import linear_model
 
     train, validation, test = feature_sets
@@ -198,7 +198,7 @@ def test_linear_evaluation_saves_features_and_predictions(network, few_iteration
         saved = np.load(out / f"features_{name}.npz")
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         feature_sets[name] = saved["vectors"], saved["labels"]
-    assert results["metric"] == "top_1" and results["test"] > 0.15  # Random features exceed chance level.
+    assert results["metric"] == "top_1" and results["test"] > 0.15  # Even random features beat chance.
     predictions = np.load(out / "predictions.npz")
     expected, scores = linear_evaluation.linear(*feature_sets.values(), "top_1")
     np.testing.assert_array_equal(predictions["logits"], scores)
@@ -249,7 +249,7 @@ def test_non_finite_features_are_an_error(network, tmp_path, monkeypatch, capsys
 
 
 def test_features_use_the_central_square_of_the_image(network, few_iterations, tmp_path, monkeypatch):
-    """Even above 32 pixels, the shorter side is kept in full, unlike in SimCLR's own evaluation (paper, B.8.1)."""
+    """The full shorter side is kept even if it exceeds 32 pixels, unlike in SimCLR's own evaluation (paper, B.8.1)."""
     random, images = np.random.default_rng(0), {}
     for split in ("train", "validation", "test"):
         for name in ("cat", "dog"):
@@ -294,7 +294,7 @@ def test_existing_results_with_unknown_settings_are_rejected(result, settings, t
     (tmp_path / result).touch()
     if settings is not None:
         (tmp_path / "settings.json").write_bytes(settings)
-    with pytest.raises(UserError, match=f"--out={tmp_path}: (its )?settings.json is") as error:
+    with pytest.raises(UserError, match=f"--out={tmp_path}: settings.json is") as error:
         output._check_settings(str(tmp_path), SETTINGS)
     assert "\n" not in str(error.value)
 
@@ -310,7 +310,7 @@ def test_existing_results_with_the_same_settings_are_accepted(tmp_path):
         output._check_settings(str(tmp_path), {**SETTINGS, "weights": "step 2"})
 
 
-def test_saved_features_and_sweeps_with_other_settings_are_rejected(network, few_iterations, tmp_path, capsys):
+def test_saved_features_and_sweeps_with_different_settings_are_rejected(network, few_iterations, tmp_path, capsys):
     out = tmp_path / "out"
     command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:60]", "--validation=train[60:80]",
                "--test=test[:20]", f"--out={out}")
@@ -319,7 +319,7 @@ def test_saved_features_and_sweeps_with_other_settings_are_rejected(network, few
     saved = dict(np.load(out / "features_validation.npz"))
     sweep = json.loads((out / "sweep.json").read_text())
     for name, changes, expected in (
-            ("features_validation.npz", [{"settings": "0123"}], "was written with other settings"),
+            ("features_validation.npz", [{"settings": "0123"}], "was written with different settings"),
             ("features_validation.npz", [{"vectors": saved["vectors"] * np.nan},
                                          {"vectors": np.full([20, 512], np.inf)}], "contain NaN or Inf"),
             ("features_validation.npz", [{"vectors": np.full([20, 2], "x")},
@@ -328,7 +328,7 @@ def test_saved_features_and_sweeps_with_other_settings_are_rejected(network, few
              "not features [n, d] and their labels"),
             ("features_validation.npz", [{"vectors": np.array([None])}],
              "the arrays vectors, labels, settings cannot be read"),
-            ("sweep.json", [{"settings": "0123"}, {"settings": None}], "was written with other settings"),
+            ("sweep.json", [{"settings": "0123"}, {"settings": None}], "was written with different settings"),
             ("sweep.json", [{"metrics": {"1.0": float("nan")}}, {"metrics": {"x": 0.5}}, {"metrics": []},
                             {"metrics": {"1.0": "0.5"}}, {"metrics": {"1.0": 10**400}}], "are not numbers from 0")):
         content = (out / name).read_bytes()
@@ -349,10 +349,10 @@ def test_saved_features_and_sweeps_with_other_settings_are_rejected(network, few
 
 def test_nan_metrics_are_errors(feature_sets):
     train, validation, _ = feature_sets
-    with pytest.raises(UserError, match="--metric=top_1: its value is NaN because the scores contain NaN"):
+    with pytest.raises(UserError, match="--metric=top_1: the value is NaN because the scores contain NaN"):
         measures.measure("top_1", np.array([0, 1]), np.array([[0.1, np.nan], [0.0, 1.0]]))
     negatives = np.zeros([len(validation[1]), 4], np.int64)
-    with pytest.raises(UserError, match="--metric=mean_average_precision: its value is NaN because no label is 1"):
+    with pytest.raises(UserError, match="--metric=mean_average_precision: the value is NaN because no label is 1"):
         linear_evaluation.sweep((train[0], np.eye(4, dtype=np.int64)[train[1]]), (validation[0], negatives),
                                 "mean_average_precision", (1.0,))
 
@@ -505,7 +505,7 @@ def test_grids_match_the_paper():
 @pytest.mark.parametrize("arguments, expected", [
     (("--learning_rates=2,3", "--weight_decays=0"),
      "--learning_rates: all 2 trials diverged. Use lower learning rates."),
-    (("--learning_rates=0.001", "--weight_decays=0"), "the run ended with status 1 (run.py: error: no disk)")])
+    (("--learning_rates=0.001", "--weight_decays=0"), "the run exited with status 1 (run.py: error: no disk)")])
 def test_failed_trials_give_one_line_errors(arguments, expected, network, tmp_path, program, capsys):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", *arguments)
@@ -537,7 +537,7 @@ def test_invalid_grids_give_one_line_errors_and_no_directory_is_created(argument
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_metric_is_an_error_and_not_a_divergence(network, tmp_path, program, capsys):
+def test_missing_metric_is_an_error_and_does_not_count_as_divergence(network, tmp_path, program, capsys):
     (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("eval/label_top_1_accuracy", "eval/other"))
     with pytest.raises(SystemExit):
         grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0")
@@ -571,11 +571,11 @@ def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, cap
     assert json.loads((tmp_path / "out" / "result.json").read_text())["test"] == 1.0
 
 
-def test_saved_trials_with_other_settings_are_rejected(network, tmp_path, program, capsys):
+def test_saved_trials_with_different_settings_are_rejected(network, tmp_path, program, capsys):
     single_trial, path = ("--learning_rates=0.1", "--weight_decays=0"), tmp_path / "out" / "rate_0.1_decay_0.json"
     grid(network, tmp_path / "out", *single_trial)
     trial = json.loads(path.read_text())
-    for change, expected in (({"settings": "0123"}, "other settings"), ({"settings": None}, "other settings"),
+    for change, expected in (({"settings": "0123"}, "different settings"), ({"settings": None}, "different settings"),
                              ({"metric": float("nan")}, "metric=nan"), ({"metric": "0.5"}, "metric=0.5")):
         path.write_text(json.dumps({**trial, **change}))
         with pytest.raises(SystemExit) as error:
@@ -583,9 +583,9 @@ def test_saved_trials_with_other_settings_are_rejected(network, tmp_path, progra
         message = capsys.readouterr().err
         assert error.value.code == 2 and path.name in message and expected in message and message.count("\n") == 1
     path.write_text(json.dumps(trial))
-    with pytest.raises(SystemExit):  # File names have three significant digits, so both rates share one file.
+    with pytest.raises(SystemExit):  # File names give rates to three significant digits, so both rates share one file.
         grid(network, tmp_path / "out", "--learning_rates=0.1001", "--weight_decays=0")
-    assert "rate_0.1_decay_0.json: the file was written with other settings" in capsys.readouterr().err
+    assert "rate_0.1_decay_0.json: the file was written with different settings" in capsys.readouterr().err
     assert len(program()) == 2
     path.write_bytes(b"[]")  # A trial with a corrupt record is repeated.
     grid(network, tmp_path / "out", *single_trial)
@@ -625,7 +625,7 @@ def test_user_files_in_place_of_a_trial_directory_are_kept(network, tmp_path, pr
     assert (user_files / "notes.txt").read_text() == "notes"
 
 
-def test_results_computed_with_other_arguments_are_not_overwritten(network, tmp_path, program, capsys):
+def test_results_computed_with_different_arguments_are_not_overwritten(network, tmp_path, program, capsys):
     single_trial = ("--learning_rates=0.1", "--weight_decays=0")
     grid(network, tmp_path / "out", *single_trial)
     for argument, expected in (("--test=test[:50%]", "examples={"), ("--batch_size=64", "batch_size=256, not 64."),
@@ -633,7 +633,7 @@ def test_results_computed_with_other_arguments_are_not_overwritten(network, tmp_
         with pytest.raises(SystemExit):
             grid(network, tmp_path / "out", *single_trial, argument)
         message = capsys.readouterr().err
-        assert f"its results were computed with {expected}" in message and message.count("\n") == 1
+        assert f"the existing results were computed with {expected}" in message and message.count("\n") == 1
     with pytest.raises(SystemExit):
         run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
     assert "computed with command=finetune, not linear. Use another directory" in capsys.readouterr().err
@@ -766,7 +766,7 @@ MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
     (LABELS, LOGITS), (LABELS.astype(np.uint8), LOGITS.astype(np.float16)), (LABELS + 5, LOGITS),
     (MULTI_LABELS, LOGITS), (LABELS, np.where(LOGITS > 0, 1.0, -np.inf)), (MULTI_LABELS - [1, 0], LOGITS)])
 def test_valid_predictions_are_accepted(labels, logits, tmp_path):
-    """Classes that were not learned have the logit -inf."""
+    """Classes that were not learned have a logit of -inf."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     read_labels, read_logits = output.read_predictions(str(tmp_path / "x.npz"))
     assert read_labels.tolist() == labels.tolist() and read_logits.tolist() == logits.tolist()
