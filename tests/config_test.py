@@ -96,7 +96,8 @@ def test_default_model_dir_depends_on_identity_settings_but_not_on_run_length():
 
 def test_every_settings_role_is_documented_and_used():
     for role in dataclasses.fields(Config)[0].metadata["roles"]:
-        assert f"\n      {role}: role: " in config_lib.setting.__doc__ and config_lib.settings_with(role), role
+        assert f"\n      {role}: role of settings that " in config_lib.setting.__doc__, role
+        assert config_lib.settings_with(role), role
 
 
 def test_settings_roles_do_not_contradict_each_other():

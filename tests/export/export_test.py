@@ -473,6 +473,7 @@ def test_file_names_that_look_like_formulas_are_escaped_in_csv(tmp_path):
     assert [os.path.normpath(row[0]) for row in rows] == names
 
 
+@pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_embed_leaves_no_files_if_stopped_by_a_signal(signal_number, photos, tmp_path, monkeypatch, capsys):
     def stopped(images):

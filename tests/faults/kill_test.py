@@ -42,6 +42,7 @@ def test_run_killed_five_times_matches_an_uninterrupted_run(uninterrupted, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_saves_a_checkpoint_and_the_same_command_resumes(signal_number, uninterrupted, tmp_path):
     process = processes.start(tmp_path / "run")
@@ -66,6 +67,7 @@ def test_signal_takes_effect_at_the_next_safe_point():
     assert list(progress.track(range(3), 3, "turns")) == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("default_sighup")
 def test_sighup_stops_the_run_unless_it_is_ignored():
     with signals.StopSignals(), pytest.raises(Stopped, match="stopped by SIGHUP"):
         signal.raise_signal(signal.SIGHUP)
@@ -81,6 +83,7 @@ def test_sighup_stops_the_run_unless_it_is_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("default_sighup")
 def test_repeated_sighup_from_a_closed_terminal_does_not_kill_the_run():
     with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as process:

@@ -373,22 +373,23 @@ def small_disk(path, kilobytes):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can mount a file system")
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
-def test_last_checkpoint_survives_a_full_disk(free_kilobytes, trained, run, tmp_path):
-    trained(6)
+def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
+    large = dict(proj_out_dim=8192)  # A checkpoint is larger than all of the run's other files.
+    run(train_steps=6, **large)
     expected = processes.tensors(tmp_path / "run", 6)
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
     (tmp_path / "run").rename(tmp_path / "copy")
     with small_disk(tmp_path / "run", used + 200 + free_kilobytes):
         subprocess.run(["cp", "-r", *map(str, (tmp_path / "copy").iterdir()), str(tmp_path / "run")], check=True)
         with pytest.raises(UserError, match="--model_dir=.* (could not|cannot) be written") as error:
-            run(train_steps=9)
+            run(train_steps=9, **large)
         assert "\n" not in str(error.value)
         assert not list((tmp_path / "run").glob("ckpt-9.index"))
         actual = processes.tensors(tmp_path / "run", 6)
         for path in [*(tmp_path / "run").glob("ckpt-3.*")]:  # After space is freed, the same command resumes.
             path.unlink()
         subprocess.run(["mount", "-o", f"remount,size={4 * used}k", str(tmp_path / "run")], check=True)
-        assert "resumed at step 6" in run(train_steps=9)
+        assert "resumed at step 6" in run(train_steps=9, **large)
     for key in expected:
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 

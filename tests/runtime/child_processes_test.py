@@ -88,6 +88,7 @@ def test_ignored_sighup_stays_ignored(tmp_path):
     assert (tmp_path / "run.log").read_text() == "done\n"
 
 
+@pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
     markers = [str(tmp_path / name) for name in ("a", "b", "never")]
