@@ -443,7 +443,7 @@ class Config:
         False, "Write the labels and the linear head's logits of all examples to predictions_<step>.npz, for "
         "`python -m transfer compare`.", no_effect=True
     )
-    eval_batch_size: int = setting(256, "Batch size for evaluation, summed over all replicas.", minimum=1,
+    eval_batch_size: int = setting(256, "Global batch size for evaluation (the total over all replicas).", minimum=1,
                                    maximum=2**20)
     eval_protocol: str = setting(
         "linear_head",

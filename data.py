@@ -242,7 +242,7 @@ def _shards(input_context):
 
 def distribute(strategy: tf.distribute.Strategy, build: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
               ) -> Any:
-    """Distributes the datasets built by `build(input_context, number of replicas that the pipeline feeds)`."""
+    """Distributes the datasets that `build(input_context, num_replicas)` returns for `num_replicas` replicas each."""
     def function(context):
         return build(context, context.num_replicas_in_sync // context.num_input_pipelines)
     return strategy.distribute_datasets_from_function(function)

@@ -194,7 +194,7 @@ def _extremes(red, green, blue):
 
 
 def adjust_saturation(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """Multiplies the HSV saturation by `factor` >= 0 (limited to 1) by scaling differences from the maximum color."""
+    """Multiplies the HSV saturation by `factor` (>= 0), and clips it to 1."""
     highest, lowest = _extremes(*channels)
     ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _EPSILON))
     return [highest - (highest - channel) * ratio for channel in channels]
@@ -354,7 +354,7 @@ def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probabili
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """Random operator of a policy.
+    """An operator that a policy applies with a given probability.
 
     Attributes:
       name: display name.

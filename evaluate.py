@@ -210,7 +210,7 @@ class Evaluator:
         If a protocol fails, the results of earlier protocols are written, unless this step already has a result file.
 
         Args:
-          step: training step of the weights.
+          step: training step at which the weights were saved.
           complete: whether all parts of the model were loaded. If not, the weight decay is not computed, and
             `--keep_best` ignores the weights.
 

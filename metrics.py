@@ -110,7 +110,7 @@ class MeanMetrics:
         self._weights = collections.Counter()
 
     def add(self, scalars: dict[str, float], weight: float = 1.0) -> None:
-        """Adds scalars that are means over `weight` steps or examples."""
+        """Accumulates scalars, each of which is a mean over `weight` steps or examples."""
         for name, value in scalars.items():
             self._sums[name] += float(value) * weight
             self._weights[name] += weight

@@ -169,8 +169,8 @@ class Model(keras.Model):
     def freeze(self, fine_tune_after_block: int) -> None:
         """Freezes the layers that fine-tuning does not train.
 
-        These are the stem and the block groups up to `fine_tune_after_block` (none of them for -1), and the projection
-        head layers that the classifier does not use.
+        These are the stem and the block groups up to `fine_tune_after_block` (no layers if it is -1), and the
+        layers of the projection head that the classifier does not use.
         """
         if fine_tune_after_block >= 0:
             self.resnet_model.freeze_up_to(fine_tune_after_block)

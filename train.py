@@ -470,7 +470,7 @@ def _log(writer, step, mean_metrics, is_chief):
 
 
 def _save(config, state, means, newest):
-    """Writes a checkpoint jointly with all hosts, and returns its prefix.
+    """Writes a checkpoint together with the other hosts, and returns its prefix.
 
     Raises:
       UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names `newest`.

@@ -43,7 +43,7 @@ def pairs_per_second(dataset, batch_size, seconds):
 
 
 def compare(datasets, batch_size, rounds, seconds):
-    """Returns each dataset's median rate, measured alternately so that other load affects all datasets."""
+    """Returns each dataset's median rate, measured alternately so that background load affects all equally."""
     rates = {name: [] for name in datasets}
     for _ in range(rounds):
         for name, dataset in datasets.items():

@@ -81,7 +81,7 @@ def format_flags(flags: dict) -> str:
 
 
 def _assign(variables, names, file, columns=None):
-    """Assigns the tensors of a file to variables.
+    """Assigns the tensors in a file to variables.
 
     Args:
       variables: dict mapping keys to variables.

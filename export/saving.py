@@ -163,7 +163,7 @@ def _atomic_directory(export_dir, replace, check):
 
 
 def _foreign_content(path):
-    """Returns why `path` is not a directory with only SavedModel files from this program, or None if it is."""
+    """Returns None if `path` is a directory that contains only a SavedModel of this program, else the reason."""
     remote = "://" in path
     if not remote and (os.path.islink(path) or not os.path.isdir(path)):
         return "it is a link or a file"

@@ -98,7 +98,7 @@ def _finite_or_none(value):
 
 
 def _differences(paper, ours):
-    """Returns, as text, our numbers minus the paper's for all measures that are available for both."""
+    """Returns the differences (ours minus the paper's) of all measures that both report, as text."""
     pairs = {measure: (ours[measure], number) for measure, number in paper.items() if ours.get(measure) is not None}
     return {"difference" if measure in _MAIN_MEASURES else f"difference, {measure}":
             f"{value - number:+.2f}" if measure == "entropy" else f"{100 * value - number:+.1f}"

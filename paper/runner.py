@@ -34,7 +34,7 @@ def arguments(run: studies.Run, scale: str) -> list[str]:
 
 def command(run: studies.Run, scale: str, directory: str, weights: str | None = None,
             extra: dict | None = None) -> list[str]:
-    """Returns the command for a run, as arguments for Python.
+    """Returns the command for a run, as a list of arguments to the Python interpreter.
 
     Args:
       run: the run.

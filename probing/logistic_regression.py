@@ -1,10 +1,10 @@
 """Logistic regression on frozen features with L-BFGS.
 
-The strength of the l2 regularization is expressed in one of two units:
-- `l2_of_sum`: minimizes the sum of the cross-entropies + l2_of_sum / 2 |W|^2, as in the paper (B.8.1). All functions
-  that fit weights use this unit.
-- `l2_per_example` = l2_of_sum / number of examples: minimizes the mean of the cross-entropies + l2_per_example / 2
-  |W|^2. This unit makes strengths comparable between data sets of different sizes.
+The strength of the l2 regularization follows one of two conventions:
+- `l2_of_sum`: the objective is the sum of the cross-entropies + l2_of_sum / 2 |W|^2, as in the paper (B.8.1). All
+  functions that fit weights use this convention.
+- `l2_per_example` = l2_of_sum / number of examples: the objective is the mean of the cross-entropies + l2_per_example / 2
+  |W|^2. This convention makes strengths comparable between data sets of different sizes.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def cpu_info() -> tuple[str, int]:
 
 
 def _device_share(devices, index, num_shares):
-    """Returns one share of the devices (None: all). For example, the two shares of "0,1,2,3" are "0,2" and "1,3"."""
+    """Returns one share of a list of devices, or None for all. The two shares of "0,1,2,3" are "0,2" and "1,3"."""
     names = devices.split(",") if devices else []
     if len(names) < 2 or num_shares < 2:
         return None

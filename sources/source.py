@@ -87,7 +87,7 @@ class Source(abc.ABC):
         return tf.fill([self.num_classes] if self.multi_label else [], tf.constant(-1, tf.int64))
 
     def is_sparse(self, split: str) -> bool:
-        """Returns whether a pass over the split reads far more data than its examples, so that caching pays off."""
+        """Returns whether reading the split is much slower than its size suggests, so that caching is worthwhile."""
         del split
         return False
 

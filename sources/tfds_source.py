@@ -153,7 +153,7 @@ class TfdsSource(Source):
         return split in self._restricted
 
     def shuffle_buffer_size(self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0) -> int:
-        """Returns the number of average-sized examples that fit into `buffer_mb`, at most the size of the shard."""
+        """Returns the number of average-sized examples that fit into `buffer_mb`, at most the number in the shard."""
         splits = [self._builder.info.splits[name] for name in self.split_names]
         mean_bytes = max(sum(info.num_bytes for info in splits) / max(sum(info.num_examples for info in splits), 1), 1)
         return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)

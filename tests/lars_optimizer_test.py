@@ -46,7 +46,7 @@ def test_lars_predicates_select_the_same_variables_as_name_patterns():
     (True, False, lambda g, r: [3, 4] - r * 0.1 * g),
     (True, True, lambda g, r: [3, 4] - (0.9 * r * 0.1 * g + r * 0.1 * g)),
     (False, False, lambda g, r: [3, 4] - r * 0.1 * g),
-    (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # The update is 1.9 g with trust ratio r / 1.9.
+    (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # The update is 1.9 * g, and its trust ratio r / 1.9.
 ])
 def test_first_step_matches_hand_computed_values(classic, nesterov, expected):
     g = np.array([1.5, 4.0])

@@ -64,7 +64,7 @@ def test_a_run_writes_all_documented_files(complete_run):
         assert words in printed
 
 
-def test_a_run_writes_the_tensorboard_scalars_of_the_original(complete_run):
+def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run):
     events = [event for path in (complete_run[0] / "train").iterdir()
               for event in tf.compat.v1.train.summary_iterator(str(path))]
     tags = {value.tag for event in events for value in event.summary.value}

@@ -25,7 +25,7 @@ _Examples = tuple[np.ndarray, np.ndarray]  # features, labels
 def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
           previous: dict[float, float] | None = None,
           on_result: Callable[[dict[float, float]], None] = lambda values: None) -> tuple[float, dict[float, float]]:
-    """Selects the l2 regularization strength, in the units of `l2_of_sum` (see `logistic_regression`).
+    """Selects the l2 regularization strength, as `l2_of_sum` (see `logistic_regression`).
 
     Args:
       train: (features [n, d], labels [n] or [n, classes]) of the training examples.

@@ -93,7 +93,7 @@ def test_unusable_images_are_reported_with_a_reason(name, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Writes a folder with valid images of two classes and unusable images of every type."""
+    """Creates a folder with valid images of two classes and one unusable image of each kind."""
     for index in range(12):
         for name in ("cat", "dog"):
             path = tmp_path / "images" / name / f"{index}.png"

@@ -1,4 +1,4 @@
-"""Matching of a data set's classes to linear-head columns by name."""
+"""Matches a data set's classes to linear-head columns by name."""
 
 import json
 import shutil

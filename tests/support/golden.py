@@ -1,4 +1,4 @@
-"""Golden numbers, and weights computed from checkpoint keys."""
+"""Golden values, and weights computed from checkpoint keys."""
 
 import json
 import zlib
@@ -30,7 +30,7 @@ def config_of(arrays, case):
 
 
 def computed_weight(key, shape):
-    """Returns a weight of the given shape that depends only on its key, as in the networks with recorded outputs."""
+    """Returns a weight that depends only on its key and shape, like those of the networks with recorded outputs."""
     x = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(shape).astype(np.float32)
     leaf = key.rsplit("/", 1)[-1]
     if leaf == "kernel":
