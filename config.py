@@ -1,8 +1,8 @@
 """Application settings, each defined once with its default, help text, allowed values and roles.
 
 `Config` is the single source of truth. The absl flags are generated from it (`define_flags`) and read once
-(`from_flags`). It rejects invalid values and combinations before anything is built. The names, types and defaults of
-the original's 48 flags are kept, except that `use_tpu` is off by default.
+(`from_flags`). `Config` rejects invalid values and combinations before anything is built. The names, types and defaults
+of the original's 48 flags are kept, except that `use_tpu` is off by default.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runtime.errors import UserError, first_line
 from runtime.paths import check_path, check_weights_path, slug
 
 # depth -> (bottleneck blocks?, number of blocks in each of the four groups). This dict is defined here rather
-# than in resnet.py, because the choices of --resnet_depth must be known before TensorFlow is loaded.
+# than in resnet.py, because the choices for --resnet_depth must be known before TensorFlow is loaded.
 RESNET_DEPTHS = {
     10: (False, (1, 1, 1, 1)),  # ResNet-10 is not in the paper. It is meant for trials on small machines.
     18: (False, (2, 2, 2, 2)),
@@ -62,8 +62,8 @@ def as_flags(settings: dict) -> list[str]:
     return [as_flag(*setting) for setting in settings.items()]
 
 
-_MAX_NAME_BYTES = 255  # limit of common file systems
-# Reserved names in a model_dir, which --eval_name must not use.
+_MAX_NAME_BYTES = 255  # limit in common file systems
+# Names reserved in a model_dir; --eval_name must not be one of them.
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(json|png|npz|lock|log)")
 
 
@@ -76,7 +76,7 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
     Args:
       default: value if the flag is not set.
       help_text: meaning of the setting, with its unit and source.
-      choices: allowed values. None: any value within the limits.
+      choices: allowed values, or None if all values within the limits are allowed.
       minimum: smallest value allowed.
       above: exclusive lower bound.
       maximum: largest value allowed.
@@ -109,23 +109,24 @@ class Config:
         "train",
         "train: train and export a SavedModel; train_then_eval: train, evaluate the last checkpoint and export a "
         "SavedModel; eval: wait for checkpoints in --model_dir and evaluate each of them once, until the last "
-        "training step is reached or --eval_timeout expires. If --checkpoint is set and is not the checkpoint that the "
-        "run in --model_dir started from, eval evaluates only --checkpoint.",
+        "training step is reached or --eval_timeout expires. If --checkpoint is set to a checkpoint other than the one "
+        "that the run in --model_dir started from, only --checkpoint is evaluated.",
         choices=("train", "eval", "train_then_eval"),
         output=True,
     )
     train_mode: str = setting(
         "pretrain",
-        "pretrain: contrastive learning; finetune: train the encoder from --checkpoint and a classifier with labels, "
-        "using only random crops and flips as augmentation; supervised: train from scratch with labels, with the "
-        "pretraining augmentation and without a projection head.",
+        "pretrain: contrastive learning; finetune: train the encoder from --checkpoint and a classifier on labeled "
+        "images, augmented only with random crops and flips; supervised: train from scratch on labeled images, with "
+        "the pretraining augmentation and without a projection head.",
         choices=("pretrain", "finetune", "supervised"),
         identity=True,
     )
     model_dir: str | None = setting(
         None,
-        "Run directory, for checkpoints, results, TensorBoard events and SavedModels. If not set, it is "
-        "runs/<dataset>_<network>_<hash of the settings>, so that the same command resumes the run.",
+        "Run directory, for checkpoints, results, TensorBoard events and SavedModels. If not set, "
+        "runs/<dataset>_<network>_<hash of the settings> is used, so that running the same command again resumes the "
+        "run.",
         output=True, per_host=True,
     )
     data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. If not set, TFDS's default is used.",
@@ -159,9 +160,9 @@ class Config:
     # Data.
     dataset: str = setting(
         "imagenet2012",
-        "A TFDS name, with its config if any (imagenet2012_subset/1pct); digits (scikit-learn's 1,797 images, no "
-        "download required); or folder:PATH (an image folder, whose sub-folders are the classes, optionally inside "
-        "split folders such as train/ and test/).",
+        "A TFDS name, optionally with a config (such as imagenet2012_subset/1pct); digits (scikit-learn's 1,797 "
+        "images, no download required); or folder:PATH (an image folder, whose sub-folders are the classes, "
+        "optionally inside split folders such as train/ and test/).",
         identity=True,
     )
     train_split: str = setting(
@@ -184,7 +185,7 @@ class Config:
     )
     max_image_pixels: int = setting(
         MAX_IMAGE_PIXELS,
-        "Maximum size of the images in a folder, in pixels (width times height, summed over all frames of a GIF). "
+        "Maximum size of an image in a folder, in pixels (width times height, summed over all frames of a GIF). "
         "Larger images are not decoded and count as unusable (see --corrupt_images). Decoding requires up to 12 bytes "
         "per pixel.",
         minimum=1,
@@ -204,11 +205,11 @@ class Config:
     label_fraction: float = setting(
         1.0,
         "Fraction of the labeled training examples to use for fine-tuning, supervised training, lbfgs and knn. The "
-        "same number of examples is drawn from each class; a class with fewer contributes all of its examples (paper, "
+        "same number of examples is drawn from each class; smaller classes contribute all of their examples (paper, "
         "B.5). TFDS splits are read once at the start, and the selected examples are kept in memory in encoded form.",
         above=0, maximum=1, identity=True,
     )
-    label_seed: int = setting(0, "Seed for selecting the --label_fraction examples.", minimum=0, identity=True)
+    label_seed: int = setting(0, "Seed for selecting examples with --label_fraction.", minimum=0, identity=True)
     image_size: int = setting(224, "Height and width of the network's input, in pixels.", minimum=8, maximum=4096,
                               identity=True, network=True)
 
@@ -224,9 +225,9 @@ class Config:
     )
     augmentation: str = setting(
         "simclr",
-        "Augmentation of both views, except in fine-tuning: simclr (crop, flip, color distortion, blur: paper, "
-        "Appendix A); autoaugment (crop, flip, and AutoAugment's policy for ImageNet: Table 1); broader (simclr plus "
-        "random equalization, solarization, Sobel filtering and motion blur: B.2).",
+        "Augmentation of both views, except in fine-tuning. simclr: crop, flip, color distortion and blur (paper, "
+        "Appendix A); autoaugment: crop, flip, and AutoAugment's policy for ImageNet (Table 1); broader: simclr plus "
+        "random equalization, solarization, Sobel filtering and motion blur (B.2).",
         choices=("simclr", "autoaugment", "broader"),
         identity=True,
     )
@@ -237,7 +238,7 @@ class Config:
         f"Operators: {', '.join(AUGMENTATIONS)}.",
         identity=True,
     )
-    augment_right: str | None = setting(None, "Same as --augment_left, for the second view.", identity=True)
+    augment_right: str | None = setting(None, "Same as --augment_left, but for the second view.", identity=True)
     augment_extra: str = setting(
         "",
         "Comma-separated operators to apply after --augmentation, in the given order (paper, Table 3): rotate (by 0, "
@@ -251,15 +252,15 @@ class Config:
     )
     brightness: str = setting(
         "multiplicative",
-        "Brightness adjustment in the color distortion: multiplicative (SimCLR v2, the original's TF2 default) or "
-        "additive (the paper, SimCLR v1).",
+        "Brightness adjustment in the color distortion: multiplicative (as in SimCLR v2, and by default in the "
+        "original TF2 release) or additive (as in the paper, SimCLR v1).",
         choices=("multiplicative", "additive"),
         identity=True,
     )
     use_blur: bool = setting(
         True,
-        "Apply Gaussian blur to half of the views, with a random sigma from 0.1 to 2 per image. Not used in "
-        "fine-tuning, with --augmentation=autoaugment, or with --augment_left or --augment_right.",
+        "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for each image. Not used "
+        "in fine-tuning, with --augmentation=autoaugment, or with --augment_left or --augment_right.",
         identity=True,
     )
 
@@ -269,7 +270,7 @@ class Config:
     width_multiplier: int = setting(1, "Width multiplier of the ResNet.", minimum=1, maximum=32, identity=True,
                                     network=True)
     sk_ratio: float = setting(
-        0.0, "If above 0, use selective kernels (SK) with this ratio, and ResNet-D. A common value is 0.0625.",
+        0.0, "If above 0, use ResNet-D and selective kernels (SK) with this ratio. A common value is 0.0625.",
         minimum=0, maximum=1, identity=True, network=True,
     )
     se_ratio: float = setting(
@@ -285,7 +286,7 @@ class Config:
         network=True,
     )
     batch_norm_decay: float = setting(
-        0.9, "Momentum of the moving statistics in batch norm.", minimum=0, maximum=1, identity=True
+        0.9, "Momentum for the moving statistics in batch norm.", minimum=0, maximum=1, identity=True
     )
     global_bn: bool = setting(True, "Compute batch statistics over all replicas instead of per replica.", identity=True)
     proj_head_mode: str = setting(
@@ -298,13 +299,13 @@ class Config:
                                    identity=True, network=True)
     ft_proj_selector: int = setting(
         0,
-        "Input of the linear head or classifier: 0 for the output of the encoder, 1 for that of the first layer of the "
-        "projection head, -1 for that of its last layer.",
+        "Input of the linear head or classifier: 0 for the encoder's output, 1 for the output of the projection "
+        "head's first layer, -1 for the output of its last layer.",
         identity=True,
     )
     lineareval_while_pretraining: bool = setting(
-        True, "Train a linear head with labels during pretraining. It does not affect the encoder.", identity=True,
-        network=True,
+        True, "Train a linear head with labels during pretraining. The head does not affect the encoder.",
+        identity=True, network=True,
     )
     fine_tune_after_block: int = setting(
         -1,
@@ -326,32 +327,33 @@ class Config:
     )
     negatives: str = setting(
         "both",
-        "Negatives of a view. both: both views of all other images; cross_view: for a first view, only the second "
-        "views of the other images, and vice versa (used for all losses in the paper's Table 4).",
+        "Negatives for each view of an image. both: both views of all other images; cross_view: only the second views "
+        "of the other images for the first view, and vice versa (used for all losses in the paper's Table 4).",
         choices=("both", "cross_view"),
         identity=True,
     )
     semi_hard: bool = setting(
         False,
-        "Use only one negative for each view: the most similar of those that are less similar than the positive, but "
+        "Use only one negative for each view: the most similar of those whose similarity is lower than the positive's "
         "by less than --margin (paper, 5.1).",
         identity=True,
     )
     margin: float | None = setting(
         None,
-        f"Margin for margin_triplet and --semi_hard, in units of similarity. If not set, {DEFAULT_MARGIN} is used (the "
-        "paper tried 0, 0.4, 0.8 and 1.6: B.10).",
+        f"Margin for margin_triplet and --semi_hard, in units of similarity. If not set, {DEFAULT_MARGIN} is used. The "
+        "paper tried 0, 0.4, 0.8 and 1.6 (B.10).",
         minimum=0,
         identity=True,
     )
     temperature: float = setting(
-        0.1, "Temperature of the contrastive loss, and of its accuracy and entropy.", above=0, identity=True)
+        0.1, "Temperature for the contrastive loss, contrastive accuracy and entropy.", above=0, identity=True)
     hidden_norm: bool = setting(True, "L2-normalize the projections in the contrastive loss.", identity=True)
     loss_block_rows: int = setting(
         0,
         "Maximum number of rows of the similarity matrix that each replica keeps in memory at once. 0: all rows if "
-        "they require at most 64 MB, otherwise blocks of 16 MB with at least 256 rows (on a TPU, all rows of a view). "
-        "Smaller blocks require less memory but, below a few hundred rows, more time. The loss does not change.",
+        "they require at most 64 MB, otherwise blocks of 16 MB, but at least 256 rows (on a TPU, all rows of a view). "
+        "Smaller blocks require less memory but, below a few hundred rows, more time. The loss does not depend on the "
+        "block size.",
         minimum=0,
     )
     optimizer: str = setting("lars", "Optimizer. momentum: SGD with Nesterov momentum.",
@@ -362,17 +364,17 @@ class Config:
     )
     learning_rate_scaling: str = setting(
         "linear",
-        "Scaling of the learning rate by the batch size. linear: learning_rate * train_batch_size / 256; sqrt: "
+        "How to scale the learning rate with the batch size. linear: learning_rate * train_batch_size / 256; sqrt: "
         "learning_rate * sqrt(train_batch_size) (paper, B.1).",
         choices=("linear", "sqrt"),
         identity=True,
     )
     linear_head_learning_rate: float | None = setting(
         None,
-        "Peak learning rate of the linear head, per 256 examples and always scaled linearly. If set, the head is "
-        "trained as if its input were standardized over the batch, so that the scale of the features does not matter; "
-        "try 0.1. If not set, the head uses the encoder's learning rate and raw features, as in the original, which is "
-        "unstable on small data sets. The encoder is not affected.",
+        "Peak learning rate of the linear head for a batch size of 256, always scaled linearly with the batch size; "
+        "try 0.1. If set, the head is trained as if its input were standardized over the batch, so that the scale of "
+        "the features does not matter. If not set, the head uses the encoder's learning rate and raw features, as in "
+        "the original; such training is unstable on small data sets. The encoder is not affected.",
         above=0,
         identity=True,
     )
@@ -425,7 +427,7 @@ class Config:
     profile_steps: int = setting(
         0,
         "Number of steps to profile for TensorBoard, starting after the first step; at most the number of steps "
-        "between two checkpoints. 0: no profile.",
+        "between two checkpoints. 0: no profiling.",
         minimum=0,
         no_effect=True,
     )
@@ -440,7 +442,7 @@ class Config:
         "paper, B.5). Otherwise, and with --noeval_center_crop, the center crop covers the whole shorter side (B.8.1).",
     )
     save_predictions: bool = setting(
-        False, "Write the labels and the linear head's logits of all examples to predictions_<step>.npz, for "
+        False, "Write the labels and linear-head logits of all examples to predictions_<step>.npz, for "
         "`python -m transfer compare`.", no_effect=True
     )
     eval_batch_size: int = setting(256, "Global batch size for evaluation (the total over all replicas).", minimum=1,
@@ -467,13 +469,13 @@ class Config:
     # Hardware.
     use_tpu: bool = setting(False, "Run on a TPU.", no_effect=True)
     tpu_name: str | None = setting(
-        None, "Name or address (grpc://HOST:8470) of the Cloud TPU, or local on a TPU VM; requires --use_tpu.",
+        None, "Name or address (grpc://HOST:8470) of the Cloud TPU, or 'local' on a TPU VM; requires --use_tpu.",
         no_effect=True,
     )
     tpu_zone: str | None = setting(None, "Zone of the Cloud TPU. If not set, it is detected automatically.",
                                    no_effect=True)
-    gcp_project: str | None = setting(None, "Project of the Cloud TPU. If not set, it is detected automatically.",
-                                      no_effect=True)
+    gcp_project: str | None = setting(
+        None, "Google Cloud project of the TPU. If not set, it is detected automatically.", no_effect=True)
     master: str | None = setting(None, "Alias for --tpu_name, kept from the original.", no_effect=True)
 
     def __post_init__(self):
@@ -532,7 +534,7 @@ class Config:
 
     @property
     def linear_head_on_projections(self) -> bool:
-        """Returns whether the linear head is attached to a layer of the projection head, not to the encoder."""
+        """Returns whether the linear head is attached to a layer of the projection head instead of the encoder."""
         return self.has_linear_head and self.ft_proj_selector % (self.effective_num_proj_layers + 1) > 0
 
     @property
@@ -576,7 +578,10 @@ class Config:
         return {name: value for name, value in values.items() if value != getattr(Config, name)}
 
     def default_model_dir(self) -> str:
-        """Returns runs/<dataset>_<network>_<hash of `identity`>, so that the same command resumes its run."""
+        """Returns runs/<dataset>_<network>_<hash of `identity`>.
+
+        The name depends only on `identity`, so running the same command again resumes the run.
+        """
         digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
         name = slug(self.dataset.strip("/").rsplit(":", 1)[-1])
         return f"runs/{name.strip('_')[-40:]}_{self.network_name}_{digest}"
@@ -637,9 +642,9 @@ def _check_value(field, value):
 def _check_combinations(config):
     """Checks settings that depend on each other."""
     if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
-        raise _error(config, "fine_tune_after_block", "only valid with --train_mode=finetune. Remove it.")
+        raise _error(config, "fine_tune_after_block", "only valid with --train_mode=finetune. Remove this flag.")
     if config.pretraining and config.label_fraction < 1 and config.mode != "eval":
-        raise _error(config, "label_fraction", "pretraining does not use labels. Use the flag only with --mode=eval, "
+        raise _error(config, "label_fraction", "pretraining does not use labels. Use this flag only with --mode=eval, "
                      "or pretrain on fewer images with a slice such as --train_split='train[:10%]'.")
     if config.train_mode == "supervised" and config.checkpoint and config.mode != "eval":
         raise _error(config, "checkpoint", "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
@@ -676,8 +681,8 @@ def _check_evaluation(config):
                      "lbfgs or knn.")
     evaluates_linear_head = config.has_linear_head and "linear_head" in config.eval_protocols
     if config.save_predictions and not (config.mode != "train" and evaluates_linear_head):
-        raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or eval, "
-                     "--eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
+        raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or "
+                     "--mode=eval, --eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
     if config.keep_best and config.mode == "train":
         raise _error(config, "keep_best", "--mode=train does not evaluate. Use --mode=train_then_eval, or pass the "
                      "flag to a second process with --mode=eval.")
@@ -701,7 +706,7 @@ def _check_augmentation(config):
     """Checks operator names and mutually exclusive flags."""
     unknown = [name for name in config.extra_augmentations if name not in EXTRA_AUGMENTATIONS]
     if unknown:
-        raise _error(config, "augment_extra", f"{unknown[0]} is not an operator. Use "
+        raise _error(config, "augment_extra", f"{unknown[0]} is not a supported operator. Use one or more of "
                      f"{', '.join(EXTRA_AUGMENTATIONS)}.")
     for name, is_set in (("augment_extra", config.extra_augmentations),
                          ("augmentation", config.augmentation != "simclr")):
@@ -710,22 +715,23 @@ def _check_augmentation(config):
     if config.branch_operators is None:
         return
     if config.extra_augmentations:
-        raise _error(config, "augment_extra", "cannot be combined with --augment_left or --augment_right. Remove it, "
-                     "and add its operators to those lists.")
+        raise _error(config, "augment_extra", "cannot be combined with --augment_left or --augment_right. Remove "
+                     "this flag, and add its operators to those lists.")
     for flag, names in zip(("augment_left", "augment_right"), config.branch_operators):
         unknown = [name for name in names if name not in AUGMENTATIONS]
         if unknown:
-            raise _error(config, flag, f"{unknown[0]} is not an operator. Use {', '.join(AUGMENTATIONS)}.")
+            raise _error(config, flag, f"{unknown[0]} is not a supported operator. Use any of "
+                         f"{', '.join(AUGMENTATIONS)}.")
         if {"color", "jitter"} & set(names) and config.color_jitter_strength == 0:
             raise _error(config, flag, "color and jitter have no effect with --color_jitter_strength=0. Increase "
                          "--color_jitter_strength.")
     if not config.pretraining:
         flag = "augment_right" if config.augment_left is None else "augment_left"
-        raise _error(config, flag, "only --train_mode=pretrain has two views. Remove --augment_left and "
+        raise _error(config, flag, "only --train_mode=pretrain uses two views. Remove --augment_left and "
                      "--augment_right.")
     if config.augmentation != "simclr":
-        raise _error(config, "augmentation", "cannot be combined with --augment_left or --augment_right. Remove it, "
-                     "or remove those flags.")
+        raise _error(config, "augmentation", "cannot be combined with --augment_left or --augment_right. Remove "
+                     "this flag, or remove those flags.")
 
 
 def _check_loss(config):
@@ -733,17 +739,18 @@ def _check_loss(config):
     for name, default in (("contrastive_loss", "nt_xent"), ("negatives", "both"), ("semi_hard", False),
                           ("margin", None)):
         if getattr(config, name) != default and not config.pretraining:
-            raise _error(config, name, "only --train_mode=pretrain has a contrastive loss. Remove the flag.")
+            raise _error(config, name, "only --train_mode=pretrain uses a contrastive loss. Remove the flag.")
     if config.semi_hard and config.contrastive_loss == "nt_xent":
         raise _error(config, "semi_hard", "nt_xent already weights negatives by their hardness. Remove the flag, or "
                      "use --contrastive_loss=nt_logistic or margin_triplet.")
     if config.margin is not None and config.effective_margin is None:
-        raise _error(config, "margin", "only valid with --contrastive_loss=margin_triplet or --semi_hard. Remove it.")
+        raise _error(config, "margin", "only valid with --contrastive_loss=margin_triplet or --semi_hard. Remove this "
+                     "flag.")
     if config.semi_hard and config.margin == 0:
         raise _error(config, "margin", "--semi_hard selects no negatives with a margin of 0. Increase it.")
     if config.loss_block_rows and (config.contrastive_loss != "nt_xent" or config.negatives != "both"):
         raise _error(config, "loss_block_rows", "only valid with --contrastive_loss=nt_xent and --negatives=both. "
-                     "Remove it.")
+                     "Remove this flag.")
 
 
 def _largest_divisor(config):
@@ -755,10 +762,10 @@ def _largest_divisor(config):
 def _check_linear_head_learning_rate(config):
     name = "linear_head_learning_rate"
     if not (config.pretraining and config.has_linear_head):
-        raise _error(config, name, "only valid for pretraining with a linear head. Remove it.")
+        raise _error(config, name, "only valid for pretraining with a linear head. Remove this flag.")
     if config.optimizer == "adam":
         raise _error(config, name, "not supported with --optimizer=adam, whose updates do not depend on the scale of "
-                     "the gradients. Remove it.")
+                     "the gradients. Remove this flag.")
     if config.learning_rate == 0:
         raise _error(config, name, "follows the schedule of --learning_rate, which is 0. Increase --learning_rate.")
 
@@ -770,8 +777,8 @@ def _check_tpu(config):
     if config.use_tpu and config.precision == "mixed_float16":
         raise _error(config, "precision", "TPUs do not support float16. Use mixed_bfloat16.")
     if config.use_tpu and config.micro_batch_size:
-        raise _error(config, "micro_batch_size", "not supported on TPUs. Remove it, and use more TPU cores for larger "
-                     "batches.")
+        raise _error(config, "micro_batch_size", "not supported on TPUs. Remove this flag, and use more TPU cores for "
+                     "larger batches.")
     if config.tpu_name and config.master and config.tpu_name != config.master:
         raise _error(config, "master", f"--tpu_name={config.tpu_name} names a different TPU. Remove one of the flags.")
 
@@ -782,7 +789,7 @@ _RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
 def select_settings(content: dict) -> dict | None:
     """Returns the settings in `content`, or None if any of their values has the wrong type.
 
-    Settings that an earlier version stored with a different name or value are converted.
+    Settings that an earlier version stored under a different name or with a different value are converted.
     """
     types = typing.get_type_hints(Config)
     settings = {_RENAMED_SETTINGS.get(name, name): value for name, value in content.items()}
@@ -821,7 +828,7 @@ def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
 def parse_settings(text: str, flag: str = "--flags") -> dict:
     """Parses run.py's flags, quoted as in a shell, into a dict mapping names to values.
 
-    Raises a `UserError` that names `flag`.
+    Raises a `UserError` that names `flag` if the flags cannot be parsed.
     """
     try:
         arguments = shlex.split(text)

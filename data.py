@@ -1,4 +1,4 @@
-"""Input pipelines that read, augment and batch the examples of a source with `tf.data`.
+"""`tf.data` input pipelines that read, augment and batch the examples from a source.
 
 The order and the augmentation of examples depend only on the seed, the epoch and the examples' keys. Examples are
 shuffled before they are decoded.
@@ -21,14 +21,15 @@ from config import Config
 from runtime import rng
 from sources.source import Source
 
-_ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # random-number streams, folded into the run's seed
+_ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # indices of random-number streams, folded into the run's seed
 
 
 def _chunk_size(size, batch_size):
-    """Returns the number of images that are augmented together, a divisor of `batch_size`.
+    """Returns the size of a chunk: the number of images to augment together. It divides `batch_size`.
 
-    A chunk is limited to the number of pixels in 32 images of 32 x 32 pixels, so that it fits into the CPU cache. Since
-    chunks divide batches evenly, a run resumed at any step has the same chunks.
+    Unless it is a single image, a chunk contains at most as many pixels as 32 images of 32 x 32 pixels, so that it fits
+    in the CPU cache. Since each batch consists of whole chunks, a run has the same chunks regardless of the step at
+    which it resumes.
     """
     limit = max(32**3 // size**2, 1)
     return max(count for count in range(1, min(limit, batch_size) + 1) if batch_size % count == 0)
@@ -40,11 +41,11 @@ def _decode_windows(source, item, draw, size):
     Args:
       source: the data set, which decodes items.
       item: an encoded or decoded image.
-      draw: maps the image shape [3] to window offsets and window sizes, two sequences of int32 [3].
+      draw: function that maps the image shape [3] to two sequences of int32 [3]: window offsets and window sizes.
       size: side length, in pixels, to which the windows will be resized.
 
     Returns:
-      The region, uint8 [h, w, 3], the list of window offsets within the region, and the list of window sizes.
+      The region (uint8 [h, w, 3]), the list of window offsets within the region, and the list of window sizes.
     """
     def decode_all():
         image = source.decode(item)
@@ -69,7 +70,7 @@ def _batch_views(records, read, source, config, batch_size):
     """Augments examples and batches their views.
 
     Args:
-      records: dataset of (seed, reference); `seed` is an int64 scalar, the same for all examples of an epoch.
+      records: dataset of (seed, reference); `seed` is an int64 scalar that is the same for all examples in an epoch.
       read: maps a reference to (key, item, label).
       source: decodes items.
       config: settings.
@@ -113,7 +114,7 @@ def _batch_views(records, read, source, config, batch_size):
 
 
 def _with_prefetching(dataset):
-    """Adds prefetching and the options for a training pipeline."""
+    """Returns the dataset with prefetching and with the options for training."""
     options = tf.data.Options()
     # Examples are processed in parallel; parallelism within each small operation would only add overhead.
     options.threading.max_intra_op_parallelism = 1
@@ -129,7 +130,7 @@ def _unbatch(tensors):
 
 
 def _with_seed(seed, references):
-    """Returns a dataset of (seed, reference)."""
+    """Returns a dataset of (seed, reference) pairs."""
     # Use zip instead of map, whose function call per record would dominate the cost of this stage.
     return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), references))
 
@@ -174,7 +175,7 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
 
     records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(records_of_epoch).skip(num_skipped)
     dataset = _batch_views(records, read, source, config, batch_size)
-    # With unknown cardinality, hosts would synchronize at every step to check for the end of the data.
+    # If the cardinality were unknown, hosts would synchronize at every step to check for the end of the data.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return _with_prefetching(dataset)
 
@@ -190,7 +191,9 @@ def eval_batch_size(config: Config, source: Source, split: str, replicas: int) -
 
 def build_eval_dataset(config: Config, source: Source, split: str, batch_size: int,
                        input_context: tf.distribute.InputContext | None = None, replicas: int = 1) -> tf.data.Dataset:
-    """Returns each example of a split once, in order and in full batches. Padding examples have weight 0.
+    """Returns a dataset with each example of a split once, in order and in full batches.
+
+    Padding examples have weight 0.
 
     Args:
       config: settings.
@@ -201,8 +204,8 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
       replicas: number of replicas that this pipeline feeds.
 
     Returns:
-      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64, or [batch, classes] for
-      multi-label data, weights [batch] float32).
+      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64 ([batch, classes] for
+      multi-label data), weights [batch] float32).
     """
     shards, shard = _shards(input_context)
     size = config.image_size
@@ -223,7 +226,9 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
 
 
 def build_view_pairs(config: Config, source: Source, split: str, seed: int, batch_size: int) -> tf.data.Dataset:
-    """Returns augmented views of each example in a split, in order. Drops an incomplete last batch.
+    """Returns a dataset of augmented views of each example in a split, in order.
+
+    An incomplete last batch is dropped.
 
     Returns:
       Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
@@ -242,7 +247,11 @@ def _shards(input_context):
 
 def distribute(strategy: tf.distribute.Strategy, build: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
               ) -> Any:
-    """Distributes the datasets that `build(input_context, num_replicas)` returns for `num_replicas` replicas each."""
+    """Returns a distributed dataset that combines the datasets of all input pipelines.
+
+    `build(input_context, num_replicas)` returns the dataset for one input pipeline, which feeds `num_replicas`
+    replicas.
+    """
     def function(context):
         return build(context, context.num_replicas_in_sync // context.num_input_pipelines)
     return strategy.distribute_datasets_from_function(function)

@@ -5,7 +5,7 @@ take channels instead: three tensors [n, height, width] for red, green and blue.
 on interleaved colors, and batching amortizes the overhead of each operation.
 
 Random operators take `seed`, an integer tensor [2], or `seeds` [n, 2] for n images. They are stateless: equal seeds
-give equal results, in eager mode and in `tf.data`, independently of the other images in the batch. The operators for
+give equal results, in eager mode and in `tf.data`, regardless of the other images in the batch. The operators for
 the paper's other studies are in `augmentation`.
 """
 
@@ -26,14 +26,14 @@ import tensorflow as tf
 from runtime import rng
 
 CROP_PROPORTION = 0.875  # Fraction of the shorter side that the evaluation crop covers (224 of 256).
-_EPSILON = 1e-12  # Avoids division by 0; far below any difference between color values.
+_EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference between color values.
 
 
 # ------------------------------------------------------------------------------------------------- crop and flip
 
 
 def resize_bicubic(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Resizes an image or a batch bicubically, without antialiasing. The result may overshoot [0, 1]."""
+    """Resizes an image or a batch with bicubic interpolation, without antialiasing. May overshoot [0, 1]."""
     resized = tf.image.resize(image, [height, width], tf.image.ResizeMethod.BICUBIC)
     return tf.cast(resized, image.dtype)
 
@@ -50,7 +50,7 @@ def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tupl
       image_shape: int tensor [3]: height, width, channels.
       seed: int tensor [2].
       area_range: range of the window's area, as a fraction of the image's area.
-      aspect_ratio_range: range of the window's width / height.
+      aspect_ratio_range: range of the window's aspect ratio (width / height).
 
     Returns:
       offset_y, offset_x, height, width: int32 scalars, in pixels.
@@ -70,7 +70,7 @@ def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[flo
 
 
 def resize_window(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Resizes `tf.slice(image, begin, size)` bicubically.
+    """Resizes the window `tf.slice(image, begin, size)` with bicubic interpolation.
 
     Only the window is converted to float, since photographs are usually much larger than their views.
 
@@ -102,13 +102,14 @@ def flip_horizontally(channels: list[tf.Tensor], seeds: tf.Tensor | None = None)
 
 
 def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: float) -> tf.Tensor:
-    """Crops a centered window of aspect ratio `width` / `height`, and resizes it bicubically.
+    """Crops a centered window with aspect ratio `width` / `height`, and resizes it with bicubic interpolation.
 
     Args:
       image: [h, w, 3], or a batch [n, h, w, 3].
       height: output height in pixels.
       width: output width in pixels.
-      crop_proportion: size of the window, in (0, 1], as a fraction of the largest window of this aspect ratio.
+      crop_proportion: height of the window as a fraction, in (0, 1], of the height of the largest window with this
+        aspect ratio.
 
     Returns:
       [height, width, 3], or [n, height, width, 3].
@@ -134,7 +135,7 @@ def to_channels(images: tf.Tensor) -> list[tf.Tensor]:
 
 def from_channels(channels: list[tf.Tensor]) -> tf.Tensor:
     """Stacks c tensors [n, h, w] into images [n, h, w, c]."""
-    # Stacking along the last axis copies single elements; stacking rows and transposing matrices is faster.
+    # Stacking along the last axis copies elements one at a time; stacking rows and transposing matrices is faster.
     height, width = channels[0].shape[1:]
     rows = tf.reshape(tf.stack(channels, axis=1), [-1, len(channels), height * width])
     return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(channels)])
@@ -147,12 +148,12 @@ def clip(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def switch_per_image(indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
                     ) -> list[tf.Tensor]:
-    """Applies `functions[indices[i]]` to image i, as a batched `tf.switch_case`.
+    """Applies `functions[indices[i]]` to image i, like a batched `tf.switch_case`.
 
     Args:
       indices: int32 [n].
       functions: functions of (channels, arguments). Each is called once, with all images that have its index.
-      channels: three tensors [n, h, w]. If n is statically 1, the batch is not partitioned.
+      channels: three tensors [n, h, w]. If n is statically known to be 1, the batch is not partitioned.
       arguments: tensor [n, ...] with one entry per image, such as seeds or amounts.
 
     Returns:
@@ -179,17 +180,17 @@ def adjust_brightness(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.T
 
 
 def shift_brightness(channels: list[tf.Tensor], shift: tf.Tensor) -> list[tf.Tensor]:
-    """Adds `shift` to the brightness as in the paper (SimCLR v1)."""
+    """Adds `shift` to the brightness, as in the paper (SimCLR v1)."""
     return [channel + shift for channel in channels]
 
 
 def adjust_contrast(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """Multiplies the differences from the mean of each channel by `factor`."""
+    """Multiplies each channel's deviations from its mean by `factor`."""
     return [channel * factor + tf.reduce_mean(channel, [1, 2], keepdims=True) * (1 - factor) for channel in channels]
 
 
 def _extremes(red, green, blue):
-    """Returns the maximum and the minimum of the three colors of each pixel."""
+    """Returns the maximum and the minimum of red, green and blue for each pixel."""
     return tf.maximum(tf.maximum(red, green), blue), tf.minimum(tf.minimum(red, green), blue)
 
 
@@ -201,11 +202,11 @@ def adjust_saturation(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.T
 
 
 def adjust_hue(channels: list[tf.Tensor], turns: tf.Tensor) -> list[tf.Tensor]:
-    """Rotates the HSV hue by `turns` of the color wheel.
+    """Rotates the HSV hue by `turns`, where 1 is a full turn of the color wheel.
 
-    The color wheel is a hexagon with sides of length 1. A color's distance from red along the hexagon is
+    The color wheel is treated as a hexagon with sides of length 1. A color's distance from red along the hexagon is
     1 + (g + b - r - min) / (max - min), toward green if g >= b, otherwise toward blue. Each output channel is a
-    function of the distance from that channel's corner.
+    function of the hue's distance from that channel's corner.
     """
     red, green, blue = channels
     highest, lowest = _extremes(red, green, blue)
@@ -233,7 +234,7 @@ def jitter_amounts(seeds: tf.Tensor, strength: float, brightness: str = "multipl
     shifts are uniform in +-0.8 * strength, and hue shifts in +-0.2 * strength (at most half a turn).
 
     Returns:
-      [n, 4] float32 amounts of brightness, contrast, saturation and hue; [n, 4] int32 permutations of the four.
+      [n, 4] float32 amounts for brightness, contrast, saturation and hue; [n, 4] int32 permutations of these steps.
     """
     factors, hue = (max(1 - 0.8 * strength, 0.0), 1 + 0.8 * strength), min(0.2 * strength, 0.5)
     brightness_range = factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
@@ -252,7 +253,7 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
       strength: color distortion strength s; 0 returns the channels unchanged.
       brightness: multiplicative or additive.
       random_order: whether to shuffle the steps separately for each image. If False, they are applied in the order
-        above.
+        listed above.
 
     Returns:
       Three tensors [n, h, w] in [0, 1], up to rounding.
@@ -270,7 +271,7 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
         amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
         # The first step clips the overshoot that bicubic resizing causes in the crop. After that, the saturation
-        # and hue steps leave [0, 1] only through rounding.
+        # and hue steps leave [0, 1] only because of rounding.
         clipped = [_with_clip(step) if index < 2 or position == 0 else step for index, step in enumerate(steps)]
         if random_order:
             channels = switch_per_image(order[:, position], clipped, channels, amounts[position])
@@ -292,11 +293,11 @@ def gaussian_blur(image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, 
     Args:
       image: [h, w, c], or a batch [n, h, w, c].
       kernel_size: int; the filter has 2 * (kernel_size // 2) + 1 taps.
-      sigma: standard deviation in pixels, a scalar or [n].
+      sigma: standard deviation in pixels (scalar or [n]).
       padding: "SAME" (zeros outside) or "VALID".
 
     Returns:
-      The blurred image or batch, of the same dtype.
+      The blurred image or batch, with the same dtype as `image`.
     """
     batch = image if image.shape.rank == 4 else image[tf.newaxis]
     sigma = tf.broadcast_to(tf.cast(sigma, batch.dtype), tf.shape(batch)[:1])
@@ -312,9 +313,10 @@ def gaussian_blur(image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, 
 
 
 def _correlate(batch, taps, axis):
-    """Correlates image i of [n, h, w, c] with taps[i] (of [n, k]) along `axis` (1 or 2), with "VALID" padding.
+    """Correlates each image `batch[i]` with `taps[i]` along `axis`, using "VALID" padding.
 
-    TensorFlow's convolutions apply the same kernel to all images, so the result is a sum of shifted copies.
+    `batch` is [n, h, w, c], `taps` is [n, k], and `axis` is 1 (vertical) or 2 (horizontal). TensorFlow's convolutions
+    apply the same kernel to all images, so the result is computed as a sum of shifted copies.
     """
     num_taps = taps.shape[1]
     length = tf.shape(batch)[axis] - num_taps + 1
@@ -327,15 +329,16 @@ def _correlate(batch, taps, axis):
 
 def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probability: float = 0.5,
                       first_row: int | tf.Tensor = 0, total_rows: int | None = None) -> tf.Tensor:
-    """Blurs each image with the given probability and a random sigma from 0.1 to 2 (paper, Appendix A).
+    """Blurs each image with the given probability, using a random sigma from 0.1 to 2 (paper, Appendix A).
 
     Args:
       images: [n, h, w, c] in [0, 1].
       seed: int tensor [2].
       height: image height in pixels; the kernel size is a tenth of it.
       probability: probability of blurring an image.
-      first_row: row of the first image in the global batch, so that results do not depend on the number of replicas.
-      total_rows: size of the global batch. None: n.
+      first_row: position of `images[0]` in the global batch, which makes results independent of the number of
+        replicas.
+      total_rows: size of the global batch. If None, n is used.
 
     Returns:
       [n, h, w, c], clipped to [0, 1].
@@ -373,7 +376,7 @@ class Policy:
 
     Attributes:
       area_range: range of the crop's area, as a fraction of the image's area.
-      operators: operators, applied to the crop in this order.
+      operators: operators to apply to the crop, in this order.
     """
 
     area_range: tuple[float, float] = (0.08, 1.0)
@@ -410,9 +413,9 @@ def apply_after_crop(channels: list[tf.Tensor], policy: Policy, seeds: tf.Tensor
     """Applies the operators of `policy` to n crops.
 
     Args:
-      channels: three tensors [n, size, size], the channels of crops from `apply_crop`.
+      channels: three tensors [n, size, size]: the channels of crops from `apply_crop`.
       policy: a `Policy`.
-      seeds: int tensor [n, 2], the seeds of the crops. Each operator gets seeds derived from them.
+      seeds: int tensor [n, 2]: the seeds of the crops. Each operator gets seeds derived from them.
 
     Returns:
       Three tensors [n, size, size] in [0, 1].

@@ -1,4 +1,4 @@
-"""Evaluation of a trained model, once or for every new checkpoint."""
+"""Evaluates a trained model once, or every new checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def eval_batches(config: Config, source: Source, split: str, strategy: tf.distri
                 ) -> tf.distribute.DistributedDataset:
     """Returns the distributed evaluation dataset of a split.
 
-    If `eval_steps` is set, `eval_split` is limited to that many batches. Besides images, labels and weights, batches
-    contain positions, int64 [batch], from which `features.collect` restores the single-host order of the examples.
+    If `eval_steps` is set, `eval_split` is limited to that many batches. Besides images, labels and weights, each
+    batch contains positions, int64 [batch], which `features.collect` uses to put the examples in the same order as on
+    a single host.
     """
     replicas = strategy.num_replicas_in_sync
     size = data.eval_batch_size(config, source, split, replicas)
@@ -88,7 +89,8 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
 
     Returns:
       Labels [m] or [n, head columns], and logits [m, head columns] or [n, head columns]. Single-label examples whose
-      class has no column are dropped. In multi-label data, columns without a class get label -1.
+      class has no column are dropped. In multi-label data, columns of classes that the data set
+      lacks get the label -1.
     """
     columns = np.array(columns)
     if labels.ndim == 1:
@@ -100,7 +102,7 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
 
 
 def _head_names(config, source, file):
-    """Returns the linear head's class names in a `weight_files.WeightFile`, or None if its columns need no mapping.
+    """Returns the linear head's class names in a `weight_files.WeightFile`, or None if no mapping is needed.
 
     Logs how differing names are matched. Raises `UserError` if they cannot be matched.
     """
@@ -128,7 +130,8 @@ def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
     """Computes the linear head's metrics and returns a dict mapping keys to floats.
 
     Args:
-      labels: [n] for top-1, top-5 and mean per-class accuracy, or [n, classes] of 1, 0 and -1 for 11-point mAP.
+      labels: [n] for top-1, top-5 and mean per-class accuracy, or [n, classes] with values 1, 0 and -1 for
+        11-point mAP.
       logits: [n, classes].
     """
     if labels.ndim == 2:
@@ -260,8 +263,8 @@ class Evaluator:
         """Saves the weights to model_dir/best if the linear head is more accurate than the best so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
-            # result.json is not compared: it is written before the checkpoint, so it may exist when the checkpoint
-            # does not.
+            # result.json is not compared: it is written before the checkpoint, so it may exist without the
+            # checkpoint.
             saved = checkpoint_files.latest_checkpoint(directory)
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
@@ -279,7 +282,7 @@ class Evaluator:
             trackable = tf.train.Checkpoint(model=self._model, global_step=tf.Variable(step, dtype=tf.int64))
             checkpoint_files.save(trackable, directory, step, keep=1)
             for other in checkpoint_files.list_steps(directory):
-                if other != step:  # `keep` removes only older steps, but the previous best may be a later one.
+                if other != step:  # `keep` removes only older checkpoints, but the previous best may be newer.
                     checkpoint_files.remove(directory, other)
 
     def _extract(self, function, split, step):

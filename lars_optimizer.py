@@ -17,13 +17,13 @@ EETA_DEFAULT = 0.001
 
 
 def _l2_norm(tensor):
-    """Returns the l2 norm in float32 or wider. Unlike `tf.norm`, does not store the squares."""
+    """Returns the l2 norm in at least float32. Unlike `tf.norm`, this does not store the squares."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
 
 
 def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
-    """Returns the scalar eeta * |param| / |update| (l2 norms), or 1 if either norm is 0, in float32 or wider."""
+    """Returns eeta * |param| / |update| (l2 norms), or 1 if either norm is 0, as a scalar in at least float32."""
     param_norm, update_norm = _l2_norm(param), _l2_norm(update)
     ratio = eeta * tf.math.divide_no_nan(param_norm, update_norm)
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))
@@ -84,7 +84,7 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
           use_nesterov: whether to use Nesterov momentum.
           weight_decay: float; weight_decay * param is added to the gradient.
           exclude_from_weight_decay: a predicate on variables, or a list of regular expressions to find in their names.
-          exclude_from_layer_adaptation: a predicate or list for the trust ratio. None: `exclude_from_weight_decay`.
+          exclude_from_layer_adaptation: the same for the trust ratio. None: the rule in `exclude_from_weight_decay`.
           classic_momentum: see `lars_update`.
           eeta: trust coefficient.
           name: name of the optimizer.

@@ -1,4 +1,4 @@
-"""Metrics for batches and data sets, and their weighted means."""
+"""Metrics for batches and data sets, and weighted means of scalars."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def embedding_std(z: tf.Tensor, strategy: tf.distribute.Strategy | None = None) 
 
 
 def top_1_hits(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns bool [n]: whether each label's logit is the largest. Labels are [n], logits [n, classes]."""
+    """Returns bool [n]: whether each label's logit is the largest. Shapes: labels [n], logits [n, classes]."""
     return tf.equal(tf.argmax(logits, 1, output_type=labels.dtype), labels)
 
 
@@ -60,14 +60,14 @@ def top_k_hits(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def multi_label_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns the fraction of labels [n, classes], each 1, 0 or -1 (ignored), that match the sign of their logit."""
+    """Returns the fraction of 1 and 0 labels, [n, classes], that match the sign of their logit. Ignores -1 labels."""
     is_known = tf.cast(labels >= 0, tf.float32)
     hits = tf.cast(tf.equal(labels, tf.cast(logits > 0, labels.dtype)), tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(is_known))
 
 
 def mean_per_class_accuracy(hits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean of the per-class accuracies of the classes in `labels`, int [n], from `hits`, bool [n]."""
+    """Returns the mean per-class accuracy over the classes that occur in `labels`, int [n]. `hits` is bool [n]."""
     counts = np.bincount(labels)
     return float(np.mean(np.bincount(labels, hits)[counts > 0] / counts[counts > 0]))
 
@@ -75,7 +75,7 @@ def mean_per_class_accuracy(hits: np.ndarray, labels: np.ndarray) -> float:
 def average_precision_11(relevant: np.ndarray, scores: np.ndarray) -> float:
     """Returns the 11-point average precision of PASCAL VOC 2007 (Everingham et al. 2010, 4.2).
 
-    It is the mean, over recall levels 0, 0.1, ..., 1, of the highest precision at that recall or above.
+    This is the mean, over recall levels 0, 0.1, ..., 1, of the highest precision at that recall or above.
 
     Args:
       relevant: bool [n], with at least one True.
@@ -91,7 +91,7 @@ def mean_average_precision_11(labels: np.ndarray, scores: np.ndarray) -> float:
     """Returns the mean `average_precision_11` over the classes with at least one positive example.
 
     Args:
-      labels: int [n, classes] of 1 (present), 0 (absent) and -1 (ignored).
+      labels: int [n, classes] with values 1 (present), 0 (absent) and -1 (ignored).
       scores: [n, classes].
     """
     return float(np.mean([average_precision_11(class_labels[class_labels >= 0] == 1, class_scores[class_labels >= 0])

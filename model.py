@@ -1,4 +1,4 @@
-"""Projection head, linear head and complete model, with its learning-rate schedule, optimizer and weight decay."""
+"""The model with its projection head and linear head, its learning-rate schedule, optimizer and weight decay."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class LinearLayer(keras.layers.Layer):
         """Creates the layer.
 
         Args:
-          units: number of outputs. None: the number of inputs.
-          use_bias: whether to add an offset: batch norm's beta with `use_bn`, otherwise the dense layer's bias.
+          units: number of outputs; if None, the number of inputs.
+          use_bias: whether to add an offset (batch norm's beta with `use_bn`, otherwise the dense layer's bias).
           use_bn: whether batch norm follows the dense layer.
           norm: constructor for the batch norm layer.
           **kwargs: arguments for the base class.
@@ -115,7 +115,7 @@ class Model(keras.Model):
     """The encoder f, the projection head g and, if configured, the linear head."""
 
     def __init__(self, config: Config, num_classes: int | None):
-        """Creates the model. `num_classes` is the number of linear head outputs; it is unused without a linear head."""
+        """Creates the model. `num_classes`, the linear head's number of outputs, is unused without a linear head."""
         super().__init__(name="model")
         norm = functools.partial(resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn)
         self.resnet_model = resnet.resnet(
@@ -131,11 +131,11 @@ class Model(keras.Model):
         """Computes the outputs of the encoder and the heads.
 
         Args:
-          inputs: [n, h, w, 3] in [0, 1]. In pretraining, all first views before all second views.
+          inputs: [n, h, w, 3] in [0, 1]. In pretraining, all first views come before all second views.
           training: whether batch norm uses batch statistics.
 
         Returns:
-          A dict of the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n, c]),
+          A dict with the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n, c]),
           `proj_head_output` (z, [n, out_dim]) and, with a linear head, `sup_head_input` [n, c'] and `logits_sup`
           [n, num_classes]. In pretraining, no gradient flows from the linear head into the encoder.
         """
@@ -169,8 +169,8 @@ class Model(keras.Model):
     def freeze(self, fine_tune_after_block: int) -> None:
         """Freezes the layers that fine-tuning does not train.
 
-        These are the stem and the block groups up to `fine_tune_after_block` (no layers if it is -1), and the
-        layers of the projection head that the classifier does not use.
+        These are the projection-head layers that the classifier does not use and, unless `fine_tune_after_block` is
+        -1, the stem and the block groups up to `fine_tune_after_block`.
         """
         if fine_tune_after_block >= 0:
             self.resnet_model.freeze_up_to(fine_tune_after_block)
@@ -262,11 +262,11 @@ def contrastive_loss(z: tf.Tensor, config: Config, strategy: tf.distribute.Strat
 
 
 def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the loss and the accuracy of the linear head, as two scalars.
+    """Returns the linear head's loss and accuracy as two scalars.
 
     Args:
-      logits: [views * n, classes], all first views before all second views.
-      labels: int [n], or [n, classes] of 1, 0 and -1 (see `sources.source.Source.multi_label`).
+      logits: [views * n, classes], with all first views before all second views.
+      labels: int [n], or [n, classes] with values 1, 0 and -1 (see `sources.source.Source.multi_label`).
     """
     labels = tf.concat([labels] * (logits.shape[0] // labels.shape[0]), 0)
     if labels.shape.rank == 2:
@@ -280,7 +280,7 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Step counts: total, in warm-up, per epoch, and between checkpoints."""
+    """Step counts: in total, during warm-up, per epoch, and between checkpoints."""
 
     train: int
     warmup: int
@@ -289,7 +289,7 @@ class Steps:
 
 
 def get_train_steps(num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int) -> int:
-    """Returns `train_steps` if it is above 0, else the steps in `train_epochs`, rounded as in the original."""
+    """Returns `train_steps` if positive, else the number of steps in `train_epochs`, rounded as in the original."""
     return train_steps or num_examples * train_epochs // train_batch_size + 1
 
 
@@ -299,7 +299,7 @@ def get_warmup_steps(num_examples: int, warmup_epochs: float, train_batch_size: 
 
 
 def count_steps(config: Config, num_examples: int) -> Steps:
-    """Converts the epochs in `config` to steps, for a training split with `num_examples` examples."""
+    """Converts the epoch counts in `config` to step counts, for a training split with `num_examples` examples."""
     batch = config.train_batch_size
     epoch = max(int(round(num_examples / batch)), 1)
     return Steps(
@@ -311,7 +311,7 @@ def count_steps(config: Config, num_examples: int) -> Steps:
 
 
 def scaled_learning_rate(learning_rate: float, scaling: str, batch_size: int) -> float:
-    """Returns learning_rate * B / 256 (linear) or learning_rate * sqrt(B) (sqrt) for batch size B (paper, B.1)."""
+    """Multiplies `learning_rate` by B / 256 (linear) or sqrt(B) (sqrt), where B is the batch size (paper, B.1)."""
     return learning_rate * (batch_size / 256 if scaling == "linear" else math.sqrt(batch_size))
 
 
@@ -334,7 +334,7 @@ def warmup_and_cosine(step: int | tf.Tensor, peak: float, warmup_steps: int, tra
 
 
 class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning-rate schedule like `warmup_and_cosine`, with lengths given in epochs."""
+    """Learning-rate schedule based on `warmup_and_cosine`, with lengths given in epochs."""
 
     def __init__(self, base_learning_rate: float, num_examples: int, name: str | None = None, *, train_batch_size: int,
                  train_epochs: int = 100, train_steps: int = 0, warmup_epochs: float = 10.0,
@@ -349,7 +349,7 @@ class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
           train_epochs: training length in epochs; unused if `train_steps` is above 0.
           train_steps: training length in steps.
           warmup_epochs: warm-up length in epochs.
-          learning_rate_scaling: linear or sqrt, see `scaled_learning_rate`.
+          learning_rate_scaling: linear or sqrt; see `scaled_learning_rate`.
         """
         super().__init__()
         self.settings = dict(
@@ -370,7 +370,7 @@ class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def build_schedule(config: Config, num_examples: int) -> WarmUpAndCosineDecay:
-    """Builds the learning-rate schedule of `config`."""
+    """Builds the learning-rate schedule specified by `config`."""
     return WarmUpAndCosineDecay(
         config.learning_rate, num_examples, train_batch_size=config.train_batch_size, train_epochs=config.train_epochs,
         train_steps=config.train_steps, warmup_epochs=config.warmup_epochs,
@@ -393,7 +393,8 @@ def build_optimizer(config: Config, learning_rate: float | keras.optimizers.sche
     """Builds the optimizer and creates its slots.
 
     LARS excludes vectors (biases, batch norm) and the linear head from weight decay and from the trust ratio. With
-    float16, the optimizer is wrapped in dynamic loss scaling, and its `iterations` variable also counts skipped steps.
+    float16, the optimizer is wrapped to add dynamic loss scaling, and its `iterations` variable also counts skipped
+    steps.
 
     Args:
       config: settings.
@@ -473,7 +474,8 @@ def linear_head_gradients(
     Args:
       head: the linear head.
       variables: trainable variables.
-      gradients: gradients of `variables` on this replica. The result is linear in them and can be summed over replicas.
+      gradients: gradients with respect to `variables` on this replica. The result is linear in `gradients` and can be
+        summed over replicas.
       mean: [inputs], mean of the head's input over the global batch.
       variance: [inputs], variance of the head's input over the global batch.
       rate_ratio: result of `linear_head_rate_ratio`.
@@ -494,13 +496,14 @@ def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor,
                            ) -> tuple[tf.Tensor, tf.Tensor]:
     """Converts a linear layer's gradients so that the layer trains as if its inputs were standardized.
 
-    With standardized inputs x = (h - mean) / s, the layer h W + b equals x V + c, where V = s W and c = b + mean W.
+    With standardized inputs x = (h - mean) / s, the layer's output h W + b equals x V + c, where V = s W and
+    c = b + mean W.
     The result is the gradient with respect to V and c, expressed as an update of W and b. The layer then learns as fast
     as if it followed a batch norm without scale and offset, yet remains a plain linear layer.
 
     Args:
-      kernel_gradient: [inputs, classes], gradient of W.
-      bias_gradient: [classes], gradient of b.
+      kernel_gradient: [inputs, classes], gradient with respect to W.
+      bias_gradient: [classes], gradient with respect to b.
       mean: [inputs], mean of h over the batch.
       variance: [inputs], variance of h over the batch.
 

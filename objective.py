@@ -22,15 +22,16 @@ def add_contrastive_loss(
     """Returns the NT-Xent loss, the normalized temperature-scaled cross-entropy (paper, Eq. 1).
 
     Row i of each half of `hidden` is the projection of one view of image i. These two rows are a positive pair, and the
-    other 2N - 2 rows across all replicas are their negatives. The loss of a positive pair (i, j) is
+    other 2N - 2 rows across all replicas are their negatives. The loss for a positive pair (i, j) is
 
         l(i, j) = -log( exp(sim(z_i, z_j) / t) / sum over k != i of exp(sim(z_i, z_k) / t) ),
 
-    where t is the temperature. As in the original, the loss of an image is the *sum* l(i, j) + l(j, i), so the
-    result is twice the mean in the paper's Algorithm 1. Published learning rates are tuned to this scale.
+    where t is the temperature. As in the original, the loss for an image is the *sum* l(i, j) + l(j, i), so the
+    result is twice the mean in the paper's Algorithm 1. Published learning rates are tuned for this scale.
 
     Args:
-      hidden: [2n, d] projections z, all first views before all second views. Half precision is cast to float32.
+      hidden: [2n, d] projections z, with all first views before all second views. Half-precision input is cast to
+        float32.
       hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine similarities.
       temperature: t > 0.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
@@ -38,7 +39,7 @@ def add_contrastive_loss(
     Returns:
       loss: scalar, the mean over this replica's n images.
       logits_ab: [n, N] similarities between first and second views, divided by the temperature.
-      labels: [n, 2N] one-hot; the positive for row i is in column i plus this replica's row offset.
+      labels: [n, 2N] one-hot; the positive for row i is in column i + r, where r is this replica's row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)
@@ -87,11 +88,11 @@ def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns the one-vs-rest binary cross-entropy, summed over the classes.
 
     Args:
-      labels: [n, classes] of 1 (present), 0 (absent) and -1 (unknown; ignored).
+      labels: [n, classes] with values 1 (present), 0 (absent) and -1 (unknown; ignored).
       logits: [n, classes].
 
     Returns:
-      Scalar, in nats, the mean over the examples.
+      Scalar: the mean over the examples, in nats.
     """
     losses = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(tf.equal(labels, 1), logits.dtype), logits)
     return tf.reduce_mean(tf.reduce_sum(tf.where(labels >= 0, losses, tf.zeros_like(losses)), 1))
@@ -101,7 +102,7 @@ def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 # For n anchor views u, each function takes the similarities [n] to their positives v+, the similarities [n, columns] to
 # candidate negatives v-, and a bool mask [n, columns] that selects the negatives among the candidates. It returns the
-# losses [n]. The mean over all negatives replaces the single negative in Table 2.
+# losses [n]. Where Table 2 uses a single negative, the functions average over all negatives.
 
 
 def nt_xent(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float) -> tf.Tensor:
@@ -122,7 +123,7 @@ def margin_triplet(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.T
 
 
 def _masked_mean(values, mask):
-    """Returns the mean of each row over the entries selected by `mask`, or 0 if it selects none."""
+    """Returns each row's mean over the entries selected by `mask`, or 0 for rows without selected entries."""
     total = tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)), 1)
     return total / tf.maximum(tf.reduce_sum(tf.cast(mask, values.dtype), 1), 1)
 
@@ -133,7 +134,7 @@ def semi_hard_negatives(positive: tf.Tensor, similarities: tf.Tensor, negatives:
     Semi-hard negatives are farther from the anchor than the positive, but by less than the margin.
 
     Returns:
-      Bool mask like `negatives`, with at most one True per row.
+      Bool mask with the shape of `negatives` and at most one True per row.
     """
     distance = positive[:, tf.newaxis] - similarities
     semi_hard = negatives & (distance > 0) & (distance < margin)
@@ -147,22 +148,23 @@ def add_alternative_contrastive_loss(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns one of the losses in Table 2. Memory use is quadratic in the batch size.
 
-    The scale is that of `add_contrastive_loss`. With default arguments and name="nt_xent", the two losses are equal.
+    The loss is scaled as in `add_contrastive_loss`. With name="nt_xent" and default settings, the two losses are equal.
 
     Args:
-      hidden: [2n, d] projections z, all first views before all second views. Half precision is cast to float32.
+      hidden: [2n, d] projections z, with all first views before all second views. Half-precision input is cast to
+        float32.
       name: nt_xent, nt_logistic or margin_triplet.
       hidden_norm: if True, l2-normalizes the rows.
       temperature: > 0; used by nt_xent and nt_logistic.
       margin: used by margin_triplet and by `semi_hard`.
-      semi_hard: if True, uses only `semi_hard_negatives`.
-      cross_view_only: if True, uses only second views as negatives of first views, and vice versa.
+      semi_hard: if True, uses only the negatives selected by `semi_hard_negatives`.
+      cross_view_only: if True, uses only second views as negatives for first views, and vice versa.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
 
     Returns:
       loss: scalar, summed over both directions and averaged over this replica's n images.
       logits_ab: [n, N] similarities between first and second views, divided by the temperature.
-      labels: [n, N] one-hot; the positive for row i is in column i plus this replica's row offset.
+      labels: [n, N] one-hot; the positive for row i is in column i + r, where r is this replica's row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)

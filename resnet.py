@@ -106,7 +106,7 @@ class BatchNorm(keras.layers.Layer):
         outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=inputs, scale=self.gamma, offset=beta, mean=[], variance=[], epsilon=self.epsilon, is_training=True)
         count = tf.cast(tf.size(inputs) / tf.size(mean), variance.dtype)
-        return outputs, mean, variance * tf.maximum(count - 1, 1) / count  # The kernel's variance is unbiased.
+        return outputs, mean, variance * tf.maximum(count - 1, 1) / count  # The kernel returns the unbiased variance.
 
     def _moments(self, inputs):
         """Returns the mean and biased variance of this replica's batch or, if synchronized, of the global batch."""
@@ -144,7 +144,7 @@ class BatchNormRelu(keras.layers.Layer):
         self.bn = norm(center=center, gamma_initializer="zeros" if init_zero else "ones")
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Normalizes `inputs` [..., channels] and, if enabled, applies ReLU."""
+        """Normalizes `inputs` [..., channels], then applies ReLU if `relu` is True."""
         outputs = self.bn(inputs, training=training)
         return tf.nn.relu(outputs) if self.relu else outputs
 
@@ -287,13 +287,13 @@ class BottleneckBlock(keras.layers.Layer):
 
     def __init__(self, filters: int, strides: int, use_projection: bool, sk_ratio: float, se_ratio: float,
                  norm: Callable, **kwargs: Any):
-        """Creates the block, with `filters` channels in the first two convolutions; see `ResidualBlock`."""
+        """Creates a block whose first two convolutions have `filters` channels; see `ResidualBlock`."""
         super().__init__(**kwargs)
         output_filters = filters * self.expansion
         self.projection_layers = _shortcut(output_filters, strides, sk_ratio, norm) if use_projection else []
         spatial = [SelectiveKernelConv(filters, strides, sk_ratio, norm)] if sk_ratio > 0 else [
             Conv2dFixedPadding(filters, 3, strides), BatchNormRelu(norm=norm)]
-        # None stands for the original's DropBlock layers, which its training never enables.
+        # None stands for the original's DropBlock layers, which the original code never enables during training.
         self.conv_relu_dropblock_layers = [
             Conv2dFixedPadding(filters, 1), BatchNormRelu(norm=norm), None, *spatial, None,
             Conv2dFixedPadding(output_filters, 1), BatchNormRelu(relu=False, init_zero=True, norm=norm), None]
@@ -310,7 +310,7 @@ class BlockGroup(keras.layers.Layer):
     """Group of blocks of the same width. The first block has a projection shortcut and the group's stride."""
 
     def __init__(self, block: type, filters: int, blocks: int, strides: int, **kwargs: Any):
-        """Creates `blocks` blocks by calling `block` with filters, strides and use_projection."""
+        """Creates `blocks` blocks by calling `block(filters, strides, use_projection)`."""
         super().__init__(**kwargs)
         self.layers = [block(filters, strides, True)] + [block(filters, 1, False) for _ in range(blocks - 1)]
 
@@ -339,7 +339,7 @@ class ResNet(keras.layers.Layer):
     def __init__(self, bottleneck: bool, blocks: tuple[int, ...], width_multiplier: int = 1, cifar_stem: bool = False,
                  sk_ratio: float = 0.0, se_ratio: float = 0.0, batch_norm_decay: float = 0.9, global_bn: bool = True,
                  **kwargs: Any):
-        """Creates the network; see `resnet`. `blocks`: number of blocks in each of the four groups."""
+        """Creates the network; see `resnet`. `blocks` contains the number of blocks in each of the four groups."""
         super().__init__(**kwargs)
         norm = functools.partial(BatchNorm, momentum=batch_norm_decay, across_replicas=global_bn)
         block_class = BottleneckBlock if bottleneck else ResidualBlock
@@ -353,7 +353,7 @@ class ResNet(keras.layers.Layer):
             for group, count in enumerate(blocks)]
 
     def freeze_up_to(self, block: int) -> None:
-        """Freezes the weights and statistics of the stem and the first `block` groups."""
+        """Freezes the weights and statistics of the stem and of the first `block` block groups."""
         frozen = self.initial_conv_relu_max_pool + self.block_groups[:block]
         for layer in frozen:
             if layer is not None:
@@ -392,7 +392,7 @@ def resnet(resnet_depth: int, width_multiplier: int = 1, cifar_stem: bool = Fals
     Args:
       resnet_depth: a key of `config.RESNET_DEPTHS`.
       width_multiplier: integer, at least 1.
-      cifar_stem: replaces the stride-2 7x7 convolution and the max pooling with a stride-1 3x3 convolution.
+      cifar_stem: if True, replaces the stride-2 7x7 convolution and the max pooling with a stride-1 3x3 convolution.
       sk_ratio: if above 0, enables selective kernels (bottleneck blocks only) and ResNet-D's shortcuts and stem.
       se_ratio: if above 0, enables squeeze-and-excitation.
       batch_norm_decay: decay of the moving statistics.

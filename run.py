@@ -1,4 +1,4 @@
-"""SimCLR command line: pretrains, fine-tunes, evaluates and exports models. `python run.py --help` lists all flags."""
+"""Pretrains, fine-tunes, evaluates and exports SimCLR models. `python run.py --help` lists all flags."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         _fail(config_lib.describe_parse_error(error))
     except ValueError as error:  # absl does not catch decoding errors in flag files.
         _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
-    if warnings.getvalue():  # absl warns only about a flag file that includes itself, which it ignores.
+    if warnings.getvalue():  # absl warns only if a flag file includes itself, and then ignores that inclusion.
         _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from that file.")
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
@@ -73,7 +73,7 @@ _FEWER_EXAMPLES = "Input dataset was expected to contain"  # error message of `t
 
 
 def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: bool) -> config_lib.Config:
-    """Fills in the run directory, the evaluation split, the linear head and the seed, and logs these choices."""
+    """Fills in defaults for the run directory, evaluation split, linear head and seed, and logs these choices."""
     if config.model_dir is None:
         config = config.replace(model_dir=config.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
@@ -88,8 +88,8 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
     if config.seed is None:
         stored = (run_directory.read_flags(config.model_dir) or {}).get("seed")
         if stored is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
-            raise UserError(f"--model_dir={config.model_dir}: the directory has checkpoints, but no flags.json with "
-                            "their seed. Set --seed.")
+            raise UserError(f"--model_dir={config.model_dir}: the directory contains checkpoints, but no flags.json "
+                            "that specifies the seed. Set --seed.")
         # Evaluations use a fixed seed, which makes them repeatable.
         new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)
         config = config.replace(seed=new if stored is None else stored)
@@ -115,7 +115,7 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
 
 
 def _check_data(config, source, strategy):
-    """Checks that the splits exist and hold enough examples for the batch sizes."""
+    """Checks that the splits exist and contain enough examples for the batch sizes."""
     datasets.check_split(source, "train_split", config.train_split)
     if config.mode != "train":
         datasets.check_split(source, "eval_split", config.eval_split)
@@ -149,7 +149,7 @@ def main(config: config_lib.Config, eval_split_given: bool) -> None:
 
     Args:
       config: settings from the command line.
-      eval_split_given: whether `--eval_split` was set. If not, the test split may be used instead.
+      eval_split_given: whether `--eval_split` was set. If not, the test split may be used instead of the default.
 
     Raises:
       UserError: the settings, data or files cannot be used.
@@ -197,7 +197,7 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
 
 @contextlib.contextmanager
 def _translate_errors(config):
-    """Translates data, host, memory and file errors during a run into `UserError` or `Stopped`."""
+    """Translates data, host, memory and file errors that occur during a run into `UserError` or `Stopped`."""
     again = "run the same command again to resume from the newest checkpoint"
     try:
         yield
@@ -235,7 +235,7 @@ def _is_full_disk(error):
 
 
 def _prepare_source(config, source, strategy):
-    """Checks all images, and restricts the training split to `--label_fraction`."""
+    """Checks all images, and restricts the training split according to `--label_fraction`."""
     image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
@@ -283,7 +283,7 @@ def _summary(config, source, trained, results, saved_model, seconds):
 
 
 def run_from_flags(argv: list[str]) -> None:
-    """Calls `main` with the parsed flags, and reports errors in one line."""
+    """Calls `main` with the parsed flags, and reports errors as one-line messages."""
     del argv
     with command_line.reporting_errors("run.py"):
         config = config_lib.from_flags()

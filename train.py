@@ -30,7 +30,7 @@ from runtime import console, hosts, progress, replicas, signals, storage
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources.source import Source
 
-_SECONDS_PER_CALL = 1.0  # Long enough to hide the overhead of a call to the device, short enough to show progress.
+_SECONDS_PER_CALL = 1.0  # Long enough to hide the overhead of a device call, short enough to show progress.
 _COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is below this value.
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
@@ -68,7 +68,7 @@ class TrainStep:
 
         Args:
           views: [n, h, w, 3 * number of views] in [0, 1].
-          labels: int [n], or [n, classes] of 1, 0 and -1.
+          labels: int [n], or [n, classes] with values 1, 0 and -1 (unknown).
 
         Returns:
           scalars: dict of float32 scalars, averaged over the replicas. `metric_names` lists the keys.
@@ -117,9 +117,9 @@ class TrainStep:
         return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
 
     def linear_head_moments(self, endpoints: dict[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        """Returns the mean and variance [inputs] of the linear head's input.
+        """Returns the mean and the variance of the linear head's input, each of shape [inputs].
 
-        Without `--linear_head_learning_rate`, returns ().
+        Without `--linear_head_learning_rate`, returns an empty tuple.
         """
         if self.config.linear_head_learning_rate is None:
             return ()
@@ -131,7 +131,7 @@ class TrainStep:
 
         Args:
           gradients: gradients of `replica_loss` with respect to the trainable variables.
-          losses: dict of scalars, whose sum is the total loss.
+          losses: dict of scalars that add up to the total loss.
           metrics: dict of other scalars to report.
           head_moments: result of `linear_head_moments`; with micro-batches, stacked into [micro-batches, inputs].
 
@@ -185,7 +185,7 @@ def sum_losses(losses: dict[str, tf.Tensor]) -> tf.Tensor:
 
 
 def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Returns whether all elements of all tensors are finite, as a bool scalar."""
+    """Returns a bool scalar: whether all elements of all tensors are finite."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
@@ -251,7 +251,7 @@ class _StepsPerCall:
         self.is_compiled = True
 
     def agree(self, stop: bool, strategy: tf.distribute.Strategy) -> bool:
-        """Agrees with the other hosts on how many steps to run next. Returns whether any host requested a `stop`."""
+        """Agrees with the other hosts on how many steps to run next. Returns whether `stop` is true on any host."""
         proposal = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
         stops, proposals = hosts.gather_integers([int(stop), proposal], strategy).T
         self._agreed = int(proposals.min())
@@ -273,7 +273,7 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
         raise UserError(f"--dataset={config.dataset}: the hosts have different numbers of training examples "
                         f"({', '.join(examples)}). Provide the same data on all hosts.")
     if len(set(steps)) > 1:
-        raise UserError(f"--model_dir={config.model_dir}: the hosts found different checkpoints (steps "
+        raise UserError(f"--model_dir={config.model_dir}: the hosts found different checkpoints (steps: "
                         f"{', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all hosts share.")
 
 
@@ -292,8 +292,8 @@ def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy
                         f"{config.train_batch_size}.")
     examples = source.num_examples(config.train_split)
     if config.mode != "eval" and config.train_batch_size > examples:
-        raise UserError(f"--train_batch_size={config.train_batch_size}: larger than the {examples} examples of "
-                        f"--train_split={config.train_split}. Use at most {examples // num_replicas * num_replicas}.")
+        raise UserError(f"--train_batch_size={config.train_batch_size}: --train_split={config.train_split} has only "
+                        f"{examples} examples. Use at most {examples // num_replicas * num_replicas}.")
 
 
 def build_training_state(config: Config, source: Source, strategy: tf.distribute.Strategy, directory: str
@@ -326,7 +326,7 @@ def _initialize_weights(config, model, class_names):
             console.log(line)
         if not (config.pretraining or config.zero_init_logits_layer or "linear head" in loaded.not_loaded):
             console.log("classifier: initialized from the checkpoint's linear head, which was trained with labels; "
-                        "--zero_init_logits_layer resets it")
+                        "pass --zero_init_logits_layer to start from zeros instead")
     if config.zero_init_logits_layer:
         for variable in model.supervised_head.variables:
             variable.assign(tf.zeros_like(variable))
@@ -367,11 +367,12 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
       config: settings with `seed` and `model_dir` set.
       source: the data set.
       strategy: the strategy of this process.
-      stop: stop-signal handler. When any host receives a signal, all hosts save and raise `errors.Stopped`.
+      stop: stop-signal handler. When any host receives a signal, all hosts save a checkpoint and raise
+        `errors.Stopped`.
       lock: lock on `model_dir`, checked before every save. None on all hosts except the chief.
 
     Raises:
-      UserError: a loss, gradient or weight is NaN or Inf, a checkpoint cannot be written, or `model_dir` was removed or
+      UserError: a loss, gradient or weight is NaN or Inf; a checkpoint cannot be written; or `model_dir` was removed or
         replaced.
     """
     steps, is_chief = model_lib.count_steps(config, source.num_examples(config.train_split)), lock is not None
@@ -434,7 +435,7 @@ def _start_directory(config, source, state, lock):
 
 @contextlib.contextmanager
 def _profile(directory, first, last, is_chief):
-    """Returns a context that writes a TensorBoard profile of steps `first` to `last`. The chief logs its path."""
+    """Returns a context that writes a TensorBoard profile of steps `first` to `last`. The chief logs the path."""
     with tf.profiler.experimental.Profile(directory):
         yield
     if is_chief:
@@ -443,10 +444,10 @@ def _profile(directory, first, last, is_chief):
 
 
 def _divergence(config, step, means, prefix):
-    """Returns the error for a NaN or Inf loss, gradient or weight. `prefix`: newest checkpoint, or None."""
+    """Returns the error for a NaN or Inf loss, gradient or weight. `prefix` is the newest checkpoint, if any."""
     kept = f"the newest checkpoint is {prefix}" if prefix else "no checkpoint was written"
     precision = ", another --precision" if config.precision == "mixed_float16" else ""
-    # Name the directory, because the default one depends on these flags.
+    # Name the directory, because the default directory depends on these flags.
     resume = f", and resume with --model_dir={config.model_dir} --allow_flag_changes" if prefix else ""
     return TrainingDiverged(
         f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss, gradients or weights are "
@@ -455,7 +456,7 @@ def _divergence(config, step, means, prefix):
 
 
 def _log(writer, step, mean_metrics, is_chief):
-    """Writes the means since the last call to TensorBoard, and warns if the encoder has collapsed."""
+    """Logs to TensorBoard the means since the previous call, and warns if the encoder has collapsed."""
     means = mean_metrics.means()
     mean_metrics.clear()
     try:
@@ -465,15 +466,15 @@ def _log(writer, step, mean_metrics, is_chief):
     spread = means.get("train/embedding_std")
     if is_chief and spread is not None and spread < _COLLAPSED_STD:
         console.log(f"warning: the encoder has collapsed: at step {step}, all images have nearly the same projection "
-                    f"(train/embedding_std {spread:.4f}; 1 means spread evenly in all directions). Try a lower "
+                    f"(train/embedding_std {spread:.4f}; 1 means an even spread in all directions). Try a lower "
                     "--learning_rate or another --temperature.")
 
 
 def _save(config, state, means, newest):
-    """Writes a checkpoint together with the other hosts, and returns its prefix.
+    """Writes a checkpoint, together with the other hosts, and returns the checkpoint's prefix.
 
     Raises:
-      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names `newest`.
+      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names the newest checkpoint.
     """
     variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):

@@ -1,4 +1,4 @@
-"""AutoAugment policy for ImageNet (Cubuk et al. 2019, CVPR, Table 9): one of 25 operator pairs per image."""
+"""AutoAugment policy for ImageNet (Cubuk et al. 2019, CVPR, Table 9): applies one of 25 operator pairs per image."""
 
 from __future__ import annotations
 

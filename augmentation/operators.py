@@ -4,8 +4,8 @@ Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The op
 module are deterministic and take amounts [n], one per image. Operators modeled on PIL match PIL to within two of 256
 levels. The operators in the second part sample random amounts.
 
-Some operators use tensorflow-addons if it is installed (only with TensorFlow 2.15 or earlier). Otherwise, core
-TensorFlow computes the same results.
+Some operators use tensorflow-addons if it is installed, which is possible only with TensorFlow 2.15 or earlier.
+Otherwise, core TensorFlow computes the same results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _apply_to_batch(function, channels, *amounts):
 
 
 def _per_image(amounts):
-    """Reshapes [n] to [n, 1, 1], to broadcast over pixels."""
+    """Reshapes [n] to [n, 1, 1] for broadcasting over pixels."""
     return amounts[:, tf.newaxis, tf.newaxis]
 
 
@@ -56,7 +56,7 @@ def _quantized(channel):
 
 
 def rot90(channels: list[tf.Tensor], turns: int) -> list[tf.Tensor]:
-    """Rotates images counterclockwise by 90 degrees, `turns` times. Odd `turns` swap height and width."""
+    """Rotates images counterclockwise by 90 degrees, `turns` times. If `turns` is odd, height and width are swapped."""
     for _ in range(turns % 4):
         channels = [tf.reverse(tf.transpose(channel, [0, 2, 1]), [1]) for channel in channels]
     return channels
@@ -135,7 +135,10 @@ def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def sharpness(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
-    """Adjusts sharpness as PIL does: 0 smooths, 1 has no effect, and larger factors sharpen. Keeps border pixels."""
+    """Adjusts sharpness as PIL does. A factor of 0 smooths, 1 has no effect, and larger factors sharpen.
+
+    Border pixels are unchanged.
+    """
     def blend(channel):
         shift = _make_shift(channel)
         smooth = sum(_SMOOTH[dy][dx] * shift(dy - 1, dx - 1) for dy in range(3) for dx in range(3)) / 13
@@ -241,7 +244,8 @@ def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 # ------------------------------------------------------------------------------------------------ random operators
 
-# The paper names these operators (Figure 4; B.2) but not their parameter ranges. The default ranges are our choice.
+# The paper names these operators (Figure 4; B.2) but does not specify their parameter ranges. The default ranges are
+# our choice.
 
 
 def random_rot90(channels: list[tf.Tensor], seeds: tf.Tensor, turns: tuple[int, ...] = (1, 2, 3)) -> list[tf.Tensor]:

@@ -31,7 +31,7 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
 
 
 def autoaugment_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
-    """Returns a policy of crop, flip and AutoAugment (paper, Table 1)."""
+    """Returns a policy that applies crop, flip and AutoAugment (paper, Table 1)."""
     return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT)
 
 
@@ -43,7 +43,7 @@ def broader_policy(strength: float, brightness: str, min_area: float = 0.08, fli
 
 
 def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
-    """Returns the named operators from Table 3: random rotation; noise and Sobel, each with probability 0.5."""
+    """Returns the operators in `names` (paper, Table 3). Noise and Sobel filtering each have probability 0.5."""
     rotate = functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))
     by_name = {"rotate": Operator("rotate", rotate), "noise": Operator("noise", operators.random_noise, 0.5),
                "sobel": Operator("sobel", _sobel, 0.5)}

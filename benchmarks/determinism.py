@@ -36,10 +36,10 @@ def images_per_second(rounds):
 
 
 def main():
-    """Prints one JSON line. Ours uses `--deterministic`; the baseline does not."""
+    """Prints one JSON line. `ours` is measured with `--deterministic`, and `baseline` is measured without it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--child", choices=("deterministic", "default"), help="measure in this process")
+    parser.add_argument("--child", choices=("deterministic", "default"), help="run the measurement in this process")
     arguments = parser.parse_args()
     if arguments.child:
         if arguments.child == "deterministic":

@@ -1,4 +1,4 @@
-"""Resident memory of `--mode=eval` after every tenth checkpoint in a model_dir.
+"""Resident memory of a `--mode=eval` process after every tenth checkpoint that it evaluates.
 
     python -m benchmarks.evaluation_memory [--evaluations=200]
 
@@ -27,7 +27,7 @@ _PROTOCOLS = ("--mode=eval", "--eval_split=test[:180]", "--eval_protocol=linear_
 
 
 def make_checkpoints(directory: pathlib.Path, count: int):
-    """Trains for one step, and links its checkpoint to the names ckpt-2 to ckpt-<count>."""
+    """Trains for one step, and creates links to its checkpoint, named ckpt-2 to ckpt-<count>."""
     subprocess.run([sys.executable, "run.py", f"--model_dir={directory}", "--train_steps=1", *_SETTINGS], check=True,
                    stdout=subprocess.DEVNULL)
     for step in range(2, count + 1):
@@ -63,7 +63,7 @@ def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
 
 
 def main():
-    """Prints JSON lines. Ours is the memory at the end; the baseline is the memory after the warm-up."""
+    """Prints JSON lines. `ours` is the memory at the end, and `baseline` is the memory after the warm-up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--evaluations", type=int, default=200)
     count = parser.parse_args().evaluations

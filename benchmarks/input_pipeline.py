@@ -1,10 +1,11 @@
-"""Speed of the input pipeline, in view pairs per second, compared with the original's implementation.
+"""Speed of our input pipeline and of the original's, in view pairs per second.
 
     python -m benchmarks.input_pipeline --tfds_dir=DIR --photos_dir=DIR
 
-`--tfds_dir` must contain a prepared cifar10 (PNG, 32 pixels), and `--photos_dir` must contain JPEG photographs. Ours is
-`data.build_train_dataset`; the baseline is `original_pipeline.build`. Both read the same records in the same order and
-differ only in decoding, augmentation and batching. Blur is not measured, because it runs on the device.
+`--tfds_dir` must contain the prepared cifar10 data set (PNG, 32 pixels), and `--photos_dir` must contain JPEG
+photographs. Our pipeline is `data.build_train_dataset`; the baseline is `original_pipeline.build`. Both read the same
+records in the same order and differ only in decoding, augmentation and batching. Blur is not measured, because it runs
+on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WARM_UP = 1.0  # seconds for which tf.data tunes the parallelism of a new itera
 
 
 def pairs_per_second(dataset, batch_size, seconds):
-    """Returns a new iterator's examples per second after a warm-up.
+    """Returns the number of examples per second that a new iterator yields after a warm-up.
 
     The iterator exists only during the call, so it does not prefetch while another pipeline is measured. The
     warm-up also consumes the batches that were prefetched before the measurement.
@@ -43,7 +44,7 @@ def pairs_per_second(dataset, batch_size, seconds):
 
 
 def compare(datasets, batch_size, rounds, seconds):
-    """Returns each dataset's median rate, measured alternately so that background load affects all equally."""
+    """Measures the datasets alternately, so that background load affects all equally, and returns the median rates."""
     rates = {name: [] for name in datasets}
     for _ in range(rounds):
         for name, dataset in datasets.items():
@@ -100,11 +101,11 @@ def cases(arguments):
 def parse_arguments():
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tfds_dir", required=True, help="TFDS directory with a prepared cifar10.")
+    parser.add_argument("--tfds_dir", required=True, help="TFDS directory with the prepared cifar10 data set.")
     parser.add_argument("--photos_dir", required=True, help="Directory of JPEG photographs.")
     parser.add_argument("--rounds", type=int, default=5, help="Measurements per pipeline; the median is reported.")
     parser.add_argument("--seconds", type=float, default=2.0, help="Seconds per measurement.")
-    parser.add_argument("--only", default="", help="Run only the cases whose name contains this text.")
+    parser.add_argument("--only", default="", help="Run only the cases whose names contain this text.")
     return parser.parse_args()
 
 

@@ -1,12 +1,12 @@
-"""Time and losses of linear evaluation's sweep over 45 l2 strengths, compared with 45 independent fits.
+"""Time and losses of linear evaluation's sweep over 45 l2 strengths, compared with those of 45 independent fits.
 
     python -m benchmarks.l2_path [--features=FILE.npz] [--examples=N] [--skip_sklearn]
 
 FILE is a features_train.npz written by `python -m transfer linear`. By default, the features are activations of a
-random layer of 512 ReLUs on digits. Ours starts each fit at the previous solution. The three baselines initialize each
-fit to zero: our L-BFGS; scikit-learn on centered inputs, with the same tolerance and maximum number of iterations
-(takes hours for tens of thousands of examples); and scikit-learn with SciPy's BLAS limited to one thread, as in our
-L-BFGS. All minimize the same loss, which is reported per example.
+random layer of 512 ReLUs on digits. Our implementation starts each fit at the previous solution. The three baselines
+initialize each fit to zero: our L-BFGS; scikit-learn on centered inputs, with the same tolerance and maximum number of
+iterations (takes hours for tens of thousands of examples); and scikit-learn with SciPy's BLAS limited to one thread, as
+in our L-BFGS. All minimize the same loss, which is reported per example.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transfer import linear_evaluation
 
 
 def default_features():
-    """Returns activations [1437, 512] of a random layer on handwritten digits, and the labels."""
+    """Returns the activations [1437, 512] of a random layer for handwritten digits, and the labels."""
     from sklearn import datasets, model_selection
 
     inputs, labels = datasets.load_digits(return_X_y=True)
@@ -35,7 +35,7 @@ def default_features():
 
 
 def loss(scores, kernel, labels, l2_of_sum):
-    """Computes the mean cross-entropy + l2_of_sum / (2 n) |kernel|^2."""
+    """Returns the mean cross-entropy plus the penalty l2_of_sum / (2 n) |kernel|^2."""
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * np.sum(kernel**2) / len(labels)
@@ -70,7 +70,7 @@ def sklearn_fits(inputs, labels):
 
 
 def single_thread_sklearn_fits(inputs, labels):
-    """Yields the losses of scikit-learn's fits with one thread of SciPy's BLAS, as in our fits."""
+    """Yields the losses of scikit-learn's fits with SciPy's BLAS limited to one thread, as in our fits."""
     with logistic_regression.scipy_blas_threads().limit(limits=1):
         yield from sklearn_fits(inputs, labels)
 
@@ -99,7 +99,7 @@ def main():
     if labels.ndim > 1:
         parser.error(f"--features={arguments.features}: the file has multiple labels per example. Use another file.")
     path_losses, path_seconds = time_fits(path_fits(inputs, labels), "path")
-    baselines = {"our L-BFGS from zero": cold_fits}
+    baselines = {"our L-BFGS, zero initialization": cold_fits}
     if not arguments.skip_sklearn:
         baselines |= {"scikit-learn": sklearn_fits, "scikit-learn, one BLAS thread": single_thread_sklearn_fits}
     for name, fits in baselines.items():

@@ -2,10 +2,10 @@
 
     python -m benchmarks.loss
 
-Ours: `large_batch.blocked_nt_xent`. Baseline: `objective.add_contrastive_loss`, which holds all similarities at once.
-Prints one JSON line per case. The two are timed alternately in one process. The memory of each is the increase in peak
-memory, measured in a separate process. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about 15 GB at
-2N = 32,768.
+Ours: `large_batch.blocked_nt_xent`. Baseline: `objective.add_contrastive_loss`, which keeps all similarities in
+memory. Prints one JSON line per case. The two are timed alternately in one process. The memory of each is the increase
+in peak memory, measured in a separate process. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about
+15 GB at 2N = 32,768.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plain(hidden):
 
 
 def blocked(hidden):
-    """Returns loss, accuracy and entropy, computed in blocks of the automatic size."""
+    """Returns loss, accuracy and entropy, computed in blocks whose size is chosen automatically."""
     return blocked_nt_xent.contrastive_loss(hidden, True, _TEMPERATURE)
 
 

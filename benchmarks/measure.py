@@ -47,7 +47,7 @@ def in_child(module, *arguments):
 
 
 def report(benchmark, case, unit, ours, baseline, **details):
-    """Prints one JSON line; `ratio` is ours / baseline in every unit (s, MB, images/s)."""
+    """Prints one JSON line; `ratio` is ours / baseline for every unit (s, MB, images/s)."""
     ratio = round(ours / baseline, 3) if baseline else None
     line = dict(benchmark=benchmark, case=case, unit=unit, ours=_round(ours), baseline=_round(baseline), ratio=ratio)
     print(json.dumps({**line, **details}), flush=True)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.micro_batches [--batch=4096] [--micro=64] [--precision=float32] [--whole]
 
-Reported memory is the peak for the whole process. `--whole` also runs the baseline (the same batch without
+The reported memory is the peak of the whole process. `--whole` also runs the baseline (the same batch without
 micro-batches), which must fit in memory.
 """
 
@@ -42,7 +42,7 @@ def main():
     parser.add_argument("--micro", type=int, default=64, help="images per micro-batch")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--whole", action="store_true", help="also measure the step without micro-batches")
-    parser.add_argument("--child", action="store_true", help="take the step in this process")
+    parser.add_argument("--child", action="store_true", help="run the step in this process")
     arguments = parser.parse_args()
     if arguments.child:
         run_step(arguments.batch, arguments.micro, arguments.precision)

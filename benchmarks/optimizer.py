@@ -1,9 +1,9 @@
-"""Time of one LARS update of all ResNet variables, compared with the original's implementation.
+"""Time of one LARS update of all ResNet variables with our optimizer and with the original's formulas.
 
     python -m benchmarks.optimizer
 
-The baseline implements the original's formulas, one variable at a time and without the optimizer base class. Ours and
-the baseline are timed alternately in one process, on separate variables. Prints one JSON line per case.
+The baseline implements the original's formulas, one variable at a time and without the optimizer base class. Our
+optimizer and the baseline are timed alternately in one process, on separate variables. Prints one JSON line per case.
 """
 
 from __future__ import annotations

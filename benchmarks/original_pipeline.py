@@ -1,4 +1,4 @@
-"""Baseline for `benchmarks.input_pipeline`: a reimplementation of the original's training views.
+"""Baseline for `benchmarks.input_pipeline`: a reimplementation of the original's view generation.
 
 The module reproduces the properties that determine the original's cost: stateful random operators, conversion of the
 whole decoded image to float for each view, and color jitter that selects each of its four steps with nested conditions.
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 def decode(item):
-    """Decodes an image to uint8 [h, w, 3], like TFDS."""
+    """Decodes an image to uint8 [h, w, 3], as TFDS does."""
     return tf.io.decode_image(item, channels=3, expand_animations=False)
 
 

@@ -1,4 +1,4 @@
-"""Effect of half precision on accuracy: complete runs in float32 and in mixed_bfloat16, with several seeds.
+"""Effect of half precision on accuracy, measured by complete runs in float32 and mixed_bfloat16 with multiple seeds.
 
     python -m benchmarks.precision --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3]
 
@@ -36,7 +36,7 @@ def run(flags, model_dir, precision, seed):
 
 
 def main():
-    """Prints one JSON line per data set and metric. Ours is mixed_bfloat16; the baseline is float32."""
+    """Prints one JSON line per data set and metric. `ours` is for mixed_bfloat16, and `baseline` is for float32."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs_dir", required=True)
     parser.add_argument("--tfds_dir")

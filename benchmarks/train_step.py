@@ -1,4 +1,4 @@
-"""Speed of the training step, and time from process start to the end of the first step, compared with plain Keras.
+"""Training speed, and time from process start to the end of the first step, for this program and for plain Keras.
 
     python -m benchmarks.train_step [--batch=128] [--rounds=5]
 
@@ -50,7 +50,10 @@ def make_batch(size):
 
 
 def report_first_step(rounds):
-    """Reports the time of a process that imports, builds and traces the model, and runs one step on a batch of two."""
+    """Reports the run time of a process that runs one step on a batch of two.
+
+    The time includes imports, and building and tracing the model.
+    """
     children = {name: functools.partial(measure.in_child, "benchmarks.train_step", f"--first_step={name}")
                 for name in ("ours", "baseline")}
     seconds = measure.time_alternately(children, rounds)
@@ -62,7 +65,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128, help="images per step")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--first_step", choices=("ours", "baseline"), help="take one step in this process and exit")
+    parser.add_argument("--first_step", choices=("ours", "baseline"), help="run one step in this process and exit")
     arguments = parser.parse_args()
     if arguments.first_step:
         views, labels = make_batch(2)

@@ -164,8 +164,8 @@ def _read_tensors(prefix, data_bytes):
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         for name, shape in shapes.items():
             if math.prod(shape) * (dtypes[name].size or 1) > data_bytes:
-                # Reading it would allocate memory for the whole tensor.
-                return f"{name} has shape {shape}, which needs more bytes than the file has"
+                # Reading the tensor would allocate memory for its full shape.
+                return f"{name} has shape {shape}, which requires more bytes than the file contains"
             reader.get_tensor(name)
     except _TRANSIENT_ERRORS as error:
         raise _unreadable_error(prefix, error) from error

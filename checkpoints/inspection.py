@@ -13,7 +13,9 @@ from runtime.errors import UserError
 
 
 def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int | None]:
-    """Infers the `Config` and the number of classes (None without a linear head) of the network in a weight file.
+    """Infers the `Config` and the number of classes of the network in a weight file.
+
+    The number of classes is None if the file has no linear head.
 
     Raises:
       UserError: this program does not support the encoder.

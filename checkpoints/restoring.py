@@ -24,7 +24,7 @@ PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
 
 
 def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
-    """Returns a dict mapping checkpoint keys (without suffix) to variables for all variables of the given objects."""
+    """Returns a dict mapping checkpoint keys (without suffix) to the variables of the given objects."""
     root = tf.train.Checkpoint(**trackables)  # Keep a reference, because the view holds only a weak one.
     view = tf.train.TrackableView(root)
     variables, seen = {}, set()
@@ -43,7 +43,7 @@ def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
 
 
 def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple]) -> list[str]:
-    """Returns one line of text per difference between a model's tensors and a file's (both name -> shape)."""
+    """Compares two dicts that map names to shapes. Returns one line of text per difference between model and file."""
     lines = [f"missing: {name}" for name in model_shapes if name not in file_shapes]
     lines += [f"unexpected: {name}" for name in file_shapes if name not in model_shapes]
     return lines + [f"{name} has shape {list(file_shapes[name])} instead of {list(shape)}"
@@ -52,17 +52,17 @@ def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple
 
 
 def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
-    """Returns a dict mapping variables' names in a file to shapes. `names` maps the keys of `variables` to names."""
+    """Returns a dict mapping names of variables in a file to shapes. `names` maps the keys of `variables` to names."""
     return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
 
 
 def filter_by_prefix(prefixes: str | tuple[str, ...], entries: dict) -> dict:
-    """Returns the entries of a dict whose keys start with one of the prefixes."""
+    """Returns the dict entries whose keys start with one of the prefixes."""
     return {key: value for key, value in entries.items() if key.startswith(prefixes)}
 
 
 def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
-    """Raises `UserError` with the first mismatches if `lines` is not empty."""
+    """If `lines` is not empty, raises a `UserError` that lists the first mismatches."""
     if lines:
         rest = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
         raise UserError(f"{flag}: {file.path} contains a different network ({'; '.join(lines[:_MAX_LISTED])}{rest}). "
@@ -87,8 +87,8 @@ def _assign(variables, names, file, columns=None):
       variables: dict mapping keys to variables.
       names: dict mapping keys to names in the file.
       file: the `WeightFile`.
-      columns: for each of the model's classes, its column in the file's linear head, or -1 if the file does not contain
-        the class. None if the classes match.
+      columns: None if the classes match. Otherwise, for each of the model's classes, its column in the file's linear
+        head, or -1 if the file does not contain the class.
     """
     read = file.reader()
     arrays = {key: read(names[key]) for key in variables}  # Read all arrays before assigning any.
@@ -160,7 +160,7 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
              *(f"not loaded: {part} ({reason})" for part, reason in not_loaded.items())]
     if columns is not None:
         lines.append(f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were loaded, "
-                     f"matched by name with the {len(file.class_names)} classes of the checkpoint")
+                     f"matched by name with the {len(file.class_names)} classes in the checkpoint")
     if file.num_other_tensors:
         lines.append(f"not loaded: {file.num_other_tensors} optimizer tensors and counters (needed only to resume)")
     return LoadResult(file, not_loaded, lines)

@@ -94,7 +94,7 @@ def write_flags(directory: str, config: Config, class_names: list[str] | None, m
 
 
 def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool, directory: str) -> None:
-    """Copies the training run's flags.json and classes.json to `directory`. Writes missing ones from the arguments."""
+    """Copies the training run's flags.json and classes.json to `directory`. Writes missing files from the arguments."""
     write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, weight_files.CLASSES_FILE):
         content = storage.read_json(os.path.join(config.model_dir, name), (dict, list))
@@ -136,7 +136,7 @@ def write_data(directory: str, source: Source) -> None:
 
 
 def check_data(config: Config, source: Source) -> None:
-    """Compares a resumed run's data and classes with those at its start.
+    """Compares a resumed run's data and classes with those at the start of the run.
 
     Raises:
       UserError: the data or the classes differ, and `allow_flag_changes` is False.

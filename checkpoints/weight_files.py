@@ -1,4 +1,4 @@
-"""Reads SimCLR weights from checkpoints and SavedModels, addressed by the same keys in all formats.
+"""Reads SimCLR weights from checkpoints and SavedModels. The weights have the same keys in all formats.
 
 Supported formats: TF2 checkpoints (this program's and the original's), SavedModels (this program's, the original's, and
 SavedModels converted from TF1) and the original's TF1 checkpoints. SavedModel graphs are never executed.
@@ -51,13 +51,13 @@ class WeightFile:
     """A file with the weights of a SimCLR network."""
 
     path: str  # prefix of the checkpoint or of a SavedModel's variables
-    format: str  # such as "TF2 checkpoint", for messages
+    format: str  # used in messages, such as "TF2 checkpoint"
     is_tf1: bool  # `tensors` contains TF1 names
     tensors: dict  # name (our checkpoint key without suffix, or the TF1 name) -> key in the file
     shapes: dict  # name -> shape, a tuple
     num_other_tensors: int  # tensors other than weights: optimizer slots, counters
     step: int | None  # None if the file does not record it
-    class_names: list[str] | None = None  # of the linear head's columns, in order; None if not recorded
+    class_names: list[str] | None = None  # one per column of the linear head; None if not recorded
 
     def names_by_key(self, keys: Iterable[str]) -> dict[str, str]:
         """Maps checkpoint keys to names in this file. `keys` must include all keys of the encoder."""
@@ -90,7 +90,7 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
       flag: the flag that error messages name.
 
     Returns:
-      The checkpoint prefix, and True if it belongs to a SavedModel.
+      The checkpoint prefix, and whether it belongs to a SavedModel.
 
     Raises:
       UserError: `path` contains no weights.
@@ -114,7 +114,8 @@ def _locate(path, flag):
                 return tf.io.gfile.join(directory, "variables", "variables"), True
         prefix = _newest(path)
         if prefix is None:
-            raise UserError(f"{flag}={path}: this directory contains no checkpoint and no SavedModel. {_remedy(path)}")
+            raise UserError(f"{flag}={path}: this directory contains neither a checkpoint nor a SavedModel. "
+                            f"{_remedy(path)}")
         return prefix, False
     prefix = path[:-len(".index")] if path.endswith(".index") else path
     if not storage.is_file(f"{prefix}.index"):
@@ -139,7 +140,7 @@ def _newest(directory):
 
 
 def _remedy(path):
-    """Returns the remedy for the error about a directory without checkpoints: a suggested prefix."""
+    """Returns the remedy for a directory without checkpoints, which suggests a prefix if possible."""
     names = sorted(name[:-len(".index")] for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     if names:
         return f"Pass a checkpoint prefix, such as {path.rstrip('/')}/{names[-1]}."
@@ -210,7 +211,7 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     """Reads a run's classes.json.
 
     Returns:
-      The class names (None if the file is missing or the run has no classes), and True if the task is multi-label.
+      The class names, or None if the file is missing or the run has no classes; and whether the task is multi-label.
 
     Raises:
       UserError: the file is corrupt.
@@ -226,7 +227,7 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
 
 
 def _find_tensors(reader, shapes):
-    """Returns "TF1" or "TF2" and a dict mapping names to keys, or (None, None) if the file has no SimCLR network."""
+    """Returns "TF1" or "TF2" and a dict mapping names to keys, or (None, None) if no SimCLR network is found."""
     tensors = {key: key for key in shapes}
     candidates = [("TF2", _flat_keys(tensors)), ("TF1", _tf1_keys(tensors))]
     if shapes.get(_GRAPH) == ():

@@ -1,1 +1,1 @@
-"""Export: SavedModels, model cards and TF Hub archives."""
+"""Exports SavedModels, model cards and TF Hub archives."""

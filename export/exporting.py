@@ -44,8 +44,8 @@ def _check_export_paths(export_dir, archive_path):
         target = os.path.realpath(export_dir)
         check_writable_parent("--export_dir", target)
         if target == os.getcwd() or os.path.ismount(target):
-            raise UserError(f"--export_dir={export_dir}: the working directory or a mount point cannot be replaced. "
-                            "Use a new directory inside it.")
+            raise UserError(f"--export_dir={export_dir}: the path is the working directory or a mount point, which "
+                            "cannot be replaced. Use a new directory inside it.")
         if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
             raise UserError(f"--export_dir={export_dir}: the path exists and is not an empty directory. Use another "
                             "path, or delete this one.")

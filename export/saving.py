@@ -1,4 +1,4 @@
-"""SavedModels for TF Hub, with the original's ten outputs, serving signatures and support for fine-tuning."""
+"""Exports SavedModels for TF Hub, with the original's ten outputs, serving signatures, and fine-tuning support."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
 
     Args:
       config: settings of the network.
-      class_names: names of the linear head's classes, in order; None without a linear head.
+      class_names: names of the linear head's classes, in order; None if there is no linear head.
       checkpoint_path: see `weight_files.locate`.
       export_dir: a directory that does not exist or is empty.
       results: evaluation results to record in the description.
@@ -136,7 +136,7 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
 
 @contextlib.contextmanager
 def _atomic_directory(export_dir, replace, check):
-    """Yields a directory for a SavedModel and renames it to `export_dir` if the body succeeds.
+    """Yields a directory for a SavedModel and renames it to `export_dir` if the body of the `with` statement succeeds.
 
     The yielded directory is temporary, so that readers never see an incomplete SavedModel at `export_dir`. A non-empty
     `export_dir` is replaced only if `replace` is True and it contains only a SavedModel from this program. On
@@ -154,7 +154,7 @@ def _atomic_directory(export_dir, replace, check):
         if replace and os.path.isdir(target) and _foreign_content(target) is None:
             os.rename(target, replaced)
         try:
-            os.rename(directory, target)  # Fails if the target is not an empty directory.
+            os.rename(directory, target)  # Fails if the target exists and is not an empty directory.
         except OSError as error:
             if os.path.exists(replaced):
                 os.rename(replaced, target)
@@ -163,7 +163,7 @@ def _atomic_directory(export_dir, replace, check):
 
 
 def _foreign_content(path):
-    """Returns None if `path` is a directory that contains only a SavedModel of this program, else the reason."""
+    """Returns the reason to keep `path`, or None if it is a directory that contains only this program's SavedModel."""
     remote = "://" in path
     if not remote and (os.path.islink(path) or not os.path.isdir(path)):
         return "it is a link or a file"
@@ -188,9 +188,9 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
                         check: Callable[[], None] = lambda: None) -> str:
     """Exports a run's checkpoint to model_dir/saved_model/<step>/ and returns that path.
 
-    Deletes older SavedModels, so that `keep_hub_module_max` remain, always including the new one. Directories are
-    deleted or replaced only if they contain nothing but a SavedModel from this program. If `saved_model` is a link,
-    no directories are deleted or replaced, because other runs may export to the link's target.
+    Deletes older SavedModels, so that `keep_hub_module_max` SavedModels remain, always including the new one.
+    Directories are deleted or replaced only if they contain nothing but a SavedModel from this program. If
+    `saved_model` is a link, no directories are deleted or replaced, because other runs may export to the link's target.
 
     Args:
       config: settings of the run.
@@ -209,7 +209,7 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
         console.log(f"moved {path} to {kept} because {reason}")
     export(config, class_names, checkpoint_path, path, results, multi_label=multi_label, replace=True, check=check)
     if is_link:
-        console.log(f"{root} is a link: no old SavedModels are deleted (--keep_hub_module_max)")
+        console.log(f"{root} is a link, so no old SavedModels are deleted (--keep_hub_module_max)")
         return path
     check()
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]

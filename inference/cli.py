@@ -39,13 +39,13 @@ def _parser():
     command = commands.add_parser("embed", help="write one vector for each image in a folder",
                                   description=f"Writes one vector per image in a folder. {_TRUST_NOTICE}")
     command.set_defaults(run=_embed)
-    command.add_argument("model", help="SavedModel or TF Hub handle, from this program or the original")
+    command.add_argument("model", help="directory or TF Hub handle of a SavedModel from this program or the original")
     command.add_argument("folder", help="folder, searched recursively")
     command.add_argument("--out", required=True, help="output file: FILE.npz or FILE.csv")
     command.add_argument("--output", default="final_avg_pool", help="name of the model output (default: %(default)s)")
     command.add_argument("--image_size", type=command_line.parse_image_size,
                          help="image size in pixels (default: the image size of the model, or 224)")
-    command = commands.add_parser("predict", help="print the classes of image files",
+    command = commands.add_parser("predict", help="print the most probable classes of image files",
                                   description=f"Prints the most probable classes of image files. {_TRUST_NOTICE}")
     command.set_defaults(run=_predict)
     command.add_argument("model", help="SavedModel with a linear head")

@@ -18,19 +18,20 @@ from runtime.paths import check_path, check_weights_path, check_writable_parent
 from sources import image_files
 
 NOTHING_WRITTEN = "nothing was written; run the same command again"
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cells that start with one of these.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cells that start with these characters.
 
 
 def _find_images(folder):
     """Returns the sorted paths of all image files under a folder. Raises `UserError` if there are none."""
     files = image_files.find_images(folder)
     if not files:
-        raise UserError(f"FOLDER={folder}: no images found ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the path.")
+        raise UserError(f"FOLDER={folder}: no images found (supported formats: "
+                        f"{', '.join(image_files.IMAGE_SUFFIXES)}). Check the path.")
     return files
 
 
 def _write_strings(file, strings, chunk_size=4096):
-    """Writes strings as a .npy array, in chunks to save memory, because NumPy pads all strings to the same length."""
+    """Writes strings, padded to the same length, as a .npy array. Pads them in chunks to save memory."""
     dtype = np.dtype((np.str_, max(map(len, strings), default=1)))
     np.lib.format.write_array_header_1_0(file, dict(descr=dtype.str, fortran_order=False, shape=(len(strings),)))
     for begin in range(0, len(strings), chunk_size):
@@ -39,7 +40,7 @@ def _write_strings(file, strings, chunk_size=4096):
 
 @contextlib.contextmanager
 def _npz_writer(path):
-    """Yields a function that appends file names and vectors to a .npz file: `files` [n], `vectors` [n, d] float32.
+    """Yields a function that appends file names and vectors to a .npz file: `files` [n] and float32 `vectors` [n, d].
 
     Vectors are buffered in a temporary file, not in memory. `path` is created once all vectors are available.
     """
@@ -96,7 +97,7 @@ def embed(saved_model: str, folder: str, out: str, output: str = "final_avg_pool
     Args:
       saved_model: see `load_endpoint`.
       folder: directory to search recursively. File names are written relative to it, in sorted order.
-      out: path of the output, a .npz file (`files`, `vectors`) or a .csv file.
+      out: path of the output file, either .npz (with arrays `files` and `vectors`) or .csv.
       output: name of the endpoint.
       image_size: image size in pixels. None: the model's image size, or 224 if unknown.
 

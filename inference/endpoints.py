@@ -1,4 +1,4 @@
-"""Evaluation of SavedModel endpoints on image files."""
+"""Computes the values of SavedModel endpoints for image files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sources import image_files
 
 
 def uses_center_crop(description: dict, size: int) -> bool:
-    """Returns whether evaluation center-crops images to `size`, according to a model description."""
+    """Returns whether, according to a model description, evaluation with image size `size` uses center crops."""
     return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).center_crop_eval
 
 
@@ -25,7 +25,7 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     """Loads one endpoint of a SavedModel.
 
     Args:
-      saved_model: directory or TF Hub handle of a SavedModel, from this program or the original. Unlike
+      saved_model: directory or TF Hub handle of a SavedModel from this program or the original. Unlike
         with `--checkpoint`, the SavedModel's graph is executed.
       name: name of the endpoint.
 
@@ -74,7 +74,7 @@ def _load_image(path, size, crop):
 
 def compute_endpoint(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
                      ) -> Iterator[tuple[list[str], np.ndarray, list[str]]]:
-    """Yields (readable paths, array [len(readable), d], unreadable paths) for each batch of image files.
+    """Yields (readable paths, values [number of readable paths, d], unreadable paths) for each batch of image files.
 
     Decodes the next batch while the network processes the current one.
     """

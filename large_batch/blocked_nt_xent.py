@@ -1,8 +1,8 @@
-"""NT-Xent with memory linear in the batch size: similarities are computed one block of rows at a time.
+"""NT-Xent with memory use linear in the batch size: similarities are computed one block of rows at a time.
 
-`objective.add_contrastive_loss` is the readable form, which stores all similarities of a replica. The blocked form
-replaces it if the similarities would exceed `MATRIX_BYTES`, or if `--loss_block_rows` is set, and computes the gradient
-together with the loss. Both forms need the same number of matrix products.
+`objective.add_contrastive_loss` is the more readable form, which stores all similarities of a replica. The blocked form
+replaces it if the similarities would take up more than `MATRIX_BYTES`, or if `--loss_block_rows` is set. The blocked
+form computes the gradient together with the loss. Both forms need the same number of matrix products.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def contrastive_loss(
     """Returns NT-Xent and its metrics, as defined by `objective.add_contrastive_loss` and `metrics`.
 
     Derivation: Let z_j be the 2N projections of all replicas, r_i = z_i / t the projections of this replica divided by
-    the temperature, s_ij = <r_i, z_j> the logits, and p(i) the column of the positive of row i. The loss of row i is
+    the temperature, s_ij = <r_i, z_j> the logits, and p(i) the column that holds row i's positive. The loss of row i is
 
         l_i = log Z_i - s_ip(i),   Z_i = sum over j != i of exp(s_ij).
 
@@ -58,12 +58,13 @@ def contrastive_loss(
       hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine similarities.
       temperature: t > 0.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
-      block_rows: maximum number of rows per block. 0: as many as fit into 16 MiB of similarities, but at least 256.
+      block_rows: maximum number of rows per block. 0: as many as keep a block's similarities within 16 MiB, but at
+        least 256.
 
     Returns:
       loss: scalar, the mean over this replica's n images.
-      accuracy: scalar, `metrics.contrastive_accuracy` over this replica's images, without gradient.
-      entropy: scalar, `metrics.contrastive_entropy` over this replica's images, without gradient.
+      accuracy: scalar, `metrics.contrastive_accuracy` over this replica's images, without a gradient.
+      entropy: scalar, `metrics.contrastive_entropy` over this replica's images, without a gradient.
     """
     z = objective.prepare_projections(z, hidden_norm)
     n = (z.shape[0] or tf.shape(z)[0]) // 2
@@ -213,7 +214,7 @@ def _block_terms(rows, all_z, self_column, positive_column, total, static_shapes
 
 
 def _block_metrics(logits_ab, positive_column):
-    """Returns the number of hits and the sum of the entropies of logits [b, N]; see `_block_terms`."""
+    """Returns the number of hits and the summed entropies for logits [b, N]; see `_block_terms`."""
     positives = tf.cast(positive_column + tf.range(tf.shape(logits_ab)[0]), tf.int64)
     hits = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits_ab, 1), positives), logits_ab.dtype))
     probabilities = tf.nn.softmax(logits_ab)
@@ -223,7 +224,7 @@ def _block_metrics(logits_ab, positive_column):
 def _diagonal(matrix, start, static_shapes):
     """Returns the elements (i, start + i) of a matrix [b, columns].
 
-    With `static_shapes`, `start` need not be a compile-time constant for XLA.
+    If `static_shapes` is True, XLA does not require `start` to be a compile-time constant.
     """
     if static_shapes:
         return tf.reduce_sum(tf.where(_diagonal_mask(matrix, start), matrix, 0), 1)

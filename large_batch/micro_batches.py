@@ -1,6 +1,6 @@
 """Micro-batch training with the exact gradient of the full-batch loss (Gao et al., arXiv:2101.06983).
 
-The contrastive loss L compares all images of a batch, so it is not a sum over micro-batches, but its gradient is. With
+The contrastive loss L compares all images in a batch, so it is not a sum over micro-batches, but its gradient is. With
 the projections z_i of micro-batch i and the weights w,
 
     dL / dw = sum over i of (dL / dz_i) (dz_i / dw).
@@ -25,7 +25,7 @@ def train_step(step: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
     """Runs a training step. Call the function in cross-replica context, inside a `tf.function`.
 
     Args:
-      step: `train.TrainStep`, which provides the model, the losses and the update.
+      step: a `train.TrainStep`, which provides the model, the losses and the update.
       batch: distributed views and labels.
 
     Returns:
@@ -35,7 +35,7 @@ def train_step(step: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 class _MicroBatches:
-    """Both passes of a training step over its micro-batches."""
+    """The two passes of a training step over its micro-batches."""
 
     def __init__(self, step):
         self._step, self._model, self._config, self._run = step, step.model, step.config, step.strategy.run
@@ -72,7 +72,7 @@ class _MicroBatches:
         return self._step.network_input(views, first), labels
 
     def _zero_z(self):
-        """Returns zeros for the projections of all micro-batches, [micro-batches, views, rows, d]."""
+        """Returns zeros [micro-batches, views, rows, d], to be replaced by the projections of all micro-batches."""
         return tf.zeros([self._count, 2, self._rows, self._model.projection_dim], keras.backend.floatx())
 
     def _project(self, batch, _, index, z):
@@ -82,7 +82,7 @@ class _MicroBatches:
         return tf.tensor_scatter_nd_update(z, [[index]], [tf.reshape(projections, z.shape[1:])])
 
     def _differentiate_loss(self, z):
-        """Returns (d `replica_loss` / dz, the contrastive loss, its metrics)."""
+        """Returns the gradient of `replica_loss` with respect to `z`, the contrastive loss, and its metrics."""
         with tf.GradientTape() as tape:
             tape.watch(z)
             batch_z = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]])
@@ -91,7 +91,7 @@ class _MicroBatches:
         return tape.gradient(replica_loss, z), loss, metrics
 
     def _zero_sums(self):
-        """Returns zeros for the sums of `_add_gradients`."""
+        """Returns zeros, the initial values of the sums in `_add_gradients`."""
         config, floatx = self._config, keras.backend.floatx()
         gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
         head_moments, supervised = (), ()

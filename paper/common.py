@@ -1,4 +1,4 @@
-"""Helpers shared by the programs that reproduce the paper's figures and probes."""
+"""Helpers for the programs that plot the paper's figures and run its probes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_has_projection_head(model: model_lib.Model) -> None:
 
 
 def load(path: str) -> tuple[model_lib.Model, int]:
-    """Loads the network of a checkpoint or SavedModel in float32.
+    """Loads the network from a checkpoint or SavedModel in float32.
 
     Returns:
       The model, and the training image size in pixels (224 if unknown).

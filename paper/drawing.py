@@ -27,7 +27,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 _SEED = 1
-_CROPS = 4  # crops per image, with and without color distortion
+_CROPS = 4  # number of crops per image, each shown with and without color distortion
 _MARKERS = "osv^D<>phX"
 _HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "--", "++")
 
@@ -58,7 +58,7 @@ def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = ())
       One dict per row.
 
     Raises:
-      UserError: the file cannot be read, or it has missing columns, no accuracies, or invalid numbers.
+      UserError: the file cannot be read, lacks columns or accuracies, or contains invalid numbers.
     """
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -67,11 +67,11 @@ def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = ())
         raise UserError(f"--csv={path}: the file cannot be read ({first_line(error)}). Check the path.") from error
     missing = [column for column in columns if not rows or rows[0].get(column) is None]
     if missing:
-        raise UserError(f"--csv={path}: column {missing[0]} is missing. Use a file with the columns "
-                        f"{', '.join(columns)} and at least one row.")
+        raise UserError(f"--csv={path}: column {missing[0]} is missing. Use a file with at least one row "
+                        f"and the columns {', '.join(columns)}.")
     rows = [row for row in rows if row["accuracy"]]  # In the report, this field is empty if a run has no accuracy.
     if not rows:
-        raise UserError(f"--csv={path}: no row has an accuracy. Add at least one.")
+        raise UserError(f"--csv={path}: no row has an accuracy. Add at least one accuracy.")
     for row in rows:
         for column in numeric:
             row[column] = _parse_number(path, column, row[column])
@@ -121,7 +121,7 @@ _OPERATORS = {  # title -> names for `policies.branch_policy`, applied to the ce
 
 
 def operators(image: np.ndarray, out: str, size: int = 160) -> str:
-    """Plots each operator applied to the same image, with three random samples per operator (extends Figure 4)."""
+    """Plots three random samples of each operator applied to the same image (extended version of Figure 4)."""
     image = data_util.preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), size, crop=False)
     figure, axes = _panels(-(-len(_OPERATORS) // 2), 6)
     for axis in axes.flat[3 * len(_OPERATORS):]:
@@ -131,7 +131,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
         for draw in range(3):
             seeds = tf.constant([[draw, _SEED]], tf.int64)
             policy = policies.branch_policy(names, 1.0, "multiplicative", flip=title != "crop, resize")
-            if len(names) == 1:  # Always apply a policy's only operator, to show its effect.
+            if len(names) == 1:  # If a policy has only one operator, always apply it, to show its effect.
                 policy = data_util.Policy(operators=tuple(
                     dataclasses.replace(operator, probability=1.0) for operator in policy.operators))
             channels = data_util.apply_after_crop(data_util.to_channels(image[tf.newaxis]), policy, seeds)
@@ -144,7 +144,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
 
 
 def views(config: Config, out: str, count: int = 8) -> str:
-    """Plots pairs of augmented views of `count` images from a data set. As in training, the views include blur."""
+    """Plots pairs of augmented views of `count` images from a data set, with blur as in training."""
     source = common.open_source(config)
     count = min(count, datasets.check_split(source, "train_split", config.train_split))
     pairs, _ = next(iter(data.build_view_pairs(config, source, config.train_split, _SEED, count)))
@@ -194,8 +194,8 @@ def eigenvalues(path: str, out: str) -> str:
     layers = model._projection_head.linear_layers
     kernel = layers[0].dense.kernel.numpy() if len(layers) == 1 else np.zeros([0, 1])
     if kernel.shape[0] != kernel.shape[1]:
-        raise UserError(f"--checkpoint={path}: the network has no square linear projection head. Pretrain one with "
-                        f"--proj_head_mode=linear --proj_out_dim={model.resnet_model.num_features}.")
+        raise UserError(f"--checkpoint={path}: the network has no square linear projection head. Pretrain a "
+                        f"network with --proj_head_mode=linear --proj_out_dim={model.resnet_model.num_features}.")
     values = np.sort(np.square(np.linalg.eigvals(kernel).real))[::-1]
     figure, axes = plt.subplots(1, 2, figsize=(8, 3))
     for axis, scale in zip(axes, ("linear", "log")):
@@ -258,7 +258,7 @@ def tsne(model: model_lib.Model, config: Config, split: str, out: str, max_examp
 def pairs(path: str, out: str) -> str:
     """Plots the accuracy for each pair of augmentations, with row averages (Figure 5).
 
-    The CSV file must contain the columns first, second, accuracy.
+    The CSV file must contain the columns first, second and accuracy.
     """
     rows = read_csv(path, ("first", "second", "accuracy"), numeric=("accuracy",))
     names = list(dict.fromkeys([row["first"] for row in rows] + [row["second"] for row in rows]))
@@ -317,7 +317,7 @@ def batches(path: str, out: str) -> str:
 def parameters(path: str, out: str) -> str:
     """Plots accuracy against the number of parameters, with one marker per group (Figure 7).
 
-    The CSV file must contain the columns network, million parameters, accuracy, group.
+    The CSV file must contain the columns network, million parameters, accuracy and group.
     """
     columns = ("network", "million parameters", "accuracy", "group")
     rows = read_csv(path, columns, numeric=("million parameters", "accuracy"))

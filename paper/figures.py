@@ -20,8 +20,8 @@ from runtime import command_line, console, tensorflow_startup
 from runtime.paths import check_paths
 
 _FIGURES = {
-    "operators": "each operator applied to the same image, with three random samples per operator (extends Figure 4)",
-    "views": "pairs of augmented views of a data set, as the network sees them, including blur",
+    "operators": "three random samples of each operator applied to the same image (extended version of Figure 4)",
+    "views": "pairs of augmented views of images from a data set, as the network sees them, including blur",
     "histograms": "pixel-value histograms of crops with and without color distortion (Figure 6)",
     "eigenvalues": "sorted squared real parts of the eigenvalues of a square linear projection head (Appendix B.4)",
     "tsne": "t-SNE of h and of z = g(h) for the first ten classes of a data set (Appendix B.4)",
@@ -79,7 +79,7 @@ def make(arguments: argparse.Namespace) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line."""
+    """Runs the command-line program."""
     arguments = _parser().parse_args(argv)
     console.log(command_line.run_command("paper.figures", lambda: make(arguments)))
 

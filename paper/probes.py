@@ -1,14 +1,14 @@
-"""Table 3: accuracy of small MLPs that predict image transformations from frozen features h and g(h).
+"""Table 3: accuracy of small MLPs that predict image transformations from the frozen features h and g(h).
 
     python -m paper.probes --checkpoint=PATH --dataset=NAME [--probes=color,rotation,noise,sobel]
         [--train_split=train] [--test_split=test] [--flags='--data_dir=DIR'] [--out=FILE.json]
 
-A random transformation is applied to each evaluation crop, and the MLP predicts it: color (grayscale or not), rotation
-(by 0, 90, 180 or 270 degrees), noise or sobel (applied or not). Each row of the table requires an encoder pretrained
-with the row's transformation (--augment_extra=rotate, noise or sobel). Grayscale is part of the default policy. In the
-paper, g(h) has the same number of dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
+The MLP predicts the random transformation applied to each evaluation crop: color (grayscale or not), rotation (by 0,
+90, 180 or 270 degrees), noise or sobel (applied or not). Each row of the table except color requires an encoder
+pretrained with the row's transformation (--augment_extra=rotate, noise or sobel); the default policy already includes
+grayscale. In the paper, g(h) has the same number of dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
 
-The --out file maps each probe to `h` and `z`, the accuracies from h and from z = g(h), and to `majority_baseline`, the
+For each probe, the --out file contains `h` and `z`, the accuracies on h and on z = g(h), and `majority_baseline`, the
 accuracy of always predicting the most frequent class. Earlier versions named this key `guess` and the color probe
 `colour`.
 """
@@ -39,7 +39,7 @@ def _parser():
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line."""
+    """Runs the command-line program."""
     arguments = _parser().parse_args(argv)
 
     def work():

@@ -1,4 +1,4 @@
-"""Report that compares the runs in `paper.studies` with the paper's numbers, as Markdown, CSV and one HTML page."""
+"""Generates reports (Markdown, CSV and one HTML page) that compare our results with the paper's."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from runtime import console, progress, storage
 from runtime.errors import UserError
 from transfer import output, significance
 
-_COLUMNS = {  # title -> key in the results of a finished run
+_COLUMNS = {  # column title -> key in a finished run's results
     "logistic regression": runner.LBFGS, "logistic regression on g(h)": f"{runner.LBFGS}/projections",
     "linear head": runner.TOP_1, "top-5": "eval/label_top_5_accuracy", "transfer": "test",
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
 _SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # columns shown only if the paper's table has them
-_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # others are fractions, displayed in %
-_MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's measures that correspond to `runner.accuracy`
-_SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # measures with the same name in the paper and here
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # other columns contain fractions, displayed in %
+_MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's metrics that correspond to `runner.accuracy`
+_SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # metrics that have the same name in the paper
 ALPHA = 0.05  # significance level of the permutation test, as in the paper's tables
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # includes line breaks and ESC
 _FORMULA_STARTS = ("=", "+", "-", "@")  # Spreadsheets evaluate cells that start with these.
@@ -37,9 +37,9 @@ _FORMULA_STARTS = ("=", "+", "-", "@")  # Spreadsheets evaluate cells that start
 
 
 def rows_of(name: str, base: str, scale: str) -> list[dict]:
-    """Returns a study's finished runs as dicts from column title to value.
+    """Returns a study's finished runs as dicts that map column titles to values.
 
-    Our accuracies are in [0, 1], the paper's in %. Keys that start with "_" are not displayed.
+    Our accuracies are in [0, 1]; the paper's are in %. Keys that start with "_" are not displayed.
 
     Args:
       name: name of the study.
@@ -61,7 +61,7 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
 
 
 def _finished(name, run, base, scale):
-    """Returns a run's done.json, or None if it is missing or if the study or its recipe has changed since the run."""
+    """Returns a run's done.json, or None if the file is missing or the study or its recipe has since changed."""
     done = runner.read_done(runner.directory_of(base, scale, name, run))
     return done if done is not None and runner.is_current(run, scale, done) else None
 
@@ -98,7 +98,7 @@ def _finite_or_none(value):
 
 
 def _differences(paper, ours):
-    """Returns the differences (ours minus the paper's) of all measures that both report, as text."""
+    """Returns the differences (ours minus the paper's) as text, for all metrics that both report."""
     pairs = {measure: (ours[measure], number) for measure, number in paper.items() if ours.get(measure) is not None}
     return {"difference" if measure in _MAIN_MEASURES else f"difference, {measure}":
             f"{value - number:+.2f}" if measure == "entropy" else f"{100 * value - number:+.1f}"
@@ -106,7 +106,7 @@ def _differences(paper, ours):
 
 
 def _mark_best(rows):
-    """Sets `best` to True in rows of transfer runs that do not differ significantly from the best run.
+    """Sets `best` to True for transfer runs whose results do not differ significantly from those of the best run.
 
     Significance is determined by the permutation test. As in the paper, runs on the same data set are compared in two
     groups: linear evaluation, and training of the whole network.
@@ -121,8 +121,8 @@ def _mark_best(rows):
         for row in group:
             labels, scores, metric = predictions[row["run"]]
             if labels.shape != best[0].shape or (labels != best[0]).any():
-                raise UserError(f"{row['_directory']}/predictions.npz: the labels differ from those of other runs on "
-                                f"{row['task']}. Remove the directory, and run the table again.")
+                raise UserError(f"{row['_directory']}/predictions.npz: the labels differ from those in other runs on "
+                                f"{row['task']}. Remove the directory, and repeat the run.")
             row["best"] = significance.compare(labels, best[1], scores, metric)["p"] > ALPHA
 
 
@@ -161,7 +161,7 @@ def shown_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
 
 
 def _displayed(title, row):
-    """Returns the text displayed for a value. Our accuracies are converted to %, the paper's unit."""
+    """Returns the text displayed for a value. Our accuracies are converted to %, as in the paper."""
     value = row.get(title)
     if isinstance(value, float) and "paper" not in title:
         text = _FORMATS.get(title, "{:.1%}").format(value).rstrip("%")
@@ -173,7 +173,7 @@ def _displayed(title, row):
 
 
 def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
-    """Returns the report of a study as lines of Markdown. For the arguments, see `rows_of`."""
+    """Returns the report on a study as lines of Markdown. For the arguments, see `rows_of`."""
     study = studies.STUDIES[name]
     lines = [f"### {study.title} ({study.source})", f"{_finding(study, rows, scale)} Accuracies in %.", ""]
     if rows:
@@ -185,7 +185,7 @@ def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
 
 
 def _finding(study, rows, scale):
-    """Describes the paper's finding and the setting of our runs."""
+    """Describes the paper's finding and the settings for our runs."""
     finding = f"The paper: {study.finding}" if study.runs else f"{study.finding[:1].upper()}{study.finding[1:]}"
     recipes = dict.fromkeys(run.small_recipe for run in study.runs_at(scale) if not run.transfer)
     if scale != "small" or not rows or not recipes:
@@ -209,7 +209,7 @@ def _markdown_cited(study):
 
 
 def _cited_table(study):
-    """Returns the titles and rows of a table with the numbers that the paper cites."""
+    """Returns the titles and rows of a table with the results that the paper cites."""
     titles = list(dict.fromkeys(measure for _, values in study.cited for measure in values))
     return ["", *titles], [[name, *(str(values.get(title, "")) for title in titles)] for name, values in study.cited]
 
@@ -236,7 +236,7 @@ def _markdown_text(text):
 
 
 def write_csv(path: str, rows: list[dict]) -> None:
-    """Writes all values of the rows to a CSV file. Strings that look like formulas are prefixed with '."""
+    """Writes all values in the rows to a CSV file. Strings that look like formulas are prefixed with an apostrophe."""
     public = [{_csv_value(title): _csv_value(value) for title, value in row.items() if not title.startswith("_")}
               for row in rows]
     file = io.StringIO(newline="")
@@ -247,7 +247,7 @@ def write_csv(path: str, rows: list[dict]) -> None:
 
 
 def _csv_value(value):
-    """Returns a value that spreadsheets do not evaluate: one line, prefixed with ' if it looks like a formula."""
+    """Makes a value safe for spreadsheets: one line, prefixed with an apostrophe if it looks like a formula."""
     if not isinstance(value, str):
         return value
     text = _without_control(value)
@@ -274,8 +274,9 @@ def correlations(name: str, base: str, scale: str) -> list[dict]:
       base, scale: see `rows_of`.
 
     Returns:
-      A list of dicts with `labels`, the label fraction; `points`, a list of (name, accuracy of linear evaluation,
-      accuracy after fine-tuning); and the coefficients `pearson` and `spearman`, None for fewer than three points.
+      A list of dicts with `labels`, the label fraction; `points`, a list of (name, linear-evaluation accuracy,
+      fine-tuning accuracy); and the coefficients `pearson` and `spearman`, which are None if there are fewer than three
+      points.
     """
     from scipy import stats
 
@@ -321,7 +322,7 @@ def summary(rows_by_study: dict[str, list[dict]]) -> str:
 
 
 def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale: str) -> None:
-    """Writes one self-contained HTML page with all studies: our and the paper's results, plots, flags and versions.
+    """Writes one self-contained HTML page with all studies: results (ours and the paper's), plots, flags and versions.
 
     Args:
       path: path of the page.
@@ -358,7 +359,7 @@ def _section(name, rows, base, scale):
 def _plot(rows):
     """Returns a base64-encoded SVG plot of our accuracies (dots) and the paper's (diamonds), or "" if there are none.
 
-    For Table 3, the plot shows the accuracies from h.
+    For Table 3, the plot shows the accuracies of predictions from h.
     """
     import matplotlib
 

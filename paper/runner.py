@@ -1,4 +1,4 @@
-"""Executes the runs in `paper.studies`, each in its own resumable process, and stores their results."""
+"""Executes and resumes the runs in `paper.studies`, each in its own process, and stores their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def arguments(run: studies.Run, scale: str) -> list[str]:
-    """Returns the arguments for a run's program, except its output directory and --checkpoint."""
+    """Returns the arguments for a run's program, except the output directory and --checkpoint."""
     flags = config_lib.as_flags({**run.flags, **(run.small_flags if scale == "small" else {})})
     if run.transfer:
         return flags
@@ -34,7 +34,7 @@ def arguments(run: studies.Run, scale: str) -> list[str]:
 
 def command(run: studies.Run, scale: str, directory: str, weights: str | None = None,
             extra: dict | None = None) -> list[str]:
-    """Returns the command for a run, as a list of arguments to the Python interpreter.
+    """Returns the command for a run as a list of arguments to the Python interpreter.
 
     Args:
       run: the run.
@@ -61,7 +61,7 @@ def _split_settings(run, extra):
 
 
 def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) -> list[str]:
-    """Returns the command that runs a run's probes on its checkpoint, as arguments for Python."""
+    """Returns the command for a run's probes on `checkpoint` as a list of arguments to the Python interpreter."""
     data_flags = config_lib.as_flags({
         name: getattr(config, name) for name in config_lib.settings_with("data_access")
         if getattr(config, name) != getattr(config_lib.Config, name)})
@@ -120,7 +120,7 @@ def _all_arguments(run, scale, extra):
 
 
 def _with_effect(settings):
-    """Returns a dict of only those settings that affect results."""
+    """Returns only the settings that affect results."""
     without_effect = config_lib.settings_with("output", "no_effect")
     return {name: value for name, value in settings.items() if name not in without_effect}
 
@@ -146,7 +146,7 @@ def _key(settings):
 
 
 def is_current(run: studies.Run, scale: str, done: dict) -> bool:
-    """Returns whether a finished run used its study's current settings, ignoring additional flags."""
+    """Returns whether a finished run used its study's current settings, apart from additional flags."""
     expected = arguments(run, scale)
     if done["arguments"][:len(expected)] != expected:
         return False
@@ -186,7 +186,7 @@ class Runner:
         compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
         for name in self._extra:
             if name in compared:
-                raise UserError(f"--flags: --{name} is set to {compared[name]} by the run {run.name!r} of the study "
+                raise UserError(f"--flags: --{name} is set to {compared[name]} by the run {run.name!r} in the study "
                                 f"{study}. Remove it.")
         settings_of(run, self._scale, self._extra)
         if run.starts_from:
@@ -202,8 +202,8 @@ class Runner:
         Returns:
           The content of done.json: `arguments`, `settings`, `seconds` (summed over all attempts), `results`, `probes`,
           `million_parameters`, `hardware`, `commits`, `diverged` and `same_as`. If training diverged, in this run or in
-          the run that it starts from, `diverged` is True and there are no results. `same_as` is the directory (below
-          `base`) of an identical run, or None.
+          the run that it starts from, `diverged` is True and there are no results. `same_as` is the directory of an
+          identical run, relative to `base`, or None.
 
         Raises:
           UserError: the run failed without diverging, or its stored results have different settings.
@@ -265,7 +265,7 @@ class Runner:
 
 @contextlib.contextmanager
 def _recording_time(directory):
-    """Yields a dict. On exit, adds the `seconds` and `commits` of all attempts at the run to the dict and stores it."""
+    """Yields a dict and, on exit, stores it with the total `seconds` and all `commits` of the attempts at the run."""
     from runtime import storage
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()
@@ -287,8 +287,8 @@ def _read_results(directory, name):
     path = os.path.join(directory, name)
     results = storage.read_json(path)
     if results is None:
-        raise UserError(f"{path}: missing or corrupt. See run.log in the same directory, and run the same "
-                        "command again.")
+        raise UserError(f"{path}: the file is missing or corrupt. See run.log in the same directory, and run "
+                        "the same command again.")
     for key in (LBFGS, TOP_1, "test"):
         if key in results and not storage.is_fraction(results[key]):
             raise UserError(f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log in the same "
@@ -321,7 +321,7 @@ def count_parameters(directory: str) -> int:
 
 
 def hardware() -> str:
-    """Returns the processor, its number of cores, and the accelerators, in one line."""
+    """Returns one line with the processor, its number of cores, and the accelerators."""
     import tensorflow as tf
 
     accelerators = [device.device_type for device in tf.config.list_physical_devices() if device.device_type != "CPU"]
@@ -331,7 +331,7 @@ def hardware() -> str:
 
 
 def commit() -> str | None:
-    """Returns the program's git version, with + appended if files were changed, or None outside a repository."""
+    """Returns the program's git version, or None outside a repository. A trailing + indicates uncommitted changes."""
     try:
         git = subprocess.run(["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=_ROOT,
                              capture_output=True, text=True, check=False)
@@ -347,6 +347,6 @@ LBFGS, TOP_1 = "eval/lbfgs_top_1_accuracy", "eval/label_top_1_accuracy"
 
 
 def accuracy(done: dict) -> float | None:
-    """Returns the test accuracy of logistic regression on h, else of the linear head, else of transfer, else None."""
+    """Returns the first available test accuracy (logistic regression on h, linear head, or transfer), or None."""
     results = done["results"]
     return results.get(LBFGS, results.get(TOP_1, results.get("test")))

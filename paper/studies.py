@@ -1,7 +1,7 @@
-"""The paper's studies: the runs behind its tables and figures, with their flags and the paper's numbers.
+"""The paper's studies: the runs behind its tables and figures, with their flags and the paper's results.
 
-The numbers are read from the CSV files in paper/numbers/. The studies also cover the paper's figures, and
-numbers that appear only in its text.
+The results are read from the CSV files in paper/numbers/. The studies also cover results that appear only in the
+paper's text.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ class Run:
 
     name: str
     flags: dict  # differences from the recipe, or a transfer run's arguments
-    paper: dict = dataclasses.field(default_factory=dict)  # measure -> number as printed; accuracies in %
+    paper: dict = dataclasses.field(default_factory=dict)  # metric -> value as printed; accuracies in %
     small_flags: dict = dataclasses.field(default_factory=dict)  # additional differences at the small scale
     recipe: str = "imagenet_paper.cfg"
     small_recipe: str = "study_small.cfg"
     starts_from: tuple | None = None  # (study, run) whose weights are passed as --checkpoint
-    transfer: str | None = None  # command of `python -m transfer`: linear, finetune, scratch; None: run.py
+    transfer: str | None = None  # command of `python -m transfer` (linear, finetune or scratch), or None for run.py
     probes: tuple = ()  # probes from `paper.probes`, run on the trained network
-    plot_columns: dict = dataclasses.field(default_factory=dict)  # CSV columns of the report that `paper.figures` reads
+    plot_columns: dict = dataclasses.field(default_factory=dict)  # CSV columns in the report, for `paper.figures`
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A set of runs to compare: a table in the paper, a row of a table, a figure, or numbers from the text."""
+    """A set of runs to compare, from a table in the paper, a row of a table, a figure, or the text."""
 
     title: str
     source: str  # tables, figures and appendices in the paper, comma-separated
     finding: str  # the paper's finding, or the purpose of the runs
     runs: tuple
-    small_names: tuple | None = None  # names of the runs that also exist at the small scale; None: all
+    small_names: tuple | None = None  # names of the runs that also exist at the small scale, or None for all
     small_only: tuple = ()  # runs that exist only at the small scale
-    cited: tuple = ()  # (name, measure -> number or text): the paper's rows for other methods; not run
+    cited: tuple = ()  # (name, metric -> number or text) for the paper's rows without runs, such as other methods
 
     def runs_at(self, scale: str) -> list[Run]:
-        """Returns the runs for a scale (paper or small)."""
+        """Returns the runs at a scale (paper or small)."""
         if scale == "paper":
             return list(self.runs)
         return [*self.small_only, *(run for run in self.runs if self.small_names is None or run.name in
@@ -54,7 +54,7 @@ class Study:
 
 
 def read_numbers(name: str) -> list[dict]:
-    """Returns the rows of paper/numbers/<name>.csv as dicts from column header to number or text.
+    """Returns the rows of paper/numbers/<name>.csv as dicts that map column headers to numbers or text.
 
     Cells that contain "-" (a dash in the paper) are omitted.
     """
@@ -115,7 +115,7 @@ def _network(width, depth=50):
 
 
 def _by_width(rows, header="Architecture"):
-    """Returns a dict mapping widths to rows for the three networks. The paper omits (1x) from ResNet-50 (1x)."""
+    """Returns a dict mapping widths to rows for the three networks. The paper writes ResNet-50 for ResNet-50 (1x)."""
     rows_by_name = {row[header]: row for row in rows}
     return {width: rows_by_name["ResNet-50" if width == 1 else _network(width)] for width in _WIDTHS}
 
@@ -177,7 +177,7 @@ def _temperatures():
 
 
 def _heads():
-    """Returns the runs for Figure 8: types of projection heads and output dimensions."""
+    """Returns the runs for Figure 8: different projection heads and output dimensions."""
     sizes, both, small = (32, 64, 128, 256, 512, 1024, 2048), "linear_head,lbfgs", dict(eval_protocol="lbfgs")
     runs = [Run("none", dict(proj_head_mode="none", eval_protocol=both), small_flags=small)]
     runs += [Run(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol=both,
@@ -230,7 +230,7 @@ def _cifar():
 
 
 def _probes():
-    """Returns the runs for Table 3: each row's pretraining and probe. g(h) has the same number of dimensions as h."""
+    """Returns the runs for Table 3: pretraining and one probe per row. g(h) has the same number of dimensions as h."""
     head = dict(num_proj_layers=2, proj_out_dim=2048)
     rows = {"Color vs grayscale": ("color", {}), "Rotation": ("rotation", dict(augment_extra="rotate")),
             "Orig. vs corrupted": ("noise", dict(augment_extra="noise")),
@@ -260,8 +260,8 @@ def _few_labels(starts, columns):
 
     Args:
       starts: list of (name, (study, run) that provides the weights, network flags).
-      columns: list of (label fraction, recipe, small-scale flags, dict mapping measures to one number per item in
-        `starts`).
+      columns: list of (label fraction, recipe, small-scale flags, dict mapping metrics to lists with one result per
+        item in `starts`).
     """
     return tuple(
         Run(f"{name}, {labels}", flags, {measure: numbers[index] for measure, numbers in paper.items()}, small, recipe,
@@ -284,7 +284,7 @@ def _lengths():
 
 
 def _depths_and_widths(depths, widths):
-    """Returns `starts` for `_few_labels`: runs of the study `networks`."""
+    """Returns `starts` for `_few_labels`: runs in the study `networks`."""
     return [(_network(width, depth), ("networks", _network(width, depth)),
              dict(resnet_depth=depth, width_multiplier=width)) for depth in depths for width in widths]
 
@@ -301,8 +301,8 @@ def _few_labels_columns(fractions, tables=None):
 
     Args:
       fractions: keys of `_LABEL_FRACTIONS`.
-      tables: dict mapping measures (top-1, top-5) to dicts that map widths to the paper's rows. None for figures, whose
-        numbers the paper does not print.
+      tables: dict mapping metrics (top-1, top-5) to dicts that map widths to the paper's rows. Use None for figures,
+        since the paper does not print their values.
     """
     return [(fraction, *_LABEL_FRACTIONS[fraction], {
         measure: [_few_labels_number(row, fraction, measure) for row in rows.values()]
@@ -310,7 +310,7 @@ def _few_labels_columns(fractions, tables=None):
 
 
 def _few_labels_number(row, fraction, measure):
-    """Returns the number in a table row for a label fraction and a measure (top-1 or top-5), or None if missing."""
+    """Returns a table row's value for a label fraction and a metric (top-1 or top-5), or None if it is missing."""
     return row.get(f"Label fraction: {fraction.replace(' ', '')}: {measure.replace('-', ' ').capitalize()}")
 
 
@@ -377,7 +377,7 @@ def _small_transfers():
 
 
 def _named_rows(table, header):
-    """Returns the rows of a table that has no runs, as (value of the column `header`, dict of the other columns)."""
+    """Returns the rows of a table that has no runs, as (value in the column `header`, dict of the other columns)."""
     return tuple((row[header], {title: value for title, value in row.items() if title != header})
                  for row in read_numbers(table))
 
@@ -403,8 +403,8 @@ STUDIES = {
         "NT-Logistic, temperature 1.0, rate 0.1")),
     "temperature": Study(
         "Temperature and l2 normalization", "Table 5", "both matter; without normalization, contrastive accuracy is "
-        "higher but the representation is worse (entropy and contrastive accuracy are measured among 4096 images; "
-        "among 256 at the small scale)",
+        "higher but the representation is worse (entropy and contrastive accuracy are computed on batches of 4096 "
+        "images, or 256 at the small scale)",
         _temperatures()),
     "heads": Study(
         "Projection heads", "Figure 8", "a nonlinear head is better than a linear one (by 3 %) and much better than "
@@ -422,8 +422,8 @@ STUDIES = {
     "networks": Study("Depth and width", "Figure 7", "larger networks are better",
                       _networks((18, 34, 50, 101, 152), (1, 2, 4)), ("ResNet-18 (1x)",), _networks((10,), (1, 2))),
     "cifar_temperature": Study(
-        "Temperature and batch size on CIFAR-10", "Appendix B.9", "0.5 is best at every batch size; 0.1 improves "
-        "with larger batches",
+        "Temperature and batch size on CIFAR-10", "Appendix B.9", "temperature 0.5 is best at every batch "
+        "size; temperature 0.1 improves with larger batches",
         _cifar_temperatures(), tuple(f"temperature {t}, batch {batch}" for t in (0.1, 0.5) for batch in (1024, 2048))),
     "linear": Study("Linear evaluation", "Table 6, Figure 1", "SimCLR outperforms earlier methods; wider networks are "
                     "better still", _linear(), (_network(1), _network(2)), cited=tuple(
@@ -444,8 +444,8 @@ STUDIES = {
     "lengths": Study("Longer training", "Figure B.2", "longer training is better, up to 3200 epochs", _lengths(),
                      tuple(f"{epochs} epochs" for epochs in (50, 100, 200, 400))),
     "few_labels_lengths": Study(
-        "Few labels after longer training", "Figure B.5", "fine-tuned accuracy is almost linear in "
-        "linear-evaluation accuracy; fewer labels benefit more from longer training",
+        "Few labels after longer training", "Figure B.5", "accuracy after fine-tuning is almost linear in "
+        "linear-evaluation accuracy; longer training helps more with fewer labels",
         _few_labels([(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {}) for epochs in _LENGTHS],
                     _few_labels_columns(_FEW)),
         tuple(f"{epochs} epochs, {labels}" for labels in ("1 %", "10 %") for epochs in (50, 100, 200, 400))),
@@ -470,7 +470,7 @@ STUDIES = {
     "designs": Study("Design choices of other methods", "Table C.1", "descriptions without numbers to compare", (),
                      cited=_named_rows("table_c1", "Model")),
     "seeds": Study("Repeated runs", "not in the paper", "the default small-scale run with three seeds; differences "
-                   "between other runs are noise unless they exceed those between the seeds", (), (), tuple(
+                   "between other runs are noise unless they exceed those between seeds", (), (), tuple(
                        Run(f"seed {seed}", dict(seed=seed)) for seed in (1, 2, 3))),
 }
 

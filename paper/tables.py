@@ -1,16 +1,16 @@
-"""The paper's tables: their numbers, the commands for their runs, execution of the runs, and a report.
+"""Shows the paper's tables, prints the commands for their runs, executes the runs, and reports the results.
 
     python -m paper.tables list
-    python -m paper.tables show 4                   # the paper's numbers; tables by number or name
+    python -m paper.tables show 4                   # the paper's results, by table number or study name
     python -m paper.tables commands 4               # the command for each run, at the paper's scale
     python -m paper.tables run 4 --scale=small [--dir=runs/tables] [--flags='--data_dir=DIR']
     python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
 At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes interrupted ones. If a
-run starts from another run's weights, `run` executes that run first. With `commands`, the directory of the weights
-shows which table's commands must be executed first. Birdsnap and FGVC Aircraft are not in TFDS, so they are read from
+run starts from another run's weights, `run` executes that run first. In the output of `commands`, --checkpoint shows
+which table's commands must be executed first. Birdsnap and FGVC Aircraft are not in TFDS, so they are read from
 data/birdsnap and data/aircraft. `report` prints Markdown tables and writes report.md, report.html and one CSV file per
-table to the scale's folder in --dir.
+table to the scale's sub-folder of --dir.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _with_runs(names, scale):
         other = "small" if scale == "paper" else "paper"
         other_has_runs = any(studies.STUDIES[name].runs_at(other) for name in names)
         raise UserError(f"table={','.join(names)}: no runs at the {scale} scale. Use --scale={other}." if other_has_runs
-                        else f"table={','.join(names)}: no runs. Use another table; `list` shows the number of runs.")
+                        else f"table={','.join(names)}: no runs. Use another table; `list` shows which tables have "
+                             "runs.")
     return names_with_runs
 
 
@@ -116,11 +117,11 @@ def _parser():
     parser = command_line.ArgumentParser(prog="python -m paper.tables", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     subparsers = parser.add_subparsers(dest="command", required=True)
-    subparsers.add_parser("list", help="list all studies: tables, figures, and numbers from the text")
-    for name, text in (("show", "show the paper's numbers"), ("commands", "print the command for each run")):
+    subparsers.add_parser("list", help="list all studies: tables, figures, and results from the text")
+    for name, text in (("show", "show the paper's results"), ("commands", "print the command for each run")):
         subparsers.add_parser(name, help=text).add_argument("table", nargs="+", help="table numbers or study names")
     for name, text in (("run", "execute the runs; the same command resumes them"),
-                       ("report", "compare results with the paper's numbers")):
+                       ("report", "compare our results with the paper's")):
         subparsers.add_parser(name, help=text).add_argument("table", nargs="*",
                                                             help="table numbers or study names (default: all)")
     for name, default in (("commands", "paper"), ("run", "small"), ("report", "small")):
@@ -134,7 +135,7 @@ def _parser():
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line."""
+    """Runs the command-line program."""
     options = _parser().parse_args(argv)
 
     def work():

@@ -20,7 +20,7 @@ from sources.source import Source
 _SEED = 1
 _BATCH_SIZE = 256
 _HIDDEN_UNITS = 256
-_VALIDATION_FRACTION = 0.1  # fraction of the training examples, for early stopping
+_VALIDATION_FRACTION = 0.1  # fraction of the training examples held out for early stopping
 
 
 def _with_identity(function):
@@ -40,7 +40,7 @@ PROBES = {
 
 
 def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws a class for each image and applies its transformation.
+    """Draws a random class for each image and applies the class's transformation.
 
     Args:
       images: [n, size, size, 3] float in [0, 1].
@@ -59,7 +59,7 @@ def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tenso
 
 def probe_features(model: keras.Model, source: Source, split: str, probe: str, size: int, center_crop: bool
                    ) -> list[np.ndarray]:
-    """Returns h [examples, d], z [examples, d'] and classes [examples] of a split's transformed images.
+    """Returns h [examples, d], z [examples, d'] and classes [examples] for a split's transformed images.
 
     Images are preprocessed as in evaluation: resized to `size` pixels, with or without a center crop.
     """
@@ -98,8 +98,8 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     """Runs the probes on a network.
 
     Returns:
-      A dict mapping probes to dicts with `h` and `z`, the test accuracies from h and z = g(h), and `majority_baseline`,
-      the accuracy of always predicting the most frequent class.
+      A dict mapping probes to dicts with `h` and `z`, the test accuracies on h and on z = g(h), and
+      `majority_baseline`, the accuracy of always predicting the most frequent class.
 
     Raises:
       UserError: a probe or split is unknown, or the network does not have a projection head.

@@ -1,1 +1,1 @@
-"""Evaluation of a frozen encoder: features, logistic regression, nearest neighbors."""
+"""Evaluation of a frozen encoder: feature extraction, logistic regression, nearest neighbors."""

@@ -55,7 +55,7 @@ def collect(compiled: Callable, dataset: Iterable, description: str = "features"
 
 def extract(strategy: tf.distribute.Strategy, function: Callable, dataset: Iterable,
             description: str = "features") -> tuple[np.ndarray, np.ndarray]:
-    """Compiles `function` and extracts its vectors; see `compile_function` and `collect`.
+    """Compiles `function` and extracts vectors with it; see `compile_function` and `collect`.
 
     Raises:
       UserError: the vectors contain NaN or Inf.

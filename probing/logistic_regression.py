@@ -1,10 +1,10 @@
-"""Logistic regression on frozen features with L-BFGS.
+"""Logistic regression on frozen features, fitted by L-BFGS.
 
 The strength of the l2 regularization follows one of two conventions:
-- `l2_of_sum`: the objective is the sum of the cross-entropies + l2_of_sum / 2 |W|^2, as in the paper (B.8.1). All
+- `l2_of_sum`: the objective is the sum of the cross-entropies plus l2_of_sum * |W|^2 / 2, as in the paper (B.8.1). All
   functions that fit weights use this convention.
-- `l2_per_example` = l2_of_sum / number of examples: the objective is the mean of the cross-entropies + l2_per_example / 2
-  |W|^2. This convention makes strengths comparable between data sets of different sizes.
+- `l2_per_example` = l2_of_sum / number of examples: the objective is the mean of the cross-entropies plus
+  l2_per_example * |W|^2 / 2. This convention makes strengths comparable across data sets of different sizes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
 class LogisticPath:
     """Regularization path: logistic regressions with decreasing l2 strength, each starting from the previous solution.
 
-    Each fit minimizes the sum of the cross-entropies + l2_of_sum / 2 |W|^2 by L-BFGS (paper, B.8.1). Biases are not
-    regularized. Labels [n] yield a softmax classifier. Labels [n, classes] of 1, 0 and -1 (ignored) yield one binary
-    classifier per class.
+    Each fit minimizes the sum of the cross-entropies plus l2_of_sum * |W|^2 / 2 by L-BFGS (paper, B.8.1). Biases are
+    not regularized. Labels [n] yield a softmax classifier. Labels [n, classes] with values 1, 0 and -1 (ignored) yield
+    one binary classifier per class.
 
     The optimization is preconditioned with the class-averaged Hessian at an earlier point on the path. This
     does not change the minimum, but greatly reduces the number of iterations.
@@ -122,7 +122,7 @@ class LogisticPath:
         return self
 
     def _compute_hessian_root(self, decay):
-        """Returns the upper triangular R such that R' R is the class-averaged Hessian at the current weights."""
+        """Returns the upper triangular matrix R such that R' R is the class-averaged Hessian at the current weights."""
         curvatures = self._curvatures(self._inputs @ self._weights)[:, np.newaxis]
         blocks = [slice(row, row + _HESSIAN_ROWS) for row in range(0, len(self._inputs), _HESSIAN_ROWS)]
         # Process the inputs in blocks, since a second copy of them may not fit in memory.
@@ -158,12 +158,12 @@ def scipy_blas_threads() -> Any:
 
 
 def has_two_classes(labels: np.ndarray) -> bool:
-    """Checks for two classes in labels [n], or for a class with both 1 and 0 in labels [n, classes]."""
+    """Returns whether labels [n] contain two classes, or labels [n, classes] contain a class with both 1 and 0."""
     return len(_fittable_classes(labels)) >= (1 if labels.ndim == 2 else 2)
 
 
 def _fittable_classes(labels):
-    """Returns the indices of the classes in labels [n] or, for labels [n, classes], of those with both 1 and 0."""
+    """Returns the indices of the classes in labels [n], or of the classes with both 1 and 0 in labels [n, classes]."""
     return np.flatnonzero((labels == 1).any(0) & (labels == 0).any(0)) if labels.ndim == 2 else np.unique(labels)
 
 

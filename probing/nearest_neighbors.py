@@ -18,8 +18,8 @@ def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, n
     Args:
       train: (features [n, d], labels [n]).
       test: (features [m, d], labels [m]).
-      neighbors: number k of voting neighbors, at most n.
-      temperature: votes are weighted by exp(cosine similarity / temperature). None: uniform weights.
+      neighbors: number k of voting neighbors, capped at n.
+      temperature: votes are weighted by exp(cosine similarity / temperature), or uniformly if None.
 
     Returns:
       A dict with the test `accuracy`, in [0, 1].

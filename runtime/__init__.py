@@ -1,1 +1,1 @@
-"""Services independent of SimCLR: errors, console, devices, hosts, signals, child processes, files, random numbers."""
+"""Utilities independent of SimCLR: errors, console, devices, hosts, signals, child processes, files, random numbers."""

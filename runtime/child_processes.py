@@ -19,7 +19,7 @@ from runtime.errors import STOPPED_STATUS, JobFailed, Stopped
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED_BETWEEN_JOBS = "stopped: run the same command again to resume"
 _STOPPED_STATUSES = {STOPPED_STATUS, *(status for signum in _SIGNALS for status in (128 + signum, -signum))}
-_TAIL_BYTES = 4096  # size of a log's tail, which is searched for the last line
+_TAIL_BYTES = 4096  # number of bytes at the end of a log that are searched for its last line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Job:
 
     command: tuple[str, ...]
     directory: str
-    cwd: str | None = None  # working directory; None: this process's working directory
+    cwd: str | None = None  # working directory, or None for this process's working directory
 
 
 class Launcher:
     """A context manager that runs jobs and forwards SIGINT, SIGTERM and SIGHUP to all running jobs.
 
-    No further jobs start after a signal. If SIGHUP is ignored, as under nohup, it remains ignored.
+    After a signal, no further jobs are started. If SIGHUP is ignored, as under nohup, it remains ignored.
 
     The context raises `errors.Stopped` if a signal arrived before the context was entered or while no job was running.
-    In a terminal, Ctrl-C also sends SIGINT to the jobs directly, and the jobs treat both signals as one. Use the
-    context only in the main thread.
+    In a terminal, Ctrl-C also sends SIGINT directly to the jobs, which treat this signal and the forwarded one as a
+    single signal. Use the context only in the main thread.
     """
 
     def __init__(self):
@@ -78,7 +78,7 @@ class Launcher:
 
         Args:
           job: the command.
-          devices: value of CUDA_VISIBLE_DEVICES for the job; None: this process's value.
+          devices: value of CUDA_VISIBLE_DEVICES for the job, or None for this process's value.
 
         Raises:
           JobFailed: the job failed; the message contains the last line of its output.
@@ -169,7 +169,10 @@ def cpu_info() -> tuple[str, int]:
 
 
 def _device_share(devices, index, num_shares):
-    """Returns one share of a list of devices, or None for all. The two shares of "0,1,2,3" are "0,2" and "1,3"."""
+    """Returns one share of a list of devices, or None if the list is not divided.
+
+    The two shares of "0,1,2,3" are "0,2" and "1,3".
+    """
     names = devices.split(",") if devices else []
     if len(names) < 2 or num_shares < 2:
         return None

@@ -1,4 +1,4 @@
-"""Shared parts of all commands: argument parsing, error messages, exit statuses."""
+"""Code shared by all commands: argument parsing, error messages, exit statuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exit_not_a_program(path: str, command: str = "python run.py") -> NoReturn:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An argument parser with one-line errors."""
+    """An argument parser that prints errors on a single line."""
 
     def error(self, message: str) -> NoReturn:
         """Prints the error and exits with status 2."""
@@ -42,7 +42,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def parse_image_size(text: str) -> int:
-    """Parses an image size of at least 8 pixels, for argparse's `type`."""
+    """Parses an image size of at least 8 pixels, for use as `type` in argparse."""
     if not re.fullmatch("[0-9]{1,5}", text) or int(text) < 8:
         raise argparse.ArgumentTypeError(f"must be an integer >= 8; got {text}")
     return int(text)
@@ -53,7 +53,8 @@ def reporting_errors(program: str) -> Iterator[None]:
     """Returns a context manager that converts errors and signals to a one-line message and an exit status.
 
     The exit status is the error's own status for a `UserError`, 2 for file, memory and connection errors, and
-    `errors.STOPPED_STATUS` for `errors.Stopped`. Any other exception is a bug in the program and prints a traceback.
+    `errors.STOPPED_STATUS` for `errors.Stopped`. Any other exception indicates a bug in the program, and its
+    traceback is printed.
     """
     console.set_up()
     try:
@@ -79,7 +80,7 @@ def run_command(program: str, function: Callable[[], _T]) -> _T:
 
 
 def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
-    """Calls `function` like `run_command`, but inside `signals.StopSignals`, so signals stop it at a safe point."""
+    """Like `run_command`, but calls `function` inside `signals.StopSignals`, so signals stop it at a safe point."""
     with reporting_errors(program), signals.StopSignals():
         return function()
 

@@ -1,4 +1,4 @@
-"""Console output: log lines, tables, and escaping of control characters."""
+"""Console output: prints log lines, formats tables, and escapes control characters."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def printable(text: str) -> str:
 
 
 def printable_name(name: str) -> str:
-    """Replaces newlines as well as the characters that `printable` replaces."""
+    """Does the same as `printable`, but also escapes newlines."""
     return printable(name).replace("\n", "\\n")
 
 
 class _Console(io.FileIO):
-    """A standard stream that discards output that cannot be written (broken pipe, full disk).
+    """A standard stream that discards its output if writing fails (broken pipe, full disk).
 
     A program must not lose hours of work because a message cannot be printed.
     """
 
     def write(self, data: bytes) -> int:
-        """Writes bytes. After an error, discards these bytes and all later output."""
+        """Writes bytes. If an error occurs, discards these bytes and all later output."""
         try:
-            while (count := super().write(data)) is None:  # None: the terminal is busy and non-blocking.
+            while (count := super().write(data)) is None:  # None means that a non-blocking terminal is busy.
                 select.select([], [self], [])
             return count
         except OSError:
@@ -90,7 +90,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_table(title: str, rows: list[tuple[str, object] | None]) -> str:
-    """Formats a two-column table. `rows` are (name, value) pairs, or None for a horizontal rule."""
+    """Formats a two-column table. Each row is a (name, value) pair, or None for a horizontal rule."""
     width = max(len(row[0]) for row in rows if row)
     length = max(len(title), max(width + 2 + len(str(row[1])) for row in rows if row))
     rule = "-" * length

@@ -30,8 +30,8 @@ def make_strategy(use_tpu: bool = False, tpu_address: str | None = None, tpu_zon
     Args:
       use_tpu: whether to use a TPU.
       tpu_address: name or address (grpc://host:port) of the TPU, or "local" on a TPU VM.
-      tpu_zone: Google Cloud zone of the TPU. None: read from the environment.
-      gcp_project: Google Cloud project of the TPU. None: read from the environment.
+      tpu_zone: Google Cloud zone of the TPU, or None to read it from the environment.
+      gcp_project: Google Cloud project of the TPU, or None to read it from the environment.
 
     Raises:
       UserError: the TPU or the other hosts cannot be reached.
@@ -55,14 +55,14 @@ def _hosts_strategy():
 
 
 def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
-    """Connects to the TPU as in TensorFlow's guide 'Use TPUs': resolver, cluster, system, strategy.
+    """Connects to the TPU in the order given in TensorFlow's guide 'Use TPUs': resolver, cluster, system, strategy.
 
     This function has not been tested on TPU hardware. `--tpu_name=local` selects a TPU VM's own TPU and requires no
-    connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://`, so
-    `folder:` and local directories are not supported. The `lbfgs` and `knn` classifiers are fitted on the
+    connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://` paths,
+    so `folder:` and local directories are not supported. The `lbfgs` and `knn` classifiers are fitted on the
     coordinator. The `contrastive` protocol (which uses one replica) and the export run on the coordinator's CPU. The
-    tests compile the training step and the evaluation with XLA. This shows that XLA supports all operations, but does
-    not measure speed or memory use.
+    tests compile the training step and the evaluation with XLA. They show that XLA supports all operations, but do not
+    measure speed or memory use.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
@@ -77,7 +77,7 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
 
 
 def _check_reachable(address):
-    """Raises OSError if nothing listens on grpc://host:port, because TensorFlow would otherwise wait forever."""
+    """Raises OSError if nothing is listening on grpc://host:port, because TensorFlow would otherwise wait forever."""
     if address.startswith("grpc://"):
         host, _, port = address[len("grpc://"):].partition(":")
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()

@@ -15,7 +15,10 @@ class UserError(Exception):
 
 
 class TrainingDiverged(UserError):
-    """Raised if a loss, gradient or weight is NaN or Inf. Programs that start training runs check the exit status."""
+    """Raised if a loss, gradient or weight is NaN or Inf.
+
+    Programs that launch training runs recognize this error by its exit status.
+    """
 
     status = 3
 
@@ -33,7 +36,7 @@ def first_line(error: BaseException) -> str:
     """Returns one line that states the cause of an error.
 
     For most errors, the result is the first line of the message. For TensorFlow errors, the location in the graph is
-    omitted, and the first of several root errors is used. For chained errors (`raise ... from`), the last cause is
+    omitted, and only the first root error is used. For chained errors (`raise ... from`), the last cause is
     appended unless the line already contains it. Long lines are shortened in the middle, because nested messages end
     with the cause.
     """
@@ -53,7 +56,7 @@ def _cause_line(error):
 
 
 class JobFailed(UserError):
-    """A job ended with an error. `job_status` is its exit status, or -n if signal n killed it."""
+    """Raised if a job ends with an error. `job_status` is its exit status, or -n if signal n killed it."""
 
     def __init__(self, text: str, job_status: int):
         super().__init__(text)

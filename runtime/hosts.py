@@ -30,12 +30,14 @@ def count_hosts() -> int:
 
 
 def is_lost_host(error: Exception) -> bool:
-    """Returns whether the error of a collective operation indicates that another host was lost."""
+    """Returns whether an error from a collective operation indicates that another host was lost."""
     return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and count_hosts() > 1
 
 
 def _read_tf_config():
-    """Returns TF_CONFIG's cluster (a dict mapping jobs to addresses, empty without TF_CONFIG) and task (a dict).
+    """Returns the cluster and the task in TF_CONFIG as dicts, which are empty without TF_CONFIG.
+
+    The cluster maps jobs to addresses.
 
     Raises:
       UserError: TF_CONFIG is malformed, so TensorFlow would reject or misinterpret it.
@@ -59,7 +61,7 @@ def _read_tf_config():
 
 
 def _malformed(text, reason):
-    return UserError(f"TF_CONFIG={text[:80]}: not the JSON that TensorFlow expects ({reason}). See "
+    return UserError(f"TF_CONFIG={text[:80]}: the value is not the JSON that TensorFlow expects ({reason}). See "
                      "docs/accelerators.md.")
 
 
@@ -79,8 +81,8 @@ def _check_cluster(cluster):
     """Raises `UserError` if the cluster has unsupported jobs, malformed addresses or duplicate addresses."""
     for job, addresses in cluster.items():
         if job not in _JOBS:
-            raise UserError(f"TF_CONFIG: the cluster has an unsupported job {job!r}. List all hosts as worker; run "
-                            "--mode=eval on a separate host, without TF_CONFIG.")
+            raise UserError(f'TF_CONFIG: the cluster has an unsupported job {job!r}. List all hosts under "worker"; '
+                            "run --mode=eval on a separate host, without TF_CONFIG.")
         if not isinstance(addresses, list):
             raise UserError(f'TF_CONFIG: {job} is not a list of addresses. Use a list such as ["host1:2222", '
                             '"host2:2222"].')
@@ -91,11 +93,12 @@ def _check_cluster(cluster):
             raise UserError(f"TF_CONFIG: {address} is listed twice. Give every host its own address.")
         seen.add((host.lower(), port))
     if len(cluster.get("chief", [])) > 1:
-        raise UserError("TF_CONFIG: the cluster has more than one chief. List one as chief, and the others as worker.")
+        raise UserError('TF_CONFIG: the cluster has more than one chief. List one host under "chief", and the others '
+                        'under "worker".')
 
 
 def _split_address(address):
-    """Returns the host (without brackets) and the port of "host:port". Raises `UserError`."""
+    """Returns the host (without brackets) and the port from "host:port". Raises `UserError` if `address` is invalid."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not (re.fullmatch("[0-9]+", port) and _is_host(host)):
         raise UserError(f"TF_CONFIG: {address!r:.80} is not an address. Use host:port, such as host1:2222 or "
@@ -124,8 +127,8 @@ def _check_task(cluster, task):
     if not isinstance(job, str) or job not in cluster:
         raise UserError(f"TF_CONFIG: the task's type {job!r:.80} is not in the cluster. Use {' or '.join(cluster)}.")
     if isinstance(index, bool) or not re.fullmatch("[0-9]+", str(index)):
-        raise UserError(f"TF_CONFIG: the task's index {index!r:.80} is not a non-negative integer. Use 0 for the first "
-                        f"{job}.")
+        raise UserError(f"TF_CONFIG: the task's index must be a non-negative integer, not {index!r:.80}. Use 0 for the "
+                        f"first {job}.")
     if len(str(index)) > 9 or int(index) >= len(cluster[job]):
         raise UserError(f"TF_CONFIG: the task's index {str(index):.80} is out of range: the number of {job} "
                         f"addresses is {len(cluster[job])}. Start indices at 0, and list all addresses on every host.")
@@ -155,9 +158,10 @@ def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> Non
 
 
 def wait_for_hosts() -> None:
-    """Blocks until all hosts in TF_CONFIG are reachable, and logs the missing ones.
+    """Waits until all hosts in TF_CONFIG are reachable, and logs which ones are missing.
 
-    TensorFlow's own rendezvous blocks in native code. It does not report missing hosts and ignores SIGTERM and Ctrl-C.
+    TensorFlow's own rendezvous blocks in native code. It does not report missing hosts, and it ignores SIGTERM and
+    Ctrl-C.
 
     Raises:
       UserError: this host's port cannot be used, for example because another program uses it.
@@ -205,7 +209,7 @@ def _is_reachable(address):
 
 
 def gather_integers(values: list[int], strategy: tf.distribute.Strategy) -> np.ndarray:
-    """Gathers integers from all replicas into [replicas, len(values)]. All hosts must call this function."""
+    """Gathers integers from all replicas into an array [replicas, len(values)]. All hosts must call this function."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return np.array([values])
     gathered = _gather_function(strategy)(tf.constant([values], tf.int64))
@@ -213,11 +217,11 @@ def gather_integers(values: list[int], strategy: tf.distribute.Strategy) -> np.n
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
-    """Blocks until all hosts have called this function."""
+    """Waits until all hosts have called this function."""
     gather_integers([0], strategy)
 
 
-@functools.cache  # Traced once, because each trace creates its own collectives.
+@functools.cache  # Tracing `gather` again would create additional collectives.
 def _gather_function(strategy):
     @tf.function(autograph=False, reduce_retracing=True)
     def gather(values):

@@ -1,4 +1,4 @@
-"""Checks paths that users pass, and converts text to file names."""
+"""Checks user-supplied paths, and converts text to file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.errors import UserError
 
 
 def slug(text: str) -> str:
-    """Converts text to a file name: replaces all characters except letters, digits, - and . with _."""
+    """Converts text to a file name by replacing all characters except letters, digits, "-" and "." with "_"."""
     return "".join(character if character.isalnum() or character in "-." else "_" for character in text)
 
 
@@ -28,7 +28,7 @@ def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
     Args:
       flag: name of the flag (without dashes) or of the positional argument (in capitals), for error messages.
       path: a local path or a gs:// path.
-      allow_patterns: whether to accept pattern characters, which is safe for files that are read only by exact name.
+      allow_patterns: whether to accept pattern characters, which is safe if files are always read by exact name.
 
     Raises:
       UserError: the path is empty, contains pattern or control characters, is not valid UTF-8, or is on unsupported
@@ -55,7 +55,7 @@ def check_weights_path(flag: str, path: str) -> str:
 
 
 def check_paths(arguments: argparse.Namespace, *flags: str) -> None:
-    """Replaces the paths in `flags` with the results of `check_path`, or `check_weights_path` for `--checkpoint`."""
+    """Replaces the value of each flag with the result of `check_path` (`check_weights_path` for `--checkpoint`)."""
     for flag in flags:
         path = getattr(arguments, flag)
         if path is not None:

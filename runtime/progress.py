@@ -16,15 +16,18 @@ _T = TypeVar("_T")
 
 
 def _bar(*args, **kwargs):
-    """Returns a bar on standard output. Sets its size, because tqdm shows no bar if the terminal's size is unknown."""
+    """Returns a progress bar that writes to standard output.
+
+    The bar's size is set explicitly, because tqdm shows no bar if the terminal's size is unknown.
+    """
     size = shutil.get_terminal_size()
     return tqdm.tqdm(*args, **kwargs, ncols=size.columns, nrows=size.lines, file=sys.stdout)
 
 
 class Progress:
-    """Display of training progress: step, remaining time, images/s and selected metrics.
+    """Displays training progress: step, remaining time, images/s and selected metrics.
 
-    Shows a progress bar on a terminal. Otherwise, prints a line every `log_seconds` seconds.
+    On a terminal, shows a progress bar. Otherwise, prints a line every `log_seconds` seconds.
     """
 
     def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, labels: Mapping[str, str],
@@ -58,7 +61,7 @@ class Progress:
     def update(self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True) -> None:
         """Reports that `step` was reached `seconds` seconds after the previous update.
 
-        Pass `timed=False` for a call that included tracing or compilation, to exclude it from the throughput.
+        If `seconds` includes tracing or compilation, pass `timed=False` to exclude it from the throughput.
         """
         if timed:
             self._timed_steps += step - self._step
@@ -86,7 +89,7 @@ class Progress:
 
 
 def track(iterable: Iterable[_T], total: int | None, description: str) -> Iterator[_T]:
-    """Yields the items and shows a progress bar on a terminal. Calls `signals.safe_point` before each item."""
+    """Yields the items and, on a terminal, shows a progress bar. Calls `signals.safe_point` before each item."""
     for item in terminal_bar(iterable, total, description):
         signals.safe_point()
         yield item
@@ -99,6 +102,6 @@ def terminal_bar(iterable: Iterable[_T] | None, total: int | None, description: 
 
 
 def stopwatch() -> Callable[[], float]:
-    """Returns a function that returns the number of seconds elapsed since this call."""
+    """Starts a stopwatch. Returns a function that returns the number of elapsed seconds."""
     start = time.monotonic()
     return lambda: time.monotonic() - start

@@ -1,4 +1,4 @@
-"""Communication between the replicas of a strategy, in replica context."""
+"""Communication between the replicas of a strategy. Call these functions in replica context."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-_T = TypeVar("_T")  # a tensor, or a nest of tensors
+_T = TypeVar("_T")  # a tensor, or a nested structure of tensors
 
 
 def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Tensor:
-    """Concatenates the `tensor` [n, ...] of all replicas along the first axis, in replica order.
+    """Concatenates `tensor` [n, ...] from all replicas along the first axis, in replica order.
 
     The gradient with respect to a replica's tensor is the sum of the gradients from all replicas.
     """
@@ -28,7 +28,7 @@ def row_offset(local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | N
 
 
 def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
-    """Averages a tensor, or a nest of tensors, over all replicas with a single all-reduce."""
+    """Averages a tensor, or a nested structure of tensors, over all replicas with a single all-reduce."""
     if not _communicates(strategy):
         return values
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, values)
@@ -36,11 +36,11 @@ def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
 
 def mean_and_variance(means: tf.Tensor, variances: tf.Tensor, strategy: tf.distribute.Strategy | None
                       ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Combines the moments of equally sized parts of a batch into the moments of the global batch.
+    """Computes the moments of the global batch from the moments of its equally sized parts.
 
     Args:
       means: means of the parts on this replica, [columns] or [parts, columns].
-      variances: biased variances of the parts, same shape as `means`.
+      variances: biased variances of the parts, with the same shape as `means`.
       strategy: strategy whose replicas hold the batch, or None.
 
     Returns:

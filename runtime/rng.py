@@ -12,16 +12,19 @@ _GAMMA, _MIX_1, _MIX_2 = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D
 _SEED_FACTORS = np.array([0xD1342543DE82EF95, 0xAF251AF3B0F025B5], np.uint64)
 _STRIDES = np.array([[0x2545F4914F6CDD1D, 0x9FB21C651E98DF25], [0xD6E8FEB86659FD93, 0xA0761D6478BD642F],
                      [0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3]], np.uint64)
-VIEW, DRAW = 1, 2  # levels of `nth_seed` for views and for an operator's further draws; level 0: operators
+VIEW, DRAW = 1, 2  # levels of `nth_seed` for views and for an operator's additional draws; level 0 is for operators
 
 
 def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
-    """Derives a new seed [2] from `seed` [2] and the integer `data`. The new seed has the integer type of `seed`."""
+    """Derives a new seed [2] from `seed` [2] and the integer `data`. The new seed has the same dtype as `seed`."""
     return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, seed.dtype))
 
 
 def scalar_seed(seed: tf.Tensor) -> tf.Tensor:
-    """Draws an int64 from `seed` [2]. Using one element of `seed` would not suffice: `fold_in` leaves one unchanged."""
+    """Draws an int64 from `seed` [2].
+
+    Using a single element of `seed` would not suffice, because `fold_in` leaves one element unchanged.
+    """
     return tf.random.stateless_uniform([], seed, minval=None, maxval=None, dtype=tf.int64)
 
 
@@ -52,7 +55,8 @@ def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
     bits = seeds[:, :1] + seeds[:, 1:] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, np.uint64(shift))) * factor
-    # Use only the upper 24 bits, the precision of float32. SplitMix64's final xor is omitted: it does not affect them.
+    # Use only the upper 24 bits, the precision of float32. SplitMix64's final xor is omitted, because it does not
+    # affect these bits.
     return tf.cast(tf.bitcast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.int64), tf.float32) * 2.0**-24
 
 

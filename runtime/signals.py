@@ -25,7 +25,10 @@ def active() -> StopSignals | None:
 
 
 def safe_point(saved: str = _KEPT) -> None:
-    """Raises `Stopped` if a signal was received. `saved` describes what was saved. Call this where work can stop."""
+    """Raises `Stopped` if a signal was received. Call this function wherever the program can safely stop.
+
+    `saved` describes what was saved.
+    """
     if (stop := active()) is not None and stop.requested:
         stop.stop(saved)
 
@@ -97,7 +100,7 @@ class StopSignals:
                 continue
             if first_time is None:
                 first_time = time.monotonic()
-                # `print` is not reentrant. OSError: standard error may be closed.
+                # `print` is not reentrant. `os.write` raises OSError if standard error is closed.
                 with contextlib.suppress(OSError):
                     os.write(2, f"\n{signal.Signals(signum).name}: finishing the current work, then saving; a second "
                              "signal stops immediately\n".encode())

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from runtime.errors import UserError, first_line
 
-_MAX_JSON_BYTES = 2**28  # Larger files are not read: the program writes much smaller ones.
+_MAX_JSON_BYTES = 2**28  # Larger files are not read, because the files that the program writes are much smaller.
 _MAX_NAME_BYTES = 200  # Longer names are truncated, because temporary file names are limited to 255 bytes.
 
 
 def write_json(path: str, content: dict | list) -> None:
-    """Writes `content` as JSON atomically (see `write_bytes`)."""
+    """Writes `content` to a JSON file atomically (see `write_bytes`)."""
     write_bytes(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
@@ -47,7 +47,7 @@ def write_bytes(path: str, content: bytes) -> None:
         tf.io.gfile.rename(temporary, path, overwrite=True)
     except tf.errors.OpError as error:
         with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.remove(temporary)  # The temporary file would use up disk space.
+            tf.io.gfile.remove(temporary)  # Otherwise, the temporary file would waste disk space.
         raise UserError(f"{path}: the file cannot be written ({first_line(error)}). Free disk space or fix the "
                         "permissions, and run the same command again.") from error
 
@@ -94,7 +94,7 @@ def is_list_of_strings(value: Any) -> bool:
 
 
 def write_scalars(writer: tf.summary.SummaryWriter, step: int, scalars: Mapping[str, float]) -> None:
-    """Writes the scalars of a step to TensorBoard and flushes them."""
+    """Writes a step's scalars to TensorBoard and flushes the writer."""
     with writer.as_default(step=step):
         for name, value in scalars.items():
             tf.summary.scalar(name, value)

@@ -13,7 +13,7 @@ def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = 
 
     Args:
       dataset: value of `--dataset`.
-      data_dir: directory of prepared TFDS data. None: the TFDS default.
+      data_dir: directory of prepared TFDS data, or None for the TFDS default.
       follow_links: whether to follow links that point outside the image folder.
 
     Raises:

@@ -17,7 +17,7 @@ from runtime.errors import UserError
 from sources import image_files
 from sources.indexed import IndexedSource
 
-# Split folder name (case-insensitive) -> split. Names such as `train_set` and `val2017` also match.
+# Maps split folder names (case-insensitive) to splits. Names such as `train_set` and `val2017` also match.
 _SPLITS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
            "val": "validation", "dev": "validation", "test": "test", "testing": "test", "eval": "test"}
 _SPLIT_FOLDER = re.compile(rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE)
@@ -40,7 +40,7 @@ class FolderSource(IndexedSource):
         Args:
           name: value of `--dataset`.
           root: the folder.
-          splits: dict mapping split names to (paths, labels), arrays of equal length. Paths start with `root`.
+          splits: dict mapping split names to two arrays of equal length (paths, labels). Paths start with `root`.
           class_names: class names in label order; None if images have no labels.
         """
         self.root = str(root)
@@ -110,7 +110,7 @@ class FolderSource(IndexedSource):
         return lines
 
     def describe_data(self) -> dict:
-        """See `Source`. `files` is a hash of the relative paths and sizes of all image files."""
+        """See `Source`. The value of `files` is a hash of the relative paths and sizes of all image files."""
         digest = hashlib.sha256()
         for path in self.paths():
             size = os.path.getsize(path) if os.path.exists(path) else None
@@ -119,7 +119,7 @@ class FolderSource(IndexedSource):
 
 
 def _path_key(path):
-    """Returns the key of a relative path, a non-negative hash with `_KEY_BITS` bits."""
+    """Returns the key of a relative path: a non-negative hash with `_KEY_BITS` bits."""
     return int.from_bytes(hashlib.sha256(os.fsencode(path)).digest()[:8], "big") >> 64 - _KEY_BITS
 
 
@@ -162,13 +162,13 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
               for split, (images, _) in scans.items()}
     source = FolderSource(f"folder:{path}", root, splits, names or None)
     if root not in split_roots.values() and listing.empty:
-        console.log(f"ignored: folders without images: {console.join_first(listing.empty)}")
+        console.log(f"ignored folders without images: {console.join_first(listing.empty)}")
     empty = sorted({name for _, empty_folders in scans.values() for name in empty_folders} - set(names))
     if names and empty:
-        console.log(f"ignored: class folders without images: {console.join_first(empty)}")
+        console.log(f"ignored class folders without images: {console.join_first(empty)}")
     runs = [name for folder in dict.fromkeys([root, *split_roots.values()]) for name in _run_directories(folder)]
     if runs:
-        console.log(f"ignored: run directories: {console.join_first(runs)}")
+        console.log(f"ignored run directories: {console.join_first(runs)}")
     for line in source.describe_missing_classes():
         console.log(line)
     return source
@@ -256,5 +256,5 @@ def _check_links(root, files, flag):
     outside = [file for file in files if not (os.path.realpath(file) if os.path.islink(file) else
                                               real_paths[os.path.dirname(file)] + os.sep).startswith(inside)]
     if outside:
-        raise UserError(f"{flag}: {len(outside)} images are links to files outside of the directory ({outside[0]}, "
+        raise UserError(f"{flag}: {len(outside)} images are links to files outside the directory ({outside[0]}, "
                         "...). Set --follow_links if this is intended.")

@@ -19,10 +19,10 @@ _CHECK_FILE = "images.json"
 def check_images(config: Config, source: Source, is_chief: bool) -> None:
     """Decodes all images in a folder and applies `--corrupt_images` to the unusable ones.
 
-    If `model_dir` is set, the result is stored in its images.json and reused until a file changes.
+    If `model_dir` is set, the result is stored in images.json in that directory and reused until a file changes.
 
     Raises:
-      UserError: some images are unusable and `--corrupt_images=error`, or all images are unusable.
+      UserError: some images are unusable and `--corrupt_images=error` is set, or all images are unusable.
     """
     if not isinstance(source, FolderSource):
         return

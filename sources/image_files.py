@@ -1,4 +1,4 @@
-"""Finds image files in a directory tree, and checks their contents with bounded memory."""
+"""Finds image files in a directory tree, and checks their contents using a bounded amount of memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from runtime.errors import UserError, first_line
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _JPEG, _PNG, _GIF, _BMP = b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM"
-# First bytes of a file -> name of a format that TensorFlow cannot decode.
+# Maps the first bytes of a file to the name of a format that TensorFlow cannot decode.
 _UNSUPPORTED = {b"RIFF": "WebP", b"II*": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"<": "HTML or SVG"}
 _IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")  # created by archivers and file systems
 # Files and images that exceed these sizes are read and decoded one at a time, under `_large_image_lock`.
 _LARGE_BYTES, _LARGE_PIXELS = 2**24, 2**24
 _large_image_lock = threading.RLock()
-_BATCH = 256  # files submitted to the thread pool together
+_BATCH = 256  # number of files submitted to the thread pool at a time
 # Maximum encoded size of a pixel (four uncompressed 16-bit channels), and an allowance for metadata.
 _BYTES_PER_PIXEL, _METADATA_BYTES = 8, 2**24
 
@@ -137,7 +137,7 @@ def why_unusable(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> str | None:
 
 
 def find_unusable(paths: list[str], max_pixels: int = MAX_IMAGE_PIXELS) -> dict[str, str]:
-    """Decodes all files and returns a dict mapping the paths of unusable files to reasons."""
+    """Decodes all files and returns a dict that maps the path of each unusable file to the reason."""
     pool = futures.ThreadPoolExecutor()
 
     def reasons():
@@ -204,7 +204,7 @@ def _has_palette(bitmap):
 
 
 def _count_pixels(content):
-    """Returns how many pixels the decoder will allocate, according to the header, or 0 if it rejects the header."""
+    """Returns how many pixels the decoder will allocate according to the header, or 0 if the decoder rejects it."""
     if content.startswith(_JPEG):
         try:
             height, width, _ = tf.io.extract_jpeg_shape(content).numpy().tolist()

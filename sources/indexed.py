@@ -12,7 +12,7 @@ from sources.source import Source
 
 
 class IndexedSource(Source):
-    """A data set with random access. Each epoch visits the examples in the order of a full random permutation."""
+    """A data set with random access. Each epoch's order is a random permutation of all examples."""
 
     def __init__(self, name: str, splits: dict[str, tuple[np.ndarray, np.ndarray]], class_names: list[str] | None,
                  load: Callable):
@@ -20,7 +20,7 @@ class IndexedSource(Source):
 
         Args:
           name: name of the data set.
-          splits: dict mapping split names to (items, labels), two arrays of the same length.
+          splits: dict mapping split names to two arrays of equal length (items, labels).
           class_names: class names in label order; None if examples have no labels.
           load: TensorFlow function that maps an element of `items`, such as a path, to the record's item.
         """

@@ -30,7 +30,8 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
         raise ValueError("no examples have labels")
     if count < len(members):
         raise ValueError(f"{count} examples are too few for {len(members)} classes")
-    # Each round takes one example per class, with the classes in a new random order, until enough are chosen.
+    # Each round chooses one example per class and visits the classes in a new random order. The rounds end when enough
+    # examples have been chosen.
     turns = [(turn, random.random(), label) for label, rows in members.items() for turn in range(len(rows))]
     chosen = [members[label][turn] for turn, _, label in sorted(turns)[:count]]
     return np.sort(np.array(chosen, np.int64))

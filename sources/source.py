@@ -54,7 +54,7 @@ class Source(abc.ABC):
 
         Args:
           split: a split or a slice of it.
-          seed: int64 scalar that determines the order. None: a fixed order.
+          seed: int64 scalar that determines the order, or None for a fixed order.
           shards: number of shards that the split is divided into.
           shard: index of the shard to return.
           buffer_mb: maximum memory of the shuffle buffer in MB, for sources without random access.
@@ -83,7 +83,7 @@ class Source(abc.ABC):
         """Raises `UserError` if files of the split are missing or empty. Does not read their contents."""
 
     def no_label(self) -> tf.Tensor:
-        """Returns the label of an unlabeled example: -1 as an int64 scalar, or as int64 [classes] if `multi_label`."""
+        """Returns the label of an unlabeled example: -1 (int64), repeated for each class if `multi_label` is True."""
         return tf.fill([self.num_classes] if self.multi_label else [], tf.constant(-1, tf.int64))
 
     def is_sparse(self, split: str) -> bool:
@@ -97,5 +97,5 @@ class Source(abc.ABC):
         return self.references(split, seed, shards, shard, buffer_mb).map(self.reader(split), tf.data.AUTOTUNE)
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
-        """Decodes an item to an image: uint8 [height, width, 3]."""
+        """Decodes an item into an image: uint8 [height, width, 3]."""
         return tf.io.decode_image(item, channels=3, expand_animations=False)

@@ -27,7 +27,7 @@ class TfdsSource(Source):
 
         Args:
           name: name of the TFDS builder, with config and version if needed.
-          data_dir: directory of the prepared data. None: the TFDS default.
+          data_dir: directory of the prepared data, or None for the TFDS default.
 
         Raises:
           UserError: the data set is unknown, cannot be prepared or opened, or has no images.
@@ -48,13 +48,13 @@ class TfdsSource(Source):
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
         self._checked = set()  # record files that passed `check_files`
-        self._restricted = {}  # split -> sorted keys of the examples chosen by `restrict`
+        self._restricted = {}  # maps splits to the sorted keys of the examples chosen by `restrict`
         classes = info.features[self._label] if self._label else None
         self.class_names = list((classes.feature if label_lists else classes).names) if classes else None
 
     @staticmethod
     def _find_label_lists(tfds, info) -> dict[str, str]:
-        """Returns the names of the features that list the classes of `all` and of `easy` objects, as in PASCAL VOC."""
+        """Returns the names of the features that list the classes of all and of easy objects, as in PASCAL VOC."""
         names = {"all": "labels", "easy": "labels_no_difficult"}
         features = dict(info.features.items())
         label_lists = {objects: name for objects, name in names.items()
@@ -63,7 +63,7 @@ class TfdsSource(Source):
         return label_lists if "all" in label_lists else {}
 
     def _find_image_and_label(self, tfds, info):
-        """Returns the names of the image feature and of the class-label feature (None if there is none)."""
+        """Returns the names of the image and label features. Without class labels, the latter is None."""
         names = info.supervised_keys if info.supervised_keys and len(info.supervised_keys) == 2 else ("image", "label")
         image, label = names
         features = dict(info.features.items())
@@ -78,7 +78,7 @@ class TfdsSource(Source):
         return sorted(self._builder.info.splits)
 
     def describe_data(self) -> dict:
-        """See `Source`. Includes the version and the config."""
+        """See `Source`. The dict also contains the version and the config."""
         info = self._builder.info
         return dict(name=info.name, version=str(info.version), config=info.config_name or None,
                     splits={name: info.splits[name].num_examples for name in self.split_names})
@@ -153,7 +153,7 @@ class TfdsSource(Source):
         return split in self._restricted
 
     def shuffle_buffer_size(self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0) -> int:
-        """Returns the number of average-sized examples that fit into `buffer_mb`, at most the number in the shard."""
+        """Returns how many average-sized examples fit into `buffer_mb`, but at most the size of the shard."""
         splits = [self._builder.info.splits[name] for name in self.split_names]
         mean_bytes = max(sum(info.num_bytes for info in splits) / max(sum(info.num_examples for info in splits), 1), 1)
         return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)
@@ -196,7 +196,7 @@ def _count_records(file):
 
 
 def _file_problem(path):
-    """Returns a description of the problem if a record file is missing, empty or not accessible, else None."""
+    """Describes the problem if a record file is missing, empty or unreadable. Otherwise, returns None."""
     try:
         return None if tf.io.gfile.stat(path).length else f"{path} is empty"
     except tf.errors.NotFoundError:
@@ -206,7 +206,7 @@ def _file_problem(path):
 
 
 def _read_file(filename, skip, take, file_key):
-    """Returns a dataset of (key, serialized example) from one record file: `take` records after the first `skip`.
+    """Returns the `take` records that follow the first `skip` in a file: a dataset of (key, serialized example).
 
     Reading fails with `FailedPreconditionError` if the file has fewer records. This check is necessary because TFRecord
     files have no end marker, so a file that is truncated between two records looks complete.
@@ -218,7 +218,7 @@ def _read_file(filename, skip, take, file_key):
 
 
 def _tfds_builder(tfds, name, data_dir):
-    """Returns a data set's TFDS builder after preparing the data. Raises `UserError`."""
+    """Prepares a data set if necessary, and returns its TFDS builder. Raises `UserError` if this fails."""
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Losses in the paper's Table 2: agreement with loop implementations and the table's gradients, and across replicas."""
+"""Losses (paper, Table 2), compared with loop implementations and the table's gradients, on one and two replicas."""
 
 import math
 
@@ -17,7 +17,7 @@ TEMPERATURE, MARGIN = 0.4, 0.6
 
 
 def unit_views(images, width=5):
-    """Returns unit vectors [images, width] for two views. Only some vectors are most similar to their positive."""
+    """Returns unit vectors [images, width] for two views. Not all of them are most similar to their positives."""
     random = np.random.default_rng(images)
     first = random.standard_normal((images, width))
     views = first, first + random.standard_normal((images, width))
@@ -124,7 +124,7 @@ def test_gradients_match_table_2(name, count):
     assert nonzero == ({True, False} if name == "margin_triplet" else {True})
 
 
-def test_semi_hard_negatives_selects_the_hardest_within_the_margin():
+def test_hardest_negative_within_the_margin_is_selected():
     positive = tf.constant([0.5, 0.5, 0.5, 0.5])
     others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest; the first equals the positive.
                           [0.9, 0.5, 0.1, -1.0],     # Only the third is within the margin of 0.45.
@@ -137,7 +137,7 @@ def test_semi_hard_negatives_selects_the_hardest_within_the_margin():
 
 @pytest.mark.parametrize("both_views", [False, True])
 def test_two_replicas_compute_the_same_losses_as_one(both_views, two_replicas):
-    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])  # 3 first and 3 second views
+    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])  # 3 first views, 3 second views
                              for rows in (slice(0, 3), slice(3, 6))])
     local_z = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(z_by_replica[context.replica_id_in_sync_group]))
@@ -177,7 +177,7 @@ def test_incompatible_settings_are_rejected(settings, message):
         Config(**settings)
 
 
-def test_margin_is_unset_for_losses_without_a_margin_and_defaults_to_0_8():
+def test_margin_defaults_to_0_8_but_is_unset_for_losses_without_a_margin():
     assert Config().effective_margin is None
     assert Config(contrastive_loss="margin_triplet").effective_margin == 0.8
     assert Config(contrastive_loss="margin_triplet", margin=0.0).effective_margin == 0

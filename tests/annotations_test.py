@@ -1,4 +1,4 @@
-"""Checks that all arguments of public functions and methods have type hints. ruff checks the return types."""
+"""Checks that all arguments of public functions and methods have type hints. Return types are checked by ruff."""
 
 import ast
 import pathlib
@@ -13,7 +13,7 @@ MODULES = [*ROOT.glob("*.py"), *(path for name in PACKAGES for path in (ROOT / n
 
 
 def public_functions(body):
-    """Yields the public functions of a module and the methods of its public classes."""
+    """Yields the public functions in a module and the methods of its public classes."""
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from public_functions(node.body)

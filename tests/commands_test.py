@@ -1,4 +1,4 @@
-"""Command-line behavior: `--help` without importing TensorFlow, running non-executable modules, and `make help`."""
+"""Command-line behavior: `--help` (without importing TensorFlow), non-executable modules, and `make help`."""
 
 import re
 import subprocess

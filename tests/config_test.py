@@ -1,4 +1,4 @@
-"""Settings: the original's flags, ranges, combinations, and command-line errors."""
+"""Settings: ranges, combinations, command-line errors, and compatibility with the original's flags."""
 
 import dataclasses
 import pathlib
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CHANGED_DEFAULTS = {"use_tpu"}
 
 
-def test_all_flags_of_the_original_keep_their_name_type_default_and_choices():
+def test_flags_from_the_original_keep_their_names_types_defaults_and_choices():
     values = make_flags()
     originals = golden.load_json("original_flags")
     assert len(originals) == 48
@@ -76,7 +76,7 @@ def test_invalid_settings_give_one_line_errors(settings, flag):
 
 
 @pytest.mark.parametrize("batch, micro, suggested", [(512, 100, 64), (512, 1024, 512), (12, 5, 4)])
-def test_error_suggests_a_micro_batch_size_that_divides_the_batch(batch, micro, suggested):
+def test_error_suggests_a_micro_batch_size_that_divides_the_batch_size(batch, micro, suggested):
     with pytest.raises(UserError, match=f"Use {suggested}\\.$"):
         Config(train_batch_size=batch, micro_batch_size=micro)
 
@@ -86,7 +86,7 @@ def test_settings_stored_under_old_names_are_converted():
     assert config_lib.select_settings(stored) == {"corrupt_images": "skip", "negatives": "cross_view", "train_steps": 3}
 
 
-def test_default_model_dir_depends_on_identity_settings_but_not_on_run_length():
+def test_default_model_dir_depends_on_identity_settings_but_not_on_training_length():
     config = Config(dataset="imagenet2012_subset/1pct")
     assert config.default_model_dir().startswith("runs/imagenet2012_subset_1pct_resnet50_")
     assert config.replace(train_steps=5, mode="eval", data_dir="/x").default_model_dir() == config.default_model_dir()
@@ -94,27 +94,27 @@ def test_default_model_dir_depends_on_identity_settings_but_not_on_run_length():
     assert Config(dataset="folder:/a/b c/").default_model_dir().startswith("runs/a_b_c_resnet50_")
 
 
-def test_every_settings_role_is_documented_and_used():
+def test_every_role_is_documented_and_used():
     for role in dataclasses.fields(Config)[0].metadata["roles"]:
         assert f"\n      {role}: role of settings that " in config_lib.setting.__doc__, role
         assert config_lib.settings_with(role), role
 
 
-def test_settings_roles_do_not_contradict_each_other():
+def test_roles_of_settings_do_not_conflict():
     identity = set(config_lib.settings_with("identity"))
     assert identity > set(config_lib.settings_with("network"))
     assert not identity & set(config_lib.settings_with("length", "order", "output", "per_host", "no_effect"))
     assert not set(config_lib.settings_with("length")) & set(config_lib.settings_with("order", "no_effect", "per_host"))
 
 
-def test_settings_with_a_role_are_listed_in_definition_order():
+def test_settings_with_given_roles_are_returned_in_definition_order():
     assert config_lib.settings_with("length", "per_host") == (
         "model_dir", "data_dir", "shuffle_buffer_mb", "train_epochs", "train_steps", "log_seconds")
     with pytest.raises(KeyError):
         config_lib.settings_with("minimum")
 
 
-def test_cifar_stem_is_the_default_for_images_of_at_most_32_pixels():
+def test_cifar_stem_is_the_default_for_image_sizes_up_to_32():
     assert Config(image_size=32).cifar_stem and not Config(image_size=33).cifar_stem
     assert not Config(image_size=32, stem="imagenet").cifar_stem and Config(image_size=64, stem="cifar").cifar_stem
 
@@ -181,7 +181,7 @@ def test_valid_paths_are_unchanged(path):
     assert Config(model_dir=path).model_dir == path
 
 
-def test_home_directories_are_expanded(monkeypatch):
+def test_tilde_is_expanded_to_the_home_directory(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     config = Config(model_dir="~/run", checkpoint="~/other")
     assert (config.model_dir, config.checkpoint) == ("/home/someone/run", "/home/someone/other")
@@ -213,7 +213,7 @@ def test_first_line_returns_the_message_without_graph_locations(text):
     assert first_line(ValueError(text)) == _PNG
 
 
-def test_first_line_is_not_empty_if_the_error_has_no_root_cause():
+def test_first_line_is_never_empty():
     assert first_line(ValueError()) == "ValueError"
     assert first_line(ValueError(_GRAPH)) == "Graph execution error:"
     assert first_line(OSError(28, "No space left on device", "a file")) == (

@@ -1,11 +1,11 @@
-"""Shared fixtures and setup: import paths, two logical CPU devices, double precision."""
+"""Shared fixtures and setup: import paths, two logical CPU devices and double precision."""
 
 import os
 import pathlib
 import signal
 import sys
 
-# The matrices in the tests are small, and the BLAS threads of concurrent test processes would block each other.
+# The matrices in the tests are small, and the BLAS threads of concurrent test processes would slow each other down.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -21,8 +21,8 @@ import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
 
-# By default, Hypothesis tries the same examples in every run. `--hypothesis-profile=soak` tries more examples, chosen
-# at random.
+# By default, Hypothesis tries the same examples in every run. With `--hypothesis-profile=soak`, it tries more examples
+# and chooses them at random.
 hypothesis.settings.register_profile("suites", derandomize=True, database=None)
 hypothesis.settings.register_profile("soak", max_examples=800, print_blob=True)
 hypothesis.settings.load_profile("suites")
@@ -39,7 +39,7 @@ def two_replicas():
 
 @pytest.fixture
 def default_sighup():
-    """Restores the default handler of SIGHUP for one test, since nohup makes the tests ignore the signal."""
+    """Restores the default SIGHUP handler for one test. Under nohup, the test would otherwise ignore the signal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -55,7 +55,7 @@ def float64():
 
 @pytest.fixture
 def unoptimized_graphs():
-    """Disables Grappler for tests that run a few steps, because graph optimization would take longer than execution."""
+    """Disables Grappler for tests with few steps, because graph optimization would take longer than execution."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -69,7 +69,7 @@ def _fresh_keras():
 
 @pytest.fixture(scope="module")
 def tiny_resnet():
-    """Removes all blocks of ResNet-10, for tests that spend most of their time tracing."""
+    """Removes all blocks from ResNet-10, for tests that spend most of their time tracing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(resnet.DEPTHS, 10, (False, ()))
         yield

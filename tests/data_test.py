@@ -44,7 +44,7 @@ def tiny_tfds(tmp_path_factory):
 
 
 def levels_of(records, source):
-    """Returns the gray levels of records, in order."""
+    """Returns the gray levels of the records, in order."""
     return [int(source.decode(item)[0, 0, 0]) for _, item, _ in records]
 
 
@@ -116,7 +116,7 @@ def test_ambiguous_folder_layouts_give_one_line_errors(tmp_path, names, word):
     ("train valid test", "test train validation"), ("Train Test", "test train"), ("TRAINING Val", "train validation"),
     ("training testing", "test train"), ("train", "train"), ("training_set test_set", "test train"),
     ("train2017 val2017", "train validation"), ("train dev eval", "test train validation")])
-def test_common_split_folder_names_are_recognized(tmp_path, names, splits):
+def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
     write_images(tmp_path, *(f"{folder}/{name}/1.png" for folder in names.split() for name in "xy"))
     write_images(tmp_path, "__MACOSX/train/._1.png", "__MACOSX/x.png", "@eaDir/y.png", "lost+found/z.png", ".git/a.png")
     (tmp_path / "annotations").mkdir()
@@ -140,7 +140,7 @@ def test_class_folders_without_images_are_reported(tmp_path, log_lines):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "train" / "raw" / "deep" / "a.tiff").write_bytes(b"II*")
     assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
-    assert log_lines == ["ignored: class folders without images: empty, raw",
+    assert log_lines == ["ignored class folders without images: empty, raw",
                          f"folder:{tmp_path}: test has no images for 1 of 2 classes (dog)"]
 
 
@@ -173,12 +173,12 @@ def test_run_directories_in_an_image_folder_are_skipped(tmp_path, log_lines):
     for name in ("flags.json", "ckpt-3.index"):
         (tmp_path / "copied" / name).touch()
     assert folders.folder_source(str(tmp_path)).describe_data() == before
-    assert "ignored: run directories: copied, run" in log_lines
+    assert "ignored run directories: copied, run" in log_lines
     flat = tmp_path / "runs" / "first"  # A folder passed by the user is never skipped.
     assert folders.folder_source(str(flat)).num_examples("train") == 1
 
 
-def test_class_folders_with_a_flags_or_lock_file_are_not_run_directories(tmp_path):
+def test_class_folders_with_a_flags_or_lock_file_are_not_treated_as_run_directories(tmp_path):
     write_images(tmp_path, "flags/1.png", "maps/2.png")
     (tmp_path / "flags" / "flags.json").touch()
     (tmp_path / "maps" / "train.lock").touch()
@@ -190,7 +190,8 @@ def test_class_folders_with_a_flags_or_lock_file_are_not_run_directories(tmp_pat
 def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     levels = write_images(tmp_path / name, f"{name.rstrip('/')}/1.png", "b/2.png")
-    write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")  # Glob patterns in `name` would match these.
+    # If `name` were treated as a glob pattern, it would match these folders.
+    write_images(tmp_path, "ab/other/9.png", "a1b/other/9.png")
     for path in (f"./{name}", str(tmp_path / name), *([] if name == "~" else [name])):
         source = datasets.open_source(f"folder:{path}")
         assert source.class_names == sorted([name.rstrip("/"), "b"])
@@ -232,7 +233,7 @@ def test_keys_do_not_depend_on_the_folder_location(tmp_path, monkeypatch):
     assert one.describe_data() == two.describe_data()
 
 
-def test_absolute_slices_and_sums_of_splits_preserve_the_order(tmp_path):
+def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
     write_images(tmp_path, *(f"{split}/{name}/{number}.png" for split in ("train", "test") for name in "ab"
                              for number in range(10)))
     source = folders.folder_source(str(tmp_path))
@@ -289,7 +290,10 @@ def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
 
 @pytest.fixture
 def tfds_copy(tiny_tfds, tmp_path):
-    """Copies `tiny_tfds`, so that tests can corrupt the copy. Returns its directory and second training record file."""
+    """Copies `tiny_tfds` so that tests can corrupt the copy.
+
+    Returns the directory of the copy and its second training record file.
+    """
     directory = shutil.copytree(tiny_tfds, tmp_path / "tfds")
     return str(directory), next(directory.glob("**/*train*-00001-of-00002"))
 
@@ -304,7 +308,7 @@ def cut_records(path, count):
 
 @pytest.mark.parametrize("split, expected, cut_fails", [
     ("train", 40, True), ("train[:10]", 10, False), ("train[25:27]", 2, False), ("train[38:]", 2, True)])
-def test_record_file_truncated_at_a_record_boundary_is_an_error(tfds_copy, split, expected, cut_fails):
+def test_record_file_truncated_at_a_record_boundary_causes_an_error(tfds_copy, split, expected, cut_fails):
     directory, path = tfds_copy
     source = datasets.open_source("tiny_shapes", directory)
     assert len(list(source.records(split))) == expected
@@ -342,7 +346,7 @@ def test_corrupt_tfds_metadata_gives_a_one_line_error(content, tfds_copy):
     assert "\n" not in str(error.value)
 
 
-def test_labels_without_a_class_name_are_an_error(tfds_copy):
+def test_labels_without_a_class_name_cause_an_error(tfds_copy):
     directory, path = tfds_copy
     features = pathlib.Path(path).parent / "features.json"
     features.write_text(features.read_text().replace('"numClasses": "4"', '"numClasses": "2"'))
@@ -352,7 +356,7 @@ def test_labels_without_a_class_name_are_an_error(tfds_copy):
         list(source.records("train"))
 
 
-def test_empty_record_files_do_not_cause_an_endless_loop_on_resume(tfds_copy):
+def test_empty_record_files_do_not_cause_an_infinite_loop_on_resume(tfds_copy):
     directory, _ = tfds_copy
     source = datasets.open_source("tiny_shapes", directory)
     for path in pathlib.Path(directory).glob("**/*train*-of-00002"):
@@ -392,7 +396,7 @@ def test_shards_partition_a_split(name, split, shards, tiny_tfds):
         assert sorted(sum(keys, [])) == sorted(int(key) for key, _, _ in source.records(split))
 
 
-def test_shuffle_buffer_size_is_limited_by_memory(tiny_tfds):
+def test_shuffle_buffer_size_respects_the_memory_limit(tiny_tfds):
     source = datasets.open_source("tiny_shapes", tiny_tfds)
     assert source.shuffle_buffer_size("train", 1) == 40
     mean = sum(info.num_bytes for info in source._builder.info.splits.values()) / 50
@@ -451,7 +455,7 @@ def test_views_depend_on_seed_and_epoch_but_not_on_the_example_order():
 
 
 def test_views_do_not_depend_on_the_batch_size():
-    """A batch of 1, 6 or 20 images is one chunk, so an image is augmented together with different images each time."""
+    """Each batch of 1, 6 or 20 images is one chunk, so its size determines which images are augmented together."""
     source = digits.digits_source()
     reference = None
     for batch_size in (1, 6, 20):
@@ -630,7 +634,7 @@ def test_unknown_data_sets_and_splits_are_rejected():
         datasets.check_split(source, "train_split", "train[5:5]")
 
 
-def test_evaluation_split_falls_back_to_test_only_if_unset():
+def test_only_an_unset_evaluation_split_falls_back_to_test():
     source = digits.digits_source()
     assert datasets.choose_eval_split(source, "validation", explicit=False) == "test"
     assert datasets.choose_eval_split(source, "validation", explicit=True) == "validation"

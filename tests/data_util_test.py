@@ -1,4 +1,4 @@
-"""Image operators, compared with recorded numbers, SciPy, TensorFlow and hand-computed results."""
+"""Checks image operators against recorded values, SciPy, TensorFlow and hand-computed results."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def seeds(count):
 
 
 def seed_rows(count):
-    """Returns the seeds of `seeds(count)` as a tensor [count, 2]."""
+    """Returns the seeds in `seeds(count)` as a tensor [count, 2]."""
     return tf.stack([tf.fill([count], tf.constant(5, tf.int64)), tf.range(count, dtype=tf.int64)], 1)
 
 
@@ -133,7 +133,7 @@ def test_area_range_limits_the_crop_size():
     assert 0.48 < min(int(height) * int(width) / 1e4 for height, width in sizes) < 0.6
 
 
-def test_crop_matches_slicing_and_tf_image_resize_for_uint8_and_float():
+def test_crop_matches_slicing_followed_by_tf_image_resize_for_uint8_and_float():
     image = ARRAYS["97x131/image"]
     for seed in seeds(20):
         top, left, height, width = map(int, data_util.random_crop_window(image.shape, seed))
@@ -172,7 +172,7 @@ def test_color_operators_with_per_image_amounts_match_tf_image(ours, theirs, low
         np.testing.assert_allclose(np.clip(result, 0, 1), np.clip(expected, 0, 1), atol=3e-6)
 
 
-def test_jitter_amounts_are_uniform_in_the_range_set_by_the_strength():
+def test_jitter_amounts_are_uniformly_distributed_over_the_range_set_by_the_strength():
     for brightness, lowest, highest in (("multiplicative", 0.6, 1.4), ("additive", -0.4, 0.4)):
         amounts, order = (tensor.numpy() for tensor in data_util.jitter_amounts(seed_rows(2000), 0.5, brightness))
         expected = np.array([(lowest, highest), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1)])
@@ -185,7 +185,7 @@ def test_jitter_amounts_are_uniform_in_the_range_set_by_the_strength():
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 2.0])
-def test_jittered_images_are_between_0_and_1_and_unchanged_at_strength_0(strength):
+def test_jittered_pixels_are_between_0_and_1_and_unchanged_at_strength_0(strength):
     jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength)
     if strength == 0:
         np.testing.assert_array_equal(jittered, _COLORS)
@@ -195,7 +195,7 @@ def test_jittered_images_are_between_0_and_1_and_unchanged_at_strength_0(strengt
 
 @pytest.mark.parametrize("random_order", [False, True])
 @pytest.mark.parametrize("brightness", ["multiplicative", "additive"])
-def test_jitter_matches_loop_over_images_and_steps(brightness, random_order):
+def test_jitter_matches_a_loop_over_images_and_steps(brightness, random_order):
     amounts, orders = data_util.jitter_amounts(seed_rows(40), 0.5, brightness)
     adjust_brightness = (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
     steps = (adjust_brightness, tf.image.adjust_contrast, tf.image.adjust_saturation, tf.image.adjust_hue)
@@ -214,8 +214,8 @@ def test_random_numbers_are_uniform_and_independent():
     nearby = [rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
               for number in (1, 2, 3) for level in range(3)]
     nearby += [rng.uniforms(rng.nth_seed(rng.nth_seed(seed_rows(20_000), number), 1, rng.DRAW), 1).numpy()[:, 0]
-               for number in (1, 2, 3)]  # an operator's second draws
-    # The second array contains the draws of the next seed.
+               for number in (1, 2, 3)]  # each operator's second draws
+    # The second array contains the draws from the next seed.
     columns = np.concatenate([draws, draws[np.r_[1:20_000, 0]], np.stack(nearby, 1)], 1)
     correlations = np.corrcoef(columns.T) - np.eye(columns.shape[1])
     assert np.abs(correlations).max() < 5 / np.sqrt(20_000)
@@ -243,7 +243,7 @@ def test_evaluation_without_crop_keeps_the_whole_shorter_side(shape):
 # ------------------------------------------------------------------------------------------------------- policies
 
 
-def test_policies_give_the_same_views_in_eager_mode_and_tf_data():
+def test_policies_give_the_same_views_in_eager_mode_and_in_tf_data():
     image = tf.constant(ARRAYS["97x131/image"])
 
     def view(seed):
@@ -266,7 +266,7 @@ def test_views_do_not_depend_on_other_images_in_the_batch(size):
         np.testing.assert_allclose(view, data_util.apply_policy(image, policy, seed, size), atol=2e-6)
 
 
-def test_operators_are_applied_with_their_probability():
+def test_operators_are_applied_with_the_given_probability():
     images = _COLORS[11:].clip(0, 1)
     for probability, expected in ((0.0, images), (1.0, images.mean(-1, keepdims=True) * [1, 1, 1])):
         policy = data_util.Policy().then(data_util.Operator("grayscale", data_util.to_grayscale, probability))

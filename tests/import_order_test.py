@@ -1,4 +1,4 @@
-"""Import rules: modules import only from earlier groups, and packages have no import cycles."""
+"""Rules for imports: modules import only from earlier groups, and packages have no import cycles."""
 
 import ast
 import graphlib
@@ -65,7 +65,7 @@ def listed_settings(tree):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "config"], ids=name_of)
 def test_settings_are_classified_only_in_config(path):
-    """Settings are classified by role. Outside config.py, lists of settings must be short and inside functions."""
+    """Settings are classified by role in config.py. Other lists of settings must be short and local to a function."""
     tree = ast.parse(path.read_text())
     constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
     assert not [names for node in constants for names in listed_settings(node) if len(names) > 1]

@@ -14,7 +14,7 @@ NAMES = [str(name) for name in ARRAYS["names"]]
 
 
 def run_case(case, **changes):
-    """Yields the variables after each of the four steps of a recorded case."""
+    """Yields the variables after each of the four steps in a recorded case."""
     variables = [tf.Variable(ARRAYS[f"{case}/init/{name}"], name=name) for name in NAMES]
     settings = {**json.loads(str(ARRAYS[f"{case}/config"])), **changes}
     optimizer = LARSOptimizer(**settings)
@@ -46,7 +46,7 @@ def test_lars_predicates_select_the_same_variables_as_name_patterns():
     (True, False, lambda g, r: [3, 4] - r * 0.1 * g),
     (True, True, lambda g, r: [3, 4] - (0.9 * r * 0.1 * g + r * 0.1 * g)),
     (False, False, lambda g, r: [3, 4] - r * 0.1 * g),
-    (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # The update is 1.9 * g, and its trust ratio r / 1.9.
+    (False, True, lambda g, r: [3, 4] - r * 0.1 * g),  # The update is 1.9 * g, and its trust ratio is r / 1.9.
 ])
 def test_first_step_matches_hand_computed_values(classic, nesterov, expected):
     g = np.array([1.5, 4.0])
@@ -75,7 +75,7 @@ def test_optimizer_matches_lars_update_in_float64(classic_momentum, use_nesterov
 def test_norms_do_not_overflow_in_half_precision(dtype):
     param, grad = tf.fill([200, 200], tf.constant(8, dtype)), tf.fill([200, 200], tf.constant(2, dtype))
     new, _ = lars_update(param, grad, tf.zeros_like(param), learning_rate=100.0, momentum=0.9, eeta=0.01)
-    assert new.dtype == dtype  # With norms 1600 and 400, the step is 0.01 * 4 * 100 * 2 = 8.
+    assert new.dtype == dtype  # With norms of 1600 and 400, the step is 0.01 * 4 * 100 * 2 = 8.
     np.testing.assert_allclose(tf.cast(new, tf.float32), np.zeros([200, 200]), atol=0.05)
 
 

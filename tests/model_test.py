@@ -1,4 +1,4 @@
-"""Schedule, networks, heads and training steps, compared with recorded and independently computed values."""
+"""Schedules, networks, heads and training steps, compared with recorded and independently computed values."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_schedule_matches_the_original(case):
     np.testing.assert_allclose(rates, SCHEDULE[f"{case}/lr"], rtol=1e-5, atol=schedule.peak * 1e-6)
 
 
-def test_epochs_are_rounded_to_steps_as_in_the_original():
+def test_epochs_are_rounded_to_whole_steps_as_in_the_original():
     config = Config(train_batch_size=512, train_epochs=3, warmup_epochs=2.5, checkpoint_epochs=2)
     steps = model_lib.count_steps(config, 50_000)
     assert steps == model_lib.Steps(train=50_000 * 3 // 512 + 1, warmup=244, epoch=98, checkpoint=196)
@@ -64,7 +64,7 @@ def case_views(arrays, case, size):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_network_outputs_at_inference_match_the_original(case):
+def test_network_outputs_in_inference_mode_match_the_original(case):
     config, _ = golden.config_of(NETWORK, case)
     model = model_lib.build_model(config, 10)
     variables = golden.assign_computed_weights(model)
@@ -76,7 +76,7 @@ def test_network_outputs_at_inference_match_the_original(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_network_outputs_in_training_match_the_original(case, float64):
+def test_network_outputs_in_training_mode_match_the_original(case, float64):
     config, _ = golden.config_of(NETWORK_TRAIN, case)
     model = model_lib.build_model(config, 10)
     golden.assign_computed_weights(model)
@@ -126,7 +126,7 @@ def test_initial_weight_distribution_matches_the_original():
             values = layer.kernel.numpy()
             expected = np.sqrt(1 / np.prod(values.shape[:-1]))
             assert values.std() == pytest.approx(expected, rel=0.03)
-            assert np.abs(values).max() < 2.3 * expected  # Truncation is at 2.27 standard deviations.
+            assert np.abs(values).max() < 2.3 * expected  # Values are truncated at 2.27 standard deviations.
         if isinstance(layer, keras.layers.Dense):
             assert layer.kernel.numpy().std() == pytest.approx(0.01, rel=0.05)
             assert not layer.use_bias or not layer.bias.numpy().any()
@@ -138,7 +138,7 @@ def test_initial_weight_distribution_matches_the_original():
 @pytest.mark.parametrize("settings", [
     dict(resnet_depth=18, sk_ratio=0.0625), dict(resnet_depth=50, sk_ratio=0.0625, se_ratio=0.25),
     dict(resnet_depth=50, se_ratio=0.25), dict(resnet_depth=18, stem="imagenet", width_multiplier=2)])
-def test_every_weight_of_other_architectures_has_a_gradient(settings):
+def test_every_weight_of_each_architecture_variant_has_a_gradient(settings):
     config = Config(image_size=32, **settings)
     model = model_lib.build_model(config, 3)
     with tf.GradientTape() as tape:

@@ -23,13 +23,13 @@ CLASSES = ("red", "green", "blue")
 
 
 def classes_of(index):
-    """Returns the classes (bright channels) of image `index`. The last class is difficult in every fourth image."""
+    """Returns the classes (bright channels) of image `index`. In every fourth image, the last is marked difficult."""
     return [channel for channel in range(3) if index >> channel & 1]
 
 
 @pytest.fixture(scope="module")
 def tiny_voc(tmp_path_factory):
-    """Writes a TFDS data set with the features of voc/2007. A channel is bright if its class is present."""
+    """Writes a TFDS data set with the same features as voc/2007. A channel is bright if its class is present."""
     import tensorflow_datasets as tfds
 
     def make_examples(first, last):
@@ -65,7 +65,7 @@ def test_difficult_objects_are_labeled_unknown(tiny_voc):
     assert {row[5] for row in rows if row[2]} == {1, -1} and len(rows) >= 8
 
 
-def test_padding_of_evaluation_batches_is_unlabeled(tiny_voc):
+def test_padding_in_evaluation_batches_is_unlabeled(tiny_voc):
     source = datasets.open_source("tiny_voc", tiny_voc)
     config = Config(dataset="tiny_voc", image_size=8)
     *_, (_, labels, weights) = data.build_eval_dataset(config, source, "test", 20)
@@ -101,7 +101,7 @@ def test_average_precision_11_matches_hand_computed_values():
     assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == pytest.approx((8 * 1 + 3 * 10 / 17) / 11)
 
 
-def test_average_precision_11_matches_the_scikit_learn_curve():
+def test_average_precision_11_matches_scikit_learn():
     from sklearn.metrics import precision_recall_curve
 
     random = np.random.default_rng(2)
@@ -139,7 +139,7 @@ def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
 
 
 def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, monkeypatch, capsys):
-    # This test precedes those that use `tiny_resnet`, whose architecture cannot be inferred from checkpoints.
+    # This test must run before those that use `tiny_resnet`, whose architecture cannot be inferred from checkpoints.
     settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
     path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps(settings))
@@ -157,7 +157,8 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
 
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
-def test_multi_label_run_reports_precision_of_its_predictions(tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
+def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
+        tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
     config = Config(
         mode="train_then_eval", train_mode=train_mode, dataset="tiny_voc", data_dir=tiny_voc, image_size=8,

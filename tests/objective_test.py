@@ -52,7 +52,7 @@ def test_contrastive_loss_is_twice_the_loss_of_algorithm_1(images, temperature):
     np.testing.assert_allclose(loss, 2 * algorithm_1(interleaved, temperature), rtol=1e-12)
 
 
-def test_contrastive_labels_point_at_the_second_views():
+def test_contrastive_labels_point_to_the_second_views():
     z = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     _, logits_ab, labels = objective.add_contrastive_loss(tf.constant(z), False, 2.0)
     np.testing.assert_array_equal(labels, np.eye(4, 8))
@@ -74,7 +74,7 @@ def plain(z, hidden_norm=True, temperature=1.0, strategy=None):
 
 
 def similar_views(images, width, dtype, noise=1.0):
-    """Returns projections [2 * images, width]. For only some images, the positive is the most similar second view."""
+    """Returns projections [2 * images, width]. The most similar second view is not always the positive."""
     first, difference = np.random.default_rng(images).standard_normal((2, images, width))
     return tf.constant(np.concatenate([first, first + noise * difference]), dtype)
 
@@ -167,7 +167,7 @@ def test_gradient_ignores_metrics_and_scales_with_the_loss():
     np.testing.assert_allclose(gradient, 3 * expected, rtol=1e-9, atol=1e-12)
 
 
-def test_blocks_have_at_most_loss_block_rows_rows(monkeypatch):
+def test_block_size_does_not_exceed_loss_block_rows(monkeypatch):
     products, original_matmul = [], tf.matmul
 
     def recording_matmul(*args, **kwargs):
@@ -217,7 +217,7 @@ def test_supervised_loss_is_the_mean_negative_log_probability():
     np.testing.assert_allclose(objective.add_supervised_loss(tf.one_hot(labels, 4), tf.constant(logits)), by_hand)
 
 
-def test_standardized_gradients_match_a_layer_on_standardized_inputs():
+def test_standardized_gradient_step_matches_a_step_with_standardized_inputs():
     random = np.random.default_rng(3)
     h = tf.constant(random.standard_normal((40, 6)) * [1, 5, 0.3, 2, 1, 9] + [0, 3, -2, 7, 1, 50])
     mean, variance = tf.reduce_mean(h, 0), tf.math.reduce_variance(h, 0)

@@ -1,4 +1,4 @@
-"""Training on two and four replicas matches training on one. Local batch norm is computed per replica."""
+"""Training on two or four replicas matches training on one. Local batch norm is computed per replica."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def assert_equal(results, expected, rtol=1e-9):
 
 
 def assert_different(results, expected, words):
-    """Asserts that some array whose name contains `words` differs by more than rounding errors."""
+    """Asserts that at least one array whose name contains `words` differs by more than rounding errors."""
     names = [name for name in expected if words in name]
     assert names and any(np.abs(results[name] - expected[name]).max() > 1e-3 * np.abs(expected[name]).max()
                          for name in names), words
@@ -35,7 +35,7 @@ def assert_different(results, expected, words):
 
 @pytest.fixture(scope="module")
 def four_replicas(tmp_path_factory):
-    """Starts a process with four replicas. Returns a function that waits for its results."""
+    """Starts a process with four replicas. Returns a function that waits for it and returns its results."""
     out = tmp_path_factory.mktemp("four") / "out.npz"
     command = [sys.executable, replica_worker.__file__, "4", str(out), json.dumps(BLUR)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -49,7 +49,8 @@ def four_replicas(tmp_path_factory):
     process.kill()
 
 
-def test_two_replicas_match_one_and_local_batch_norm_matches_a_naive_step(four_replicas, two_replicas, float64):
+def test_two_replicas_match_one_and_local_batch_norm_matches_a_naive_implementation(
+        four_replicas, two_replicas, float64):
     one, two, local = (replica_worker.train_case(*case) for case in (
         (ONE, PLAIN), (two_replicas, PLAIN), (two_replicas, LOCAL)))
     assert one["train/contrast_loss"] > 1
@@ -62,7 +63,7 @@ def test_two_replicas_match_one_and_local_batch_norm_matches_a_naive_step(four_r
 
 
 def naive_local_step(config, replicas):
-    """Computes the first step with local batch norm on one device, with a forward pass per replica and a joint loss."""
+    """Computes step 1 with local batch norm on one device, using one forward pass per replica and a joint loss."""
     model = replica_worker.build_model(config)
     variables = restoring.variables_by_key(model=model)
     start = {key: variable.numpy() for key, variable in variables.items()}
@@ -92,7 +93,7 @@ def test_four_replicas_with_blur_match_one(four_replicas, float64):
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-9)])
-def test_first_loss_of_two_replicas_matches_that_of_one_in_float32_and_float64(dtype, rtol, two_replicas, request):
+def test_first_loss_on_two_replicas_matches_that_on_one_in_float32_and_float64(dtype, rtol, two_replicas, request):
     if dtype == "float64":
         request.getfixturevalue("float64")
     one, two = (replica_worker.first_loss(strategy, BLUR) for strategy in (ONE, two_replicas))
@@ -101,7 +102,7 @@ def test_first_loss_of_two_replicas_matches_that_of_one_in_float32_and_float64(d
 
 
 def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
-    hidden = np.random.default_rng(1).standard_normal((2, 6, 5))  # replica, 3 first views and 3 second views, width
+    hidden = np.random.default_rng(1).standard_normal((2, 6, 5))  # axes: replica; 3 first and 3 second views; width
     parts = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(hidden[context.replica_id_in_sync_group]))
     function = tf.function(lambda parts: two_replicas.run(
@@ -115,4 +116,4 @@ def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
         np.testing.assert_allclose(logits[replica], hidden[replica, :3] @ all_b.T / 0.5, rtol=1e-12)
     operations = {node.op for graph in (function.get_concrete_function(parts).graph.as_graph_def(),)
                   for node in graph.node}
-    assert any(operation.startswith("CollectiveGather") for operation in operations)  # no padded all-reduce
+    assert any(operation.startswith("CollectiveGather") for operation in operations)  # instead of a padded all-reduce

@@ -1,4 +1,4 @@
-"""Complete runs: training, resuming, evaluation, export, and errors for invalid input."""
+"""End-to-end runs: training, resuming, evaluation, export, and errors for invalid input."""
 
 import dataclasses
 import json
@@ -124,7 +124,7 @@ def test_a_finished_run_is_not_trained_again(complete_run, capsys):
     assert (complete_run[0] / "ckpt-4.index").stat().st_mtime_ns == before
 
 
-def test_training_ends_at_train_steps_between_two_checkpoints(tmp_path):
+def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
     run(tmp_path, with_export=True, train_steps=2, checkpoint_steps=5)
     assert {path.name for path in tmp_path.glob("ckpt*.index")} == {"ckpt-2.index"}
     assert (tmp_path / "saved_model" / "2" / "saved_model.pb").exists()  # exported without evaluation
@@ -215,7 +215,7 @@ def test_nan_weights_are_rejected_and_no_results_are_written(protocol, small_mod
     set_moving_means(small_model[1], 0.0)
 
 
-def test_results_obtained_before_a_protocol_fails_are_written_but_not_replaced(small_model, tmp_path, monkeypatch):
+def test_a_failed_protocol_preserves_new_and_existing_results(small_model, tmp_path, monkeypatch):
     config, source = small_model[0].replace(model_dir=str(tmp_path), eval_baselines=False), digits.digits_source()
 
     def fail(*_):
@@ -263,7 +263,7 @@ def test_fine_tuning_does_not_change_frozen_layers(complete_run, tmp_path, block
             assert keys and set(keys) <= changed, (prefix, name)
 
 
-def test_fine_tuning_on_different_classes_starts_from_a_zero_classifier(complete_run, tmp_path, capsys):
+def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classifier(complete_run, tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train", train_mode="finetune",
                     checkpoint=str(complete_run[0] / "ckpt-4"), train_batch_size=12, zero_init_logits_layer=True)
@@ -303,7 +303,7 @@ def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tunin
         assert 8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24 if blurred else not tf.reduce_any(changed)
 
 
-def test_evaluation_on_different_classes_is_rejected_with_the_linear_head(complete_run, tmp_path, capsys):
+def test_linear_head_evaluation_on_different_classes_is_rejected(complete_run, tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train[:16]", eval_split="train[16:]",
                     eval_split_given=True, mode="eval", checkpoint=str(complete_run[0] / "ckpt-4"))
@@ -328,7 +328,7 @@ def test_evaluation_on_different_classes_is_rejected_with_the_linear_head(comple
     (dict(dataset="folder:/nonesuch"), "--dataset=folder:/nonesuch"),
     (dict(train_split="training"), "--train_split=training"),
     (dict(mode="train_then_eval", eval_split="dev"), "--eval_split=dev"),
-    (dict(train_batch_size=65), "--train_batch_size=65: larger than the 64 examples"),
+    (dict(train_batch_size=65), "--train_batch_size=65: .* has only 64 examples"),
     (dict(train_mode="finetune"), "--train_mode=finetune: .* Set --checkpoint"),
     (dict(train_mode="finetune", checkpoint="/nonesuch"), "--checkpoint=/nonesuch"),
     (dict(use_tpu=True, tpu_name="grpc://127.0.0.1:1"), "--use_tpu: no TPU")])

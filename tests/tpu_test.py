@@ -41,7 +41,7 @@ class FakeTpu:
             monkeypatch.setattr(owner, name, record(name))
 
     def close(self):
-        """Does nothing; `create_connection` returns this object as the socket."""
+        """Does nothing. `create_connection` returns this object in place of a socket."""
 
     @property
     def names(self):
@@ -63,7 +63,7 @@ def test_tpu_setup_functions_are_called_in_the_documented_order(monkeypatch):
     assert all(call[1:] == ((tpu,), {}) for call in tpu.calls[2:])
 
 
-def test_the_local_tpu_of_a_tpu_vm_is_used_without_a_network_connection(monkeypatch):
+def test_a_tpu_vm_uses_its_local_tpu_without_a_network_connection(monkeypatch):
     tpu = FakeTpu(monkeypatch)
     make_strategy(tpu_name="local")
     assert tpu.calls[0][2]["tpu"] == "local" and "create_connection" not in tpu.names
@@ -81,7 +81,7 @@ def test_an_unreachable_tpu_gives_a_one_line_error(step, monkeypatch):
 
 @pytest.mark.parametrize("settings, environment, started", [
     (dict(use_tpu=False), "", True), (dict(use_tpu=True), "", False), (dict(use_tpu=False), '{"cluster": {}}', False)])
-def test_the_runtime_starts_only_after_a_tpu_or_hosts_are_connected(settings, environment, started, monkeypatch):
+def test_runtime_startup_is_deferred_if_a_tpu_or_tf_config_is_used(settings, environment, started, monkeypatch):
     calls = []
     monkeypatch.setenv("TF_CONFIG", environment)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))
@@ -96,7 +96,7 @@ def few_blocks(monkeypatch):
 
 
 def lower_to_xla(function, *arguments):
-    """Returns the HLO text of `function`. Raises an error if XLA does not support one of its operations."""
+    """Returns the HLO text of `function`. Fails if XLA does not support one of the function's operations."""
     compiled = tf.function(function, jit_compile=True, autograph=False)
     return compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
 

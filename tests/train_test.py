@@ -1,4 +1,4 @@
-"""Micro-batches, compared with a single gradient tape, and mixed precision: dtypes, skipped steps, checkpoints."""
+"""Tests of micro-batches (against a single gradient tape) and mixed precision (dtypes, skipped steps, checkpoints)."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def batches(config, count=2):
 
 
 def take_steps(config, state, order=None, strategy=None):
-    """Takes a step on each of `batches`, with rows permuted by `order` if given. Returns the reported scalars."""
+    """Takes one training step per batch, permuting the rows if `order` is given. Returns the reported scalars."""
     strategy = strategy or tf.distribute.get_strategy()
     run_steps, reported = train.make_run_steps(make_step(config, state, strategy)), []
     rows = config.train_batch_size // strategy.num_replicas_in_sync
@@ -98,7 +98,7 @@ def assert_same_variables(one, other, rtol=1e-9):
 @pytest.mark.parametrize("settings", [
     dict(micro_batch_size=4, linear_head_learning_rate=0.1),
     dict(micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True)])
-def test_micro_batch_gradients_and_statistics_match_a_single_tape(settings, float64, tmp_path):
+def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(settings, float64, tmp_path):
     config = Config(**SMALL, **settings)
     state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
     start = [variable.numpy() for variable in state.model.variables]
@@ -110,7 +110,7 @@ def test_micro_batch_gradients_and_statistics_match_a_single_tape(settings, floa
     assert all((variable.numpy() != old).any() for variable, old in zip(state.model.variables, start))
 
 
-def test_one_micro_batch_matches_the_whole_batch(float64, tmp_path):
+def test_steps_with_one_micro_batch_match_steps_without_micro_batches(float64, tmp_path):
     config = Config(**SMALL, linear_head_learning_rate=0.1)
     whole, micro = make_state(config, tmp_path), make_state(config, tmp_path)
     expected = take_steps(config, whole)
@@ -119,10 +119,10 @@ def test_one_micro_batch_matches_the_whole_batch(float64, tmp_path):
     assert_same_variables(micro, whole)
 
 
-def test_micro_batches_on_two_replicas_match_those_on_one(two_replicas, float64, tmp_path):
+def test_micro_batches_give_the_same_results_on_one_and_two_replicas(two_replicas, float64, tmp_path):
     config = Config(**SMALL, micro_batch_size=4, use_blur=False, linear_head_learning_rate=0.1)
     one, two = make_state(config, tmp_path), make_state(config, tmp_path, two_replicas)
-    # A micro-batch of four contains two rows from each replica.
+    # A micro-batch of four rows contains two from each replica.
     expected = take_steps(config, one, order=[0, 1, 4, 5, 2, 3, 6, 7])
     reported = take_steps(config, two, strategy=two_replicas)
     for scalars, expected_scalars in zip(reported, expected):
@@ -130,7 +130,7 @@ def test_micro_batches_on_two_replicas_match_those_on_one(two_replicas, float64,
     assert_same_variables(two, one)
 
 
-def test_fine_tuning_with_micro_batches_matches_whole_batches(float64, tmp_path):
+def test_fine_tuning_is_the_same_with_and_without_micro_batches(float64, tmp_path):
     config = Config(**SMALL, train_mode="finetune", optimizer="momentum", fine_tune_after_block=4)
     states = []
     for micro in (0, 4):  # Batch norm statistics are frozen, so micro-batches make no difference.
@@ -146,12 +146,12 @@ def test_fine_tuning_with_micro_batches_matches_whole_batches(float64, tmp_path)
 
 
 @pytest.mark.parametrize("precision, micro", [("mixed_bfloat16", 0), ("mixed_bfloat16", 4), ("mixed_float16", 4)])
-def test_half_precision_losses_are_close_to_float32(precision, micro, tmp_path):
+def test_half_precision_losses_are_close_to_float32_losses(precision, micro, tmp_path):
     config = Config(**SMALL, micro_batch_size=micro)
     expected = take_steps(config, make_state(config, tmp_path))[0]
     state = make_state(config.replace(precision=precision), tmp_path)
     if precision == "mixed_float16":
-        set_loss_scale(state, 64.0)  # With the default scale, the first steps overflow.
+        set_loss_scale(state, 64.0)  # With the default loss scale, the first steps overflow.
     start = [variable.numpy() for variable in state.model.trainable_variables]
     reported = take_steps(config.replace(precision=precision), state)[0]
     for name in ("train/contrast_loss", "train/supervised_loss"):
@@ -160,7 +160,7 @@ def test_half_precision_losses_are_close_to_float32(precision, micro, tmp_path):
     assert all((variable.numpy() != old).any() for variable, old in zip(state.model.trainable_variables, start))
 
 
-def test_half_precision_excludes_variables_and_head_outputs():
+def test_variables_and_head_outputs_stay_in_float32():
     half = model_lib.build_model(Config(**SMALL, precision="mixed_bfloat16"), CLASSES)
     images = tf.random.stateless_uniform([4, 8, 8, 3], [1, 2])
     for training in (True, False):

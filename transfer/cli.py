@@ -1,4 +1,4 @@
-"""Transfer learning: evaluation of an encoder on the paper's twelve data sets, or your own (paper, 4.3 and B.8).
+"""Transfer learning: evaluates an encoder on the paper's twelve data sets or on your own (paper, 4.3 and B.8).
 
     python -m transfer list
     python -m transfer linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR] [--out=DIR]
@@ -6,9 +6,10 @@
     python -m transfer scratch --checkpoint=PATH --task=NAME [--jobs=N]
     python -m transfer compare PREDICTIONS.npz PREDICTIONS.npz
 
-`linear` fits l2-regularized logistic regression to frozen features. `finetune` trains the whole network, starting from
-the checkpoint; `scratch` trains the same network from random weights. Both search a grid of learning rates and weight
-decays. `compare` runs a permutation test. Results and predictions are written to --out; repeating a command resumes it.
+`linear` fits an l2-regularized logistic regression to frozen features. `finetune` trains the whole network, starting
+from the checkpoint; `scratch` trains the same network from random weights. Both search a grid of learning rates and
+weight decays. `compare` runs a permutation test. Results and predictions are written to --out. To resume an interrupted
+command, run it again.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def _parser():
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     commands.add_parser("list", help="list the paper's data sets").set_defaults(run=None)
-    _add_common(commands.add_parser("linear", help="fit logistic regression to frozen features"),
+    _add_common(commands.add_parser("linear", help="fit a logistic regression to frozen features"),
                 "linear_evaluation.run_linear")
     for protocol, text in (("finetune", "train the whole network, starting from a checkpoint"),
-                           ("scratch", "train a checkpoint's network, starting from random weights")):
+                           ("scratch", "train the checkpoint's network from random weights")):
         command, grid = commands.add_parser(protocol, help=text), tasks.GRIDS[protocol]
         _add_common(command, "grid_search.run_grid")
         command.set_defaults(protocol=protocol)
@@ -67,7 +68,7 @@ def _parser():
     command.add_argument("first", help="prediction file (.npz) of the first model")
     command.add_argument("second", help="prediction file (.npz) of the second model")
     command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="metric to compare (default: "
-                         "top_1); if examples have multiple labels, accuracies are compared")
+                         "top_1); for multi-label data, accuracies are always compared")
     return parser
 
 
@@ -89,7 +90,7 @@ def _add_common(command, run):
     command.add_argument("--corrupt_images", choices=("error", "skip"), default="error",
                          help="report unusable images in a folder and stop, or skip them (default: error)")
     command.add_argument("--max_image_pixels", type=int, default=MAX_IMAGE_PIXELS,
-                         help="maximum size of the images in a folder, in pixels (default: %(default)d)")
+                         help="maximum number of pixels per image in a folder (default: %(default)d)")
     command.add_argument("--image_size", type=int, help="image size in pixels (default: as in pretraining, or 224)")
     command.add_argument("--batch_size", type=int, default=256, help="images per batch (default: 256)")
     command.add_argument("--out", help="output directory (default: runs/transfer/PROTOCOL_TASK)")
@@ -114,7 +115,7 @@ def _translate_errors():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. See `command_line.run_stoppable` for errors and signals."""
+    """Runs the command-line program. `command_line.run_stoppable` handles errors and signals."""
     parser = _parser()
     arguments = parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Grid search over learning rates and weight decays for fine-tuning and training from random weights (paper, B.8.2)."""
+"""Grid search over learning rates and weight decays for fine-tuning or training from random weights (paper, B.8.1)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: 
 
 
 def check_settings(protocol: str, extra_settings: dict) -> None:
-    """Raises `UserError` if extra settings for the trials are invalid or are set by the grid search itself."""
+    """Raises `UserError` if extra settings for the trials are invalid or are ones that the search itself sets."""
     settings = trial_settings(protocol, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
     reserved = {*settings, "train_split", "eval_split", "checkpoint", "seed",
                 *config_lib.settings_with("network", "length", "output", "data_access")}
@@ -158,7 +158,7 @@ class GridSearch:
         return output.json_digest([self._settings, *(f"{value:.6g}" for value in pair)])
 
     def _read_trial(self, name, pair):
-        """Returns the record of a finished trial, or None. Raises `UserError` if its settings differ."""
+        """Returns a finished trial's record, or None if there is none. Raises `UserError` if the settings differ."""
         path = os.path.join(self._out, f"{name}.json")
         trial = storage.read_json(path)
         if trial is None:
@@ -169,7 +169,7 @@ class GridSearch:
         return trial
 
     def _finish_trial(self, job, pair, error):
-        """Records a trial's metric and deletes its directory, because the checkpoints of a grid could fill the disk.
+        """Records a trial's metric and deletes the trial's directory, so that checkpoints do not fill the disk.
 
         Returns:
           A dict with `metric` (None if training diverged), `settings` (a digest) and `command`.
@@ -196,7 +196,7 @@ class GridSearch:
 
 
 def _claim(directory, digest):
-    """Creates a trial's directory and its marker, unless both exist.
+    """Creates a trial's directory and marker file unless both already exist.
 
     Raises `UserError` if the directory is a link, or contains files but no marker with this digest.
     """
@@ -213,7 +213,7 @@ def _claim(directory, digest):
 
 
 def trial_name(learning_rate: float, weight_decay: float) -> str:
-    """Returns the base name of a trial's files and directory."""
+    """Returns the base name for a trial's files and directory."""
     return f"rate_{learning_rate:.3g}_decay_{weight_decay:.3g}"
 
 
@@ -247,7 +247,7 @@ def _resolve_checkpoint(path):
 
 
 def _build_grid(arguments):
-    """Returns the paper's `Grid`, modified according to the parsed arguments. Raises `UserError`."""
+    """Returns the paper's `Grid`, modified according to the parsed arguments. Raises `UserError` for invalid values."""
     overrides = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(tasks.Grid)}
     grid = dataclasses.replace(tasks.GRIDS[arguments.protocol], **{
         name: value for name, value in overrides.items() if value is not None})

@@ -25,15 +25,15 @@ _Examples = tuple[np.ndarray, np.ndarray]  # features, labels
 def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,
           previous: dict[float, float] | None = None,
           on_result: Callable[[dict[float, float]], None] = lambda values: None) -> tuple[float, dict[float, float]]:
-    """Selects the l2 regularization strength, as `l2_of_sum` (see `logistic_regression`).
+    """Selects the l2 regularization strength, expressed as `l2_of_sum` (see `logistic_regression`).
 
     Args:
       train: (features [n, d], labels [n] or [n, classes]) of the training examples.
-      validation: features and labels of the validation examples, like `train`.
+      validation: (features, labels) of the validation examples, in the same form as `train`.
       metric: key of `measures.METRICS`.
       l2_of_sum_choices: candidate strengths, strongest first.
       previous: results of an interrupted sweep (a dict mapping strengths to metrics), which are not recomputed.
-      on_result: function called after each fit with all results so far.
+      on_result: function that receives all results so far, after each fit.
 
     Returns:
       The best strength (the strongest if there are ties), and a dict mapping strengths to metrics.
@@ -60,7 +60,7 @@ def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str
       train, validation, test: (features [n, d], labels [n] or [n, classes]).
       metric: key of `measures.METRICS`.
       l2_of_sum_choices: candidate strengths, strongest first.
-      sweep_arguments: `previous` and `on_result` of `sweep`.
+      sweep_arguments: `previous` and `on_result`; see `sweep`.
 
     Returns:
       A dict of entries for result.json (`l2`: the selected strength; `validation`: a list of dicts with `l2` and
@@ -76,7 +76,7 @@ def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str
 def _read_or_extract_features(config, source, task, arguments, digest):
     """Returns (features, labels) of the training, validation and test splits.
 
-    Features are extracted once and cached in the output directory with the digest of the settings.
+    Features are extracted once and cached in the output directory, together with the digest of the settings.
     """
     feature_sets, encoder = [], None
     for name, split in dict(train=task.train_split, validation=task.validation_split, test=task.test).items():
@@ -101,7 +101,7 @@ def _read_or_extract_features(config, source, task, arguments, digest):
 
 
 def _read_features(path, digest):
-    """Reads features [n, d] and labels [n] or [n, classes] from a features file. Raises `UserError`."""
+    """Reads features [n, d] and labels [n] or [n, classes] from a feature file. Raises `UserError` if it is invalid."""
     vectors, labels, settings = output.read_arrays(path, "vectors", "labels", "settings")
     output.check_digest(path, str(settings), digest)
     if (output.find_label_problem(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2
@@ -131,7 +131,7 @@ def run_linear(arguments: argparse.Namespace) -> None:
 
 
 def _read_sweep(path, digest):
-    """Reads an interrupted sweep's results as a dict mapping strengths to metrics. Raises `UserError`."""
+    """Reads a dict mapping strengths to metrics from an interrupted sweep. Raises `UserError` if it is invalid."""
     sweep = storage.read_json(path)
     if sweep is None:
         return {}

@@ -1,4 +1,4 @@
-"""The transfer data sets' metrics, as functions of labels and scores."""
+"""Metrics for the transfer data sets, as functions of labels and scores."""
 
 from __future__ import annotations
 

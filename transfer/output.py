@@ -30,7 +30,7 @@ from transfer.tasks import Task
 
 _SETTINGS = "settings.json"
 _RESULTS = ("features_*.npz", "sweep.json", "rate_*", "best_*", "predictions.npz", "result.json")  # in --out
-_MAX_NAME_BYTES = 150  # limit for the data set's name in the default --out
+_MAX_NAME_BYTES = 150  # limit on the data set's name in the default --out
 
 
 def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, Config, Source, dict]:
@@ -78,7 +78,7 @@ def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, 
 
 
 def _short_name(dataset):
-    """Returns a data set name that can be used in a directory name."""
+    """Returns a data set's name in a form that can be used in a directory name."""
     name = slug(dataset)
     too_long = len(name.encode()) > _MAX_NAME_BYTES
     return f"{name[-_MAX_NAME_BYTES // 4:]}_{json_digest(dataset)}" if too_long else name
@@ -95,7 +95,7 @@ def _add_validation_split(task, source, arguments):
 
 
 def weights_digest(file: WeightFile) -> str:
-    """Returns a digest of a checkpoint's weights: the hash of its index, which contains all tensors' checksums."""
+    """Returns a digest of a checkpoint's weights: a hash of the index file, which contains all tensors' checksums."""
     with tf.io.gfile.GFile(f"{file.path}.index", "rb") as index:
         return hashlib.sha256(index.read()).hexdigest()[:16]
 
@@ -151,7 +151,7 @@ def check_digest(path: str, digest: str | None, expected: str) -> None:
 
 
 def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a predictions file written by this program or by run.py.
+    """Reads a prediction file written by this program or by run.py.
 
     Args:
       path: .npz file with the arrays `labels` and `logits`.
@@ -176,12 +176,12 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
     if problem is None and (logits.max(1) == -np.inf).any():
         problem = "all logits of an example are -Inf"
     if problem is not None:
-        raise UserError(f"{path}: {problem}. Write the predictions again, or use another file.")
+        raise UserError(f"{path}: {problem}. Recreate the file, or use another one.")
     return labels.astype(np.int64), logits
 
 
 def find_label_problem(labels: np.ndarray) -> str | None:
-    """Returns the reason why an array does not contain valid labels, or None if it does."""
+    """Returns the problem with an array of labels, or None if the labels are valid."""
     if labels.dtype.kind not in "iu" or labels.ndim not in (1, 2):
         return f"labels are {labels.dtype} {labels.shape}, not integers [n] or [n, classes]"
     if not labels.size:
@@ -196,7 +196,7 @@ def find_label_problem(labels: np.ndarray) -> str | None:
 
 
 def read_arrays(path: str, *names: str) -> list[np.ndarray]:
-    """Reads the named arrays of a .npz file. Raises `UserError`."""
+    """Reads the named arrays from a .npz file. Raises `UserError` if this fails."""
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
             content = np.load(file)  # By default, NumPy rejects pickles, which could execute code.

@@ -15,16 +15,16 @@ NUM_PERMUTATIONS = 100_000
 
 def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.ndarray | None = None,
                      num_permutations: int = NUM_PERMUTATIONS, seed: int = 0) -> dict[str, float]:
-    """Tests the difference between two models' accuracies for significance with a permutation test (paper, B.8.1).
+    """Uses a permutation test to check whether two models' accuracies differ significantly (paper, B.8.1).
 
     Under the null hypothesis, the models' predictions for an example are exchangeable, so the sign of their difference
     is random. Examples with differences of the same magnitude share a single binomial draw.
 
     Args:
       correct: [n] in [0, 1], correctness of the first model's predictions; usually booleans.
-      other_correct: correctness of the second model's predictions, like `correct`.
+      other_correct: correctness of the second model's predictions, in the same form as `correct`.
       labels: int [n], to compare mean per-class accuracies; None to compare accuracies over all examples.
-      num_permutations: samples of the null distribution.
+      num_permutations: number of samples from the null distribution.
       seed: random seed.
 
     Returns:

@@ -18,10 +18,10 @@ class Task:
     """A data set, its splits and its metric."""
 
     title: str
-    dataset: str | None  # value of --dataset; None: not in TFDS, so the user must specify a folder
+    dataset: str | None  # value of --dataset, or None if the user must specify a folder because TFDS lacks it
     metric: str = "top_1"  # one of `METRICS`
     train: str = "train"
-    validation: str | None = None  # None: the last 20 % of `train`
+    validation: str | None = None  # None means the last 20 % of `train`.
     test: str = "test"
 
     @property
@@ -59,7 +59,7 @@ TASKS = {
 
 
 def task_from_arguments(arguments: argparse.Namespace) -> Task:
-    """Returns the `Task` that the parsed arguments select. Raises `UserError`."""
+    """Returns the `Task` that the parsed arguments select. Raises `UserError` if they are insufficient."""
     if arguments.task is None and arguments.dataset is None:
         raise UserError(f"--task, --dataset: neither is set. Pass --task (one of {', '.join(TASKS)}) or --dataset.")
     overrides = {name: getattr(arguments, name) for name in ("dataset", "metric", "train", "validation", "test")}
@@ -69,7 +69,8 @@ def task_from_arguments(arguments: argparse.Namespace) -> Task:
     if task.dataset is None:
         raise UserError(f"--task={arguments.task}: {task.title} is not in TFDS. Pass --dataset=folder:DIR.")
     if task.validation is None and not task.train.isidentifier():
-        raise UserError(f"--train={task.train}: this split has no default validation split. Pass --validation.")
+        raise UserError(f"--train={task.train}: no default validation split can be derived from this split. Pass "
+                        "--validation.")
     return task
 
 

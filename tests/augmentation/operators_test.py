@@ -1,4 +1,4 @@
-"""Image operators, compared with PIL, SciPy and hand-computed results, with and without tensorflow-addons."""
+"""Checks image operators against PIL, SciPy and hand-computed results, with and without tensorflow-addons."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,10 @@ def test_rot90_matches_numpy(turns):
 
 
 def apply_by_coordinates(images, input_position, fill=0.5):
-    """Copies the nearest input pixel to each output pixel. `input_position` maps (image, x, y) to (x, y)."""
+    """Copies the nearest input pixel to each output pixel.
+
+    `input_position` maps an image index and an output position (x, y) to an input position (x, y).
+    """
     count, height, width, _ = images.shape
     result = np.full(images.shape, fill)
     for index in range(count):
@@ -113,7 +116,7 @@ AFFINE = {
 
 
 @pytest.mark.parametrize("name", AFFINE)
-def test_affine_operators_match_loop_over_pixels(name, backend):
+def test_affine_operators_match_a_loop_over_pixels(name, backend):
     images, (amounts, make_input_position) = photographs(30, 40), AFFINE[name]
     result = apply(getattr(operators, name), images, np.array(amounts))
     expected = apply_by_coordinates(images, make_input_position(amounts))
@@ -171,7 +174,7 @@ def test_motion_blur_averages_along_a_line():
     diagonal = np.zeros([2, 9, 9, 3], np.uint8)
     diagonal[:, 4, 4] = 255
     result = apply(operators.motion_blur, diagonal, np.array([45.0, 135.0]), np.array([7.0, 1.0]), size=7)
-    assert result[0, 3, 5, 0] > 0.1 > 10 * result[0, 3, 3, 0]  # Angles are counterclockwise.
+    assert result[0, 3, 5, 0] > 0.1 > 10 * result[0, 3, 3, 0]  # Angles are measured counterclockwise.
     np.testing.assert_allclose(result.sum((1, 2)), 1, atol=1e-5)
     assert result[1, 4, 4, 0] > 0.5
 

@@ -1,4 +1,4 @@
-"""Random operators and policies from the paper's studies: distributions, branches, AutoAugment, settings."""
+"""Random operators and policies from the paper's studies: distributions, branches, AutoAugment and settings."""
 
 import zlib
 
@@ -52,7 +52,7 @@ def test_rotations_are_uniformly_distributed(turns):
     assert scipy.stats.chisquare(np.bincount(distances.argmin(1))).pvalue > 1e-3
 
 
-def test_cutout_has_the_given_size_and_uniform_positions():
+def test_cutout_has_the_given_size_and_a_uniformly_distributed_position():
     results = apply(operators.random_cutout, PHOTO, count=4000, fraction=0.25)
     is_changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
     assert (results[is_changed] == 0.5).all()
@@ -89,7 +89,7 @@ def test_small_images_are_blurred():
     assert (np.abs(results - photographs(12, 12)[0] / 255).max((1, 2, 3))[sigmas > 0.5] > 0.02).all()
 
 
-def test_motion_blur_preserves_the_mean_and_has_uniform_directions():
+def test_motion_blur_preserves_the_mean_and_has_uniformly_distributed_directions():
     point = np.zeros([31, 31, 3], np.uint8)
     point[15, 15] = 255
     results = apply(operators.random_motion_blur, point, fraction=0.3)[..., 0]
@@ -151,7 +151,7 @@ def test_autoaugment_policy_is_unchanged():
     assert zlib.crc32(repr(autoaugment.SUB_POLICIES).encode()) == 1486113717
 
 
-def test_autoaugment_outputs_and_their_frequencies_match_pil():
+def test_autoaugment_outputs_match_pil_and_have_the_expected_frequencies():
     """Tests that each output matches a sub-policy applied with PIL, and that outputs have the expected frequencies."""
     results = apply(autoaugment.autoaugment, PHOTO, count=1000)
     image, expected, probabilities = Image.fromarray(PHOTO), {}, {}
@@ -173,7 +173,7 @@ def test_autoaugment_outputs_and_their_frequencies_match_pil():
 
     matched = np.stack([matches(result) for result in results])
     assert matched.any(1).all()
-    # Some outputs of different sub-policies are nearly equal, so one result may match several of them.
+    # Different sub-policies may produce nearly equal outputs, so one result may match several of these outputs.
     match_probabilities = probabilities @ np.stack([matches(image) for image in pil_images])
     assert probabilities.sum() == pytest.approx(1) and (match_probabilities > 0.02).sum() > 8
     tolerance = 4 * np.sqrt(match_probabilities / 1000) + 0.01
@@ -252,7 +252,7 @@ def test_policies_apply_to_contrastive_and_supervised_training(augmentation, mod
     assert config.replace(use_blur=True).blurs_views == (augmentation != "autoaugment")
 
 
-def test_extra_operators_are_appended_with_their_probability():
+def test_extra_operators_are_appended_with_their_probabilities():
     config, _ = make_views(augment_extra="rotate, sobel")
     for policy in view_policies(config):
         rotate, sobel = policy.operators[-2:]
@@ -267,12 +267,14 @@ def test_extra_operators_are_appended_with_their_probability():
 
 
 @pytest.mark.parametrize("settings, message", [
-    (dict(augment_extra="rotat"), "--augment_extra=rotat: rotat is not an operator. Use rotate, noise, sobel"),
+    (dict(augment_extra="rotat"),
+     "--augment_extra=rotat: rotat is not a supported operator. Use one or more of rotate, noise, sobel"),
     (dict(augment_extra="noise", train_mode="finetune"), "--augment_extra=noise: fine-tuning uses only crops"),
     (dict(augmentation="broader", train_mode="finetune"), "--augmentation=broader: fine-tuning uses only crops"),
     (dict(augment_right="sobel,color", color_jitter_strength=0.0), "--augment_right=sobel,color: .* have no effect"),
     (dict(augment_extra="noise", augment_left="crop"), "cannot be combined"),
-    (dict(augment_left="crop,colour"), "--augment_left=crop,colour: colour is not an operator. Use crop, color"),
+    (dict(augment_left="crop,colour"),
+     "--augment_left=crop,colour: colour is not a supported operator. Use any of crop, color"),
     (dict(augment_right="x"), "--augment_right=x"),
     (dict(augment_left="crop", train_mode="supervised"), "only --train_mode=pretrain"),
     (dict(augment_left="crop", augmentation="broader"), "cannot be combined"),

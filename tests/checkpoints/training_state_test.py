@@ -15,7 +15,7 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 
 def write_key_by_key(path, tensors):
-    """Writes a checkpoint tensor by tensor, without trackable objects. Returns its prefix."""
+    """Writes a checkpoint one tensor at a time, without trackable objects. Returns its prefix."""
     tf.raw_ops.SaveV2(prefix=path, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
                       tensors=[tf.constant(value) for value in tensors.values()])
     return path
@@ -40,7 +40,7 @@ def take_step(state):
 
 
 @pytest.mark.parametrize("name", sorted(golden.load_json("checkpoint_keys")))
-def test_checkpoints_with_the_original_keys_load(name, tmp_path):
+def test_checkpoints_with_the_original_keys_can_be_loaded(name, tmp_path):
     shapes = golden.load_json("checkpoint_keys")[name]
     settings = dict(setting.rsplit("=", 1) for setting in
                     name.replace("_se_", ";se_").replace("_width", ";width").replace("_image", ";image")
@@ -92,7 +92,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
 @pytest.mark.parametrize("changes, message", [
     (dict(resnet_depth=34), "missing: model/"), (dict(num_proj_layers=3), "missing: model/"),
     (dict(proj_out_dim=8), "instead of"), (dict(optimizer="adam"), "different optimizer")])
-def test_different_network_or_optimizer_is_rejected_without_changes(changes, message, tmp_path):
+def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_files(changes, message, tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
     take_step(state)
     path = state.save()

@@ -32,7 +32,7 @@ TF1_NETWORKS = golden.load_json("tf1_checkpoint_names")
 
 
 def config_of(name):
-    """Parses a name such as resnet_depth=18_image_size=64 into a `Config`."""
+    """Parses a name such as `resnet_depth=18_image_size=64` into a `Config`."""
     settings = {key: float(value) if "." in value else int(value)
                 for key, value in re.findall(r"_?([a-z_]+)=([0-9.]+)", name)}
     return Config(**{"image_size": 32, **settings})
@@ -41,7 +41,7 @@ def config_of(name):
 def computed_weights_file(directory, shapes, suffix, extra=()):
     """Writes a checkpoint with weights from `golden.computed_weight`, one tensor at a time.
 
-    `extra` names additional scalars.
+    `extra` contains the names of additional scalars.
     """
     path = str(directory / "ckpt-7")
     tensors = {f"{name}{suffix}": golden.computed_weight(name, tuple(shape)) for name, shape in shapes.items()}
@@ -82,7 +82,7 @@ def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved_models(tmp_path_factory):
-    """Exports a model with weights from `golden.computed_weight` in three ways.
+    """Exports a model in three ways, with weights from `golden.computed_weight`.
 
     Returns a dict mapping exporters to directories.
     """
@@ -122,7 +122,7 @@ def test_weights_load_from_saved_models_written_by_all_exporters(exporter, file_
     assert_computed_weights(model)
 
 
-def test_hub_handles_are_downloaded(saved_models, tmp_path, monkeypatch):
+def test_saved_model_with_a_hub_handle_is_downloaded(saved_models, tmp_path, monkeypatch):
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         tar.add(saved_models["ours"], arcname=".")
@@ -186,7 +186,7 @@ def test_checkpoints_of_other_networks_are_rejected(names, message, tmp_path):
 
 
 def test_missing_and_unreadable_checkpoints_are_rejected(tmp_path):
-    for path, message in ((tmp_path, "this directory contains no checkpoint and no SavedModel"),
+    for path, message in ((tmp_path, "this directory contains neither a checkpoint nor a SavedModel"),
                           (tmp_path / "ckpt-1", "no such checkpoint")):
         with pytest.raises(UserError, match=f"--checkpoint=.*{message}"):
             weight_files.open_weights(str(path))
@@ -248,7 +248,7 @@ def test_loaded_linear_head_is_logged_unless_it_is_zero_initialized(zero_init, t
                     zero_init_logits_layer=zero_init)
     model = model_lib.build_model(config, 10)
     train._initialize_weights(config, model, None)
-    assert ("--zero_init_logits_layer resets it" in capsys.readouterr().out) == (not zero_init)
+    assert ("pass --zero_init_logits_layer to start from zeros" in capsys.readouterr().out) == (not zero_init)
     assert model.supervised_head.linear_layer.dense.kernel.numpy().any() == (not zero_init)
 
 
@@ -280,7 +280,7 @@ def test_newest_checkpoint_is_found_without_a_usable_checkpoint_file(content, tm
     assert weight_files.locate(str(tmp_path)) == (path, False)
 
 
-def test_checkpoint_file_with_a_glob_pattern_is_rejected(tmp_path):
+def test_checkpoint_file_containing_a_glob_pattern_is_rejected(tmp_path):
     computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-*.index").touch()
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-*"')

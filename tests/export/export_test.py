@@ -137,7 +137,7 @@ def export_steps(directory, *steps, keep=1):
 
 
 def tree(directory):
-    """Returns the relative paths of all files and links."""
+    """Returns the relative paths of all files and links in a directory."""
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
@@ -185,7 +185,7 @@ def test_nothing_is_deleted_if_the_saved_model_directory_is_a_link(tmp_path, qui
     kept = {path for path in tree(tmp_path / "exports") if path.startswith("2_kept_")}
     assert {path.partition("/")[2] for path in kept} == {path for path in before if path.startswith("2/")}
     assert before <= tree(tmp_path / "exports") and (tmp_path / "exports" / "3").exists()
-    assert "is a link: no old SavedModels are deleted" in capsys.readouterr().out
+    assert "is a link, so no old SavedModels are deleted" in capsys.readouterr().out
 
 
 def test_concurrently_created_saved_model_is_not_replaced(tmp_path, quick_save):
@@ -207,7 +207,7 @@ def test_link_at_an_export_path_is_moved_and_its_target_is_kept(tmp_path, quick_
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """Writes a run directory: a checkpoint with weights from `golden.computed_weight`, flags, classes and results."""
+    """Writes a run directory: flags, classes, results, and a checkpoint with weights from `golden.computed_weight`."""
     directory = tmp_path_factory.mktemp("run")
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
@@ -234,7 +234,7 @@ def exported(saved_model):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Writes a folder of images in several sizes and formats, a corrupt image and a text file."""
+    """Writes a folder that contains images in several sizes and formats, a corrupt image and a text file."""
     folder = tmp_path_factory.mktemp("photos")
     random = np.random.default_rng(0)
     for name, size in {"b/x.png": (9, 12), "a.jpg": (20, 11), "b/c/y.PNG": (8, 8)}.items():
@@ -280,7 +280,7 @@ def test_saved_model_works_in_a_client_without_this_project(saved_model, tmp_pat
         np.testing.assert_allclose(values, model(images, training=False)["final_avg_pool"], rtol=1e-4, atol=1e-6)
 
 
-def test_archive_loads_and_model_card_describes_it(saved_model, run_dir, tmp_path):
+def test_archive_can_be_loaded_and_is_described_by_its_model_card(saved_model, run_dir, tmp_path):
     with tarfile.open(run_dir / "simclr.tar.gz") as tar:
         assert {"./saved_model.pb", "./variables/variables.index"} <= set(tar.getnames())
         tar.extractall(tmp_path, filter="data")
@@ -291,7 +291,7 @@ def test_archive_loads_and_model_card_describes_it(saved_model, run_dir, tmp_pat
         assert text in card
 
 
-def test_reexport_keeps_the_description(saved_model, tmp_path):
+def test_exporting_a_saved_model_keeps_its_description(saved_model, tmp_path):
     cli.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
     description = descriptions.read_description(str(tmp_path / "again"))
     assert (description["image_size"], description["class_names"], description["step"]) == (8, CLASSES, 4)
@@ -356,7 +356,7 @@ def test_embedded_vectors_do_not_depend_on_batch_boundaries(exported, photos):
         lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2))
     assert [(len(readable), len(unreadable)) for readable, _, unreadable in batches] == [(2, 0), (1, 1), (1, 0)]
     vectors = np.concatenate([values for _, values, _ in batches])
-    # The same image was in batches of sizes 2 and 1.
+    # The same image was processed once in a batch of 2 and once in a batch of 1.
     np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)
 
 
@@ -445,7 +445,7 @@ def test_malformed_description_is_rejected(content, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
-def test_flags_json_with_wrong_types_is_ignored_and_with_out_of_range_values_is_rejected(flags, run_dir, tmp_path):
+def test_flags_json_is_ignored_if_types_are_wrong_and_rejected_if_values_are_out_of_range(flags, run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, **flags}))
@@ -532,7 +532,7 @@ def test_failed_archive_leaves_no_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["empty link", "empty", "link to nothing", "n" * 255, "--new", "sp ace", "n\u00e9w/"])
-def test_export_dir_may_be_empty_a_link_or_unusually_named(name, run_dir, tmp_path, quick_save, monkeypatch, capsys):
+def test_empty_linked_and_unusually_named_export_dirs_work(name, run_dir, tmp_path, quick_save, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for directory in ("empty", "target", "new.unfinished"):
         (tmp_path / directory).mkdir()

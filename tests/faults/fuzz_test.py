@@ -1,6 +1,6 @@
-"""Property-based tests: any combination of flags either runs or fails with a one-line error.
+"""Property-based tests: for any combination of flags, a run succeeds or fails with a one-line error.
 
-`make soak` runs these tests with more combinations, chosen at random.
+`make soak` tests more combinations and chooses them at random.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def value_type(field):
 
 
 def values(field):
-    """Returns a strategy for valid and invalid values of a setting."""
+    """Returns a Hypothesis strategy that generates valid and invalid values of a setting."""
     options = [EXTREME[value_type(field)], st.just(field.default)]
     options += [st.sampled_from(field.metadata["choices"])] if field.metadata["choices"] else []
     options += [st.none()] if field.default is None else []
@@ -63,7 +63,10 @@ def test_settings_are_accepted_or_give_one_line_errors(settings):
 
 
 def plausible_values(field):
-    """Returns a strategy for values with which most runs on `digits` finish in seconds, or None if there is none."""
+    """Returns a strategy for values with which most runs on `digits` finish in seconds.
+
+    Returns None if no such values are known for the setting.
+    """
     name, choices = field.name, field.metadata["choices"]
     values_by_name = dict(
         mode=["train", "train_then_eval"], train_mode=["pretrain", "supervised"], image_size=[8, 9],
@@ -89,7 +92,10 @@ FIXED = dict(train_split="train[:64]", train_steps=2, eval_split="test[:40]", im
 
 
 def call(function, argv):
-    """Calls a function that parses flags. Returns its exit status (0 if it does not exit) and its standard error."""
+    """Calls a function that parses flags.
+
+    Returns the exit status (0 if the function returns normally) and the standard error output.
+    """
     values = flags.FLAGS
     for name in Config.__dataclass_fields__:
         values[name].unparse()
@@ -104,7 +110,7 @@ def call(function, argv):
 def assert_one_line_error(status, error_text):
     """Asserts that a run succeeded silently or failed with a one-line error that names a flag.
 
-    Status 3 means divergence.
+    Status 3 means that training diverged.
     """
     assert status in (0, 2, 3), error_text
     assert error_text.count("\n") == (status != 0) and (status == 0) == (not error_text)
@@ -112,7 +118,7 @@ def assert_one_line_error(status, error_text):
 
 
 def command_lines(fields):
-    """Returns a strategy for command lines with possibly misspelled or malformed flags."""
+    """Returns a strategy for command lines whose flags may be misspelled or malformed."""
     value = st.one_of(*map(values, fields), st.text(max_size=5)).map(str)
     name = st.sampled_from([field.name for field in fields]) | st.text(max_size=5)
     form = st.sampled_from(["--{}={}", "-{}={}", "--no{}", "--{}", "--{} {}", "{}={}", "{1}"])
@@ -143,8 +149,8 @@ def test_exceptions_determine_the_exit_status(error, expected, monkeypatch):
 
 
 @pytest.mark.slow
-def test_flag_combinations_run_two_steps_or_give_one_line_errors(tmp_path_factory, tiny_resnet, unoptimized_graphs,
-                                                                 monkeypatch):
+def test_runs_with_any_flag_combination_succeed_or_give_one_line_errors(tmp_path_factory, tiny_resnet,
+                                                                        unoptimized_graphs, monkeypatch):
     statuses = []
     monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
 
@@ -179,8 +185,8 @@ MAX_INT = 2**31 - 1
     (dict(learning_rate=1e30, weight_decay=1e30, warmup_epochs=0.0, optimizer="momentum"), {2, 3}),
     (dict(label_fraction=1e-30, train_mode="supervised"), {2}),
     (dict(label_fraction=0.99999999, train_mode="supervised", label_seed=MAX_INT, profile_steps=MAX_INT), {0})])
-def test_settings_at_their_bounds_run_two_steps_or_are_rejected(settings, statuses, tmp_path, tiny_resnet,
-                                                                unoptimized_graphs, monkeypatch):
+def test_runs_with_settings_at_their_bounds_succeed_or_give_one_line_errors(
+        settings, statuses, tmp_path, tiny_resnet, unoptimized_graphs, monkeypatch):
     monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
     settings = {**TINY, **FIXED, "model_dir": tmp_path, **settings}
     status, error_text = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)),

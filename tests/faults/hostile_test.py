@@ -37,7 +37,7 @@ def test_saved_model_passed_as_checkpoint_is_not_executed(tmp_path, monkeypatch)
         np.testing.assert_array_equal(ours, theirs)
     assert not (tmp_path / "written").exists()
     tf.saved_model.load(str(tmp_path / "module"))
-    assert (tmp_path / "written").exists()  # Loading the SavedModel would have executed it.
+    assert (tmp_path / "written").exists()  # `tf.saved_model.load` does execute the code.
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"\0" * 4096, b"cos\nsystem\n(S'true'\ntR."])
@@ -57,7 +57,7 @@ def test_file_names_in_npz_are_not_pickled(tmp_path):
         assert arrays["vectors"].shape == (3, 2)
 
 
-def test_source_code_does_not_unpickle_or_evaluate_text():
+def test_source_code_does_not_use_pickle_eval_or_exec():
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
     for path in [*ROOT.glob("*.py"), *ROOT.glob("paper/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -93,7 +93,7 @@ def test_unusable_images_are_reported_with_a_reason(name, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Creates a folder with valid images of two classes and one unusable image of each kind."""
+    """Creates a folder with valid images from two classes and unusable images of every kind."""
     for index in range(12):
         for name in ("cat", "dog"):
             path = tmp_path / "images" / name / f"{index}.png"
@@ -105,7 +105,7 @@ def folder(tmp_path):
 
 
 def run(tmp_path, folder, **settings):
-    """Trains one step and returns the log."""
+    """Trains for one step and returns the log."""
     lines = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", lines.append)
@@ -122,7 +122,7 @@ def test_corrupt_images_give_an_error_that_lists_the_first_ten(folder, tmp_path)
     assert not list((tmp_path / "run").glob("ckpt*"))
 
 
-def test_corrupt_images_are_skipped_and_the_check_is_cached(folder, tmp_path, monkeypatch):
+def test_corrupt_images_are_skipped_and_check_results_are_cached(folder, tmp_path, monkeypatch):
     assert "skipped: 12 of 36 images cannot be used: dog/black" in run(tmp_path, folder, corrupt_images="skip")
     checked = []
     monkeypatch.setattr(image_files, "find_unusable", lambda paths, _: checked.append(paths) or {})
@@ -151,7 +151,7 @@ def test_skipping_files_does_not_change_the_keys_of_other_files(folder):
         assert keys[path] == key and path not in unusable
 
 
-def test_folder_with_only_corrupt_images_is_an_error(folder, tmp_path):
+def test_folder_with_only_corrupt_images_is_rejected(folder, tmp_path):
     for path in folder.rglob("*.*"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="36 of 36 images cannot be used.*Fix or replace them"):
@@ -171,7 +171,7 @@ def test_links_to_files_outside_the_folder_require_follow_links(folder, tmp_path
     (folder / "cat" / "outside.png").symlink_to(tmp_path / "elsewhere" / "a.png")
     (folder / "cat" / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
     (folder / "cat" / "circle").symlink_to(folder / "cat")
-    with pytest.raises(UserError, match="2 images are links to files outside of the directory .*--follow_links"):
+    with pytest.raises(UserError, match="2 images are links to files outside the directory .*--follow_links"):
         folders.folder_source(str(folder))
     assert folders.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
 
@@ -218,7 +218,7 @@ def test_corrupt_record_file_stops_training_with_a_one_line_error(tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["rgb.jpg", "rgb.png", "animated.gif", "bitmap.bmp", "cmyk.jpg"])
-def test_checking_randomly_corrupted_images_never_raises(name, tmp_path):
+def test_checking_randomly_corrupted_images_never_raises_an_error(name, tmp_path):
     random, path = np.random.default_rng(0), tmp_path / name
     reasons = set()
     for _ in range(200):
@@ -236,7 +236,7 @@ def test_checking_randomly_corrupted_images_never_raises(name, tmp_path):
 
 
 def huge_png(side):
-    """Returns an all-black PNG that is about a thousand times smaller than the decoded image."""
+    """Returns an all-black PNG file that is about a thousand times smaller than the decoded image."""
     def chunk(chunk_type, content):
         return (struct.pack(">I", len(content)) + chunk_type + content
                 + struct.pack(">I", zlib.crc32(chunk_type + content)))
@@ -264,7 +264,7 @@ def test_images_above_the_pixel_limit_are_not_decoded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_pixel_limit_counts_the_pixels_of_all_frames(name, tmp_path):
+def test_pixels_of_all_frames_count_toward_the_pixel_limit(name, tmp_path):
     content = VALID[name][0]
     with Image.open(io.BytesIO(content)) as image:
         boxes = [frame.tile[0][1] if frame.tile else (0, 0, 20, 24) for frame in ImageSequence.Iterator(image)]
@@ -356,7 +356,7 @@ def test_large_files_and_images_are_decoded_one_at_a_time(tmp_path, monkeypatch,
     assert len(num_active) == 12 and (max(num_active) > 1) == (large == "neither")
 
 
-def test_changing_the_pixel_limit_repeats_the_image_check(folder, tmp_path):
+def test_images_are_checked_again_if_the_pixel_limit_changes(folder, tmp_path):
     for path in folder.glob("dog/*.[jgb]*"):
         path.unlink()
     for path in folder.glob("dog/[a-z]*.png"):

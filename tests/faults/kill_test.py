@@ -44,7 +44,7 @@ def test_run_killed_five_times_matches_an_uninterrupted_run(uninterrupted, tmp_p
 @pytest.mark.slow
 @pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signal_saves_a_checkpoint_and_the_same_command_resumes(signal_number, uninterrupted, tmp_path):
+def test_signal_triggers_a_checkpoint_and_the_same_command_resumes_the_run(signal_number, uninterrupted, tmp_path):
     process = processes.start(tmp_path / "run")
     processes.wait_for("step ", tmp_path / "run", process)
     process.send_signal(signal_number)
@@ -63,7 +63,7 @@ def test_signal_takes_effect_at_the_next_safe_point():
             signal.raise_signal(signal.SIGINT)
             done.append(stop.requested)
     assert done == [True]
-    assert signal.getsignal(signal.SIGINT) is before  # In a background process, this may be SIG_IGN.
+    assert signal.getsignal(signal.SIGINT) is before  # In a background process, `before` may be SIG_IGN.
     assert list(progress.track(range(3), 3, "turns")) == [0, 1, 2]
 
 
@@ -113,7 +113,7 @@ with signals.StopSignals():
 """
 
 
-def test_second_signal_of_another_type_ends_the_process_at_once():
+def test_second_signal_of_a_different_type_ends_the_process_at_once():
     with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == "busy\n"
@@ -141,7 +141,7 @@ def test_random_seed_is_kept_on_restart(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_two_replica_run_matches_an_uninterrupted_run(tmp_path):
+def test_killed_run_with_two_replicas_matches_an_uninterrupted_run(tmp_path):
     replicas, flags = {"REPLICAS": "2"}, dict(train_steps=60)
     processes.finish(tmp_path / "uninterrupted", replicas, **flags)
     process = processes.start(tmp_path / "killed", replicas, **flags, log_seconds=0.01)

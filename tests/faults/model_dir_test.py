@@ -1,4 +1,4 @@
-"""Faults in a `model_dir`: corrupt files, full disks, concurrent runs, changed flags, temporary files."""
+"""Faults in a `model_dir`: corrupt files, full disks, concurrent runs, changed flags and temporary files."""
 
 import contextlib
 import functools
@@ -56,7 +56,7 @@ def trained(trained_runs, tmp_path):
 
 
 def corrupt(path, fault):
-    """Deletes, empties or truncates a file, or flips the bits of one byte."""
+    """Deletes, empties or truncates a file, or inverts one of its bytes."""
     content = path.read_bytes()
     if fault == "missing":
         path.unlink()
@@ -73,7 +73,7 @@ def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(nam
     expected = processes.tensors(tmp_path / "run", 9)
     corrupt(tmp_path / "run" / name, fault)
     logged = run()
-    if fault == "missing":  # A missing file is not corruption, because a copy may still be in progress.
+    if fault == "missing":  # A missing file is not treated as corruption, because a copy may still be in progress.
         assert f"warning: ckpt-9 is incomplete and is ignored: {name} is missing" in logged
         assert not (tmp_path / "run" / "damaged").exists()
     else:
@@ -190,7 +190,7 @@ def test_temporary_read_error_is_not_treated_as_corruption(trained, run, tmp_pat
 def test_seed_is_required_if_flags_json_is_unreadable(content, trained, run, tmp_path):
     trained(3)
     (tmp_path / "run" / "flags.json").write_text(content)
-    with pytest.raises(UserError, match="no flags.json with their seed. Set --seed"):
+    with pytest.raises(UserError, match="no flags.json that specifies the seed. Set --seed"):
         run(train_steps=6, seed=None)
     if content != "{}":
         assert "has no readable flags.json" in run(train_steps=6)
@@ -232,7 +232,7 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
     else:
         (tmp_path / "deep").mkdir()
         shutil.copytree(tmp_path / "run", tmp_path / name)
-    # The path is relative, so it starts with the name.
+    # The path is relative, so it starts with the unusual name.
     runs.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
     assert checkpoint_files.list_steps(name) == [6]
     assert checkpoint_files.latest_checkpoint(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
@@ -258,7 +258,7 @@ def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, t
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
-def test_run_resumes_with_more_steps_or_allowed_flag_changes(trained, run, tmp_path):
+def test_run_resumes_with_more_steps_and_with_allowed_flag_changes(trained, run, tmp_path):
     trained(3)
     log = run(train_steps=6)
     assert "was started with --train_steps=3 (now 6): the learning-rate schedule changes" in log
@@ -309,7 +309,7 @@ def test_changed_data_is_rejected_unless_flag_changes_are_allowed(changes, messa
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"splits": 5}', '{"splits": ["train"]}', "\x80"])
-def test_unreadable_data_json_is_logged(content, tmp_path, capsys):
+def test_unreadable_data_json_causes_a_warning(content, tmp_path, capsys):
     config = start_run(tmp_path, Data())
     (tmp_path / "data.json").unlink()
     if content is not None:
@@ -374,7 +374,7 @@ def small_disk(path, kilobytes):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can mount a file system")
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
 def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
-    large = dict(proj_out_dim=8192)  # A checkpoint is larger than all of the run's other files.
+    large = dict(proj_out_dim=8192)  # Makes checkpoints larger than the run's other files.
     run(train_steps=6, **large)
     expected = processes.tensors(tmp_path / "run", 6)
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
@@ -386,7 +386,7 @@ def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
         assert "\n" not in str(error.value)
         assert not list((tmp_path / "run").glob("ckpt-9.index"))
         actual = processes.tensors(tmp_path / "run", 6)
-        for path in [*(tmp_path / "run").glob("ckpt-3.*")]:  # After space is freed, the same command resumes.
+        for path in [*(tmp_path / "run").glob("ckpt-3.*")]:  # After space is freed, the same command resumes the run.
             path.unlink()
         subprocess.run(["mount", "-o", f"remount,size={4 * used}k", str(tmp_path / "run")], check=True)
         assert "resumed at step 6" in run(train_steps=9, **large)
@@ -394,7 +394,7 @@ def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
-def test_host_loss_while_saving_is_not_reported_as_a_full_disk(run, monkeypatch):
+def test_losing_a_host_during_a_save_is_not_reported_as_a_full_disk(run, monkeypatch):
     def fail(*_, **__):
         raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed")
 
@@ -457,7 +457,7 @@ def test_run_stops_if_its_directory_is_removed_during_training(trained, run, tmp
 @pytest.mark.parametrize("module, function", [
     (train, "build_training_state"), (run_lib.evaluate, "evaluate_and_write"), (run_lib.saving, "build_module")])
 def test_directory_of_another_run_is_not_modified(module, function, trained, tmp_path, monkeypatch):
-    """Swaps in the directory of another run before training, evaluation or export."""
+    """Replaces the run directory with that of another run before training, evaluation or export."""
     def replace(*arguments, **options):
         (tmp_path / "run").rename(tmp_path / "gone")
         (tmp_path / "other").rename(tmp_path / "run")

@@ -67,7 +67,7 @@ def test_diverged_training_stops_and_keeps_the_last_checkpoint(patch_training, f
 
 
 def test_non_finite_weights_are_not_saved(tmp_path):
-    """Makes a weight infinite in the last step before a checkpoint. The loss and gradients of this step are finite."""
+    """Makes a weight infinite in the last step before a checkpoint, while the loss and gradients remain finite."""
     runs.run(tmp_path / "run", train_steps=3, checkpoint_steps=3)
     update = train.TrainStep.update
 
@@ -90,7 +90,7 @@ def test_divergence_from_an_excessive_learning_rate_is_reported(tmp_path):
 
 @pytest.mark.parametrize("rows, expected", [
     (np.ones([8, 4]), 0.0), (np.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], 4 * np.sqrt(3 / 16) / 2)])
-def test_embedding_std_of_constructed_embeddings_is_exact(rows, expected):
+def test_embedding_std_matches_hand_computed_values(rows, expected):
     assert metrics.embedding_std(tf.constant(rows * 5)).numpy() == pytest.approx(expected, abs=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Restart loop from docs/reliability.md, run in sh with a fake `python` that exits with the given statuses."""
+"""The restart loop from docs/reliability.md, run in sh with a fake `python` that exits with the given statuses."""
 
 import pathlib
 import subprocess

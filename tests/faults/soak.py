@@ -2,10 +2,10 @@
 
     python tests/faults/soak.py [--minutes=20] [--kills=40] [--seed=0]
 
-Alternates between one device, two replicas and two hosts. Each run is killed at random times with SIGKILL or SIGTERM,
-on one or both hosts, and restarted until it finishes. Its weights, slots and results must then be bit-identical to
-those of an uninterrupted run. The test lasts until the given numbers of minutes and kills are reached, and then prints
-a Markdown table.
+Cycles through runs on one device, two replicas and two hosts. Each run is killed at random times with SIGKILL or
+SIGTERM, on one or both hosts, and restarted until it finishes. Its weights, optimizer slots and results must then be
+bit-identical to those of an uninterrupted run. The test continues until both --minutes and --kills are reached, and
+then prints a Markdown table.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _MIN_SECONDS = 3  # Minimum time before a kill. The maximum is the duration of t
 
 
 def environments(setup):
-    """Returns the environment variables of each process of a run."""
+    """Returns the environment variables for each process of a run."""
     if setup == "hosts":
         addresses = free_addresses(2)
         return [{"TF_CONFIG": tf_config({"worker": addresses}, index=index)} for index in range(2)]
@@ -46,17 +46,17 @@ def start(setup, directory):
 
 
 def log_path(directory, index):
-    """Returns the path of the log of process `index`."""
+    """Returns the path of the log file for process `index`."""
     return directory.with_name(f"{directory.name}_{index}.log")
 
 
 def last_line(directory, index):
-    """Returns the last line in the log of process `index`, or ""."""
+    """Returns the last line in the log of process `index`, or "" if the log is empty."""
     return (log_path(directory, index).read_text().splitlines() or [""])[-1]
 
 
 def stop(setup, run_processes, directory, generator):
-    """Sends one process or all of them a random signal. Returns its name, or None if the run had finished."""
+    """Sends a random signal to one or all processes. Returns the signal's name, or None if the run had finished."""
     signal_number = generator.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
     victims = generator.choice([run_processes, run_processes[:1], run_processes[-1:]])
     if any(process.poll() is not None for process in run_processes):
@@ -65,7 +65,8 @@ def stop(setup, run_processes, directory, generator):
         process.send_signal(signal_number)
     end_survivors(run_processes, directory)
     # After SIGTERM, the status is 75 (-15 before the handler is installed, 0 after the last safe point). A host that
-    # lost its peer exits with 75, with 0 if no collective was left, or with -9 if it was killed during the rendezvous.
+    # lost its peer exits with 75, with 0 if no collective operations remained, or with -9 if it was killed during the
+    # rendezvous.
     allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[signal_number]
     allowed |= {75, 0, -9} if setup == "hosts" else set()
     statuses = [process.returncode for process in run_processes]
@@ -82,10 +83,10 @@ def end_survivors(run_processes, directory):
         late = time.monotonic() > deadline
         for index, process in enumerate(run_processes):
             if process.poll() is None and "waiting for" in last_line(directory, index) and index not in terminated:
-                process.terminate()  # This host waits for a peer that is not restarted.
+                process.terminate()  # This host is waiting for a peer that will not be restarted.
                 terminated.add(index)
             elif process.poll() is None and late and "hosts are reachable" in last_line(directory, index):
-                process.kill()  # If a peer dies during connection setup, TensorFlow blocks and intercepts SIGTERM.
+                process.kill()  # If a peer dies during connection setup, TensorFlow hangs and intercepts SIGTERM.
             elif process.poll() is None and late:
                 process.kill()
                 fail([process.poll() for process in run_processes], "150 seconds", directory)
@@ -98,7 +99,7 @@ def fail(statuses, event, directory):
 
 
 def run_uninterrupted(setup, directory):
-    """Runs the setup without kills. Returns the duration in seconds."""
+    """Runs the setup without interruption. Returns the duration in seconds."""
     begin = time.monotonic()
     statuses = [process.wait(600) for process in start(setup, directory)]
     if any(statuses):
@@ -107,7 +108,7 @@ def run_uninterrupted(setup, directory):
 
 
 def run_with_kills(setup, reference, max_seconds, directory, generator, counts):
-    """Kills a run after at most `max_seconds` and restarts it until it finishes, then compares it with `reference`."""
+    """Kills and restarts a run, each time within `max_seconds`, until it finishes. Compares it with `reference`."""
     while True:
         run_processes = start(setup, directory)
         deadline = time.monotonic() + generator.uniform(_MIN_SECONDS, max_seconds)

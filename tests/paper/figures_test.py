@@ -52,7 +52,7 @@ def test_histograms_count_every_pixel_value(tmp_path):
     assert len(totals) == 2 * 2 * 4 and set(totals.values()) == {160 * 160 * 3}
 
 
-def test_views_figure_shows_two_views_of_eight_images(tmp_path):
+def test_views_figure_shows_eight_pairs_of_views(tmp_path):
     assert len(draw(tmp_path, "views", "--dataset=digits", "--flags=--image_size=16 --augmentation=broader")) == 16
 
 
@@ -99,7 +99,7 @@ def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
     (["views", "--dataset=digits", "--flags=--temprature=1"], "--flags: unknown command line flag"),
     (["views", "--dataset=digits", "--flags=x"], "--flags: x is not a flag"),
     (["eigenvalues", "--checkpoint=/no/such"], "--checkpoint=/no/such")])
-def test_invalid_arguments_give_one_line_errors_and_status_2(arguments, words, capsys):
+def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, words, capsys):
     with pytest.raises(SystemExit) as error:
         figures.main(arguments)
     assert error.value.code == 2
@@ -110,7 +110,7 @@ def test_invalid_arguments_give_one_line_errors_and_status_2(arguments, words, c
 def test_a_missing_csv_column_is_reported(tmp_path, capsys):
     with pytest.raises(SystemExit):
         figures.main(["batches", write_csv(tmp_path / "in.csv", "epochs,accuracy\n1,0.5\n")])
-    assert ": column batch_size is missing. Use a file with the columns" in capsys.readouterr().err
+    assert ": column batch_size is missing. Use a file with at least one row" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text, words", [
@@ -119,7 +119,7 @@ def test_a_missing_csv_column_is_reported(tmp_path, capsys):
     ("epochs,batch_size,accuracy\n1,8,nan\n", "accuracy is nan. Use a number from 0 to 1."),
     ("epochs,accuracy,batch_size\n1,0.5,8\n1,0.5\n", "batch_size is None. Use a number above 0."),
     ("epochs,batch_size,accuracy\n0,8,0.5\n", "epochs is 0. Use a number above 0."),
-    ("epochs,batch_size,accuracy\n1,8,\n", ": no row has an accuracy. Add at least one."),
+    ("epochs,batch_size,accuracy\n1,8,\n", ": no row has an accuracy. Add at least one accuracy."),
     ("epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n", "there are two accuracies for batch size 8 and 1 epochs.")])
 def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
     with pytest.raises(SystemExit):
@@ -156,5 +156,5 @@ def test_eigenvalues_require_a_square_linear_head(tmp_path, capsys):
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     with pytest.raises(SystemExit):
         figures.main(["eigenvalues", f"--checkpoint={path}"])
-    assert "no square linear projection head. Pretrain one with --proj_head_mode=linear --proj_out_dim=512." in (
-        capsys.readouterr().err)
+    assert ("no square linear projection head. Pretrain a network with --proj_head_mode=linear --proj_out_dim=512."
+            in capsys.readouterr().err)

@@ -24,7 +24,7 @@ def seeds_of(count):
 
 
 @pytest.mark.parametrize("probe", transformation_probes.PROBES)
-def test_each_class_has_its_transformation_and_its_share_of_the_images(probe):
+def test_each_class_has_the_right_transformation_and_share_of_images(probe):
     photo = photographs(16, 16)[0] / np.float32(255)
     images = tf.constant(np.repeat(photo[np.newaxis], COUNT, 0))
     outputs, classes = (tensor.numpy() for tensor in transformation_probes.transform(images, probe, seeds_of(COUNT)))
@@ -70,7 +70,7 @@ def test_probes_run_from_the_command_line(tmp_path, capsys):
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
     assert set(results) == {"sobel", "color"} and results["sobel"]["majority_baseline"] == 0.5
     assert results["sobel"]["h"] > 0.8  # Even random features separate edge images from digits.
-    assert abs(results["color"]["h"] - 0.8) < 0.12  # Digits are gray, so the majority baseline is expected.
+    assert abs(results["color"]["h"] - 0.8) < 0.12  # Digits are gray, so accuracy should match the majority baseline.
     assert "sobel" in printed and "majority baseline 0.500" in printed
 
 
@@ -81,7 +81,7 @@ def test_probes_run_from_the_command_line(tmp_path, capsys):
     (["--probes=color,shape"],
      "--probes=color,shape: unknown probe shape. Use one or more of color,rotation,noise,sobel."),
     (["--test_split=validation"], "--test_split=validation: digits has no such split")])
-def test_invalid_arguments_give_one_line_errors_and_status_2(arguments, words, tmp_path, capsys):
+def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, words, tmp_path, capsys):
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=1, proj_out_dim=16), 10)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     with pytest.raises(SystemExit) as error:
@@ -103,7 +103,7 @@ def test_checkpoints_and_saved_models_load_with_their_training_image_size(tmp_pa
         np.testing.assert_array_equal(loaded.variables[0], model.variables[0])
 
 
-def test_corrupt_images_are_an_error_unless_skipping_is_requested(tmp_path):
+def test_corrupt_images_cause_an_error_unless_skipping_is_requested(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_bytes(tf.io.encode_png(np.zeros([8, 8, 3], np.uint8)).numpy())
@@ -114,6 +114,6 @@ def test_corrupt_images_are_an_error_unless_skipping_is_requested(tmp_path):
     assert common.open_source(common.parse_flags(f"{flags} --corrupt_images=skip")).num_examples("train") == 2
 
 
-def test_color_probe_uses_the_grayscale_probability_of_pretraining():
+def test_color_probe_uses_the_same_grayscale_probability_as_pretraining():
     grayscale = data_util.color_distortion(1.0, "additive")[1]
     assert grayscale.probability == transformation_probes.PROBES["color"][1][0]

@@ -1,4 +1,4 @@
-"""Report: our results next to the paper's, significance, correlations, and a self-contained HTML page."""
+"""Reports: results compared with the paper's, significance tests, correlations, and a self-contained HTML page."""
 
 import base64
 import csv
@@ -27,7 +27,7 @@ def finish(base, study, run, results, **entries):
 
 
 def finish_transfer_runs(base, accuracies):
-    """Marks linear evaluation, fine-tuning and from-scratch runs on digits as finished with the given accuracies."""
+    """Marks the digits runs (linear evaluation, fine-tuning and from scratch) as finished with the given accuracies."""
     random, labels = np.random.default_rng(0), np.arange(400) % 10
     for run, accuracy in zip(studies.STUDIES["transfer"].runs_at("small"), accuracies, strict=True):
         predictions = np.where(random.random(400) < accuracy, labels, (labels + 1) % 10)
@@ -38,7 +38,7 @@ def finish_transfer_runs(base, accuracies):
 
 @pytest.mark.parametrize("accuracies, best", [
     ((0.6, 0.9, 0.89), [True, True, True]), ((0.6, 0.7, 0.9), [True, False, True])])
-def test_runs_not_significantly_worse_than_the_best_are_bold(accuracies, best, tmp_path):
+def test_runs_not_significantly_worse_than_the_best_are_shown_in_bold(accuracies, best, tmp_path):
     finish_transfer_runs(tmp_path, accuracies)  # The linear evaluation is the only run in its group.
     rows = report.rows_of("transfer", str(tmp_path), "small")
     assert [row["best"] for row in rows] == best
@@ -67,7 +67,7 @@ def test_correlations_match_numpy(tmp_path):
     assert not report.correlations("few_labels_networks", str(tmp_path), "small")
 
 
-def test_runs_of_changed_studies_or_recipes_are_omitted(tmp_path):
+def test_runs_from_changed_studies_or_recipes_are_omitted(tmp_path):
     first, *others = studies.STUDIES["color"].runs_at("small")[:4]
     directories = [finish(tmp_path, "color", run, {runner.LBFGS: 0.4}) for run in (first, *others)]
     done = [runner.read_done(directory) for directory in directories]
@@ -137,7 +137,7 @@ def test_untrusted_text_from_result_files_is_escaped(tmp_path, capsys):
 @pytest.mark.parametrize("labels, logits", [
     (np.arange(400) % 10, np.full([400, 10], np.nan)), (np.arange(400) % 9, np.zeros([400, 10])),
     (np.arange(40) % 10, np.zeros([40, 10])), (np.arange(0), np.zeros([0, 10]))])
-def test_predictions_for_other_labels_or_with_nan_are_rejected(labels, logits, tmp_path, capsys):
+def test_predictions_with_nan_or_for_different_labels_are_rejected(labels, logits, tmp_path, capsys):
     finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
     for path in tmp_path.rglob("predictions.npz"):
         if "scratch" in str(path):

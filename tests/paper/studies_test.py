@@ -1,4 +1,4 @@
-"""Studies: the numbers match the paper's LaTeX source and are assigned to the right runs."""
+"""Studies: the values in paper/numbers match the paper's LaTeX source and are assigned to the right runs."""
 
 import csv
 import re
@@ -33,7 +33,7 @@ def paper():
 
 
 def read_csv(name):
-    """Returns all rows of one of the paper's CSV files, starting with the header row."""
+    """Returns all rows of a CSV file in paper/numbers, starting with the header row."""
     with open(NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
         return list(csv.reader(file, strict=True))
 
@@ -54,7 +54,7 @@ def plain(latex):
 
 
 def argument(text):
-    """Splits text that starts with an opening brace into the content of the braces and the rest."""
+    """Splits text that starts with an opening brace. Returns the contents of the braces and the remaining text."""
     depth = 0
     for index, character in enumerate(text):
         depth += (character == "{") - (character == "}")
@@ -64,7 +64,7 @@ def argument(text):
 
 
 def read_rows(latex):
-    """Returns the rows of a tabular as lists of plain text. Cells that span multiple rows or columns are repeated."""
+    """Returns a LaTeX table's rows as lists of plain text. Cells that span multiple rows or columns are repeated."""
     rows, spanning = [], {}  # spanning: column -> (remaining rows, text)
     for line in re.split(r"\\\\(?:\s*\[\d+pt\])?", latex):
         row = []
@@ -86,7 +86,7 @@ def read_rows(latex):
 
 
 def read_tabular(latex):
-    """Returns the rows of a tabular as in its CSV file: one header row followed by the data rows."""
+    """Returns the rows of a LaTeX table in the format of the CSV files: one header row followed by the data rows."""
     header, body = map(read_rows, latex.split(r"\midrule", 1))
     titles = [": ".join(dict.fromkeys(filter(None, column))) or "Method" for column in zip(*header, strict=True)]
     rows, group = [], "-"
@@ -117,7 +117,7 @@ def test_tables_match_the_papers_latex_source(number, name, paper):
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_numbers_from_the_text_match_the_papers_latex_source(name, paper):
+def test_numbers_from_the_papers_text_match_its_latex_source(name, paper):
     expected = [number for pattern in SENTENCES[name] for number in re.search(pattern, paper).groups()]
     assert [cell for row in read_csv(name) for cell in row if re.fullmatch(r"\d+\.\d+", cell)] == expected
 
@@ -150,11 +150,11 @@ def test_read_numbers_parses_numbers_and_omits_dashes():
     ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
     ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
     ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}), ("cifar10", "supervised", {"top-1": 95.1})])
-def test_runs_have_the_numbers_copied_by_hand_from_the_paper(study, run, numbers):
+def test_paper_results_of_runs_match_hand_copied_values(study, run, numbers):
     assert studies.find_run((study, run)).paper == numbers
 
 
-def test_rows_of_other_methods_are_cited():
+def test_results_of_other_methods_are_cited():
     linear, few_labels = (dict(studies.STUDIES[name].cited) for name in ("linear", "few_labels"))
     assert len(linear) == 10 and linear["CPC v2, ResNet-161"] == {
         "million parameters": 305, "top-1": 71.5, "top-5": 90.1}
@@ -171,7 +171,7 @@ def test_every_table_of_the_paper_has_a_study():
         studies.find_studies("99")
 
 
-def test_pairs_study_is_a_7x7_grid_on_one_branch():
+def test_pairs_study_is_a_7x7_grid_of_augmentations_on_one_branch():
     configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["pairs"].runs]
     assert len(configs) == 49
     assert all(config.branch_operators[1] == () and not config.blurs_views for config in configs)
@@ -180,7 +180,7 @@ def test_pairs_study_is_a_7x7_grid_on_one_branch():
     assert sum(len(config.branch_operators[0]) == 2 for config in configs) == 42
 
 
-def test_losses_of_table_4_use_cross_view_negatives():
+def test_losses_in_table_4_use_cross_view_negatives():
     configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["losses"].runs]
     assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
         ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),

@@ -1,4 +1,4 @@
-"""`python -m paper.tables`: valid commands, and resuming, sharing and reporting of runs."""
+"""`python -m paper.tables`: commands are valid, and runs are resumed, shared and reported."""
 
 import csv
 import json
@@ -94,7 +94,7 @@ def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
     assert len(calls) == 13
 
 
-def test_stored_runs_with_other_flags_are_rejected(calls, tmp_path, capsys):
+def test_stored_runs_with_different_flags_are_rejected(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
@@ -121,7 +121,7 @@ def test_invalid_flags_are_reported_before_the_first_run(name, flags, words, cal
     assert not calls and not (tmp_path / "out").exists()
 
 
-def test_transfer_gets_its_own_flags_and_forwards_others_to_training():
+def test_transfer_receives_its_own_flags_and_forwards_the_others_to_training():
     run = studies.find_run(("transfer", "finetune, SimCLR, digits"))
     extra = config_lib.parse_settings(
         "--data_dir 'a b' --nofollow_links --corrupt_images=skip --max_image_pixels=99 --seed=3 --precision=float32")
@@ -135,13 +135,13 @@ def test_transfer_gets_its_own_flags_and_forwards_others_to_training():
     assert not [argument for argument in arguments if argument.startswith(("--seed", "--flags"))]
 
 
-def test_probes_receive_the_data_flags_of_training():
+def test_probes_receive_the_data_flags_of_the_training_run():
     run = next(run for study in studies.STUDIES.values() for run in study.runs if run.probes)
     config = runner.config_of(["--data_dir=a b", "--corrupt_images=skip"])
     assert "--flags='--data_dir=a b' --corrupt_images=skip" in runner.probe_command(run, config, "out")
 
 
-def test_stored_runs_of_a_changed_recipe_are_rejected(calls, tmp_path, capsys, monkeypatch):
+def test_stored_runs_are_rejected_if_their_recipe_has_changed(calls, tmp_path, capsys, monkeypatch):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     parse = runner.config_of
     monkeypatch.setattr(runner, "config_of", lambda arguments: parse([*arguments, "--train_epochs=5"]))
@@ -150,7 +150,7 @@ def test_stored_runs_of_a_changed_recipe_are_rejected(calls, tmp_path, capsys, m
     assert "the stored run has train_epochs=4, not 5. Remove the directory" in capsys.readouterr().err
 
 
-def test_data_directory_and_logging_and_checkpoint_intervals_may_change(calls, tmp_path):
+def test_data_directory_log_interval_and_checkpoint_interval_may_change(calls, tmp_path):
     for flags in ("--data_dir=a", "--data_dir=b --log_seconds=60 --checkpoint_epochs=1"):
         tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
     assert len(calls) == 2
@@ -159,7 +159,7 @@ def test_data_directory_and_logging_and_checkpoint_intervals_may_change(calls, t
 def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsys):
     for table, flags, words in (
             ("5", "--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, 0.05' of"),
-            ("seeds", "--seed=2", "--seed is set to 1 by the run 'seed 1' of the study seeds."),
+            ("seeds", "--seed=2", "--seed is set to 1 by the run 'seed 1' in the study seeds."),
             ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set to ")):
         with pytest.raises(SystemExit) as error:
             tables.main(["run", table, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
@@ -200,7 +200,7 @@ def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, m
 @pytest.mark.parametrize("content", [
     *hostile.HOSTILE.values(), b'{"eval/lbfgs_top_1_accuracy": NaN}', b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
     b'{"eval/lbfgs_top_1_accuracy": null}', b'{"eval/lbfgs_top_1_accuracy": 1e999}'])
-def test_corrupt_or_non_finite_results_are_errors(content, calls, tmp_path, monkeypatch, capsys):
+def test_corrupt_or_non_finite_results_cause_errors(content, calls, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "_call", lambda command, directory: pathlib.Path(directory, "result.json").write_bytes(
         content))
     with pytest.raises(SystemExit) as error:
@@ -211,7 +211,7 @@ def test_corrupt_or_non_finite_results_are_errors(content, calls, tmp_path, monk
 
 
 @pytest.mark.parametrize("content", [*hostile.HOSTILE.values(), b"{}", b'{"seconds": "x", "commits": 3}'])
-def test_corrupt_done_and_time_files_are_replaced(content, calls, tmp_path, capsys):
+def test_corrupt_done_json_and_time_json_are_replaced(content, calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     directory = tmp_path / "small" / "flip" / "without"
     before = json.loads((directory / "done.json").read_text())
@@ -282,7 +282,7 @@ def test_pretraining_runs_are_executed_once_and_shared_between_tables(calls, tmp
     assert set(starts) == {f"--checkpoint={tmp_path / 'small' / 'color' / '1_2'}", f"--checkpoint={wide}"}
 
 
-def test_reports_of_one_scale_omit_runs_of_the_other(calls, tmp_path, capsys):
+def test_reports_for_one_scale_omit_runs_at_the_other(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     capsys.readouterr()
     tables.main(["report", "flip", "--scale=paper", f"--dir={tmp_path}"])
@@ -309,7 +309,7 @@ def test_probes_run_on_the_trained_network_and_its_data(calls, tmp_path):
     assert runner.read_done(tmp_path / "small" / "probes" / "rotation")["probes"]["rotation"]["h"] == 0.7
 
 
-def test_the_report_prints_a_table_and_writes_csv(calls, tmp_path, capsys):
+def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     capsys.readouterr()
     tables.main(["report", "color", "flip", f"--dir={tmp_path}"])
@@ -350,7 +350,7 @@ def test_the_error_of_a_failed_run_contains_its_last_output_line(tmp_path):
                      str(tmp_path))
 
 
-def test_sigterm_is_forwarded_and_the_shutdown_of_the_run_is_awaited(tmp_path):
+def test_sigterm_is_forwarded_and_the_caller_waits_for_the_run_to_stop(tmp_path):
     code = ("import sys\nfrom paper import runner\n"
             f"runner._call(['-c', {_STOPS!r}], {str(tmp_path)!r})")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
@@ -397,7 +397,7 @@ def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
     assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)  # ResNet-10 without its classifier
 
 
-def test_subcommands_print_studies_numbers_and_commands():
+def test_subcommands_list_studies_and_print_paper_results_and_commands():
     program = [sys.executable, "-m", "paper.tables"]
     listed = subprocess.run([*program, "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert all(name in listed for name in studies.STUDIES)

@@ -11,7 +11,7 @@ from runtime.errors import UserError
 
 @pytest.fixture(scope="module")
 def sets():
-    """Returns training and test sets of three overlapping Gaussian classes in five dimensions."""
+    """Returns training and test sets with three overlapping Gaussian classes in five dimensions."""
     random = np.random.default_rng(0)
     centers = random.normal(size=(3, 5)) * 1.2
 
@@ -37,7 +37,7 @@ def test_knn_accuracy_matches_a_loop_implementation(neighbors, temperature, sets
 
 
 def scipy_accuracy(train, test, l2_per_example):
-    """Returns the accuracy of multinomial logistic regression on standardized inputs, implemented with SciPy."""
+    """Returns the accuracy of a SciPy implementation of multinomial logistic regression on standardized inputs."""
     (inputs, labels), (test_inputs, test_labels) = train, test
     mean, deviation = inputs.mean(0), inputs.std(0)
     inputs, one_hot = (inputs - mean) / deviation, np.eye(3)[labels]
@@ -84,7 +84,7 @@ def test_lbfgs_accuracy_matches_scipy(sets):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("accuracy", [logistic_regression.lbfgs_accuracy, nearest_neighbors.knn_accuracy])
-def test_nonfinite_features_are_rejected(accuracy, value, sets):
+def test_non_finite_features_are_rejected(accuracy, value, sets):
     (inputs, labels), finite = sets
     inputs = inputs.astype(np.float32)
     inputs[3, 2] = value
@@ -93,7 +93,7 @@ def test_nonfinite_features_are_rejected(accuracy, value, sets):
             accuracy(train, test)
 
 
-def test_extract_rejects_nonfinite_vectors_and_omits_unlabeled_examples():
+def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():
     images = np.ones([4, 2, 2, 3], np.float32)
     images[1] = np.nan
 

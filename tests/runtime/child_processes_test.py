@@ -1,4 +1,4 @@
-"""Child processes: parallel jobs, signals, and error messages of failed jobs."""
+"""Child processes: parallel jobs, signals, and error messages for failed jobs."""
 
 import os
 import pathlib
@@ -57,7 +57,7 @@ marker.unlink()
     assert max(counts) <= 2
 
 
-def test_error_of_a_failed_job_contains_its_last_line(tmp_path):
+def test_error_for_a_failed_job_contains_its_last_output_line(tmp_path):
     jobs = [job(tmp_path / "0", "print('first'); raise SystemExit('no disk')"), job(tmp_path / "1", "")]
     with child_processes.Launcher() as launcher:
         errors = {ended_job.directory: error for ended_job, error in launcher.run_all(jobs, 1)}
@@ -66,7 +66,7 @@ def test_error_of_a_failed_job_contains_its_last_line(tmp_path):
     assert errors[jobs[1].directory] is None and "no disk" in str(errors[jobs[0].directory])
 
 
-def test_error_of_a_failed_job_ignores_the_log_of_earlier_attempts(tmp_path):
+def test_error_for_a_failed_job_omits_output_from_earlier_attempts(tmp_path):
     failures = [("print('diverged'); raise SystemExit(3)", 3, r"exited with status 3 \(diverged\)"),
                 ("import os; os.kill(os.getpid(), 9)", -9, r"was killed by signal 9 \(nothing was printed\)")]
     for code, status, message in failures:

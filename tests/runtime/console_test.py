@@ -1,4 +1,4 @@
-"""Console output, and reporting of errors and signals in all commands."""
+"""Console output, and how all commands report errors and signals."""
 
 import contextlib
 import errno
@@ -134,7 +134,7 @@ def test_missing_temporary_directory_is_reported(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_native_messages_are_shown_only_if_loading_fails(fails, capfd):
+def test_messages_from_native_code_are_shown_only_if_loading_fails(fails, capfd):
     with pytest.raises(ImportError) if fails else contextlib.nullcontext(), tensorflow_startup.loading_tensorflow():
         os.write(2, b"from native code")
         if fails:
@@ -150,7 +150,7 @@ def test_native_messages_are_shown_only_if_loading_fails(fails, capfd):
     ("directory", "Is a directory"), (b"--flagfile=a.cfg\n", "circular"), (b"# x\n--flagfile=./a.cfg\n", "circular"),
     (b"--flagfile=none.cfg\n", "No such file"), (b"--nope=1\n", "nope"), (b"--flagfile\n", "flagfile"),
     (b"--flagfile=a\0b\n", "null"), (b"--mode=\x1b[31m\n", r"\x1b[31m")])
-def test_invalid_flag_files_are_reported_in_one_line(content, message, tmp_path, monkeypatch, capsys):
+def test_invalid_flag_files_are_reported_on_one_line(content, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if content == "directory":
         (tmp_path / "a.cfg").mkdir()
@@ -193,7 +193,7 @@ sys.exit(3)
 
 
 def run_program(path, redirection):
-    """Runs PROGRAM in a shell with `redirection`. The program writes to `path`, prints, and exits with status 3."""
+    """Runs PROGRAM in a shell with `redirection`. It writes to `path`, prints output, and exits with status 3."""
     command = f'"$0" -c "$1" {redirection}'
     return subprocess.run(["bash", "-o", "pipefail", "-c", command, sys.executable, PROGRAM.format(path=str(path))],
                           cwd=ROOT, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})

@@ -1,4 +1,4 @@
-"""Training on multiple hosts: TF_CONFIG, rendezvous, and agreement between two hosts and one."""
+"""Training on multiple hosts: TF_CONFIG, rendezvous, and results that match those of a single host."""
 
 import concurrent.futures
 import contextlib
@@ -37,10 +37,10 @@ CLUSTER = {"worker": ["a:1", "b:1"]}
     (tf_config(CLUSTER, "evaluator"), "type 'evaluator' is not in the cluster"),
     (tf_config(CLUSTER, index=2), "index 2 is out of range: the number of worker addresses is 2"),
     (tf_config({"worker": ["a:1"]}, index=1), "index 1 is out of range: the number of worker addresses is 1"),
-    (tf_config(CLUSTER, index=-1), "index -1 is not a non-negative integer"),
-    (tf_config(CLUSTER, index=0.5), "index 0.5 is not a non-negative integer"),
-    (tf_config(CLUSTER, index="first"), "index 'first' is not a non-negative integer"),
-    (tf_config(CLUSTER, index=True), "index True is not a non-negative integer"),
+    (tf_config(CLUSTER, index=-1), "index must be a non-negative integer, not -1"),
+    (tf_config(CLUSTER, index=0.5), "index must be a non-negative integer, not 0.5"),
+    (tf_config(CLUSTER, index="first"), "index must be a non-negative integer, not 'first'"),
+    (tf_config(CLUSTER, index=True), "index must be a non-negative integer, not True"),
     (tf_config({"worker": ["a:1", "a:1"]}), "a:1 is listed twice"),
     (tf_config({"chief": ["a:1"], "worker": ["a:1"]}), "a:1 is listed twice"),
     (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "more than one chief"),
@@ -57,7 +57,7 @@ def test_inconsistent_tf_config_gives_a_one_line_error(text, message, monkeypatc
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value)
 
 
-NOT_JSON, NOT_AN_ADDRESS, NOT_AN_INDEX = "not the JSON", "is not an address", "is not a non-negative integer"
+NOT_JSON, NOT_AN_ADDRESS, NOT_AN_INDEX = "not the JSON", "is not an address", "must be a non-negative integer"
 TASK = {"type": "worker", "index": 0}
 
 
@@ -280,7 +280,7 @@ def assert_same_checkpoint(one, two, step):
 
 
 @pytest.mark.slow
-def test_training_resumption_and_evaluation_on_two_hosts_match_one_host(tmp_path, float64):
+def test_two_hosts_train_resume_and_evaluate_like_one_host(tmp_path, float64):
     one, two, elsewhere = (tmp_path / name for name in ("one", "two", "elsewhere"))
     host_worker.run({**SETTINGS, "model_dir": str(one)})
     run_hosts([two, elsewhere], SETTINGS)
@@ -300,7 +300,7 @@ def test_training_resumption_and_evaluation_on_two_hosts_match_one_host(tmp_path
 
 
 @pytest.mark.slow
-def test_two_hosts_train_on_the_same_label_subset(tmp_path, float64):
+def test_two_hosts_train_on_the_same_label_subset_as_one_host(tmp_path, float64):
     settings = {**SETTINGS, "train_mode": "supervised", "label_fraction": 0.5, "linear_head_learning_rate": None}
     host_worker.run({**settings, "model_dir": str(tmp_path / "one")})
     run_hosts([tmp_path / "two", tmp_path / "elsewhere"], settings)
@@ -319,6 +319,6 @@ def test_hosts_with_different_checkpoints_or_flags_are_rejected(tmp_path):
     tf.train.Checkpoint().write(str(with_checkpoint / "ckpt-3"))
     tf.compat.v1.train.update_checkpoint_state(str(with_checkpoint), "ckpt-3")
     for text in run_hosts([with_checkpoint, without], SETTINGS, status=2):
-        assert "error: --model_dir=" in text and "different checkpoints (steps 3, none" in text
+        assert "error: --model_dir=" in text and "different checkpoints (steps: 3, none" in text
     for text in run_hosts([without, without], [SETTINGS, {**SETTINGS, "learning_rate": 0.2}], status=2):
         assert "error: TF_CONFIG: the hosts were started with different flags" in text

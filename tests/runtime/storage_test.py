@@ -1,4 +1,4 @@
-"""Atomic writing and type-checked reading of result files."""
+"""Atomic writes and type-checked reads of result files."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from support.hostile import HOSTILE
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_corrupt_files_and_unexpected_types_are_read_as_none(name, tmp_path):
+def test_reading_corrupt_content_or_an_unexpected_type_returns_none(name, tmp_path):
     (tmp_path / "x.json").write_bytes(HOSTILE[name])
     assert storage.read_json(str(tmp_path / "x.json")) is None
     for file_name in ("flags.json", "classes.json"):

@@ -1,4 +1,4 @@
-"""Matches a data set's classes to linear-head columns by name."""
+"""Tests for matching a data set's classes to linear-head columns by name."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def test_match_columns_maps_class_names_to_head_columns(names, head_names, colum
     assert classes.match_columns(names, head_names) == columns
 
 
-def test_differences_lists_the_unmatched_names_of_both_sides():
+def test_differences_lists_the_unmatched_names_on_both_sides():
     text = classes.differences(["a", "b"], ["b", "c", "d", "e", "f"], "the data set", "the run")
     assert text == "only in the data set: a; only in the run: c, d, e and 1 more"
 
@@ -46,7 +46,7 @@ def test_multi_label_vectors_are_mapped_to_columns():
 
 
 def write_folder(root, names):
-    """Writes eight images of each class in the class's color. Returns the value for `--dataset`."""
+    """Writes eight images per class, all in the class's color. Returns the value for `--dataset`."""
     for name in names:
         random = np.random.default_rng(len(name))
         (root / name).mkdir(parents=True)
@@ -67,7 +67,7 @@ def run(model_dir, dataset, **settings):
 
 @pytest.fixture(scope="module")
 def trained(tiny_resnet, tmp_path_factory):
-    """Trains on blue, green and red. Returns the parent directory, the labels, and the linear head's logits."""
+    """Trains on the classes blue, green and red. Returns the parent directory, the labels, and the head's logits."""
     root = tmp_path_factory.mktemp("colors")
     run(root / "run", write_folder(root / "data", ["blue", "green", "red"]), mode="train_then_eval",
         save_predictions=True)
@@ -78,7 +78,7 @@ def trained(tiny_resnet, tmp_path_factory):
 @pytest.mark.parametrize("names, columns", [
     (["green", "red"], [1, 2]), (["blue", "green", "red", "yellow"], [0, 1, 2])])
 @pytest.mark.parametrize("continuous", [False, True])
-def test_evaluation_on_overlapping_classes_maps_them_by_name(names, columns, continuous, trained, tmp_path):
+def test_evaluation_on_fewer_or_more_classes_matches_them_by_name(names, columns, continuous, trained, tmp_path):
     root, labels, logits = trained
     shutil.copytree(root / "run", tmp_path / "run")
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(root / "run"))
@@ -92,7 +92,7 @@ def test_evaluation_on_overlapping_classes_maps_them_by_name(names, columns, con
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_evaluation_is_rejected_if_each_side_has_unmatched_classes(continuous, trained, tmp_path):
+def test_evaluation_is_rejected_if_data_and_head_both_have_unmatched_classes(continuous, trained, tmp_path):
     shutil.copytree(trained[0] / "run", tmp_path / "run")
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(trained[0] / "run"))
     with pytest.raises(UserError, match="trained on different classes .only in the data set: yellow; only in the "
@@ -104,7 +104,7 @@ def test_evaluation_is_rejected_if_each_side_has_unmatched_classes(continuous, t
         eval_protocol="knn")
 
 
-def test_run_is_not_resumed_after_a_class_was_renamed(trained, tmp_path):
+def test_run_is_not_resumed_after_a_class_is_renamed(trained, tmp_path):
     shutil.copytree(trained[0] / "run", tmp_path / "run")
     dataset = write_folder(tmp_path / "data", ["green", "red", "zblue"])
     flags = json.loads((tmp_path / "run" / "flags.json").read_text())
@@ -116,7 +116,7 @@ def test_run_is_not_resumed_after_a_class_was_renamed(trained, tmp_path):
 @pytest.mark.parametrize("names, head_columns", [
     (["green", "red"], [1, 2]), (["green", "red", "yellow"], None),
     (["blue", "green", "red", "yellow"], [0, 1, 2, None])])
-def test_warm_start_maps_the_linear_head_by_name_or_skips_it(names, head_columns, trained):
+def test_warm_start_matches_linear_head_columns_by_name_or_skips_the_head(names, head_columns, trained):
     config = Config(**{**runs.TINY, "lineareval_while_pretraining": True})
     old_model, model = (model_lib.build_model(config, size) for size in (3, len(names)))
     restoring.load_model(old_model, str(trained[0] / "run"))

@@ -1,4 +1,4 @@
-"""Functions and data shared by several test modules."""
+"""Functions and data shared by test modules."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""TF_CONFIG values and free local ports."""
+"""Helpers for TF_CONFIG values and free local ports."""
 
 import contextlib
 import json

@@ -30,7 +30,7 @@ def config_of(arrays, case):
 
 
 def computed_weight(key, shape):
-    """Returns a weight that depends only on its key and shape, like those of the networks with recorded outputs."""
+    """Returns a weight that depends only on its key and shape, as in the networks with recorded outputs."""
     x = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(shape).astype(np.float32)
     leaf = key.rsplit("/", 1)[-1]
     if leaf == "kernel":
@@ -43,7 +43,7 @@ def computed_weight(key, shape):
 
 
 def assign_computed_weights(model):
-    """Assigns `computed_weight` to a model's variables. Returns the variables by key."""
+    """Sets a model's variables to their `computed_weight` values. Returns a dict mapping keys to variables."""
     variables = restoring.variables_by_key(model=model)
     for key, variable in variables.items():
         variable.assign(computed_weight(key, tuple(variable.shape)))
@@ -51,6 +51,6 @@ def assign_computed_weights(model):
 
 
 def relative_error(actual, expected):
-    """Returns |actual - expected| / |expected| in L2 norms."""
+    """Returns |actual - expected| / |expected| in the L2 norm."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     return np.linalg.norm(actual - expected) / np.linalg.norm(expected)

@@ -1,4 +1,4 @@
-"""Process that acts as one host in `hosts_test.py`, in double precision.
+"""Process that acts as one host in `hosts_test.py` and uses double precision.
 
     TF_CONFIG=... python tests/support/host_worker.py SETTINGS_JSON
 """

@@ -8,7 +8,7 @@ from sklearn import datasets
 
 
 def write_images(root, *names, size=(12, 10)):
-    """Writes one PNG file per name, each with a different gray level. Returns the levels by name."""
+    """Writes one PNG file per name, each with a different gray level. Returns a dict mapping names to levels."""
     levels = {}
     for number, name in enumerate(names):
         path = pathlib.Path(root, name)

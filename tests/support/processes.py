@@ -1,4 +1,4 @@
-"""Training runs in separate processes that tests can kill, and access to their checkpoints and logs."""
+"""Helpers for training runs in separate processes that tests can kill, and for reading checkpoints and logs."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def log_of(model_dir):
 
 
 def finish(model_dir, environment=None, status=0, **flags):
-    """Starts run.py, waits until the process exits, and returns the output of this process only."""
+    """Starts run.py, waits until the process exits, and returns only that process's output."""
     begin = len(log_of(model_dir)) if pathlib.Path(f"{model_dir}.log").exists() else 0
     process = start(model_dir, environment, **flags)
     assert process.wait(300) == status, log_of(model_dir)
@@ -47,19 +47,19 @@ def wait_until(condition, model_dir, process, seconds=120):
 
 
 def wait_for(words, model_dir, process, begin=0):
-    """Waits until the process has printed `words`. Ignores the first `begin` characters of its log."""
+    """Waits until the process has printed `words`. Ignores the first `begin` characters of the log."""
     wait_until(lambda: words in log_of(model_dir)[begin:], model_dir, process)
 
 
 def tensors(model_dir, step):
-    """Returns the tensors of a checkpoint, except the save counter."""
+    """Returns the tensors in a checkpoint, except the save counter."""
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, f"ckpt-{step}")))
     return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()
             if not key.startswith(("save_counter", "_CHECKPOINTABLE"))}
 
 
 def assert_same_run(one, two, step=FLAGS["train_steps"]):
-    """Asserts that the weights, slots and results of two runs are bit-identical."""
+    """Asserts that the weights, optimizer slots and results of two runs are bit-identical."""
     actual, expected = tensors(one, step), tensors(two, step)
     assert set(actual) == set(expected) and sum("Momentum" in key for key in actual) > 10
     for key in actual:

@@ -1,4 +1,4 @@
-"""Training steps that `replicas_test.py` runs on one and two replicas, and in a separate process on four.
+"""Training steps for `replicas_test.py`, on one or two replicas, or on four in a separate process.
 
     python tests/support/replica_worker.py 4 OUT.npz '{"use_blur": true}'
 """
@@ -55,7 +55,7 @@ def make_config(settings):
 
 
 def batch_of(config):
-    """Returns the views [8, 8, 8, 6] float64 and labels [8] of the global batch."""
+    """Returns the global batch: views float64 [8, 8, 8, 6] and labels [8]."""
     views = np.random.default_rng(0).uniform(0, 1, (BATCH, config.image_size, config.image_size, 6))
     return views, np.arange(BATCH) % CLASSES
 
@@ -72,14 +72,14 @@ def build_model(config):
 
 
 def distributed_batches(config, strategy):
-    """Returns an iterator that repeats one global batch. Replica r gets rows [r n, (r + 1) n) of this batch."""
+    """Returns an iterator that repeats one global batch. The replicas get equal shares of its rows, in order."""
     size = BATCH // strategy.num_replicas_in_sync
     rows = tf.data.Dataset.from_tensor_slices(batch_of(config))
     return iter(data.distribute(strategy, lambda *_: rows.repeat().batch(size, drop_remainder=True)))
 
 
 def train_case(strategy, settings):
-    """Takes three training steps. Returns the first step's scalars and gradients, and the final variables, by name."""
+    """Takes three training steps. Returns a dict of the first step's scalars and gradients, and the final variables."""
     config = make_config(settings)
     with strategy.scope():
         model = build_model(config)
@@ -107,7 +107,7 @@ def train_case(strategy, settings):
 
 
 def first_loss(strategy, settings):
-    """Returns the contrastive loss and metrics of the first step, without training."""
+    """Returns the first step's contrastive loss and its metrics, without training."""
     config = make_config(settings)
     with strategy.scope():
         model = build_model(config)

@@ -1,4 +1,4 @@
-"""Small runs in the test process."""
+"""Small training runs within the test process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Transfer: l2 path, end-to-end protocols, grid search and significance tests."""
+"""Transfer learning: l2 path, linear evaluation, grid search and permutation test."""
 
 import json
 import os
@@ -31,7 +31,10 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 @pytest.fixture(scope="module")
 def feature_sets():
-    """Returns train, validation and test sets of four overlapping classes with positive features at several scales."""
+    """Returns training, validation and test sets.
+
+    They have four overlapping classes, and positive features on different scales.
+    """
     random = np.random.default_rng(0)
     centers, scales = random.normal(size=(4, 12)), 10.0 ** random.uniform(-0.5, 0.5, 12)
 
@@ -47,7 +50,7 @@ def feature_sets():
 
 
 def objective(scores, weights, labels, l2_of_sum):
-    """Computes the mean cross-entropy + l2_of_sum / (2 n) |W|^2 in plain NumPy."""
+    """Returns the mean cross-entropy plus the l2 penalty l2_of_sum / (2 n) |W|^2, computed in plain NumPy."""
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * (weights**2).sum() / len(labels)
@@ -88,7 +91,7 @@ def test_l2_path_reaches_the_loss_of_separate_fits_with_more_features_than_examp
             assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
 
 
-def test_two_classes_match_binary_logistic_regression(feature_sets):
+def test_fit_on_two_classes_matches_binary_logistic_regression(feature_sets):
     """The softmax splits the binary weights between the two classes, so |W|^2 is half as large."""
     from sklearn import linear_model
 
@@ -121,7 +124,7 @@ def test_classes_without_training_examples_are_never_predicted(feature_sets):
         assert (scores.argmax(1) == labels)[rows].mean() > 0.5
 
 
-def test_multi_label_path_matches_binary_fits_per_class(feature_sets):
+def test_multi_label_path_matches_separate_binary_fits(feature_sets):
     from sklearn import linear_model
 
     inputs, labels = feature_sets[0]
@@ -161,7 +164,7 @@ def test_ties_select_the_strongest_regularization(feature_sets):
     for l2_of_sum in strengths:
         best, values = linear_evaluation.sweep(train, (inputs, predictions[l2_of_sum]), "top_1", strengths)
         assert values[l2_of_sum] == 1.0 and best == max(strength for strength in strengths if values[strength] == 1.0)
-    assert len({tuple(labels) for labels in predictions.values()}) == 4  # All predictions differ.
+    assert len({tuple(labels) for labels in predictions.values()}) == 4  # Each strength has different predictions.
 
 
 # ---------------------------------------------------------------------------------------------------- linear evaluation
@@ -226,12 +229,13 @@ def test_linear_evaluation_on_a_folder_uses_the_given_splits(network, few_iterat
 @pytest.mark.parametrize("arguments, expected", [
     ((), "--task, --dataset: neither is set. Pass --task (one of food101, "),
     (("--task=birdsnap",), "--task=birdsnap: Birdsnap is not in TFDS. Pass --dataset=folder:DIR."),
-    (("--dataset=digits", "--train=train[:50%]"), "this split has no default validation split. Pass --validation."),
+    (("--dataset=digits", "--train=train[:50%]"), "no default validation split can be derived from this split. "
+     "Pass --validation."),
     (("--dataset=digits", "--checkpoint=/no/such"), "--checkpoint=/no/such"),
     (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
     (("--dataset=digits", "--metric=mean_average_precision"), "one label per example. Use top_1 or mean_per_class."),
     (("--dataset=digits", "--out=/proc/none/out"), "--out=/proc/none/out: the directory cannot be created")])
-def test_user_errors_are_one_line_and_no_directory_is_created(arguments, expected, network, tmp_path, capsys):
+def test_user_errors_are_one_line_and_create_no_directory(arguments, expected, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         run(f"--checkpoint={network}", f"--out={tmp_path / 'out'}", *arguments)
     message = capsys.readouterr().err
@@ -266,7 +270,7 @@ def test_features_use_the_central_square_of_the_image(network, few_iterations, t
         np.testing.assert_allclose(row.reshape(40, 40, 3), images["test", name][:, 10:50] / 255, atol=1e-6)
 
 
-def test_different_weights_require_a_different_out_directory(network, few_iterations, tmp_path, capsys):
+def test_different_weights_require_a_different_output_directory(network, few_iterations, tmp_path, capsys):
     arguments = ("--dataset=digits", "--train=train[:60]", "--validation=train[60:80]", "--test=test[:20]",
                  "--image_size=8", f"--out={tmp_path / 'out'}")
     directory = tmp_path / "network"
@@ -376,7 +380,7 @@ def test_validation_folder_is_used_for_model_selection(network, few_iterations, 
     assert counts == [24, 8, 6]
 
 
-def test_out_directory_in_use_by_another_process_is_rejected(network, tmp_path, capsys):
+def test_output_directory_in_use_is_rejected(network, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     with Lock(str(tmp_path / "out")), pytest.raises(SystemExit):
         run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
@@ -422,7 +426,10 @@ with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Replaces run.py with a fake that works best with learning rate 0.1 and no weight decay; returns its calls."""
+    """Replaces run.py with a fake, and returns a function that lists the calls of the fake.
+
+    The fake is most accurate with learning rate 0.1 and without weight decay.
+    """
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
     monkeypatch.setattr(grid_search, "_ROOT", str(tmp_path / "program"))
@@ -438,7 +445,7 @@ def grid(network, out, *arguments, protocol="finetune"):
               *arguments])
 
 
-def test_grid_search_selects_on_validation_and_reports_test(network, tmp_path, program, capsys):
+def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(network, tmp_path, program, capsys):
     values = ("--learning_rates=0.01,0.1,1", "--weight_decays=0,0.001")
     grid(network, tmp_path / "out", *values)
     calls = program()
@@ -462,7 +469,7 @@ def test_grid_search_selects_on_validation_and_reports_test(network, tmp_path, p
     assert len(program()) == 10 and {call["learning_rate"] for call in program()[8:]} == {"0.05"}
 
 
-def test_final_run_uses_the_devices_of_one_job(network, tmp_path, program, monkeypatch):
+def test_final_run_uses_as_many_devices_as_one_trial(network, tmp_path, program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     devices = []
     monkeypatch.setattr(child_processes.Launcher, "run", lambda self, job, visible=None: (
@@ -529,7 +536,7 @@ def test_failed_trials_give_one_line_errors(arguments, expected, network, tmp_pa
     (("--out=gs://bucket/out",), "--out=gs://bucket/out: the trials' logs need a local directory"),
     (("--learning_rates=0.1,0.1001",), "two values have the same first three significant digits"),
     (("--batch_size=5000",), "--batch_size=5000: the split train[:80%] has only 1150 examples. Use at most 1150.")])
-def test_invalid_grids_give_one_line_errors_and_no_directory_is_created(arguments, expected, network, tmp_path, capsys):
+def test_invalid_grids_give_one_line_errors_and_create_no_directory(arguments, expected, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", *arguments)
     message = capsys.readouterr().err
@@ -557,7 +564,7 @@ def test_invalid_metric_is_an_error(metric, network, tmp_path, program, capsys):
 
 def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, capsys):
     """Only the exit status indicates divergence, even if the trial's log says that training has diverged."""
-    killed = "print('run.py: error: training has diverged: at step 3', flush=True); os.kill(os.getpid(), 9)\n"
+    killed = "print('run.py: error: training diverged at step 3', flush=True); os.kill(os.getpid(), 9)\n"
     (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("rate = float", f"{killed}rate = float"))
     single_trial = ("--learning_rates=0.1", "--weight_decays=0")
     for _ in range(2):
@@ -665,7 +672,7 @@ def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_pa
 
 
 @pytest.mark.slow
-def test_fine_tuning_on_digits_selects_the_better_rate_with_the_real_run_py(network, tmp_path):
+def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(network, tmp_path):
     arguments = ("--train=train[:300]", "--validation=train[300:400]", "--test=test[:100]",
                  "--learning_rates=1,1000", "--weight_decays=0", "--steps=60")
     grid(network, tmp_path / "out", *arguments, "--batch_size=32")
@@ -679,7 +686,7 @@ NAMES = ["a b", "-x", "\u00e9\u4e2d", "\u00e9" * 127, "x" * 255, "trailing/", "$
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_out_may_have_any_name_and_be_a_relative_path_through_a_link(name, network, tmp_path, program, monkeypatch):
+def test_out_accepts_any_name_and_a_relative_path_through_a_link(name, network, tmp_path, program, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "real").mkdir()
     os.symlink("real", "link")
@@ -710,7 +717,7 @@ def draw_correct(count, accuracy, other_accuracy, seed=0):
 
 @pytest.mark.parametrize("count, accuracy, other_accuracy", [
     (40, 0.6, 0.7), (1000, 0.8, 0.82), (1000, 0.5, 0.5), (9, 0, 1)])
-def test_permutation_test_of_accuracies_matches_mcnemar(count, accuracy, other_accuracy):
+def test_permutation_test_on_accuracies_matches_the_mcnemar_test(count, accuracy, other_accuracy):
     correct, other_correct = draw_correct(count, accuracy, other_accuracy)
     only_first, only_second = (correct & ~other_correct).sum(), (other_correct & ~correct).sum()
     exact = stats.binomtest(int(only_first), int(only_first + only_second)).pvalue
@@ -728,7 +735,7 @@ def naive_p(correct, other_correct, statistic, num_permutations=4000):
     return np.mean(np.abs(differences) >= abs(statistic(correct) - statistic(other_correct)) - 1e-12)
 
 
-def test_permutation_test_of_mean_per_class_accuracies_matches_naive_swaps():
+def test_permutation_test_on_mean_per_class_accuracies_matches_a_naive_implementation():
     labels = np.random.default_rng(1).choice([0, 1, 4, 7], 60, p=[0.1, 0.2, 0.3, 0.4])
     correct, other_correct = draw_correct(60, 0.75, 0.6, seed=2)
 
@@ -766,7 +773,7 @@ MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
     (LABELS, LOGITS), (LABELS.astype(np.uint8), LOGITS.astype(np.float16)), (LABELS + 5, LOGITS),
     (MULTI_LABELS, LOGITS), (LABELS, np.where(LOGITS > 0, 1.0, -np.inf)), (MULTI_LABELS - [1, 0], LOGITS)])
 def test_valid_predictions_are_accepted(labels, logits, tmp_path):
-    """Classes that were not learned have a logit of -inf."""
+    """Classes that were not learned have logits of -inf."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     read_labels, read_logits = output.read_predictions(str(tmp_path / "x.npz"))
     assert read_labels.tolist() == labels.tolist() and read_logits.tolist() == logits.tolist()
