@@ -191,7 +191,7 @@ def test_missing_and_unreadable_checkpoints_are_rejected(tmp_path):
         with pytest.raises(UserError, match=f"--checkpoint=.*{message}"):
             weight_files.open_weights(str(path))
     (tmp_path / "model.index").touch()
-    with pytest.raises(UserError, match="no checkpoint .*Pass a checkpoint prefix, such as .*/model.$"):
+    with pytest.raises(UserError, match="neither a checkpoint .*Pass a checkpoint prefix, such as .*/model.$"):
         weight_files.open_weights(str(tmp_path))
     computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-7.index").write_bytes(b"broken")

@@ -158,7 +158,7 @@ def test_data_directory_log_interval_and_checkpoint_interval_may_change(calls, t
 
 def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsys):
     for table, flags, words in (
-            ("5", "--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, 0.05' of"),
+            ("5", "--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, 0.05' in"),
             ("seeds", "--seed=2", "--seed is set to 1 by the run 'seed 1' in the study seeds."),
             ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set to ")):
         with pytest.raises(SystemExit) as error:
