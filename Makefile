@@ -1,16 +1,18 @@
 # `make help` lists commands and targets.
-# The targets require Python 3.10 to 3.13. PYTHON=/path/to/python selects the interpreter.
-PYTHON ?= $(shell for python in python3.11 python3.10 python3.12 python3.13 python3 python; do \
-	if $$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; then \
-	echo $$python; break; fi; done)
+# The targets require Python 3.10 to 3.13. PYTHON=/path/to/python selects the interpreter of a new virtual environment.
+# requirements.txt selects the version of TensorFlow by the version of Python.
+is_supported = -c 'import ensurepip, sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, $(END)))'
+find_python = $(shell for python in $(1); do if $$python $(is_supported) >/dev/null 2>&1; then echo $$python; break; fi; done)
+END = 14
+PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3 python)
 # The tests run in two processes, because they spend most of their time tracing graphs, which uses only one core. Tests
 # in the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart help test test-all soak test-current test-current-all lint clean
+.PHONY: quickstart install help test test-all soak test-tf2.15 test-all-tf2.15 lint clean
 
 define COMMANDS
-Commands (use .venv/bin/python, after `make quickstart`); each has --help:
+Commands (use .venv/bin/python, after `make install`); each has --help:
   python run.py             pretrains, fine-tunes, evaluates and exports
   python -m export          writes a checkpoint as a SavedModel
   python -m inference       embeds images and predicts classes with a SavedModel
@@ -18,16 +20,18 @@ Commands (use .venv/bin/python, after `make quickstart`); each has --help:
   python -m transfer        evaluates an encoder on other data sets
   python -m paper.tables    lists and runs the paper's studies, and reports the results
   python -m paper.figures   draws the paper's figures
-  python -m paper.probes    measures which transformations h and g(h) predict (Table 3)
+  python -m paper.probes    measures how well h and g(h) predict transformations (Table 3)
 Targets:
 endef
 
 quickstart: .venv/installed  ## installs the packages; pretrains, evaluates and exports a small network
 	.venv/bin/python run.py --flagfile=paper/recipes/digits.cfg
 
+install: .venv/installed  ## installs the packages in .venv
+
 help:  ## prints this list
 	$(info $(COMMANDS))
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 test: .venv/installed-dev  ## runs the fast tests
 	.venv/bin/python $(PYTEST) -m "not slow"
@@ -39,29 +43,31 @@ soak: .venv/installed-dev  ## kills training runs at random moments, and tries r
 	.venv/bin/python tests/faults/soak.py
 	.venv/bin/python -m pytest -q tests/faults/fuzz_test.py --hypothesis-profile=soak
 
-test-current: .venv-current/installed-dev  ## runs the fast tests with TensorFlow 2.21
-	.venv-current/bin/python $(PYTEST) -m "not slow"
+test-tf2.15: .venv-tf2.15/installed-dev  ## runs the fast tests with TensorFlow 2.15
+	.venv-tf2.15/bin/python $(PYTEST) -m "not slow"
 
-test-current-all: .venv-current/installed-dev  ## runs all tests with TensorFlow 2.21
-	.venv-current/bin/python $(PYTEST)
+test-all-tf2.15: .venv-tf2.15/installed-dev  ## runs all tests with TensorFlow 2.15
+	.venv-tf2.15/bin/python $(PYTEST)
 
 lint: .venv/installed-dev  ## checks the code style with ruff
 	.venv/bin/python -m ruff check .
 
-.venv/installed: requirements.txt requirements-common.txt
-.venv-current/installed: requirements-current.txt requirements-common.txt
-.venv/installed .venv-current/installed:
-	@test -n "$(PYTHON)" || { echo "make: no Python from 3.10 to 3.13 found. Pass one: make PYTHON=/path/to/python"; exit 2; }
-	@echo "Installing $< into $(@D) with $(PYTHON) (about four minutes, once)"
-	$(PYTHON) -m venv $(@D)
+.venv-tf2.15/installed: END = 12
+.venv-tf2.15/installed: PYTHON = $(call find_python,python3.11 python3.10)
+.venv/installed .venv-tf2.15/installed: requirements.txt requirements-common.txt constraints-tf2.15.txt constraints-tf2.21.txt
+	@test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
+	echo 'make: PYTHON="$(PYTHON)" is not a Python interpreter from 3.10 to 3.$(shell expr $(END) - 1) with the venv module. Set PYTHON=/path/to/python.'; exit 2; }
+	@echo "Installing $< into $(@D) (about four minutes, once)"
+	test -x $(@D)/bin/python || "$(PYTHON)" -m venv $(@D)
+	@cp constraints-tf$$($(@D)/bin/python -c 'import sys; print("2.15" if sys.version_info < (3, 12) else "2.21")').txt $(@D)/constraints.txt
 	@# The pip version bundled with Python 3.10 cannot resolve these requirements.
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< -c $(@D)/constraints.txt
 	@touch $@
 
 %/installed-dev: %/installed requirements-dev.txt
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt -c $(@D)/constraints.txt
 	@touch $@
 
 clean:  ## removes the virtual environments
-	rm -rf .venv .venv-current
+	rm -rf .venv .venv-*

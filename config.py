@@ -20,6 +20,8 @@ import operator
 import os
 import re
 import shlex
+import shutil
+import textwrap
 import typing
 from typing import Any
 
@@ -62,6 +64,16 @@ def as_flags(settings: dict) -> list[str]:
     return [as_flag(*setting) for setting in settings.items()]
 
 
+# Title of each section of `Config` -> its first setting.
+SECTIONS = {"Mode and paths": "mode",
+            "Data": "dataset",
+            "Augmentation (paper, Appendix A)": "min_crop_area",
+            "Network": "resnet_depth",
+            "Objective and optimization": "contrastive_loss",
+            "Training": "train_batch_size",
+            "Evaluation": "eval_steps",
+            "Hardware": "use_tpu"}
+
 _MAX_NAME_BYTES = 255  # limit in common file systems
 # Names reserved in a model_dir; --eval_name must not be one of them.
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(json|png|npz|lock|log)")
@@ -80,19 +92,19 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
       minimum: smallest value allowed.
       above: exclusive lower bound.
       maximum: largest value allowed.
-      identity: role of settings that identify a run. They are part of the default `model_dir` name, and must not
-        change when a run is resumed.
-      network: role of settings that describe the network. They can be inferred from a checkpoint.
-      length: role of settings that determine the training length. They may change when a run is resumed, which also
-        changes the learning-rate schedule.
-      order: role of settings that affect the order of the examples. They must not change when a run is resumed.
-      output: role of settings that determine which results are written, and where. They are set by programs that start
-        run.py: the grid search of `python -m transfer`, and `python -m paper.tables`.
-      data_access: role of settings that determine where and how data set files are read. `python -m transfer` defines
-        flags of the same names.
-      per_host: role of settings that may differ between the hosts of a run.
-      no_effect: role of settings that have no effect on results, except through rounding on accelerators and the order
-        of examples.
+      identity: whether the setting identifies a run. Such a setting is part of the default `model_dir` name, and must
+        not change when a run is resumed.
+      network: whether the setting describes the network. Such a setting can be inferred from a checkpoint.
+      length: whether the setting determines the training length. Such a setting may change when a run is resumed, which
+        also changes the learning-rate schedule.
+      order: whether the setting affects the order of the examples. Such a setting must not change when a run resumes.
+      output: whether the setting determines which results are written, and where. Such a setting is set by programs
+        that start run.py: the grid search of `python -m transfer`, and `python -m paper.tables`.
+      data_access: whether the setting determines where and how data set files are read. For such a setting, `python -m
+        transfer` defines a flag with the same name.
+      per_host: whether the setting may differ between the hosts of a run.
+      no_effect: whether the setting has no effect on results, except through rounding on accelerators and the order of
+        examples.
     """
     rules = dict(choices=choices, minimum=minimum, above=above, maximum=maximum)
     roles = dict(identity=identity, network=network, length=length, order=order, output=output,
@@ -135,7 +147,8 @@ class Config:
         None,
         "Initial weights of a new run, or the weights to evaluate (--mode=eval): a directory (its latest checkpoint is "
         "used), a checkpoint prefix, a SavedModel or a TF Hub handle, from this program or the original (TF2 or TF1). "
-        "Not loaded when a run resumes.",
+        "In evaluation and fine-tuning, network settings and --image_size are taken from it unless they are set. Not "
+        "loaded when a run resumes.",
         identity=True,
     )
     seed: int | None = setting(
@@ -173,7 +186,8 @@ class Config:
         identity=True,
     )
     eval_split: str = setting(
-        "validation", "Split to evaluate on. If not set, test is used for data sets without a validation split."
+        "validation", "Split to evaluate on. If not set, test is used for data sets without a validation split. If "
+        "train is the only split and --train_split is not set either, the last fifth of train is held out."
     )
     corrupt_images: str = setting(
         "error",
@@ -185,8 +199,8 @@ class Config:
     )
     max_image_pixels: int = setting(
         MAX_IMAGE_PIXELS,
-        "Maximum size of an image in a folder, in pixels (width times height, summed over all frames of a GIF). "
-        "Larger images are not decoded and count as unusable (see --corrupt_images). Decoding requires up to 12 bytes "
+        "Maximum size of an image in a folder, in pixels (width times height). "
+        "Larger images are not decoded and count as unusable (see --corrupt_images). Decoding requires up to 25 bytes "
         "per pixel.",
         minimum=1,
         data_access=True,
@@ -334,8 +348,8 @@ class Config:
     )
     semi_hard: bool = setting(
         False,
-        "Use only one negative for each view: the most similar of those whose similarity is lower than the positive's "
-        "by less than --margin (paper, 5.1).",
+        "Use only one negative for each view: the most similar one that is less similar than the positive, "
+        "but within --margin of it (paper, 5.1).",
         identity=True,
     )
     margin: float | None = setting(
@@ -550,6 +564,11 @@ class Config:
         return DEFAULT_MARGIN if self.margin is None else self.margin
 
     @property
+    def stem_name(self) -> str:
+        """Returns the type of the stem: `imagenet` or `cifar`."""
+        return "cifar" if self.cifar_stem else "imagenet"
+
+    @property
     def cifar_stem(self) -> bool:
         """Returns whether the stem is a 3x3 convolution without pooling."""
         return self.image_size <= 32 if self.stem == "auto" else self.stem == "cifar"
@@ -635,7 +654,7 @@ def _check_value(field, value):
         raise UserError(f"{flag}: the magnitude of the value is out of range. Use {zero}a magnitude from "
                         f"{_MIN_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} (default {default}).")
     if isinstance(value, int) and abs(value) > _MAX_INT32:
-        raise UserError(f"{flag}: the value does not fit into 32 bits. Use a magnitude of at most {_MAX_INT32} "
+        raise UserError(f"{flag}: the value does not fit in 32 bits. Use a magnitude of at most {_MAX_INT32} "
                         f"(default {default}).")
 
 
@@ -820,6 +839,22 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
             _DEFINE[flag_type](field.name, field.default, field.metadata["help"], flag_values=flag_values)
 
 
+def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
+    """Returns the names, defaults and help texts of all settings, by section, for a terminal of the current width."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    section_of, lines = {name: title for title, name in SECTIONS.items()}, []
+    for field in dataclasses.fields(Config):
+        if field.name in section_of:
+            lines += ["", f"{section_of[field.name]}:"]
+        flag, choices = flag_values[field.name], field.metadata["choices"]
+        value = "=" + ("|".join(map(str, choices)) if choices else flag.flag_type().upper())
+        default = "" if field.default in (None, "") else f" (default: {str(field.default).lower()})"
+        lines.append(f"  --[no]{field.name}" if flag.boolean else f"  --{field.name}{value}")
+        lines += textwrap.wrap(f"{field.metadata['help']}{default}", width, initial_indent=" " * 6,
+                               subsequent_indent=" " * 6)
+    return "\n".join([*lines, "", "Other flags:", "  --flagfile=FILE", "      Read flags from a file, one per line."])
+
+
 def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
     """Parses run.py's command-line arguments into a `Config`. Raises `UserError`; parse errors name `flag`."""
     return from_flags(_parse(arguments, flag))
@@ -860,3 +895,8 @@ def _parse(arguments, flag):
 def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
     """Builds a `Config` from parsed flags. Raises `UserError` for invalid settings."""
     return Config(**{field.name: flag_values[field.name].value for field in dataclasses.fields(Config)})
+
+
+def given_flags(flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
+    """Returns the names of the settings that are set on the command line or in a flag file."""
+    return [field.name for field in dataclasses.fields(Config) if flag_values[field.name].present]

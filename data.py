@@ -27,9 +27,8 @@ _ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # indices of random-number streams, fold
 def _chunk_size(size, batch_size):
     """Returns the size of a chunk: the number of images to augment together. It divides `batch_size`.
 
-    Unless it is a single image, a chunk contains at most as many pixels as 32 images of 32 x 32 pixels, so that it fits
-    in the CPU cache. Since each batch consists of whole chunks, a run has the same chunks regardless of the step at
-    which it resumes.
+    To fit in the CPU cache, a chunk is either a single image or has no more pixels than 32 images of 32 x 32 pixels.
+    Each batch consists of whole chunks, so a resumed run uses the same chunks.
     """
     limit = max(32**3 // size**2, 1)
     return max(count for count in range(1, min(limit, batch_size) + 1) if batch_size % count == 0)
@@ -114,7 +113,7 @@ def _batch_views(records, read, source, config, batch_size):
 
 
 def _with_prefetching(dataset):
-    """Returns the dataset with prefetching and with the options for training."""
+    """Adds prefetching and the options for training to a dataset."""
     options = tf.data.Options()
     # Examples are processed in parallel; parallelism within each small operation would only add overhead.
     options.threading.max_intra_op_parallelism = 1

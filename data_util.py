@@ -33,7 +33,7 @@ _EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference betwee
 
 
 def resize_bicubic(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Resizes an image or a batch with bicubic interpolation, without antialiasing. May overshoot [0, 1]."""
+    """Resizes an image or a batch with bicubic interpolation, without antialiasing. Values may fall outside [0, 1]."""
     resized = tf.image.resize(image, [height, width], tf.image.ResizeMethod.BICUBIC)
     return tf.cast(resized, image.dtype)
 
@@ -82,7 +82,7 @@ def resize_window(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: i
       width: output width in pixels.
 
     Returns:
-      [height, width, 3] float32; may overshoot [0, 1].
+      [height, width, 3] float32; values may fall outside [0, 1].
     """
     window = tf.cast(tf.slice(image, begin, size), tf.float32)
     resized = tf.raw_ops.ResizeBicubic(images=window[tf.newaxis], size=[height, width], half_pixel_centers=True)
@@ -270,8 +270,8 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
     else:
         amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
-        # The first step clips the overshoot that bicubic resizing causes in the crop. After that, the saturation
-        # and hue steps leave [0, 1] only because of rounding.
+        # The first step clips values that bicubic resizing has moved outside [0, 1]. After that, the saturation and
+        # hue steps leave [0, 1] only because of rounding.
         clipped = [_with_clip(step) if index < 2 or position == 0 else step for index, step in enumerate(steps)]
         if random_order:
             channels = switch_per_image(order[:, position], clipped, channels, amounts[position])

@@ -44,6 +44,8 @@ _LABELS = {
     WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} nearest neighbors, weighted",
     "eval/contrast_loss": "contrastive loss", "eval/contrast_acc": "contrastive accuracy",
 }
+# Name of a protocol's method -> description in the log. The other methods take less than a second.
+_PHASES = {"linear_head": "linear head", "contrastive": "contrastive loss", "probe_frozen_encoder": "frozen encoder"}
 _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untrained_encoder": ", untrained encoder",
              "/raw_pixels": ", raw pixels"}
 
@@ -137,8 +139,10 @@ def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
     if labels.ndim == 2:
         return {MEAN_PRECISION: metrics.mean_average_precision_11(labels, logits)}
     top_1 = metrics.top_1_hits(labels, logits).numpy()
-    return {LINEAR_TOP_1: float(top_1.mean()), LINEAR_TOP_5: float(np.mean(metrics.top_k_hits(labels, logits, 5))),
-            MEAN_PER_CLASS: metrics.mean_per_class_accuracy(top_1, labels)}
+    results = {LINEAR_TOP_1: float(top_1.mean()), MEAN_PER_CLASS: metrics.mean_per_class_accuracy(top_1, labels)}
+    if logits.shape[-1] > 5:  # Otherwise, top-5 accuracy is 1.
+        results[LINEAR_TOP_5] = float(np.mean(metrics.top_k_hits(labels, logits, 5)))
+    return results
 
 
 def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
@@ -160,8 +164,8 @@ def results_dir(config: Config) -> str:
 class Evaluator:
     """Evaluator for one model whose weights may change between calls.
 
-    Functions are traced, data sets are built, and the TensorBoard writer is opened only once, so memory does not grow
-    with the number of evaluations. Use the evaluator as a context manager, which closes the writer.
+    Tracing functions, building data sets and opening the TensorBoard writer each happen only once, so memory does not
+    grow with the number of evaluations. Use the evaluator as a context manager, so that the writer is closed.
     """
 
     def __init__(self, config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
@@ -228,6 +232,8 @@ class Evaluator:
         result_file = os.path.join(results_dir(self._config), f"result_{step}.json")
         try:
             for protocol in self._protocols(complete):
+                if self._is_chief and protocol.__name__ in _PHASES:
+                    console.log(f"evaluating step {step}: {_PHASES[protocol.__name__]}")
                 protocol_results = protocol(step)
                 for key, value in protocol_results.items():
                     if not np.isfinite(value):
@@ -395,6 +401,21 @@ def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, s
         return evaluator.evaluate_and_write(step, complete)
 
 
+def wait_for_run(model_dir: str, timeout: float) -> None:
+    """Waits until a run has started in `model_dir`, so that its settings can be read.
+
+    Args:
+      model_dir: directory of the run.
+      timeout: number of seconds to wait. 0: no timeout.
+    """
+    seconds_waited = progress.stopwatch()
+    while run_directory.read_flags(model_dir) is None and not checkpoint_files.list_steps(model_dir):
+        signals.safe_point()
+        if timeout and seconds_waited() > timeout:
+            return
+        time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
+
+
 def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[str]:
     """Yields the prefix of each checkpoint in `model_dir` once, oldest first, up to `last_step`.
 
@@ -453,7 +474,8 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
                          ) -> dict[str, float] | None:
     """Evaluates every new checkpoint once. Returns the last results, or None if there were no checkpoints."""
     required = _required_parts(config, source)
-    last_step = model_lib.count_steps(config, source.num_examples(config.train_split)).train
+    trained_on = (run_directory.read_flags(config.model_dir) or {}).get("train_split", config.train_split)
+    last_step = model_lib.count_steps(config, source.num_examples(trained_on)).train
     model = evaluator = results = None
     with contextlib.ExitStack() as stack:
         for path in new_checkpoints(config.model_dir, last_step, config.eval_timeout):
@@ -470,8 +492,9 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
                 for part, reason in loaded.not_loaded.items():
                     console.log(f"not loaded: {part} ({reason})")
             results = evaluator.evaluate_and_write(checkpoint_files.step_from_prefix(path), not loaded.not_loaded)
-            console.log(f"evaluated {path}: " + ", ".join(
-                f"{name} {value:.4f}" for name, value in results.items() if name != "global_step"))
+            if is_chief:
+                rows = [*result_rows(results), ("results", results_dir(config))]
+                console.log(console.format_table(path, rows))
     return results
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import io
+import math
 import os
 import random
 import sys
+from collections.abc import Collection
 
 from runtime import console
 
@@ -36,7 +39,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         _fail(config_lib.describe_parse_error(error))
     except ValueError as error:  # absl does not catch decoding errors in flag files.
         _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
-    if warnings.getvalue():  # absl warns only if a flag file includes itself, and then ignores that inclusion.
+    if warnings.getvalue():  # Only printed if a flag file includes itself; absl ignores the inclusion.
         _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from that file.")
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
@@ -49,16 +52,21 @@ def _fail(message):
 
 
 if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlow to load.
-    app.define_help_flags()
+    if {"-h", "--help", "--helpshort", "--helpfull"} & set(sys.argv[1:]):
+        console.log(f"{__doc__}\n\npython run.py [flags]\n{config_lib.format_help()}")
+        sys.exit(0)
     parse_flags(sys.argv)
     command_line.run_command("run.py", config_lib.from_flags)
+    console.log("loading TensorFlow")
 
 with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorflow():
+    import numpy as np
     import tensorflow as tf
 
     import evaluate
+    import model as model_lib
     import train
-    from checkpoints import checkpoint_files, run_directory, weight_files
+    from checkpoints import checkpoint_files, inspection, run_directory, weight_files
     from checkpoints.lock import Lock
     from export import saving
     from runtime import devices, hosts, progress, signals
@@ -67,26 +75,76 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     from sources.source import Source
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_SMALL_DATA_SET = 20_000  # Below this number of images, the linear head requires its own learning rate.
+_LINEAR_HEAD_LEARNING_RATE = 0.1  # a learning rate that is stable on small data sets
+_SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
+_SAMPLED_IMAGES = 32  # number of images whose sizes are read
 _FEWER_EXAMPLES = "Input dataset was expected to contain"  # error message of `tf.data.experimental.assert_cardinality`
 
 # ---------------------------------------------------------------------------------------------------------- settings
 
 
-def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: bool) -> config_lib.Config:
-    """Fills in defaults for the run directory, evaluation split, linear head and seed, and logs these choices."""
+def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_lib.Config:
+    """Returns the settings for evaluation or fine-tuning with the network and the image size of the checkpoint.
+
+    The settings are read from the run in `--model_dir` if it exists, and otherwise from `--checkpoint`. Settings listed
+    in `given` do not change. Logs the others that change.
+
+    Raises:
+      UserError: the checkpoint cannot be read, or its network is incompatible with other settings.
+    """
+    if config.mode != "eval" and config.train_mode != "finetune":
+        return config
+    recorded = run_directory.read_flags(config.model_dir) if config.model_dir else None
+    if recorded is not None and config.checkpoint in (None, recorded.get("checkpoint")):
+        network, path = recorded, config.model_dir
+        if network.get("stem") == "auto" and "image_size" in network:
+            network["stem"] = config_lib.Config(image_size=network["image_size"]).stem_name
+    elif config.checkpoint is not None:
+        network, path = inspection.network_flags(weight_files.open_weights(config.checkpoint)), config.checkpoint
+    else:
+        return config
+    # Whether there is a linear head depends on the labels of the data set.
+    names = [*config_lib.settings_with("network"), "image_size"]
+    changes = {name: network[name] for name in names if name not in given and name in (network or {})
+               and name != "lineareval_while_pretraining" and network[name] != getattr(config, name)}
+    if changes.get("stem") == config.replace(image_size=changes.get("image_size", config.image_size)).stem_name:
+        del changes["stem"]  # --stem=auto selects the same stem.
+    if changes:
+        console.log(f"network of {path}: {' '.join(config_lib.as_flags(changes))}")
+    return config.replace(**changes)
+
+
+def fill_defaults(config: config_lib.Config, source: Source, given: Collection[str]) -> config_lib.Config:
+    """Fills in the network, the run directory, the splits, the linear head and the seed, and logs these choices.
+
+    `given` lists the settings that the user set.
+    """
     if config.model_dir is None:
+        # Its name depends only on the given settings, so a run is found even if its initial checkpoint is gone.
         config = config.replace(model_dir=config.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
-    eval_split = datasets.choose_eval_split(source, config.eval_split, eval_split_given)
-    if eval_split != config.eval_split and config.mode != "train":
+    if config.mode == "eval" and config.checkpoint is None:
+        evaluate.wait_for_run(config.model_dir, config.eval_timeout)
+    config = adopt_network(config, given)
+    train_split, eval_split = datasets.choose_splits(
+        source, config.train_split, config.eval_split, given, hold_out=config.mode != "train")
+    recorded = run_directory.read_flags(config.model_dir) or {}
+    if config.mode != "eval" and "train_split" not in given:
+        train_split = recorded.get("train_split", train_split)  # A resumed run keeps its training images.
+    if eval_split == datasets.HELD_OUT_SPLITS[1] and "eval_split" not in given:
+        console.log(f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train split, so a "
+                    "fifth of its images is held out for evaluation)")
+        _warn_if_trained_on_held_out_images(config)
+    elif eval_split != config.eval_split and config.mode != "train":
         console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
-    config = config.replace(eval_split=eval_split)
+    config = config.replace(train_split=train_split, eval_split=eval_split)
     if source.num_classes is None and config.pretraining and config.lineareval_while_pretraining:
         console.log(f"linear head: off ({source.name} has no labels)")
         config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
                                 zero_init_logits_layer=False)
     if config.seed is None:
-        stored = (run_directory.read_flags(config.model_dir) or {}).get("seed")
+        stored = recorded.get("seed")
         if stored is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
             raise UserError(f"--model_dir={config.model_dir}: the directory contains checkpoints, but no flags.json "
                             "that specifies the seed. Set --seed.")
@@ -94,6 +152,16 @@ def fill_defaults(config: config_lib.Config, source: Source, eval_split_given: b
         new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)
         config = config.replace(seed=new if stored is None else stored)
     return config
+
+
+def _warn_if_trained_on_held_out_images(config):
+    """Logs a warning if the weights to evaluate were trained on a split that may contain the evaluation images."""
+    trained = run_directory.read_flags(config.model_dir) or {}
+    if config.mode == "eval" and config.checkpoint not in (None, trained.get("checkpoint")):
+        trained = dataclasses.asdict(inspection.inspect_checkpoint(config.checkpoint).config)
+    if trained.get("dataset") == config.dataset and trained.get("train_split") != datasets.HELD_OUT_SPLITS[0]:
+        console.log(f"warning: these weights were trained on the split {trained.get('train_split')}, which may contain "
+                    "images that are now held out. For an unbiased evaluation, use images that are not in this split.")
 
 
 def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Strategy) -> None:
@@ -131,6 +199,37 @@ def _check_unlabeled(config, source):
                         "--eval_protocol=contrastive.")
 
 
+def unsuitable_settings(config: config_lib.Config, source: Source) -> list[str]:
+    """Returns one line for each training setting that is probably unsuitable for the data."""
+    count = source.num_examples(config.train_split)
+    steps, lines = model_lib.count_steps(config, count), []
+    if steps.warmup > steps.train / 2:
+        lines.append(f"--warmup_epochs={config.warmup_epochs:g}: the learning rate increases during "
+                     f"{min(steps.warmup, steps.train)} of {steps.train} steps. Use a smaller value, or train longer.")
+    if config.pretraining and config.has_linear_head and config.linear_head_learning_rate is None \
+            and config.optimizer != "adam" and config.learning_rate and count < _SMALL_DATA_SET:
+        lines.append(f"--linear_head_learning_rate is not set: with {count} images, the linear head is likely to "
+                     f"diverge at the encoder's learning rate. Use {_LINEAR_HEAD_LEARNING_RATE}, which does not affect "
+                     "the encoder.")
+    if config.pretraining and config.train_batch_size < _SMALL_BATCH:
+        lines.append(f"--train_batch_size={config.train_batch_size}: each image is compared with few others. Use at "
+                     f"least {_SMALL_BATCH}, with --micro_batch_size if memory is short.")
+    if config.image_size > 32 and config.image_size > 2 * (side := _median_side(config, source)):
+        lines.append(f"--image_size={config.image_size}: the images are much smaller (median of the shorter side: "
+                     f"{side:.0f} pixels). A smaller value is faster, and probably as accurate.")
+    return lines
+
+
+def _median_side(config, source):
+    """Returns the median length of the shorter side of a few training images, in pixels. Call `check_images` first."""
+    records = source.records(config.train_split).take(_SAMPLED_IMAGES)
+    sides = records.map(lambda key, item, label: tf.reduce_min(tf.shape(source.decode(item))[:2]))
+    try:
+        return np.median(list(sides.as_numpy_iterator()))
+    except tf.errors.OpError:  # Training reports images that cannot be read.
+        return math.inf
+
+
 def _check_start(config):
     """Checks that a new run's initial weights exist."""
     if checkpoint_files.list_steps(config.model_dir):
@@ -144,12 +243,12 @@ def _check_start(config):
 # ------------------------------------------------------------------------------------------------------------- run
 
 
-def main(config: config_lib.Config, eval_split_given: bool) -> None:
+def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
     """Trains, evaluates and exports according to `config`.
 
     Args:
       config: settings from the command line.
-      eval_split_given: whether `--eval_split` was set. If not, the test split may be used instead of the default.
+      given: names of the settings that the user set. Some of the others adapt to the data and to the checkpoint.
 
     Raises:
       UserError: the settings, data or files cannot be used.
@@ -161,7 +260,7 @@ def main(config: config_lib.Config, eval_split_given: bool) -> None:
     with signals.StopSignals() as stop, _translate_errors(config):
         with stop.interruptible():
             source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
-        config = fill_defaults(config, source, eval_split_given)
+        config = fill_defaults(config, source, given)
         check(config, source, strategy)
         if config.mode == "eval":
             _prepare_source(config, source, strategy)
@@ -178,10 +277,22 @@ def main(config: config_lib.Config, eval_split_given: bool) -> None:
                 results = evaluate.evaluate_and_write(
                     config, source, trained.model, strategy, trained.step, is_chief, check=check_lock)
             if is_chief:
+                console.log("exporting the SavedModel")
                 saved_model = saving.export_to_model_dir(
                     config, source.class_names, trained.checkpoint, results, source.multi_label, check_lock)
                 console.log(_summary(config, source, trained, results, saved_model, elapsed()))
             hosts.barrier(strategy)  # If one host exits early, collective operations fail on the others.
+
+
+def _log_inputs(config, source, strategy):
+    """Logs the device, the data, and warnings about settings that are unsuitable for the data."""
+    console.log(f"device: {devices.describe(strategy)}")
+    splits = [(config.train_split, "training")] if config.mode != "eval" else []
+    splits += [(config.eval_split, "evaluation")] if config.mode != "train" else []
+    counts = ", ".join(f"{source.num_examples(split):,} images for {purpose} ({split})" for split, purpose in splits)
+    console.log(f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes")
+    for warning in unsuitable_settings(config, source) if config.mode != "eval" else ():
+        console.log(f"warning: {warning}")
 
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
@@ -240,6 +351,8 @@ def _prepare_source(config, source, strategy):
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
     _check_data(config, source, strategy)  # Check again, since fewer examples may remain.
+    if devices.is_chief(strategy):
+        _log_inputs(config, source, strategy)
 
 
 def _evaluate(config, source, strategy):
@@ -261,7 +374,7 @@ def _prepare_directory(config, source, strategy):
     if devices.is_chief(strategy):
         run_directory.remove_temporary_files(config.model_dir)
         checkpoint_files.repair(config.model_dir)
-    hosts.barrier(strategy)  # The other hosts must not read the checkpoints before the repair.
+    hosts.barrier(strategy)  # The other hosts must not read the checkpoints until they have been repaired.
     if checkpoint_files.latest_checkpoint(config.model_dir) is not None:
         run_directory.check_flags(config)
         run_directory.check_data(config, source)
@@ -289,7 +402,7 @@ def run_from_flags(argv: list[str]) -> None:
         config = config_lib.from_flags()
         with tensorflow_startup.loading_tensorflow():
             devices.start_runtime(config.use_tpu)
-        main(config, eval_split_given=flags.FLAGS["eval_split"].present > 0)
+        main(config, config_lib.given_flags())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ _COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is bel
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _PROGRESS_METRICS = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc",
-                     "train/supervised_loss": "head_loss", "train/supervised_acc": "head_acc"}  # tag -> label
+                     "train/supervised_acc": "head_acc", "train/supervised_loss": "head_loss"}  # tag -> label
 _MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss scale below this value.
 
 
@@ -332,6 +332,17 @@ def _initialize_weights(config, model, class_names):
             variable.assign(tf.zeros_like(variable))
 
 
+def _log_header(config, model, steps, num_examples, directory):
+    """Logs the network and the schedule of a run that is about to train."""
+    weights = sum(variable.shape.num_elements() for variable in model.trainable_variables) / 1e6
+    micro_batches = f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
+    console.log(f"network: {config.network_name}, {weights:.1f} million trainable parameters, {config.image_size} x "
+                f"{config.image_size} pixels, batch size {config.train_batch_size}{micro_batches}")
+    peak = model_lib.scaled_learning_rate(config.learning_rate, config.learning_rate_scaling, config.train_batch_size)
+    console.log(f"training: {steps.train} steps ({steps.train * config.train_batch_size / num_examples:.3g} epochs), "
+                f"learning rate {peak:.3g} after {steps.warmup} warm-up steps; examples: {directory}/views.png")
+
+
 def train_dataset(config: Config, source: Source, strategy: tf.distribute.Strategy, start_step: int
                   ) -> tf.distribute.DistributedDataset:
     """Returns the infinite distributed training dataset, starting at `start_step`."""
@@ -340,14 +351,25 @@ def train_dataset(config: Config, source: Source, strategy: tf.distribute.Strate
         config, source, config.seed, batch_size, start_step, context))
 
 
+def _fit(image, size):
+    """Resizes an image to fit into a square, and pads it: float32 [size, size, 3] in [0, 1]."""
+    height, width = image.shape[:2]
+    shape = [max(1, round(side * size / max(height, width))) for side in (height, width)]
+    resized = tf.image.convert_image_dtype(tf.cast(tf.image.resize(image, shape, antialias=True), tf.uint8), tf.float32)
+    return tf.image.resize_with_crop_or_pad(resized, size, size)
+
+
 def write_preview(config: Config, source: Source, directory: str, writer: tf.summary.SummaryWriter) -> None:
-    """Writes a grid of augmented views, one column per image, to views.png and to TensorBoard."""
+    """Writes a grid to views.png and to TensorBoard: one column per image, with its views below the original."""
     count = min(_PREVIEW_EXAMPLES, source.num_examples(config.train_split))
     views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, count)))
     if config.uses_pretraining_augmentation:
         images = model_lib.blurred_views(views, config, config.seed, 0)
     else:
         images = views
+    originals = [_fit(source.decode(item), config.image_size)
+                 for _, item, _ in source.records(config.train_split).take(count)]
+    images = tf.concat([originals, tf.cast(images, tf.float32)], 0)
     scale = -(-_PREVIEW_PIXELS // config.image_size)
     images = tf.repeat(tf.repeat(images, scale, axis=1), scale, axis=2)
     images = tf.pad(images, [[0, 0], [2, 2], [2, 2], [0, 0]], constant_values=1.0)
@@ -380,6 +402,9 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
     with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory:
         state = build_training_state(config, source, strategy, directory)
         writer = _start_directory(config, source, state, lock)
+        if is_chief and state.step < steps.train:
+            _log_header(config, state.model, steps, source.num_examples(config.train_split), directory)
+            console.log("compiling the training step")
         step, skipped, checkpoint = state.step, 0.0, checkpoint_files.latest_checkpoint(config.model_dir)
         if step < steps.train:
             run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))

@@ -217,7 +217,7 @@ def _gray(channels):
 
 
 def autocontrast(channels: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Stretches each color of an image to the range [0, 1]. Constant colors are unchanged."""
+    """Stretches each color channel of an image to the range [0, 1]. Constant channels are unchanged."""
     def stretch(channel):
         low, high = (reduce(channel, [1, 2], keepdims=True) for reduce in (tf.reduce_min, tf.reduce_max))
         return tf.where(high > low, (channel - low) / tf.maximum(high - low, 1 / _LEVELS), channel)

@@ -1,4 +1,4 @@
-"""Time and losses of linear evaluation's sweep over 45 l2 strengths, compared with those of 45 independent fits.
+"""Time and losses of the linear evaluation sweep over 45 l2 strengths, compared with those of 45 independent fits.
 
     python -m benchmarks.l2_path [--features=FILE.npz] [--examples=N] [--skip_sklearn]
 

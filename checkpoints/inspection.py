@@ -40,6 +40,24 @@ class CheckpointInfo:
     multi_label: bool
 
 
+def network_flags(file: WeightFile) -> dict | None:
+    """Returns the settings of the network in a weight file, as `architecture.infer_flags` does.
+
+    Includes `image_size` if the run or the SavedModel that contains the file recorded it.
+    """
+    flags, (description, settings) = architecture.infer_flags(file), _recorded_settings(file)
+    size = description.get("image_size") or (select_settings(settings or {}) or {}).get("image_size")
+    return flags if flags is None or size is None else dict(flags, image_size=size)
+
+
+def _recorded_settings(file):
+    """Returns the description of the SavedModel that contains a weight file, and the training settings."""
+    directory = os.path.dirname(file.path)
+    is_saved_model = file.format.startswith("SavedModel")
+    description = descriptions.read_description(os.path.dirname(directory)) if is_saved_model else {}
+    return description, description.get("flags") or run_directory.read_flags(directory)
+
+
 def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointInfo:
     """Returns the `CheckpointInfo` of a checkpoint or SavedModel.
 
@@ -49,10 +67,7 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
       UserError: the weights or the recorded settings are unusable.
     """
     file = weight_files.open_weights(path)
-    directory = os.path.dirname(file.path)
-    is_saved_model = file.format.startswith("SavedModel")
-    description = descriptions.read_description(os.path.dirname(directory)) if is_saved_model else {}
-    settings = description.get("flags") or run_directory.read_flags(directory)
+    directory, (description, settings) = os.path.dirname(file.path), _recorded_settings(file)
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = infer_config(file)
     recorded_settings = select_settings(settings or {})

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from checkpoints import architecture, weight_files
+from checkpoints import inspection, weight_files
 from checkpoints.weight_files import WeightFile
 from runtime.errors import UserError
 from sources import classes
@@ -66,7 +66,7 @@ def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
     if lines:
         rest = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
         raise UserError(f"{flag}: {file.path} contains a different network ({'; '.join(lines[:_MAX_LISTED])}{rest}). "
-                        f"{_remedy(architecture.infer_flags(file))}")
+                        f"{_remedy(inspection.network_flags(file))}")
 
 
 def _remedy(flags):
@@ -162,7 +162,7 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
         lines.append(f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were loaded, "
                      f"matched by name with the {len(file.class_names)} classes in the checkpoint")
     if file.num_other_tensors:
-        lines.append(f"not loaded: {file.num_other_tensors} optimizer tensors and counters (needed only to resume)")
+        lines.append(f"not loaded: {file.num_other_tensors} tensors (optimizer and counters; needed only to resume)")
     return LoadResult(file, not_loaded, lines)
 
 

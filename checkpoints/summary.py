@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import model as model_lib
-from checkpoints import architecture, inspection, restoring, weight_files
+from checkpoints import inspection, restoring, weight_files
 from runtime import console
 
 _FLAGS_WIDTH = 80  # characters per line
@@ -21,7 +21,7 @@ def describe(path: str) -> str:
     encoder = restoring.filter_by_prefix("model/resnet_model/", variables)
     weights = sum(variable.shape.num_elements() for variable in encoder.values()) / 1e6
     layers = {"nonlinear": f"{config.num_proj_layers} layers"}.get(config.proj_head_mode, config.proj_head_mode)
-    flags = textwrap.wrap(restoring.format_flags(architecture.infer_flags(file)), _FLAGS_WIDTH, break_on_hyphens=False)
+    flags = textwrap.wrap(restoring.format_flags(inspection.network_flags(file)), _FLAGS_WIDTH, break_on_hyphens=False)
     rows = [("file", file.path), ("format", file.format), ("step", "unknown" if file.step is None else file.step), None,
             ("encoder", f"{config.network_name}, {weights:.1f} million weights"),
             ("projection head", layers if layers == "none" else f"{layers}, output size {config.proj_out_dim}"),

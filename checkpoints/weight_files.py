@@ -140,7 +140,7 @@ def _newest(directory):
 
 
 def _remedy(path):
-    """Returns the remedy for a directory without checkpoints, which suggests a prefix if possible."""
+    """Returns the remedy for a directory without checkpoints. It suggests a checkpoint prefix if there is one."""
     names = sorted(name[:-len(".index")] for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     if names:
         return f"Pass a checkpoint prefix, such as {path.rstrip('/')}/{names[-1]}."
@@ -251,7 +251,7 @@ def _flat_keys(tensors):
 
 
 def _tf1_keys(tensors):
-    """Returns the tensors with TF1 names (name -> key). Removes scope prefixes, which TF Hub modules may add."""
+    """Returns a dict mapping tensors' TF1 names to keys. Removes scope prefixes, which TF Hub modules may add."""
     keys = {}
     for name, key in tensors.items():
         match = _TF1_NAME.search(name)

@@ -23,7 +23,7 @@ def _parser():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. See `command_line.run_stoppable` for errors and signals."""
+    """Runs the command-line program. See `command_line.run_stoppable` for the handling of errors and signals."""
     parser = _parser()
     arguments = parser.parse_args(arguments)
 

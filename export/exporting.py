@@ -19,8 +19,9 @@ def export_checkpoint(checkpoint: str, export_dir: str, archive: str | None = No
 
     Args:
       checkpoint: see `weight_files.locate`.
-      export_dir: new or empty directory for the SavedModel.
-      archive: path FILE.tar.gz for a TF Hub archive with a model card FILE.md, or None for no archive.
+      export_dir: new or empty directory for the SavedModel. Missing parent directories are created.
+      archive: path FILE.tar.gz for a TF Hub archive with a model card FILE.md, or None for no archive. Missing parent
+        directories are created.
       image_size: image size in pixels. None: the run's image size, or 224 if unknown.
 
     Raises:
@@ -31,6 +32,8 @@ def export_checkpoint(checkpoint: str, export_dir: str, archive: str | None = No
     _check_export_paths(export_dir, archive)
     info = inspection.inspect_checkpoint(checkpoint, image_size)
     signals.safe_point(saving.NOTHING_WRITTEN)
+    for path in filter(None, (export_dir, archive)):
+        tf.io.gfile.makedirs(os.path.dirname(path if "://" in path else os.path.realpath(path)))
     saving.export(info.config, info.class_names, checkpoint, export_dir, info.results, info.has_training_config,
                   info.step, info.multi_label)
     console.log(f"SavedModel: {export_dir}")
@@ -42,7 +45,7 @@ def _check_export_paths(export_dir, archive_path):
     """Raises `UserError` if the SavedModel, the archive or its model card cannot be written."""
     if "://" not in export_dir:
         target = os.path.realpath(export_dir)
-        check_writable_parent("--export_dir", target)
+        check_writable_parent("--export_dir", target, create_parents=True)
         if target == os.getcwd() or os.path.ismount(target):
             raise UserError(f"--export_dir={export_dir}: the path is the working directory or a mount point, which "
                             "cannot be replaced. Use a new directory inside it.")
@@ -60,7 +63,7 @@ def _check_export_paths(export_dir, archive_path):
     suffix = archives.ARCHIVE_SUFFIX
     if not os.path.basename(archive_path).removesuffix(suffix) or not archive_path.endswith(suffix):
         raise UserError(f"--archive={archive_path}: not a valid archive name. Use FILE{suffix}.")
-    check_writable_parent("--archive", archive_path)
+    check_writable_parent("--archive", archive_path, create_parents=True)
     archives.check_absent("archive", (archive_path, archives.card_path(archive_path)))
     for path in (archive_path, archives.card_path(archive_path)):
         if f"{os.path.realpath(path)}/".startswith(f"{target}/"):

@@ -227,7 +227,7 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
 
 
 def _remove_saved_model(directory):
-    """Deletes a SavedModel from this program. A directory with other content is kept, and a message is logged."""
+    """Deletes a SavedModel that this program wrote. If the directory has other content, keeps it and logs a message."""
     if not tf.io.gfile.exists(directory):
         return
     reason = _foreign_content(directory)

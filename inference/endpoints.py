@@ -13,7 +13,10 @@ import data_util
 from checkpoints import descriptions, weight_files
 from config import Config
 from runtime.errors import UserError, first_line
+from runtime.paths import check_path
 from sources import image_files
+
+NOTHING_WRITTEN = "nothing was written; run the same command again"
 
 
 def uses_center_crop(description: dict, size: int) -> bool:
@@ -21,12 +24,53 @@ def uses_center_crop(description: dict, size: int) -> bool:
     return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).center_crop_eval
 
 
+def find_images(inputs: list[str]) -> dict[str, str]:
+    """Returns a dict mapping the paths of image files to names for the output.
+
+    Args:
+      inputs: image files, and folders that are searched recursively. If there is only one folder, names are relative to
+        it.
+
+    Raises:
+      UserError: an input does not exist, or there are no images.
+    """
+    paths = []
+    for path in inputs:
+        path = check_path("INPUT", path, allow_patterns=True)
+        if "://" in path:
+            raise UserError(f"INPUT={path}: only local paths are supported here. Use a local path.")
+        if not os.path.lexists(path):
+            raise UserError(f"INPUT={path}: no such file or folder. Check the path.")
+        images = image_files.find_images(path) if os.path.isdir(path) else [path]
+        if not images:
+            raise UserError(f"INPUT={path}: no images found ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the path.")
+        paths += images
+    is_one_folder = len(inputs) == 1 and os.path.isdir(path)
+    return {image: os.path.relpath(image, path) if is_one_folder else image for image in paths}
+
+
+def nothing_readable(unreadable: dict[str, str]) -> UserError:
+    """Returns the error for inputs of which none can be read. `unreadable` maps paths to reasons."""
+    path, reason = next(iter(unreadable.items()))
+    return UserError(f"INPUT={path}: no image can be read ({reason}). Check the files.")
+
+
+def _newest_saved_model(path):
+    """Returns the newest SavedModel in a run directory, and any other path unchanged."""
+    exports = os.path.join(path, "saved_model")
+    if path.startswith(("http://", "https://")) or not tf.io.gfile.isdir(exports):
+        return path
+    steps = [int(name) for name in (name.rstrip("/") for name in tf.io.gfile.listdir(exports)) if name.isdecimal()
+             and tf.io.gfile.exists(os.path.join(exports, name, "saved_model.pb"))]
+    return os.path.join(exports, str(max(steps))) if steps else path
+
+
 def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     """Loads one endpoint of a SavedModel.
 
     Args:
-      saved_model: directory or TF Hub handle of a SavedModel from this program or the original. Unlike
-        with `--checkpoint`, the SavedModel's graph is executed.
+      saved_model: directory or TF Hub handle of a SavedModel from this program or the original, or a run directory,
+        whose newest SavedModel is used. Unlike with `--checkpoint`, the SavedModel's graph is executed.
       name: name of the endpoint.
 
     Returns:
@@ -36,7 +80,8 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     Raises:
       UserError: `saved_model` is not a SimCLR SavedModel, or it does not have the endpoint.
     """
-    directory = os.path.dirname(os.path.dirname(weight_files.locate(saved_model, "MODEL")[0]))
+    path = _newest_saved_model(saved_model)
+    directory = os.path.dirname(os.path.dirname(weight_files.locate(path, "MODEL")[0]))
     if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
         raise UserError(f"MODEL={saved_model}: this is a checkpoint, not a SavedModel. Export it with `python -m "
                         f"export --checkpoint={saved_model} --export_dir=DIR`.")
@@ -62,32 +107,50 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     return function, description
 
 
-def _load_image(path, size, crop):
-    """Loads an image file as float32 [size, size, 3]. If the file cannot be read, returns the exception."""
+def preprocessing(size: int, crop: bool) -> Callable[[bytes], tf.Tensor]:
+    """Returns a function that maps the content of an image file to the network's input, float32 [size, size, 3].
+
+    It is compiled, because executing its many small operations one by one takes longer than the network.
+    """
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
+    def preprocess(content):
+        image = tf.io.decode_image(content, 3, tf.float32, expand_animations=False)
+        return data_util.preprocess_for_eval(tf.ensure_shape(image, [None, None, 3]), size, crop)
+
+    return preprocess
+
+
+def load_image(path: str, preprocess: Callable[[bytes], tf.Tensor]) -> tf.Tensor | Exception:
+    """Loads an image file with the result of `preprocessing`. If the file cannot be read, returns the exception."""
     try:
         with image_files.checked_content(path) as content:
-            image = tf.io.decode_image(content, channels=3, expand_animations=False, dtype=tf.float32)
-            return data_util.preprocess_for_eval(image, size, crop)
+            return preprocess(image_files.convert(content))
     except (tf.errors.OpError, image_files.UnusableImage, UserError) as error:
         return error
 
 
+def _reason(error):
+    """Returns why an image cannot be read, for a `load_image` exception."""
+    return "truncated or corrupt" if isinstance(error, tf.errors.OpError) else str(error).rstrip(".")
+
+
 def compute_endpoint(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
-                     ) -> Iterator[tuple[list[str], np.ndarray, list[str]]]:
-    """Yields (readable paths, values [number of readable paths, d], unreadable paths) for each batch of image files.
+                     ) -> Iterator[tuple[list[str], np.ndarray, dict[str, str]]]:
+    """Yields (readable paths, values [number of readable paths, d], unreadable paths and reasons) for each batch.
 
     Decodes the next batch while the network processes the current one.
     """
+    preprocess = preprocessing(size, crop)
     with futures.ThreadPoolExecutor() as pool:
         def load(begin):
             batch = paths[begin:begin + batch_size]
-            return batch, [pool.submit(_load_image, path, size, crop) for path in batch]
+            return batch, [pool.submit(load_image, path, preprocess) for path in batch]
 
         next_batch = load(0)
         for begin in range(0, len(paths), batch_size):
             (batch, loading), next_batch = next_batch, load(begin + batch_size)
             images = [task.result() for task in loading]
             readable = [(path, image) for path, image in zip(batch, images) if not isinstance(image, Exception)]
-            unreadable = [path for path, image in zip(batch, images) if isinstance(image, Exception)]
+            unreadable = {path: _reason(image) for path, image in zip(batch, images) if isinstance(image, Exception)}
             values = function(tf.stack([image for _, image in readable])).numpy() if readable else np.zeros([0, 0])
             yield [path for path, _ in readable], values, unreadable

@@ -189,7 +189,7 @@ def _block_terms(rows, all_z, self_column, positive_column, total, static_shapes
       static_shapes: see `_diagonal`.
 
     Returns:
-      sums [3], grad_rows [b, d] and grad_all [2N, d], see `_sum_over_rows`.
+      sums [3], grad_rows [b, d] and grad_all [2N, d]; see `_sum_over_rows`.
     """
     logits = tf.matmul(rows, all_z, transpose_b=True)
     logits = _set_diagonal(logits, self_column, tf.fill([tf.shape(rows)[0]], logits.dtype.min), static_shapes)

@@ -98,7 +98,7 @@ def read_images(paths: list[str] | None) -> list[np.ndarray]:
     for path in paths:
         if reason := "file not found" if not os.path.isfile(path) else image_files.why_unusable(path):
             raise UserError(f"--image={path}: {reason}. Use another file.")
-    return [tf.io.decode_image(tf.io.read_file(path), channels=3, expand_animations=False).numpy() for path in paths]
+    return [tf.io.decode_image(image_files.load(path), channels=3, expand_animations=False).numpy() for path in paths]
 
 
 def _panels(rows, columns, size=1.9):
@@ -295,8 +295,8 @@ def batches(path: str, out: str) -> str:
     for row in rows:
         series = bars.setdefault((row.get("scaling") or "", int(row["batch_size"])), {})
         if series.setdefault(int(row["epochs"]), row["accuracy"]) != row["accuracy"]:
-            raise UserError(f"--csv={path}: there are two accuracies for batch size {row['batch_size']:g} and "
-                            f"{row['epochs']:g} epochs. Add the column 'scaling' to distinguish them, or remove one.")
+            raise UserError(f"--csv={path}: two rows have accuracies for batch_size={row['batch_size']:g} and "
+                            f"epochs={row['epochs']:g}. Add the column 'scaling' to distinguish them, or remove one.")
     all_epochs = sorted({epochs for series in bars.values() for epochs in series})
     figure, axis = plt.subplots(figsize=(2 + 1.2 * len(all_epochs), 3))
     width = 0.8 / len(bars)

@@ -46,7 +46,7 @@ class Study:
     cited: tuple = ()  # (name, metric -> number or text) for the paper's rows without runs, such as other methods
 
     def runs_at(self, scale: str) -> list[Run]:
-        """Returns the runs at a scale (paper or small)."""
+        """Returns the runs for the given scale (`paper` or `small`)."""
         if scale == "paper":
             return list(self.runs)
         return [*self.small_only, *(run for run in self.runs if self.small_names is None or run.name in
@@ -126,7 +126,7 @@ def _simclr_rows(name):
 
 
 def _cited_rows(name):
-    """Returns the other methods' rows in a table that compares methods, as (method and architecture, row)."""
+    """Returns the rows of methods other than SimCLR in a table, as pairs of a label and the row."""
     return [(f"{row['Method'].split(' (')[0]}, {row['Architecture'].removesuffix(' (*)')}", row)
             for row in read_numbers(name) if row["Method"] != "SimCLR (ours)"]
 
@@ -315,7 +315,7 @@ def _few_labels_number(row, fraction, measure):
 
 
 def _few_labels_cited():
-    """Returns the other methods' rows in Table 7 (top-5) and Table B.4 (top-1)."""
+    """Returns the rows of methods other than SimCLR in Table 7 (top-5) and Table B.4 (top-1)."""
     cited = {}
     for table, measure in (("table_7", "top-5"), ("table_b4", "top-1")):
         for name, row in _cited_rows(table):

@@ -90,7 +90,7 @@ def _run(names, scale, base, extra):
         accuracy = runner.accuracy(done)
         result = "diverged" if done["diverged"] else "no accuracy" if accuracy is None else f"{accuracy:.4f}"
         duration = console.format_duration(done["seconds"])
-        console.log(f"{index}/{len(runs)}  {name}: {run.name}  {result}  ({duration})")
+        console.log(f"{index}/{len(runs)}  {name}, {run.name}: {result} ({duration})")
 
 
 def _report(names, scale, base):

@@ -63,6 +63,10 @@ def reporting_errors(program: str) -> Iterator[None]:
         exit_with_error(program, error, error.status)
     except Stopped as stopped:
         console.log(str(stopped))
+        if stopped.abandons_threads:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(STOPPED_STATUS)
         sys.exit(STOPPED_STATUS)
     except KeyboardInterrupt:  # Raised outside `signals.StopSignals`, when there is nothing to save.
         sys.exit(130)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import socket
+import sys
 
 import tensorflow as tf
 
@@ -60,7 +62,7 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
     This function has not been tested on TPU hardware. `--tpu_name=local` selects a TPU VM's own TPU and requires no
     connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://` paths,
     so `folder:` and local directories are not supported. The `lbfgs` and `knn` classifiers are fitted on the
-    coordinator. The `contrastive` protocol (which uses one replica) and the export run on the coordinator's CPU. The
+    coordinator. The coordinator's CPU runs the `contrastive` protocol, on one replica, and the export. The
     tests compile the training step and the evaluation with XLA. They show that XLA supports all operations, but do not
     measure speed or memory use.
     """
@@ -81,6 +83,23 @@ def _check_reachable(address):
     if address.startswith("grpc://"):
         host, _, port = address[len("grpc://"):].partition(":")
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
+
+
+def describe(strategy: tf.distribute.Strategy) -> str:
+    """Returns the devices that `strategy` uses, for the header of a run."""
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return f"TPU, {strategy.num_replicas_in_sync} cores"
+    gpus = tf.config.list_physical_devices("GPU")
+    names = collections.Counter(
+        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in gpus)
+    device = ", ".join(f"{count} x {name}" for name, count in names.items())
+    if not gpus:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        device = f"CPU, {cores} cores; no GPU found"
+        if sys.platform == "linux":
+            device += f" (for NVIDIA GPUs: pip install 'tensorflow[and-cuda]=={tf.__version__}')"
+    num_hosts = hosts.count_hosts()
+    return device if num_hosts == 1 else f"{num_hosts} hosts; this host: {device}"
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:

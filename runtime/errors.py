@@ -71,4 +71,9 @@ class Stopped(BaseException):
 
     Like KeyboardInterrupt, this class is not an `Exception`, because Keras and AutoGraph would wrap an `Exception` that
     is raised inside them.
+
+    Attributes:
+      abandons_threads: whether to exit without waiting for the threads of a library, such as those of a download.
     """
+
+    abandons_threads = False

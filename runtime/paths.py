@@ -62,17 +62,27 @@ def check_paths(arguments: argparse.Namespace, *flags: str) -> None:
             setattr(arguments, flag, (check_weights_path if flag == "checkpoint" else check_path)(flag, path))
 
 
-def check_writable_parent(flag: str, path: str | None) -> None:
-    """Raises `UserError` if no file can be created at `path`. Ignores None and remote paths."""
+def check_writable_parent(flag: str, path: str | None, create_parents: bool = False) -> None:
+    """Raises `UserError` if no file can be created at `path`. Ignores None and remote paths.
+
+    Args:
+      flag: the flag to name in the error, with dashes.
+      path: the path.
+      create_parents: whether the caller creates missing parent directories.
+    """
     if not path or "://" in path:
         return
-    directory = os.path.dirname(path.rstrip("/")) or "."
+    directory, missing = os.path.dirname(path.rstrip("/")) or ".", [os.path.basename(path.rstrip("/"))]
+    while create_parents and not os.path.lexists(directory):
+        missing.append(os.path.basename(directory))
+        directory = os.path.dirname(directory) or "."
     if not os.access(directory, os.W_OK | os.X_OK):
         problem = ("is not a writable directory. Fix its permissions" if os.path.exists(directory)
                    else "does not exist. Create it")
         raise UserError(f"{flag}={path}: {directory} {problem}, or choose another directory.")
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(path)
-    except OSError as error:  # The name is too long, or its directory is a file.
-        raise UserError(f"{flag}={path}: the path is invalid ({error.strerror}). Use another one.") from error
+    for name in missing:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(os.path.join(directory, name))
+        except OSError as error:  # The name is too long, or its directory is a file.
+            raise UserError(f"{flag}={path}: the path is invalid ({error.strerror}). Use another one.") from error

@@ -51,7 +51,7 @@ class Progress:
         self._step, self._timed_steps, self._seconds = start, 0, 0.0
         self._bar = None
         if enabled and sys.stdout.isatty():
-            self._bar = _bar(total=total, initial=start, unit="step")
+            self._bar = _bar(total=total, initial=start, bar_format="{desc} {bar}")
 
     @property
     def images_per_second(self) -> float:
@@ -68,19 +68,30 @@ class Progress:
             self._seconds += seconds
         advanced, self._step = step - self._step, step
         if self._bar is not None:
-            postfix = {label: f"{metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics}
-            self._bar.set_postfix({"img/s": f"{self.images_per_second:.0f}", **postfix}, refresh=False)
+            self._bar.set_description_str(self._short_line(metrics), refresh=False)
             self._bar.update(advanced)
         elif self._enabled and (time.monotonic() - self._last_line >= self._log_seconds or step == self._total):
             self._last_line = time.monotonic()
             console.log(self._line(metrics))
 
-    def _line(self, metrics):
+    def _time_left(self):
         rate = self.images_per_second
-        time_left = console.format_duration((self._total - self._step) * self._batch_size / rate) if rate else "?"
+        return console.format_duration((self._total - self._step) * self._batch_size / rate) if rate else "?"
+
+    def _line(self, metrics):
         values = "  ".join(f"{label} {metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics)
-        fraction = self._step / self._total
-        return f"step {self._step}/{self._total}  {fraction:.0%}  {time_left} left  {rate:.0f} images/s  {values}"
+        return (f"step {self._step}/{self._total}  {self._step / self._total:.0%}  {self._time_left()} left  "
+                f"{self.images_per_second:.0f} images/s  {values}")
+
+    def _short_line(self, metrics):
+        """Returns a line with as many metrics as fit next to a bar of two columns, in the order of `labels`."""
+        line = f"{self._step}/{self._total} {self._time_left()} left {self.images_per_second:.0f} img/s"
+        for name, label in self._labels.items():
+            value = f" {label} {metrics[name]:.3g}" if name in metrics else ""
+            if len(line) + len(value) > shutil.get_terminal_size().columns - 3:
+                break
+            line += value
+        return line
 
     def close(self) -> None:
         """Closes the bar."""

@@ -84,13 +84,18 @@ class StopSignals:
 
     def stop(self, saved: str = _KEPT) -> NoReturn:
         """Raises `Stopped`. `saved` describes what was saved."""
-        raise Stopped(f"stopped by {self._name or 'another host'}: {saved}")
+        raise Stopped(self._message(saved))
+
+    def _message(self, saved=_KEPT):
+        return f"stopped by {self._name or 'another host'}: {saved}"
 
     def _handle(self, signum, _):
         """Records a signal. Python calls this handler in the main thread, possibly only after native code returns."""
         self.requested, self._name = True, signal.Signals(signum).name
         if self._interruptible:
-            self.stop()
+            stopped = Stopped(self._message())
+            stopped.abandons_threads = True
+            raise stopped
 
     def _watch(self, signal_reader):
         """Acknowledges the first signal and exits on the second. Runs in a separate thread to react immediately."""

@@ -56,6 +56,8 @@ def set_environment() -> None:
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Otherwise, the first process would reserve all memory of a GPU, and evaluation alongside training would fail.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 
 def _silence_libraries():
@@ -63,7 +65,7 @@ def _silence_libraries():
     if "tensorflow" in sys.modules:
         sys.modules["tensorflow"].get_logger().setLevel("ERROR")
     absl.logging.set_verbosity(absl.logging.ERROR)
-    warnings.filterwarnings("ignore", module="tensorflow|tf_keras|tensorflow_datasets")
+    warnings.filterwarnings("ignore", module="tensorflow|tf_keras|tensorflow_datasets|PIL")
 
 
 def load(module: str) -> types.ModuleType:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 from runtime.errors import UserError
 from sources import digits, folders
 from sources.source import Source
@@ -40,6 +43,11 @@ def check_split(source: Source, flag: str, split: str) -> int:
     try:
         count = source.num_examples(split)
     except (ValueError, KeyError, NotImplementedError) as error:  # NotImplementedError: TFDS cannot slice `all`.
+        name = split.partition("[")[0]
+        if name in source.split_names and re.fullmatch(r"\[-?\d*:-?\d*\]", split.removeprefix(name)):
+            raise UserError(f"--{flag}={split}: the slice is longer than the split, which has "
+                            f"{source.num_examples(name)} examples. Use a smaller number, or a percentage such as "
+                            f"{name}[:90%].") from error
         raise UserError(
             f"--{flag}={split}: {source.name} has no such split. Use {', '.join(source.split_names)}, or a slice such "
             "as train[:90%].") from error
@@ -49,14 +57,27 @@ def check_split(source: Source, flag: str, split: str) -> int:
     return count
 
 
-def choose_eval_split(source: Source, eval_split: str, explicit: bool) -> str:
-    """Returns `eval_split`, or `test` if `eval_split` is a default that does not exist in the data set.
+HELD_OUT_SPLITS = "train[:80%]", "train[80%:]"  # training and evaluation split if there is only one split
+
+
+def choose_splits(source: Source, train_split: str, eval_split: str, given: Collection[str], hold_out: bool
+                  ) -> tuple[str, str]:
+    """Returns the training and the evaluation split. Replaces defaults that do not exist in the data set.
+
+    If the default evaluation split does not exist, `test` is used. If `train` is the only split, its last fifth is held
+    out for evaluation.
 
     Args:
       source: the data set.
+      train_split: value of `--train_split`.
       eval_split: value of `--eval_split`.
-      explicit: whether the user set the flag.
+      given: names of the settings that the user set. These are not replaced.
+      hold_out: whether images may be held out.
     """
-    if not explicit and eval_split not in source.split_names and "test" in source.split_names:
-        return "test"
-    return eval_split
+    if "eval_split" in given or eval_split in source.split_names:
+        return train_split, eval_split
+    if "test" in source.split_names:
+        return train_split, "test"
+    if hold_out and "train_split" not in given and source.split_names == ["train"]:
+        return HELD_OUT_SPLITS
+    return train_split, eval_split

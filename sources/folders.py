@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 
 import numpy as np
-import tensorflow as tf
 
 from runtime import console
 from runtime.errors import UserError
@@ -51,7 +50,7 @@ class FolderSource(IndexedSource):
             keys = np.array([_path_key(path.removeprefix(self._prefix)) for path in paths], np.int64)
             order = np.argsort(keys, kind="stable")
             self._keys[split], ordered[split] = keys[order], (paths[order], labels[order])
-        super().__init__(name, ordered, class_names, tf.io.read_file)
+        super().__init__(name, ordered, class_names, image_files.load)
         self._excluded = np.array([], str)
 
     def paths(self) -> list[str]:
@@ -82,7 +81,7 @@ class FolderSource(IndexedSource):
                 spec = tfds.core.ReadInstruction.from_spec(name)
                 name, begin, end = spec.split_name, spec.from_, spec.to
                 if name not in self._splits or spec.unit == "shard":
-                    raise ValueError(f"{term} is not a valid slice of a split. Give its bounds in examples or percent")
+                    raise ValueError(f"{term} is not a valid slice of a split. Specify its bounds in images or percent")
                 begin, end = (self._row(name, boundary, spec.unit == "%") for boundary in (begin, end))
             yield name, slice(begin, end)
 
@@ -136,8 +135,8 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
       follow_links: whether to follow links that point outside the folder.
 
     Raises:
-      UserError: the folder is missing, has no images, mixes images with class folders or split folders with other
-        folders, or contains links that point outside it while `follow_links` is False.
+      UserError: the folder is missing or has no images; it mixes images with class folders, or split folders with
+        other folders; or it contains links that point outside it, and `follow_links` is False.
     """
     root, flag = pathlib.Path(os.path.expanduser(path)).absolute(), f"--dataset=folder:{path}"
     if not path or not root.is_dir():
@@ -169,6 +168,11 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
     runs = [name for folder in dict.fromkeys([root, *split_roots.values()]) for name in _run_directories(folder)]
     if runs:
         console.log(f"ignored run directories: {console.join_first(runs)}")
+    others = image_files.count_other_files(str(root))
+    if others:
+        heif = "" if {".heic", ".heif"}.isdisjoint(others) else " (HEIC images require: pip install pillow-heif)"
+        suffixes = console.join_first([f"{count} {suffix}" for suffix, count in others.items()])
+        console.log(f"ignored files that are not images: {suffixes}{heif}")
     for line in source.describe_missing_classes():
         console.log(line)
     return source
@@ -224,7 +228,7 @@ def _split_folders(root, listing, flag):
         return {"train": root}
     roots = {_split_of(folder): folder for folder in split_folders}
     if len(roots) < len(split_folders):
-        raise UserError(f"{flag}: two folders denote the same split ({names}). Keep one of them.")
+        raise UserError(f"{flag}: two folders contain the same split ({names}). Keep only one of them.")
     if listing.images:
         raise UserError(f"{flag}: images ({os.path.basename(listing.images[0])}, ...) are next to split folders "
                         f"({names}). Move them into one of the split folders.")

@@ -14,6 +14,7 @@ from sources.folders import FolderSource
 from sources.source import Source
 
 _CHECK_FILE = "images.json"
+_VERSION = 2  # Increase this number when other images become usable.
 
 
 def check_images(config: Config, source: Source, is_chief: bool) -> None:
@@ -27,7 +28,7 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     if not isinstance(source, FolderSource):
         return
     paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _CHECK_FILE)
-    inputs = dict(digest=files_digest(paths), max_image_pixels=config.max_image_pixels)
+    inputs = dict(digest=files_digest(paths), max_image_pixels=config.max_image_pixels, version=_VERSION)
     result = path and storage.read_json(path)
     if not isinstance(result, dict) or not isinstance(result.get("unusable"), dict) or result != {**result, **inputs}:
         result = dict(inputs, unusable=image_files.find_unusable(paths, config.max_image_pixels))

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
+import io
 import os
 import stat
 import threading
 from collections.abc import Iterator
 from concurrent import futures
 
+import numpy as np
 import tensorflow as tf
+from PIL import ExifTags, Image, PngImagePlugin, TiffImagePlugin
 
 from config import MAX_IMAGE_PIXELS
 from runtime import progress
 from runtime.errors import UserError, first_line
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-_JPEG, _PNG, _GIF, _BMP = b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM"
-# Maps the first bytes of a file to the name of a format that TensorFlow cannot decode.
-_UNSUPPORTED = {b"RIFF": "WebP", b"II*": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"<": "HTML or SVG"}
+with contextlib.suppress(ImportError):
+    import pillow_heif  # Optional package for HEIC files.
+
+    pillow_heif.register_heif_opener()
+
+Image.init()
+Image.MAX_IMAGE_PIXELS = None  # Replaced by --max_image_pixels.
+# Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders start programs.
+_FORMAT_OF_SUFFIX = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP",
+                     ".tif": "TIFF", ".tiff": "TIFF", ".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
+IMAGE_SUFFIXES = tuple(suffix for suffix, name in _FORMAT_OF_SUFFIX.items() if name in Image.OPEN)
+_FORMATS = tuple(dict.fromkeys(_FORMAT_OF_SUFFIX[suffix] for suffix in IMAGE_SUFFIXES))
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # Some programs store their settings as text.
+# Exif orientation -> Pillow's method that makes the image upright.
+_TRANSPOSITIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+                   4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
+                   7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90}
+_PNG = b"\x89PNG"
+_EXIF_BYTES = 4096  # Exif data are at the start of a file, and searching the whole file would be slow.
 _IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")  # created by archivers and file systems
 # Files and images that exceed these sizes are read and decoded one at a time, under `_large_image_lock`.
 _LARGE_BYTES, _LARGE_PIXELS = 2**24, 2**24
@@ -66,6 +85,23 @@ def iterate_images(folder: str) -> Iterator[str]:
     Follows links, but visits each directory once, because links may form cycles. Skips folders that match `is_ignored`.
     Raises `UserError` if a directory cannot be read.
     """
+    for directory, names in _walk(folder):
+        yield from (os.path.join(directory, name) for name in names if is_image_name(name))
+
+
+def count_other_files(folder: str) -> dict[str, int]:
+    """Returns the number of files under a folder that are not images, by suffix, except hidden files.
+
+    For the folders that are searched and for errors, see `iterate_images`.
+    """
+    names = (name for _, names in _walk(folder) for name in names)
+    counts = collections.Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names
+                                 if not (is_image_name(name) or name.startswith(".")))
+    return dict(counts.most_common())
+
+
+def _walk(folder):
+    """Yields the path of each directory that `iterate_images` searches, and the sorted names of its files."""
     def raise_unreadable(error):
         raise _unreadable(error.filename, error)
 
@@ -76,7 +112,7 @@ def iterate_images(folder: str) -> Iterator[str]:
             continue
         visited.add(real_path)
         folders[:] = sorted(name for name in folders if not is_ignored(directory, name))
-        yield from (os.path.join(directory, name) for name in sorted(names) if is_image_name(name))
+        yield directory, sorted(names)
 
 
 def find_images(folder: str) -> list[str]:
@@ -84,20 +120,81 @@ def find_images(folder: str) -> list[str]:
     return sorted(iterate_images(folder))
 
 
+# -------------------------------------------------------------------------------------------------------- decoding
+
+
+def load(path: tf.Tensor) -> tf.Tensor:
+    """Reads an image file (path: string scalar) in a format that TensorFlow can decode. Works in graphs.
+
+    Most JPEG and PNG files are only read. For all other files, calls `convert`.
+    """
+    content = tf.io.read_file(path)
+    is_png = tf.strings.substr(content, 0, len(_PNG)) == _PNG
+    has_exif = tf.strings.regex_full_match(tf.strings.substr(content, 0, _EXIF_BYTES), r"\C*(Exif|eXIf)\C*")
+
+    def convert_array(array):  # A 0-dimensional array in eager mode, bytes in a graph.
+        return convert(array.item() if isinstance(array, np.ndarray) else array)
+
+    return tf.cond((tf.io.is_jpeg(content) | is_png) & ~has_exif, lambda: content,
+                   lambda: tf.ensure_shape(tf.numpy_function(convert_array, [content], tf.string, stateful=False), []))
+
+
+def convert(content: bytes) -> bytes:
+    """Converts the content of an image file to a format that TensorFlow can decode.
+
+    Returns JPEG and PNG files unchanged, unless their Exif data specify that the image must be rotated or mirrored for
+    display. Decodes other files with Pillow, and returns the image, or the first frame of an animation, as a BMP file.
+
+    Raises:
+      UnusableImage: the image is corrupt, or the type of its pixels is not supported.
+    """
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            header = content[:_EXIF_BYTES]
+            has_exif = b"Exif" in header or b"eXIf" in header
+            if image.format in ("JPEG", "MPO", "PNG") and not (has_exif and _orientation(image) in _TRANSPOSITIONS):
+                return content
+            bitmap = io.BytesIO()
+            image.load()  # Some of Pillow's decoders rotate the image and then remove the orientation.
+            method = _TRANSPOSITIONS.get(_orientation(image))
+            image = _to_rgb(image)
+            (image if method is None else image.transpose(method)).save(bitmap, "BMP")
+            return bitmap.getvalue()
+    except (UnusableImage, MemoryError):
+        raise
+    except Exception as error:  # Pillow raises exceptions of many types for corrupt files.
+        raise UnusableImage("truncated or corrupt") from error
+
+
+def _orientation(image):
+    """Returns the Exif orientation of an image, or None if it has none."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # Pillow raises exceptions of many types for malformed Exif data, which other programs ignore.
+        return None
+
+
+def _to_rgb(image):
+    if image.mode.startswith("I;16"):  # Pillow would clip 16-bit values instead of scaling them.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UnusableImage("32-bit pixels of unknown range; convert it to JPEG or PNG")
+    return image.convert("RGB")
+
+
 # --------------------------------------------------------------------------------------------------------- checks
 
 
 @contextlib.contextmanager
 def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[bytes]:
-    """Returns a context manager that checks an image file's size and header and yields the file's content.
+    """Returns a context manager that checks an image file's size and header and yields its content for `convert`.
 
     Decode the image inside the context, which processes large images one at a time to bound memory use regardless of
     the number of threads.
 
     Args:
       path: a local path or a gs:// path.
-      max_pixels: maximum number of pixels. For a GIF, the pixels of all frames are added up, because TensorFlow decodes
-        all frames together.
+      max_pixels: maximum number of pixels, per frame for animations.
 
     Raises:
       UnusableImage: the file is not a usable image.
@@ -111,9 +208,13 @@ def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[b
     with contextlib.ExitStack() as stack:
         if size > _LARGE_BYTES:
             stack.enter_context(_large_image_lock)
-        content = _read(path)
-        _check_format(content)
-        pixels = _count_pixels(content)
+        try:
+            with (tf.io.gfile.GFile if "://" in path else open)(path, "rb") as file:
+                pixels = _count_pixels(file)
+                file.seek(0)
+                content = file.read() if pixels <= max_pixels else b""
+        except (OSError, tf.errors.OpError) as error:
+            raise _unreadable(path, error) from error
         if pixels > max_pixels:
             raise UnusableImage(f"{pixels} pixels, more than --max_image_pixels={max_pixels}")
         if pixels > _LARGE_PIXELS:
@@ -128,7 +229,7 @@ def why_unusable(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> str | None:
     """
     try:
         with checked_content(path, max_pixels) as content:
-            tf.io.decode_image(content, channels=3, expand_animations=False)
+            tf.io.decode_image(convert(content), channels=3, expand_animations=False)
     except UnusableImage as error:
         return str(error)
     except tf.errors.OpError:
@@ -168,80 +269,30 @@ def _file_size(path):
     return status.st_size
 
 
-def _read(path):
-    """Returns the contents of an image file, or the first 32 bytes of any other file."""
+def _count_pixels(file):
+    """Returns how many pixels Pillow will allocate, according to the header of an open file. Raises `UnusableImage`."""
     try:
-        with (tf.io.gfile.GFile if "://" in path else open)(path, "rb") as file:
-            header = file.read(32)
-            return header + file.read() if header.startswith((_JPEG, _PNG, _GIF, _BMP)) else header
-    except (OSError, tf.errors.OpError) as error:
-        raise _unreadable(path, error) from error
+        header = file.read(32)
+        if header[8:16] == b"WEBPVP8X":  # Pillow allocates the canvas when it opens the file.
+            return (int.from_bytes(header[24:27], "little") + 1) * (int.from_bytes(header[27:30], "little") + 1)
+        file.seek(0)
+        with Image.open(file, formats=_FORMATS) as image:
+            tags = getattr(image, "tag_v2", {})  # TIFF tiles may be larger than the image.
+            tile = tags.get(TiffImagePlugin.TILEWIDTH, 0) * tags.get(TiffImagePlugin.TILELENGTH, 0)
+            return max(image.width * image.height, tile)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises exceptions of many types for corrupt headers.
+        if isinstance(error, tf.errors.OpError) or getattr(error, "errno", None):
+            raise
+        file.seek(0)
+        header = file.read(32)
+        if any(accepts and accepts(header) is True for _, accepts in map(Image.OPEN.get, _FORMATS)):
+            raise UnusableImage("truncated or corrupt") from error
+        raise UnusableImage(f"not an image in a supported format ({', '.join(_FORMATS)})") from error
 
 
 def _unreadable(path, error):
     return UserError(f"{path}: the file or directory cannot be read "
                      f"({getattr(error, 'strerror', None) or first_line(error)}). Fix the cause, and run the same "
                      "command again.")
-
-
-def _check_format(content):
-    """Raises `UnusableImage` for formats that TensorFlow cannot decode, or decodes with the wrong colors."""
-    unsupported = next((name for prefix, name in _UNSUPPORTED.items() if content.startswith(prefix)), None)
-    if content.startswith(_BMP) and _has_palette(content):
-        unsupported = "BMP with a palette"
-    if unsupported:
-        raise UnusableImage(f"unsupported format: {unsupported}; convert it to JPEG or PNG")
-    if not content.startswith((_JPEG, _PNG, _GIF, _BMP)):
-        raise UnusableImage("not an image")
-
-
-def _has_palette(bitmap):
-    """Returns whether a BMP file's pixels are palette indices, which TensorFlow would read as gray levels."""
-    header_bytes, bits = int.from_bytes(bitmap[14:18], "little"), int.from_bytes(bitmap[28:30], "little")
-    palette = bitmap[14 + header_bytes:int.from_bytes(bitmap[10:14], "little")]
-    # A palette (four bytes per color) that maps each index to the same gray level is harmless.
-    return bits < 8 or bits == 8 and any(palette[i] != i // 4 for i in range(len(palette)) if i % 4 < 3)
-
-
-def _count_pixels(content):
-    """Returns how many pixels the decoder will allocate according to the header, or 0 if the decoder rejects it."""
-    if content.startswith(_JPEG):
-        try:
-            height, width, _ = tf.io.extract_jpeg_shape(content).numpy().tolist()
-        except tf.errors.OpError:
-            return 0
-        return height * width
-    if content.startswith(_PNG):
-        return int.from_bytes(content[16:20], "big") * int.from_bytes(content[20:24], "big")
-    if content.startswith(_BMP):
-        width, height = (int.from_bytes(content[start:start + 4], "little", signed=True) for start in (18, 22))
-        return abs(width * height)
-    return _count_gif_pixels(content)
-
-
-def _count_gif_pixels(content):
-    """Returns the number of pixels in all frames of a GIF, or in their bounding box if that is larger.
-
-    Parses blocks as defined in the GIF89a specification, up to the trailer or the first invalid block.
-    """
-    def color_table_size(flags):
-        return 3 << (flags & 7) + 1 if flags & 0x80 else 0
-
-    def skip_sub_blocks(position):
-        while position < len(content) and content[position]:
-            position += content[position] + 1
-        return position + 1
-
-    if len(content) < 13:
-        return 0
-    total = width = height = 0
-    position = 13 + color_table_size(content[10])
-    while position + 10 <= len(content) and content[position] in (0x21, 0x2c):  # an extension or an image
-        if content[position] == 0x21:
-            position = skip_sub_blocks(position + 2)
-            continue
-        frame_width, frame_height = (int.from_bytes(content[position + offset:position + offset + 2], "little")
-                                     for offset in (5, 7))
-        total, width, height = total + frame_width * frame_height, max(width, frame_width), max(height, frame_height)
-        position = skip_sub_blocks(position + 10 + color_table_size(content[position + 9]) + 1)
-    return max(total, width * height)

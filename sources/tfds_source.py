@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import socket
+import urllib.request
 from collections.abc import Callable
 from concurrent import futures
 
 import numpy as np
 import tensorflow as tf
 
-from runtime import progress
+from runtime import console, progress
 from runtime.errors import UserError, first_line
 from sources import label_subsets
 from sources.source import Source
@@ -224,20 +226,46 @@ def _tfds_builder(tfds, name, data_dir):
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:
         similar = difflib.get_close_matches(name, ["digits", *tfds.list_builders()], 1)
         suggestion = f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
+        if os.path.isdir(name):
+            suggestion = f"Did you mean folder:{name}?"
         raise UserError(f"--dataset={name}: unknown data set ({first_line(error)}). {suggestion}") from error
     except Exception as error:  # Corrupt metadata files cause many types of errors.
+        if name.startswith("huggingface:"):
+            remedy = "Run `pip install datasets`" if isinstance(error, ImportError) else "Check the name"
+            raise UserError(f"--dataset={name}: cannot be loaded ({first_line(error)}). {remedy}.") from error
         flag = f"--data_dir={data_dir}" if data_dir else "--data_dir (the TFDS default)"
         raise UserError(f"{flag}: the prepared data of {name} cannot be opened ({first_line(error)}). Copy or prepare "
                         "the data set again.") from error
     if not builder.info.splits:
-        try:
-            builder.download_and_prepare()
-        except Exception as error:  # Downloads can fail with many types of errors, all with the same remedy.
-            raise UserError(
-                f"--dataset={name}: the data set is not in {os.path.dirname(os.path.dirname(builder.data_dir))} and "
-                f"cannot be prepared ({first_line(error)}). Set --data_dir to a prepared copy (see docs/data.md)."
-            ) from error
+        _prepare(builder, name)
     if not builder.info.splits:
         raise UserError(f"--dataset={name}: {builder.data_dir} has no dataset_info.json with splits. Copy or prepare "
                         "the data set again.")
     return builder
+
+
+def _prepare(builder, name):
+    """Downloads and prepares a data set. Raises `UserError`."""
+    console.log(f"downloading and preparing {name} in {builder.data_dir}")
+    if not _is_online():
+        from tensorflow_datasets.core.download import downloader  # Imported here because the import is slow.
+
+        downloader.MAX_RETRIES = 1  # With the default of 10, it takes more than three minutes until the error appears.
+    try:
+        builder.download_and_prepare()
+    except Exception as error:  # Downloads can fail with many types of errors, all with the same remedy.
+        raise UserError(
+            f"--dataset={name}: the data set is not in {os.path.dirname(os.path.dirname(builder.data_dir))} and "
+            f"cannot be prepared ({first_line(error)}). Set --data_dir to a prepared copy (see docs/data.md)."
+        ) from error
+
+
+def _is_online():
+    """Returns False if the address of TFDS's own server cannot be determined and no proxy is configured."""
+    if urllib.request.getproxies().keys() - {"no"}:
+        return True
+    try:
+        socket.getaddrinfo("storage.googleapis.com", 443)
+    except OSError:
+        return False
+    return True

@@ -67,9 +67,19 @@ def _fresh_keras():
     keras.utils.set_random_seed(1)
 
 
+def _resnet_10_with_blocks(*blocks):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(resnet.DEPTHS, 10, (False, blocks))
+        yield
+
+
 @pytest.fixture(scope="module")
 def tiny_resnet():
-    """Removes all blocks from ResNet-10, for tests that spend most of their time tracing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(resnet.DEPTHS, 10, (False, ()))
-        yield
+    """Reduces ResNet-10 from four block groups to two, for tests that spend most of their time tracing."""
+    yield from _resnet_10_with_blocks(1, 1)
+
+
+@pytest.fixture(scope="module")
+def stem_only_resnet():
+    """Removes all blocks from ResNet-10, for tests in which the network does not matter."""
+    yield from _resnet_10_with_blocks()

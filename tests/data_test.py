@@ -14,7 +14,7 @@ import data_util
 from config import Config
 from runtime import console
 from runtime.errors import UserError
-from sources import datasets, digits, folders, label_subsets
+from sources import datasets, digits, folders, image_files, label_subsets
 from sources.tfds_source import TfdsSource
 from support.images import write_images
 
@@ -98,8 +98,8 @@ def log_lines(monkeypatch):
 @pytest.mark.parametrize("names, word", [
     ((), "no images"), (("a.png", "b/c.png"), "both images"), (("train/a.png", "test/b/c.png"), "Use the same layout"),
     (("train/a/b.png", "d.png"), "are next to split folders"),
-    (("val/a/b.png", "validation/a/b.png"), "two folders denote the same split .val, validation.. Keep one"),
-    (("Train/a/b.png", "training/a/b.png"), "two folders denote the same split"),
+    (("val/a/b.png", "validation/a/b.png"), "two folders contain the same split .val, validation.. Keep only one"),
+    (("Train/a/b.png", "training/a/b.png"), "two folders contain the same split"),
     (("train/a/b.png", "test/a/b.png", "extra/b.png"), "split folders .test, train. are next to other folders .ex"),
     (("train/a/b.png", "car/b.png"), "split folders .train. are next to other folders .car.. Move"),
     (("photos/train/cat/a.png", "photos/test/cat/b.png"), "photos would be a class, but contains split folders .test,"),
@@ -138,9 +138,10 @@ def test_class_folders_without_images_are_reported(tmp_path, log_lines):
     write_images(tmp_path, "train/cat/1.png", "train/dog/2.png", "test/cat/3.png")
     for name in ("train/empty", "train/raw/deep", "test/empty", "test/dog"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "train" / "raw" / "deep" / "a.tiff").write_bytes(b"II*")
+    (tmp_path / "train" / "raw" / "deep" / "a.psd").touch()
     assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
     assert log_lines == ["ignored class folders without images: empty, raw",
+                         "ignored files that are not images: 1 .psd",
                          f"folder:{tmp_path}: test has no images for 1 of 2 classes (dog)"]
 
 
@@ -243,7 +244,7 @@ def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
             "train[20:]": [], "train[:0]": [], "test+train": test + train, "all": test + train,
             "train[:3] + test[1:2]": train[:3] + test[1:2]}.items():
         assert list(keys_of(source, split)) == expected, split
-    for split in ("validation", "train[:21]", "train[-21:]", "train[:101%]", "train[0shard]", "train[5]", "train[a:]",
+    for split in ("validation", "train[:101%]", "train[0shard]", "train[5]", "train[a:]",
                   "train+", "all[:5]", "", "train[:", "train[1:2:3]"):
         with pytest.raises(UserError, match="--train_split=.* has no such split. Use test, train, or a slice") as error:
             datasets.check_split(source, "train_split", split)
@@ -283,7 +284,7 @@ def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
     records = list(source.records("train"))
     assert sorted(levels_of(records, source)) == list(range(40))
     assert all(int(label) == level % 4 for (_, _, label), level in zip(records, levels_of(records, source)))
-    assert records[0][1].dtype == tf.string  # Images are still encoded.
+    assert records[0][1].dtype == tf.string  # Images have not been decoded yet.
     assert len({int(key) for key, _, _ in records}) == 40
     assert source.num_examples("train[:25%]") == 10 == len(list(source.records("train[:25%]")))
 
@@ -634,8 +635,62 @@ def test_unknown_data_sets_and_splits_are_rejected():
         datasets.check_split(source, "train_split", "train[5:5]")
 
 
-def test_only_an_unset_evaluation_split_falls_back_to_test():
+@pytest.mark.parametrize("split, count", [("train[:1438]", 1437), ("test[-361:]", 360)])
+def test_slices_longer_than_the_split_are_reported_with_its_size(split, count, tmp_path):
+    with pytest.raises(UserError, match=rf"the slice is longer than the split, which has {count} examples"):
+        datasets.check_split(digits.digits_source(), "train_split", split)
+
+
+def test_slices_longer_than_a_folder_are_reported_with_its_size(tmp_path, tiny_tfds):
+    write_images(tmp_path, "1.png", "2.png")
+    for dataset, data_dir, count in ((f"folder:{tmp_path}", None, 2), ("tiny_shapes", tiny_tfds, None)):
+        source = datasets.open_source(dataset, data_dir)
+        count = count or source.num_examples("train")
+        with pytest.raises(UserError, match=rf"the slice is longer than the split, which has {count} examples"):
+            datasets.check_split(source, "train_split", f"train[:{count + 1}]")
+
+
+def test_an_existing_folder_is_suggested_for_an_unknown_data_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(UserError, match="--dataset=photos: unknown data set .* Did you mean folder:photos?"):
+        datasets.open_source("photos")
+
+
+def test_missing_package_for_hugging_face_data_sets_is_named():
+    with pytest.raises(UserError, match="--dataset=huggingface:x: cannot be loaded .* Run `pip install datasets`"):
+        datasets.open_source("huggingface:x")
+
+
+@pytest.mark.parametrize("given, hold_out, expected", [
+    ([], True, ("train[:80%]", "train[80%:]")), ([], False, ("train", "validation")),
+    (["train_split"], True, ("train", "validation")), (["eval_split"], True, ("train", "validation"))])
+def test_a_fifth_is_held_out_if_there_is_only_one_split(given, hold_out, expected, tmp_path):
+    write_images(tmp_path, *(f"{index}.png" for index in range(50)))
+    source = folders.folder_source(str(tmp_path))
+    splits = datasets.choose_splits(source, "train", "validation", given, hold_out)
+    assert splits == expected
+    if splits[0] != "train":
+        assert sum(map(source.num_examples, splits)) == 50 and 3 <= source.num_examples(splits[1]) <= 20
+
+
+def test_evaluation_split_falls_back_to_test_only_if_unset():
     source = digits.digits_source()
-    assert datasets.choose_eval_split(source, "validation", explicit=False) == "test"
-    assert datasets.choose_eval_split(source, "validation", explicit=True) == "validation"
-    assert datasets.choose_eval_split(source, "train[:10%]", explicit=True) == "train[:10%]"
+    assert datasets.choose_splits(source, "train", "validation", [], True) == ("train", "test")
+    for split in ("validation", "train[:10%]"):
+        assert datasets.choose_splits(source, "train", split, ["eval_split"], True) == ("train", split)
+
+
+def test_files_that_are_not_images_are_counted_by_suffix(tmp_path, log_lines):
+    write_images(tmp_path, "cat/1.png", "dog/2.jpg")
+    for name in ("a.txt", "cat/b.TXT", "cat/deep/c.svg", "README", ".hidden", "cat/.DS_Store", ".git/config.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    folders.folder_source(str(tmp_path))
+    line, = log_lines
+    assert line.startswith("ignored files that are not images: 2 .txt, ")
+    assert {*line.partition(": ")[2].split(", ")} == {"2 .txt", "1 .svg", "1 no suffix"}
+    (tmp_path / "dog" / "d.heic").touch()
+    folders.folder_source(str(tmp_path))
+    if ".heic" not in image_files.IMAGE_SUFFIXES:
+        assert log_lines[-1].endswith(" (HEIC images require: pip install pillow-heif)")

@@ -23,7 +23,7 @@ CLASSES = ("red", "green", "blue")
 
 
 def classes_of(index):
-    """Returns the classes (bright channels) of image `index`. In every fourth image, the last is marked difficult."""
+    """Returns the classes (bright channels) of image `index`. In every fourth image, the last class is difficult."""
     return [channel for channel in range(3) if index >> channel & 1]
 
 
@@ -146,7 +146,7 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
     monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
     command = ["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
                "--validation=train[50%:]"]
-    with pytest.raises(SystemExit):  # A single example has no class with both positives and negatives.
+    with pytest.raises(SystemExit):  # With one example, no class has both positives and negatives.
         cli.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
     assert "too few labeled examples" in capsys.readouterr().err
     cli.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
@@ -166,7 +166,7 @@ def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
         proj_out_dim=16, color_jitter_strength=0.0, use_blur=False, optimizer="momentum", learning_rate=0.5,
         warmup_epochs=0, weight_decay=0.0, batch_norm_decay=0.5, save_predictions=True, seed=3,
         model_dir=str(tmp_path / "run"), eval_split="test")
-    run_lib.main(config, eval_split_given=True)
+    run_lib.main(config, given=["eval_split"])
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     saved = np.load(tmp_path / "run" / "predictions_30.npz")
     assert saved["labels"].shape == saved["logits"].shape == (32, 3)
@@ -180,6 +180,6 @@ def test_single_label_settings_are_rejected_for_multi_label_data(tiny_voc, tmp_p
     shared = dict(dataset="tiny_voc", data_dir=tiny_voc, image_size=8, train_batch_size=8, train_steps=1,
                   model_dir=str(tmp_path / "run"), resnet_depth=10)
     with pytest.raises(UserError, match="--eval_protocol=knn: .* one label per example, but tiny_voc has multiple"):
-        run_lib.main(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), True)
+        run_lib.main(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), ["eval_split"])
     with pytest.raises(UserError, match="--label_fraction=0.5: tiny_voc has multiple labels per example"):
-        run_lib.main(Config(**shared, train_mode="supervised", label_fraction=0.5), True)
+        run_lib.main(Config(**shared, train_mode="supervised", label_fraction=0.5), ["eval_split"])

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import pathlib
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import run as run_lib
 import train
 from augmentation.policies import view_policies
 from checkpoints import restoring
-from config import Config
+from config import Config, settings_with
 from probing import features
 from runtime import console, devices
 from runtime.errors import UserError
@@ -72,9 +74,22 @@ def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run)
     assert max(event.step for event in events) == 4
 
 
-def test_the_preview_shows_pairs_of_views(complete_run):
+def test_the_preview_shows_each_image_above_its_two_views(complete_run):
     preview = tf.io.decode_png((complete_run[0] / "views.png").read_bytes())
-    assert preview.shape == [200, 800, 3] and np.std(preview) > 10
+    assert preview.shape == [300, 800, 3] and np.std(preview[100:]) > 10
+    _, image, _ = next(iter(digits.digits_source().records("train[:64]")))
+    np.testing.assert_allclose(preview[2:98:12, 2:98:12], image, atol=1)
+
+
+def test_a_run_announces_its_inputs_and_phases(complete_run):
+    printed = complete_run[1]
+    for line in (r"device: CPU, \d+ cores; no GPU found \(for NVIDIA GPUs: pip install 'tensorflow\[.*==2\S+'\)",
+                 r"data: digits, 64 images for training \(train.*\), 360 images for evaluation \(test\), 10 classes",
+                 r"network: resnet10, 5\.2 million trainable parameters, 8 x 8 pixels, batch size 32",
+                 r"training: 4 steps \(2 epochs\), learning rate 0\.0025 after 20 warm-up steps; examples: .*views.png",
+                 "compiling the training step", "evaluating step 4: linear head",
+                 "evaluating step 4: frozen encoder", "exporting the SavedModel"):
+        assert re.search(f"^{line}$", printed, re.MULTILINE), line
 
 
 def test_the_linear_head_is_evaluated_on_every_example(complete_run):
@@ -141,6 +156,32 @@ def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends(complete_
     assert seen == [3, 4]
 
 
+@pytest.mark.parametrize("settings, warning", [
+    (dict(warmup_epochs=51), "--warmup_epochs=51: the learning rate increases during 102 of 201 steps"),
+    (dict(warmup_epochs=150), "during 201 of 201 steps"),
+    (dict(linear_head_learning_rate=None), "--linear_head_learning_rate is not set: with 64 images"),
+    (dict(train_batch_size=16), "--train_batch_size=16: "),
+    (dict(image_size=64), "--image_size=64: the images are much smaller (median of the shorter side: 8 pixels)")])
+def test_unsuitable_settings_are_reported(settings, warning):
+    config, source = Config(**{**TINY, "linear_head_learning_rate": 0.1}), digits.digits_source()
+    assert run_lib.unsuitable_settings(config, source) == []
+    line, = run_lib.unsuitable_settings(config.replace(**settings), source)
+    assert warning in line
+    no_warnings = dict(train_mode="supervised", linear_head_learning_rate=None)  # These do not need large batches.
+    assert run_lib.unsuitable_settings(config.replace(**no_warnings, train_batch_size=16), source) == []
+
+
+def test_continuous_evaluation_prints_a_table(complete_run, capsys):
+    run(complete_run[0], mode="eval", train_steps=3, eval_name="table", eval_steps=1)
+    assert re.search(r"ckpt-3\n-+\nlinear head, top-1 +0\.\d{4}\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("classes, has_top_5", [(2, False), (5, False), (6, True)])
+def test_top_5_accuracy_is_reported_for_more_than_five_classes(classes, has_top_5):
+    results = evaluate.linear_results(np.arange(9) % classes, np.random.default_rng(0).normal(size=[9, classes]))
+    assert (evaluate.LINEAR_TOP_5 in results) == has_top_5
+
+
 def test_continuous_evaluation_ends_after_the_timeout(complete_run, capsys):
     run(complete_run[0], mode="eval", train_steps=400, eval_timeout=0.5, eval_name="again", eval_steps=1,
         linear_head_learning_rate=0.1)
@@ -154,11 +195,27 @@ def test_continuous_evaluation_ends_after_the_timeout(complete_run, capsys):
 def test_without_labels_only_the_contrastive_task_is_trained_and_evaluated(tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{number}.png" for number in range(40)))
     run(tmp_path / "run", dataset=f"folder:{tmp_path / 'images'}", train_split="train[:32]", eval_split="train[32:]",
-        eval_split_given=True, mode="train_then_eval", train_steps=1, train_batch_size=16, eval_batch_size=8)
+        given=["eval_split"], mode="train_then_eval", train_steps=1, train_batch_size=16, eval_batch_size=8)
     assert "linear head: off" in capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {"eval/contrast_loss", "eval/contrast_acc", "eval/contrast_entropy"} <= set(results)
     assert not any("top_1" in name for name in results)
+
+
+@pytest.mark.parametrize("recorded, mode, expected, is_biased", [
+    ("train[:80%]", "train", "train[:80%]", False), ("train[:80%]", "train_then_eval", "train[:80%]", False),
+    ("train", "train", "train", False), ("train", "train_then_eval", "train", True)])
+def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(recorded, mode, expected, is_biased, tmp_path,
+                                                                        capsys):
+    write_images(tmp_path / "images", *(f"{index}.png" for index in range(50)))
+    dataset = f"folder:{tmp_path / 'images'}"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "flags.json").write_text(json.dumps(dict(dataset=dataset, train_split=recorded, seed=3)))
+    config = Config(dataset=dataset, mode=mode, model_dir=str(tmp_path / "run"))
+    config = run_lib.fill_defaults(config, datasets.open_source(dataset), ["dataset", "mode", "model_dir"])
+    assert (config.train_split, config.seed) == (expected, 3)
+    assert config.eval_split == ("validation" if mode == "train" else "train[80%:]")
+    assert ("trained on the split train, which may contain" in capsys.readouterr().out) == is_biased
 
 
 def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
@@ -245,6 +302,42 @@ def test_evaluation_batches_are_no_larger_than_the_split(two_replicas):
 # ------------------------------------------------------------------------------------------------------- fine-tuning
 
 
+@pytest.mark.parametrize("weights", ["ckpt-4", "saved_model/4", "run"])
+@pytest.mark.parametrize("settings", [dict(mode="eval"), dict(train_mode="finetune")])
+def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(complete_run, weights, settings, capsys):
+    directory = str(complete_run[0])
+    path = dict(model_dir=directory) if weights == "run" else dict(checkpoint=f"{directory}/{weights}")
+    config = Config(dataset="digits", **settings, **path)
+    network = {name: TINY.get(name, getattr(Config, name)) for name in (*settings_with("network"), "image_size")}
+    adopted = run_lib.adopt_network(config, given=[])
+    assert adopted == config.replace(**network)
+    flags = capsys.readouterr().out
+    assert flags.startswith("network of ") and all(f"--{name}={network[name]}" in flags for name in (
+        "resnet_depth", "image_size", "num_proj_layers", "proj_out_dim")) and "stem" not in flags
+    given = run_lib.adopt_network(config.replace(resnet_depth=18), given=["resnet_depth", "image_size"])
+    assert given == adopted.replace(resnet_depth=18, image_size=224, stem=given.stem)
+    run_lib.adopt_network(adopted, given=[])
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_pretraining_does_not_use_the_network_of_the_checkpoint(complete_run):
+    config = Config(dataset="digits", checkpoint=str(complete_run[0] / "ckpt-4"))
+    assert run_lib.adopt_network(config, given=[]) == config
+
+
+def test_fine_tuning_resumes_without_its_initial_checkpoint(complete_run, tmp_path, capsys):
+    settings = dict(train_mode="finetune", model_dir=str(tmp_path / "run"), checkpoint_steps=1, dataset="digits",
+                    train_split="train[:64]", train_batch_size=32, seed=7, learning_rate=0.02)
+    shutil.copytree(complete_run[0], tmp_path / "encoder")
+    for steps in (1, 2):
+        config = Config(checkpoint=str(tmp_path / "encoder"), train_steps=steps, **settings)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
+            run_lib.main(config, given=["train_split"])
+        shutil.rmtree(tmp_path / "encoder", ignore_errors=True)
+    assert "resumed at step 1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("block", [-1, 0, 2, 4])
 def test_fine_tuning_does_not_change_frozen_layers(complete_run, tmp_path, block):
     run(tmp_path, train_mode="finetune", checkpoint=str(complete_run[0]), fine_tune_after_block=block, train_steps=2,
@@ -284,7 +377,7 @@ def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path, caps
     assert not any("_projection_head" in key for key in saved)
     assert saved["model/supervised_head/linear_layer/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"].shape == (512, 10)
     image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
-    assert image.shape[1] > 5 * image.shape[0]  # The preview has one view per image.
+    assert image.shape == [200, 800, 3]  # The preview has one view per image.
     assert "linear head, top-1" in capsys.readouterr().out
 
 
@@ -306,7 +399,7 @@ def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tunin
 def test_linear_head_evaluation_on_different_classes_is_rejected(complete_run, tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
     settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train[:16]", eval_split="train[16:]",
-                    eval_split_given=True, mode="eval", checkpoint=str(complete_run[0] / "ckpt-4"))
+                    given=["eval_split"], mode="eval", checkpoint=str(complete_run[0] / "ckpt-4"))
     with pytest.raises(UserError, match="trained on different classes .only in the data set: a, b, c; only in the "
                        "checkpoint: 0, 1, 2 and 7 more"):
         run(tmp_path / "run", **settings)
@@ -334,7 +427,7 @@ def test_linear_head_evaluation_on_different_classes_is_rejected(complete_run, t
     (dict(use_tpu=True, tpu_name="grpc://127.0.0.1:1"), "--use_tpu: no TPU")])
 def test_invalid_input_is_rejected_before_anything_is_written(settings, words, tmp_path):
     with pytest.raises(UserError, match=words) as error:
-        run(tmp_path / "run", eval_split_given=True, **settings)
+        run(tmp_path / "run", given=["eval_split"], **settings)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
@@ -346,7 +439,7 @@ def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(comp
     with pytest.raises(UserError, match="--model_dir=.*different network"):
         run(complete_run[0], resnet_depth=34, allow_flag_changes=True)
     with pytest.raises(UserError, match="--model_dir.*different network"):
-        run(complete_run[0], resnet_depth=34, mode="eval")
+        run(complete_run[0], given=["resnet_depth"], resnet_depth=34, mode="eval")
     assert before == {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
 
 

@@ -83,10 +83,11 @@ def _add_common(command, run):
                          help="follow symbolic links that point outside the image folder")
     command.add_argument("--metric", choices=tasks.METRICS, help="metric for model selection and testing (default: the "
                          "task's, or top_1)")
-    command.add_argument("--train", metavar="SPLIT", help="training split (default: the task's, or train)")
-    command.add_argument("--validation", metavar="SPLIT", help="split for model selection (default: the task's, or the "
-                         "data set's validation split, or the last 20 %% of train)")
-    command.add_argument("--test", metavar="SPLIT", help="test split (default: the task's, or test)")
+    command.add_argument("--train", metavar="SPLIT",
+                         help="training split (default: the task's training split, or train)")
+    command.add_argument("--validation", metavar="SPLIT", help="split for model selection (default: the "
+                         "task's or the data set's validation split, or the last 20 %% of train)")
+    command.add_argument("--test", metavar="SPLIT", help="test split (default: the task's test split, or test)")
     command.add_argument("--corrupt_images", choices=("error", "skip"), default="error",
                          help="report unusable images in a folder and stop, or skip them (default: error)")
     command.add_argument("--max_image_pixels", type=int, default=MAX_IMAGE_PIXELS,

@@ -56,7 +56,7 @@ def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, 
         eval_batch_size=arguments.batch_size, model_dir=out)
     with signals.interruptible():
         source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
-    task = _add_validation_split(task, source, arguments)
+    task = _adapt_splits(task, source, arguments)
     if source.num_classes is None:
         raise UserError(f"--dataset={task.dataset}: the data set has no labels. Use a data set with labels (in an "
                         "image folder, one sub-folder per class).")
@@ -84,8 +84,17 @@ def _short_name(dataset):
     return f"{name[-_MAX_NAME_BYTES // 4:]}_{json_digest(dataset)}" if too_long else name
 
 
-def _add_validation_split(task, source, arguments):
-    """Returns the task. If the user's own data set has a `validation` split, adds this split to the task."""
+def _adapt_splits(task, source, arguments):
+    """Returns the task with its default splits adapted to the user's own data set.
+
+    A `validation` split is used for model selection. If `train` is the only split, its last fifth becomes the test
+    split, and a fifth of the rest the validation split.
+    """
+    if arguments.dataset and source.split_names == ["train"] and not (
+            arguments.train or arguments.validation or arguments.test):
+        console.log(f"train: train[:64%], validation: train[64%:80%], test: train[80%:] ({source.name} has only a "
+                    "train split)")
+        return dataclasses.replace(task, train="train[:64%]", validation="train[64%:80%]", test="train[80%:]")
     if arguments.dataset is None or task.validation is not None or not task.train.isidentifier():
         return task
     if "validation" not in source.split_names or "validation" in task.test:

@@ -33,7 +33,7 @@ def backend(request, monkeypatch):
         pytest.skip("tensorflow-addons is not installed")
 
 
-PIL = {  # name -> (our function, PIL's function, amounts for two images, maximum pixel difference)
+PIL = {  # name -> (our function, PIL's function, one strength for each of two images, maximum pixel difference)
     "invert": (operators.invert, ImageOps.invert, [], 0),
     "solarize": (operators.solarize, lambda image, t: ImageOps.solarize(image, round(t * 255)), [[0.2, 128 / 255]], 0),
     "posterize": (operators.posterize, ImageOps.posterize, [[3, 6]], 0),

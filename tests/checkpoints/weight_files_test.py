@@ -100,7 +100,7 @@ def saved_models(tmp_path_factory):
     module = tf.Module()
     module.saved_model = model
     save("original", module)
-    # As in conversions from TF1, the variables are in a list and are identified only by their names.
+    # As in models converted from TF1, the variables are in a list and are identified only by name.
     module = tf.Module()
     names = tf1_names.tf1_names(restoring.variables_by_key(model=model))
     module.variables_ = [tf.Variable(variable, name=names[key])
@@ -172,7 +172,7 @@ def test_warm_start_from_tf1_skips_mismatched_heads(tmp_path):
     assert lines[0] == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
     assert lines[1].startswith("not loaded: linear head (head_supervised/linear_layer/dense/kernel has shape [512, 10] "
                                "instead of")
-    assert lines[2].startswith("not loaded: 2 optimizer tensors and counters")
+    assert lines[2].startswith("not loaded: 2 tensors (optimizer and counters")
 
 
 @pytest.mark.parametrize("names, message", [

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from pyarrow import parquet
 
 import model as model_lib
 from checkpoints import descriptions, inspection, run_directory
 from config import Config
 from export import archives, cli, model_card, saving
 from inference import cli as inference_cli
-from inference import embedding, endpoints, prediction
+from inference import embedding, endpoints, prediction, writers
 from runtime.errors import STOPPED_STATUS, UserError
 from support import golden
 
@@ -84,6 +85,47 @@ def test_saved_model_works_in_hub_keras_layer(saved_model, trainable):
     assert bool(layer.trainable_variables) == trainable
     if trainable:
         assert_fine_tuning_lowers_loss(layer)
+
+
+IMAGES = np.random.default_rng(2).random([2, 8, 8, 3], np.float32)
+
+
+def assert_outputs_match(outputs, exported):
+    """Asserts that the outputs for `IMAGES` equal those of the SavedModel up to rounding."""
+    expected = exported(IMAGES)
+    assert set(outputs) == OUTPUTS
+    for name in OUTPUTS:
+        assert golden.relative_error(outputs[name], expected[name]) < 1e-5, name
+
+
+def test_saved_model_works_as_keras_3_layer(saved_model, exported):
+    keras_3 = pytest.importorskip("keras", minversion="3")
+    inputs = keras_3.Input([8, 8, 3])
+    encoder = keras_3.layers.TFSMLayer(saved_model, call_endpoint="serving_default", trainable=False)
+    assert_outputs_match(encoder(IMAGES), exported)
+    features = keras_3.Model(inputs, encoder(inputs)["final_avg_pool"])
+    classifier = keras_3.Model(inputs, keras_3.layers.Dense(2)(features(inputs)))
+    classifier.compile("adam", keras_3.losses.SparseCategoricalCrossentropy(from_logits=True))
+    losses = classifier.fit(IMAGES, np.array([0, 1]), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] and len(classifier.trainable_weights) == 2
+
+
+def test_saved_model_converts_to_tflite(saved_model, exported):
+    converter = tf.lite.TFLiteConverter.from_saved_model(saved_model, signature_keys=["serving_default"])
+    interpreter = tf.lite.Interpreter(model_content=converter.convert())
+    assert_outputs_match(interpreter.get_signature_runner("serving_default")(inputs=IMAGES), exported)
+
+
+def test_saved_model_converts_to_onnx(saved_model, exported, tmp_path):
+    pytest.importorskip("tf2onnx")
+    import onnxruntime
+
+    path = str(tmp_path / "model.onnx")
+    subprocess.run([sys.executable, "-m", "tf2onnx.convert", "--saved-model", saved_model, "--output", path],
+                   check=True, capture_output=True)
+    names = sorted(OUTPUTS)
+    outputs = onnxruntime.InferenceSession(path).run(names, {"inputs": IMAGES})
+    assert_outputs_match(dict(zip(names, outputs)), exported)
 
 
 def assert_fine_tuning_lowers_loss(layer):
@@ -303,8 +345,8 @@ def test_checkpoint_without_run_files_is_exported_without_training_settings(run_
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     cli.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
-              f"--archive={tmp_path / 'new.tar.gz'}"])
-    card = (tmp_path / "new.md").read_text()
+              f"--archive={tmp_path / 'missing/folder/new.tar.gz'}"])
+    card = (tmp_path / "missing/folder/new.md").read_text()
     assert "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
     description = descriptions.read_description(str(tmp_path / "new"))
     assert description["class_names"] == [f"class {index}" for index in range(10)] and description["image_size"] == 16
@@ -331,16 +373,21 @@ def naive_vectors(exported, folder, names, output):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("suffix, output", [("npz", "final_avg_pool"), ("csv", "proj_head_output")])
+@pytest.mark.parametrize("suffix, output", [("npz", "final_avg_pool"), ("csv", "proj_head_output"),
+                                           ("parquet", "final_avg_pool")])
 def test_embed_writes_one_vector_per_image(suffix, output, saved_model, exported, photos, tmp_path, capsys):
     out = tmp_path / f"vectors.{suffix}"
     inference_cli.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
     printed = capsys.readouterr().out
-    assert f"skipped: {photos / 'broken.jpg'} cannot be read" in printed and "wrote 3 vectors to" in printed
+    assert f"skipped {photos / 'broken.jpg'}: " in printed and "wrote 3 vectors to" in printed
     if suffix == "npz":
         with np.load(out) as arrays:
             names, vectors = arrays["files"].tolist(), arrays["vectors"]
         assert vectors.dtype == np.float32
+    elif suffix == "parquet":
+        table = parquet.read_table(out)
+        assert table.column_names == ["file", "vectors"]
+        names, vectors = table["file"].to_pylist(), np.array(table["vectors"].to_pylist(), np.float32)
     else:
         header, *rows = csv.reader(out.open())
         assert header[:2] == ["file", "v0"] and len(header) == 17
@@ -374,8 +421,9 @@ def test_embed_accepts_saved_models_from_the_original(photos, tmp_path):
     for trainable in (False, True):
         module.__call__.get_concrete_function(tf.TensorSpec([None, None, None, 3]), trainable=trainable)
     tf.saved_model.save(module, str(tmp_path / "module"))
-    assert embedding.embed(str(tmp_path / "module"), str(photos), str(tmp_path / "v.npz"), image_size=16) == (
-        3, [str(photos / "broken.jpg")])
+    written, unreadable = embedding.embed(str(tmp_path / "module"), [str(photos)], str(tmp_path / "v.npz"),
+                                          image_size=16)
+    assert written == 3 and list(unreadable) == [str(photos / "broken.jpg")]
     assert np.load(tmp_path / "v.npz")["vectors"].shape == (3, 3)
 
 
@@ -386,13 +434,66 @@ def test_predict_prints_the_most_probable_classes(saved_model, exported, photos,
     probabilities = np.exp(logits) / np.exp(logits).sum()
     best = int(np.argmax(logits))
     assert first.startswith(f"{photos / 'a.jpg'}: kind {best} {probabilities[best]:.3f}, ") and first.count("kind") == 5
-    assert second == f"{photos / 'broken.jpg'}: cannot be read as an image"
+    assert second.startswith(f"skipped {photos / 'broken.jpg'}: ")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
+def test_predict_writes_the_probabilities_of_all_images_in_a_folder(suffix, saved_model, exported, photos, tmp_path,
+                                                                    capsys):
+    out = tmp_path / f"classes.{suffix}"
+    inference_cli.main(["predict", saved_model, str(photos), f"--out={out}"])
+    assert capsys.readouterr().out.endswith(f"wrote 3 predictions to {out}\n")
+    if suffix == "npz":
+        with np.load(out) as arrays:
+            files, classes, names, probabilities = (
+                arrays[name].tolist() for name in ("files", "classes", "class_names", "probabilities"))
+    elif suffix == "parquet":
+        table = parquet.read_table(out)
+        files, classes, probabilities = (table[name].to_pylist() for name in ("file", "class", "probabilities"))
+        names = table.schema.metadata[b"class_names"].decode().split("\n")
+    else:
+        with open(out, newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        assert header[:2] == ["file", "class"]
+        names, files, classes = header[2:], [row[0] for row in rows], [row[1] for row in rows]
+        probabilities = [[float(value) for value in row[2:]] for row in rows]
+    assert files == ["a.jpg", "b/c/y.PNG", "b/x.png"] and names == CLASSES
+    logits = naive_vectors(exported, photos, files, "logits_sup")
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-4)
+    assert classes == [CLASSES[index] for index in expected.argmax(-1)]
+
+
+def test_files_and_folders_can_be_combined(saved_model, photos, tmp_path):
+    inputs = [str(photos / "a.jpg"), str(photos / "b")]
+    assert embedding.embed(saved_model, inputs, str(tmp_path / "v.npz")) == (3, {})
+    with np.load(tmp_path / "v.npz") as arrays:
+        assert arrays["files"].tolist() == [str(photos / name) for name in ("a.jpg", "b/c/y.PNG", "b/x.png")]
+
+
+def test_newest_saved_model_of_a_run_directory_is_used(saved_model, tmp_path):
+    for step in (9, 10):
+        (tmp_path / "saved_model" / str(step)).mkdir(parents=True)
+        (tmp_path / "saved_model" / str(step) / "saved_model.pb").touch()
+    (tmp_path / "saved_model" / "11").mkdir()
+    assert endpoints._newest_saved_model(str(tmp_path)) == str(tmp_path / "saved_model" / "10")
+    for path in (saved_model, str(tmp_path / "none"), "https://tfhub.dev/x"):
+        assert endpoints._newest_saved_model(path) == path
+
+
+@pytest.mark.parametrize("command", [["embed", "--out=v.npz"], ["predict"]])
+def test_status_is_2_if_no_image_can_be_read(command, saved_model, photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        inference_cli.main([command[0], saved_model, str(photos / "broken.jpg"), *command[1:]])
+    error_text = capsys.readouterr().err
+    assert stop.value.code == 2 and "no image can be read (" in error_text and not list(tmp_path.iterdir())
 
 
 def test_predict_uses_sigmoid_for_multi_label_models(saved_model, exported, photos, monkeypatch):
     description = descriptions.read_description(saved_model)
     monkeypatch.setattr(descriptions, "read_description", lambda _: {**description, "multi_label": True})
-    [(_, classes)] = prediction.predict(saved_model, [str(photos / "a.jpg")], top_k=10).items()
+    [(_, classes)] = prediction.predict(saved_model, [str(photos / "a.jpg")], top_k=10)[0].items()
     logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
     assert dict(classes) == pytest.approx(
         {f"kind {index}": 1 / (1 + np.exp(-logit)) for index, logit in enumerate(logits)}, rel=1e-4)
@@ -414,7 +515,7 @@ def test_saved_models_record_center_crop_and_multi_label(crop, tmp_path, monkeyp
     (tmp_path / "images").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     (tmp_path / "images" / "a.png").write_bytes(tf.io.encode_png(pixels).numpy())
-    embedding.embed("model", str(tmp_path / "images"), str(tmp_path / "v.npz"))
+    embedding.embed("model", [str(tmp_path / "images")], str(tmp_path / "v.npz"))
     is_uncropped = np.allclose(np.load(tmp_path / "v.npz")["vectors"].reshape(40, 40, 3), pixels / 255, atol=1e-6)
     assert is_uncropped == (not crop)
 
@@ -465,10 +566,11 @@ def test_recorded_settings_with_wrong_types_are_rejected(flags, run_dir, monkeyp
 
 def test_file_names_that_look_like_formulas_are_escaped_in_csv(tmp_path):
     names = ["=1+1.png", "+a.png", "-a.png", "@a.png", "\ta.png", "\ra.png", "a=b.png", "two\nlines, \"quoted\".png"]
-    with embedding._csv_writer(str(tmp_path / "v.csv")) as add:
-        add(names, np.zeros([len(names), 1], np.float32))
+    with writers.open_writer(str(tmp_path / "v.csv"), "probabilities", ["=class"]) as add:
+        add({"file": names, "class": ["=class"] * len(names)}, np.zeros([len(names), 1], np.float32))
     with open(tmp_path / "v.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))[1:]
+        header, *rows = csv.reader(file)
+    assert header == ["file", "class", "'=class"] and {row[1] for row in rows} == {"'=class"}
     assert [row[0] for row in rows] == [f"./{name}" for name in names[:6]] + names[6:]
     assert [os.path.normpath(row[0]) for row in rows] == names
 
@@ -495,7 +597,7 @@ def no_space(*_, **__):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("suffix", ["npz", "csv"])
+@pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
 def test_embed_on_a_full_disk_keeps_the_existing_file(suffix, photos, tmp_path, monkeypatch, capsys):
     out = tmp_path / f"v.{suffix}"
     out.write_text("older")
@@ -592,14 +694,14 @@ def test_invalid_export_paths_are_rejected_before_loading(arguments, message, tm
 @pytest.mark.parametrize("arguments, message", [
     (["embed", "s3://m", "photos", "--out=v.npz"], "MODEL=s3://m: s3:// is not supported"),
     (["embed", "m*", "photos", "--out=v.npz"], "MODEL=m*: the path contains *"),
-    (["embed", "m", "s3://photos", "--out=v.npz"], "FOLDER=s3://photos: s3:// is not supported"),
-    (["embed", "m", "gs://photos", "--out=v.npz"], "FOLDER=gs://photos: only local paths"),
-    (["embed", "m", "", "--out=v.npz"], "FOLDER=: the path is empty"),
+    (["embed", "m", "s3://photos", "--out=v.npz"], "INPUT=s3://photos: s3:// is not supported"),
+    (["embed", "m", "gs://photos", "--out=v.npz"], "INPUT=gs://photos: only local paths"),
+    (["embed", "m", "", "--out=v.npz"], "INPUT=: the path is empty"),
     (["embed", "m", "photos", "--out=gs://v.npz"], "--out=gs://v.npz: only local paths"),
     (["embed", "m", "photos", "--out=v[1].npz"], "contains ["), (["embed", "m", "photos", "--out="], "path is empty"),
     (["embed", "m", "photos", "--out=" + "n" * 252 + ".npz"], "File name too long"),
-    (["predict", "m", "s3://x.png"], "IMAGE=s3://x.png: s3:// is not supported"),
-    (["predict", "m", "\x1b[31m.png"], "control characters"), (["predict", "m", "."], "no such file"),
+    (["predict", "m", "s3://x.png"], "INPUT=s3://x.png: s3:// is not supported"),
+    (["predict", "m", "\x1b[31m.png"], "control characters"),
     (["predict", "m", "n" * 300], "no such file"), (["predict", "m", "\udcff"], "not valid UTF-8"),
     (["embed", "m", "photos", "--out=v.npz", "--nope=\x1b"], "unrecognized arguments: --nope=\\x1b"),
     (["embed"], "arguments are required"),
@@ -646,13 +748,13 @@ def test_wrong_number_of_class_names_is_rejected(photos, monkeypatch):
     (["--checkpoint=x"], "arguments are required: --export_dir"),
     (["--checkpoint=RUN", "--export_dir=MODEL"], "is not an empty directory"),
     (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not an empty directory"),
-    (["--checkpoint=RUN", "--export_dir=RUN/no/where"], "/no does not exist. Create it"),
+    (["--checkpoint=RUN", "--export_dir=RUN/flags.json/no/where"], "flags.json is not a writable directory"),
     (["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"],
      "is not a writable directory. Fix its permissions, or choose"),
     (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
     (["embed", "RUN", "PHOTOS", "--out=v.npz"], "a checkpoint, not a SavedModel"),
     (["embed", "MODEL", "RUN", "--out=v.npz"], "no images found"),
-    (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv"),
+    (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv or .parquet"),
     (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "no/where does not exist"),
     (["embed", "FOREIGN", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as a SimCLR SavedModel"),
     (["embed", "CORRUPT", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as a SimCLR SavedModel"),

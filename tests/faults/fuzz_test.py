@@ -1,6 +1,6 @@
 """Property-based tests: for any combination of flags, a run succeeds or fails with a one-line error.
 
-`make soak` tests more combinations and chooses them at random.
+`make soak` tests more combinations, chosen at random.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ import tensorflow as tf
 import model as model_lib
 from checkpoints import restoring, weight_files
 from config import Config
-from inference import embedding
+from inference import writers
 from runtime.errors import UserError
 from support import ROOT
 
@@ -50,8 +50,8 @@ def test_files_that_are_not_checkpoints_are_rejected(content, tmp_path):
 
 
 def test_file_names_in_npz_are_not_pickled(tmp_path):
-    with embedding._npz_writer(str(tmp_path / "v.npz")) as add:
-        add(["a", "../b", "c" * 300], np.ones([3, 2]))
+    with writers.open_writer(str(tmp_path / "v.npz"), "vectors") as add:
+        add({"file": ["a", "../b", "c" * 300]}, np.ones([3, 2]))
     with np.load(tmp_path / "v.npz", allow_pickle=False) as arrays:
         assert arrays["files"].tolist() == ["a", "../b", "c" * 300]
         assert arrays["vectors"].shape == (3, 2)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from runtime import progress, signals
-from runtime.errors import Stopped
+from runtime.errors import STOPPED_STATUS, Stopped
 from support import ROOT, processes
 from support.addresses import free_addresses, tf_config
 
@@ -102,6 +102,24 @@ def test_signal_interrupts_downloads():
         signal.raise_signal(signal.SIGTERM)
         time.sleep(9)
         raise AssertionError("not interrupted")
+
+
+def test_program_does_not_wait_for_the_threads_of_an_interrupted_download():
+    code = """
+import concurrent.futures, time
+from runtime import command_line, signals
+with command_line.reporting_errors("x"), signals.StopSignals() as stop, stop.interruptible():
+    future = concurrent.futures.ThreadPoolExecutor().submit(time.sleep, 99)
+    print("busy", flush=True)
+    future.result()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL) as process:
+        assert process.stdout.readline() == "busy\n"
+        time.sleep(0.5)  # Until `print` has returned. Otherwise, the interrupted flush would print the line again.
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == STOPPED_STATUS
+        assert process.stdout.read().startswith("stopped by SIGTERM: ")
 
 
 _BUSY = """

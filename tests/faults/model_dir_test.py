@@ -21,7 +21,7 @@ from runtime.errors import Stopped, UserError
 from sources.indexed import IndexedSource
 from support import ROOT, processes, runs
 
-pytestmark = pytest.mark.usefixtures("tiny_resnet")
+pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 
 SETTINGS = dict(train_steps=9, checkpoint_steps=3)
 
@@ -39,7 +39,7 @@ def run(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def trained_runs(tiny_resnet, tmp_path_factory):
+def trained_runs(stem_only_resnet, tmp_path_factory):
     """Returns a cached function that trains for a given number of steps and returns the run directory."""
     @functools.cache
     def directory(steps):
@@ -253,7 +253,7 @@ def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, t
     trained(3)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=message) as error:
-        run(**changes)
+        run(**changes, given=list(changes))
     assert "\n" not in str(error.value)
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
@@ -520,7 +520,7 @@ def test_lock_does_not_follow_links(tmp_path):
 def test_evaluation_does_not_need_the_lock(run, tmp_path):
     run(mode="train_then_eval", train_steps=3)
     with Lock(str(tmp_path / "run")):
-        assert "evaluated" in run(mode="eval", train_steps=3, eval_timeout=0.1)
+        assert "evaluating step 3" in run(mode="eval", train_steps=3, eval_timeout=0.1)
 
 
 # ----------------------------------------------------------------------------------------------------- best weights

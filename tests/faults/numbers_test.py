@@ -11,7 +11,7 @@ from runtime import console
 from runtime.errors import TrainingDiverged, UserError
 from support import processes, runs
 
-pytestmark = pytest.mark.usefixtures("tiny_resnet")
+pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 
 SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
@@ -44,7 +44,7 @@ def make_gradients_infinite(patch):
 
 
 @pytest.fixture(scope="module")
-def finite_run(tiny_resnet, tmp_path_factory):
+def finite_run(stem_only_resnet, tmp_path_factory):
     """Returns the directory of a run in which all values are finite."""
     directory = tmp_path_factory.mktemp("finite")
     runs.run(directory, **SETTINGS)

@@ -120,7 +120,7 @@ def test_a_missing_csv_column_is_reported(tmp_path, capsys):
     ("epochs,accuracy,batch_size\n1,0.5,8\n1,0.5\n", "batch_size is None. Use a number above 0."),
     ("epochs,batch_size,accuracy\n0,8,0.5\n", "epochs is 0. Use a number above 0."),
     ("epochs,batch_size,accuracy\n1,8,\n", ": no row has an accuracy. Add at least one accuracy."),
-    ("epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n", "there are two accuracies for batch size 8 and 1 epochs.")])
+    ("epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n", "two rows have accuracies for batch_size=8 and epochs=1.")])
 def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
     with pytest.raises(SystemExit):
         figures.main(["batches", write_csv(tmp_path / "in.csv", text)])

@@ -70,7 +70,7 @@ def calls(monkeypatch):
 def test_finished_runs_are_not_repeated(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2 and "--data_dir=a b" in calls[0] and "--norandom_flip" in calls[1]
-    assert "2/2  flip: without  0.5200" in capsys.readouterr().out
+    assert "2/2  flip, without: 0.5200" in capsys.readouterr().out
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2
     (tmp_path / "small" / "flip" / "without" / "done.json").unlink()  # Simulates an interrupted run.
@@ -85,7 +85,7 @@ def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     assert len(calls) == 7 and "--norandom_flip" in calls[6]
     printed = capsys.readouterr().out
-    assert "color: 1/2  0.5300" in printed and "flip: with  0.5300" in printed
+    assert "color, 1/2: 0.5300" in printed and "flip, with: 0.5300" in printed
     shared = runner.read_done(tmp_path / "small" / "flip" / "with")
     assert shared["arguments"] == runner.arguments(studies.find_run(("flip", "with")), "small")
     assert shared["same_as"] == "small/color/1_2"
@@ -180,9 +180,9 @@ def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, tmp
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
     assert len(calls) == 4  # Both networks are pretrained, and the first is fine-tuned twice.
     printed = capsys.readouterr().out
-    assert "few_labels: ResNet-50 (2x), 1 %  diverged" in printed and "few_labels: ResNet-50 (1x), 1 %  0.5" in printed
+    assert "few_labels, ResNet-50 (2x), 1 %: diverged" in printed and "few_labels, ResNet-50 (1x), 1 %: 0.5" in printed
     tables.main(["run", "linear", "few_labels", f"--dir={tmp_path}"])
-    assert len(calls) == 4 and "linear: ResNet-50 (2x)  diverged" in capsys.readouterr().out
+    assert len(calls) == 4 and "linear, ResNet-50 (2x): diverged" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("status", [-9, 1, 2])
@@ -384,7 +384,7 @@ def test_unknown_tables_and_runs_without_accuracy_are_reported(calls, tmp_path, 
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     monkeypatch.setattr(runner, "LBFGS", "eval/other")  # Simulates a run with --eval_protocol=knn.
     tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert "flip: with  no accuracy" in capsys.readouterr().out
+    assert "flip, with: no accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,22 @@ def test_progress_bar_is_shown_when_terminal_width_is_unknown(monkeypatch):
     bar.update(4, 2.0, METRICS)
     bar.close()
     shown = terminal.getvalue()
-    assert "4/4" in shown and "loss=5.250" in shown and "img/s=32" in shown
+    assert "4/4 0:00:00 left 32 img/s loss 5.25" in shown
+
+
+@pytest.mark.parametrize("columns, num_metrics", [(80, 3), (79, 3), (60, 1), (62, 2), (40, 0), (120, 4)])
+def test_progress_bar_fits_into_the_terminal(columns, num_metrics, monkeypatch):
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", str(columns))
+    labels = {"a": "loss", "b": "contrast_acc", "c": "head_acc", "d": "head_loss"}
+    bar = progress.Progress(start=0, total=4000, batch_size=32, log_seconds=1.0, labels=labels)
+    bar.update(1, 99.0, dict(zip("abcd", [5.25, 0.5, 0.75, 1.0])), timed=False)  # Compilation is not counted.
+    bar.update(400, 399 / 4, dict(zip("abcd", [5.25, 0.5, 0.75, 1.0])))
+    bar.close()
+    last = re.split(r"[\r\n]", terminal.getvalue().strip())[-1]
+    line = "400/4000 0:15:00 left 128 img/s" + "".join(
+        [" loss 5.25", " contrast_acc 0.5", " head_acc 0.75", " head_loss 1"][:num_metrics])
+    assert last.startswith(line + " ") and len(last) <= columns
 
 
 def test_progress_lines_are_printed_at_intervals_and_at_the_end(capsys):

@@ -182,7 +182,7 @@ def test_a_host_waits_for_the_others_and_logs_missing_hosts(monkeypatch, capsys)
         "all 3 hosts are reachable"]
 
 
-def test_a_waiting_host_stays_reachable_for_repeated_probes(monkeypatch):
+def test_a_waiting_host_answers_repeated_probes(monkeypatch):
     own_address, peer = free_addresses(2)
     monkeypatch.setattr(hosts, "_PROBE_INTERVAL", 0.001)
     monkeypatch.setattr(socket, "SOMAXCONN", 2)  # The connection queue overflows unless it is drained.

@@ -60,7 +60,7 @@ def run(model_dir, dataset, **settings):
     messages = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", messages.append)
-        runs.run(model_dir, dataset=dataset, train_split="train", eval_split="train", eval_split_given=True,
+        runs.run(model_dir, dataset=dataset, train_split="train", eval_split="train", given=["eval_split"],
                  **{**dict(train_batch_size=8, train_steps=1), **settings})
     return "\n".join(messages)
 

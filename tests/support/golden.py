@@ -30,7 +30,7 @@ def config_of(arrays, case):
 
 
 def computed_weight(key, shape):
-    """Returns a weight that depends only on its key and shape, as in the networks with recorded outputs."""
+    """Returns a deterministic weight for a key and shape. Networks with recorded outputs have the same weights."""
     x = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(shape).astype(np.float32)
     leaf = key.rsplit("/", 1)[-1]
     if leaf == "kernel":

@@ -26,7 +26,7 @@ def run(settings):
     with contextlib.ExitStack() as stack:
         if config.mode == "train":
             stack.enter_context(unittest.mock.patch.object(run_lib.saving, "export_to_model_dir"))
-        run_lib.main(config, eval_split_given=True)
+        run_lib.main(config, given=["eval_split"])
 
 
 if __name__ == "__main__":

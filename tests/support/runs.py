@@ -9,9 +9,9 @@ TINY = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=32
             proj_out_dim=16, seed=7, color_jitter_strength=0.0, train_split="train[:64]", learning_rate=0.02)
 
 
-def run(model_dir, eval_split_given=False, with_export=False, **settings):
+def run(model_dir, given=(), with_export=False, **settings):
     """Runs run.py's `main` in this process. The export is optional because it takes several seconds."""
     with pytest.MonkeyPatch.context() as patch:
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
-        run_lib.main(Config(**{**TINY, "model_dir": str(model_dir), **settings}), eval_split_given)
+        run_lib.main(Config(**{**TINY, "model_dir": str(model_dir), **settings}), given)

@@ -77,7 +77,7 @@ def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
 
 
 def test_l2_path_reaches_the_loss_of_separate_fits_with_more_features_than_examples():
-    """The classes are separable, so weak regularization leads to losses near zero and large weights."""
+    """The classes are separable, so weak regularization leads to large weights and near-zero losses."""
     from sklearn import linear_model
 
     random = np.random.default_rng(4)
@@ -686,7 +686,7 @@ NAMES = ["a b", "-x", "\u00e9\u4e2d", "\u00e9" * 127, "x" * 255, "trailing/", "$
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_out_accepts_any_name_and_a_relative_path_through_a_link(name, network, tmp_path, program, monkeypatch):
+def test_output_directory_may_have_any_name_and_be_a_relative_link(name, network, tmp_path, program, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "real").mkdir()
     os.symlink("real", "link")

@@ -1,0 +1,135 @@
+"""Output files with one row per image, as .npz, .csv or .parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from runtime.errors import UserError
+from runtime.paths import check_path, check_writable_parent
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cells that start with one of these.
+Add = Callable[[dict, np.ndarray], None]
+
+
+def check_out(out: str) -> str:
+    """Returns the absolute path of an output file. Raises `UserError` if the file cannot be written."""
+    out = check_path("out", out)
+    if "://" in out:
+        raise UserError(f"--out={out}: only local paths are supported here. Use a local path.")
+    out = os.path.realpath(out)  # If `out` is a link, replace its target, not the link.
+    if os.path.splitext(out)[1].lower() not in _WRITERS:
+        raise UserError(f"--out={out}: unsupported format. Use a file name that ends in {' or '.join(_WRITERS)}.")
+    check_writable_parent("--out", out)
+    if os.path.isdir(out):
+        raise UserError(f"--out={out}: the path is a directory. Pass the path of a file.")
+    return out
+
+
+@contextlib.contextmanager
+def open_writer(out: str, name: str, columns: list[str] | None = None) -> Iterator[Add]:
+    """Returns a context manager that yields a function to append rows to a file.
+
+    The function takes two arguments: a dict of lists of strings, such as `{"file": [...]}`, and an array of values of
+    shape [n, d]. The file is created when the context ends without an error. Rows are buffered on disk, not in memory.
+
+    Args:
+      out: result of `check_out`.
+      name: name of the values in .npz and .parquet files.
+      columns: names of the d values in .csv files. None: v0, v1, ...
+    """
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(out)) as scratch:
+        temporary_path = os.path.join(scratch, "output")
+        with _WRITERS[os.path.splitext(out)[1].lower()](temporary_path, name, columns) as add:
+            yield add
+        os.replace(temporary_path, out)
+
+
+def _write_strings(file, strings, chunk_size=4096):
+    """Writes strings as a .npy array, in chunks to save memory, because NumPy pads all strings to the same length."""
+    dtype = np.dtype((np.str_, max(map(len, strings), default=1)))
+    np.lib.format.write_array_header_1_0(file, dict(descr=dtype.str, fortran_order=False, shape=(len(strings),)))
+    for begin in range(0, len(strings), chunk_size):
+        file.write(np.array(strings[begin:begin + chunk_size], dtype).tobytes())
+
+
+@contextlib.contextmanager
+def _npz_writer(path, name, columns):
+    """Writes the arrays `files` and, if there are any, `classes` [n], the values, and `class_names` [d]."""
+    strings, widths = {}, set()
+    with tempfile.TemporaryFile(dir=os.path.dirname(path)) as raw:
+        def add(texts, values):
+            for column, items in texts.items():
+                strings.setdefault({"file": "files", "class": "classes"}[column], []).extend(items)
+            widths.add(values.shape[1])
+            # `tofile` would not report the cause of an error.
+            raw.write(values.astype(np.float32).tobytes())
+
+        yield add
+        raw.seek(0)
+        if columns is not None:
+            strings["class_names"] = columns
+        with zipfile.ZipFile(path, "w") as bundle:
+            for column, items in strings.items():
+                with bundle.open(f"{column}.npy", "w", force_zip64=True) as member:
+                    _write_strings(member, items)
+            with bundle.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(
+                    member, dict(descr="<f4", fortran_order=False, shape=(len(strings["files"]), *widths)))
+                shutil.copyfileobj(raw, member)
+
+
+@contextlib.contextmanager
+def _csv_writer(path, name, columns):
+    """Writes one line per image, and quotes cells that a spreadsheet would evaluate as formulas."""
+    del name
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+
+        def add(texts, values):
+            if not file.tell():
+                names = columns or [f"v{column}" for column in range(values.shape[1])]
+                rows.writerow([*texts, *map(_quote, names)])
+            texts = {**texts, "file": [f"./{text}" if text.startswith(_FORMULA_STARTS) else text
+                                       for text in texts["file"]]}  # ./NAME refers to the same file.
+            rows.writerows([*map(_quote, row), *map(str, vector)] for *row, vector in zip(*texts.values(), values))
+
+        yield add
+
+
+def _quote(text):
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
+@contextlib.contextmanager
+def _parquet_writer(path, name, columns):
+    """Writes columns of strings and a column of lists. The metadata of the schema contain the class names."""
+    import pyarrow  # Imported here because only this format requires it.
+    from pyarrow import parquet
+
+    with contextlib.ExitStack() as stack:
+        writer = None
+
+        def add(texts, values):
+            nonlocal writer
+            lists = pyarrow.FixedSizeListArray.from_arrays(
+                pyarrow.array(values.astype(np.float32).ravel()), values.shape[1])
+            strings = {column: pyarrow.array(items, pyarrow.string()) for column, items in texts.items()}
+            table = pyarrow.table({**strings, name: lists})
+            if columns is not None:
+                table = table.replace_schema_metadata({"class_names": "\n".join(columns)})
+            if writer is None:
+                writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
+            writer.write_table(table)
+
+        yield add
+
+
+_WRITERS = {".npz": _npz_writer, ".csv": _csv_writer, ".parquet": _parquet_writer}
