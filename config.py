@@ -71,12 +71,12 @@ SECTIONS = {"Mode and paths": "mode",
             "Network": "resnet_depth",
             "Objective and optimization": "contrastive_loss",
             "Training": "train_batch_size",
-            "Evaluation": "eval_steps",
+            "Evaluation": "eval_epochs",
             "Hardware": "use_tpu"}
 
 _MAX_NAME_BYTES = 255  # limit in common file systems
 # Names reserved in a model_dir; --eval_name must not be one of them.
-_RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(json|png|npz|lock|log)")
+_RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|json|png|npz|lock|log)")
 
 
 def setting(default: object, help_text: str, *, choices: tuple | None = None, minimum: float | None = None,
@@ -413,8 +413,9 @@ class Config:
     keep_checkpoint_max: int = setting(5, "Number of checkpoints to keep.", minimum=1, no_effect=True)
     keep_best: bool = setting(
         False,
-        "Keep the weights with the highest linear-head accuracy (11-point mAP for multi-label data) across all "
-        "evaluations, in model_dir/best, or in model_dir/<eval_name>/best with --eval_name.",
+        "Keep the weights with the highest linear-head accuracy (11-point mAP for multi-label data; without a linear "
+        "head, the accuracy of knn) across all evaluations, in model_dir/best, or in model_dir/<eval_name>/best with "
+        "--eval_name.",
         no_effect=True,
     )
     keep_hub_module_max: int = setting(1, "Number of SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True)
@@ -447,6 +448,13 @@ class Config:
     )
 
     # Evaluation.
+    eval_epochs: int = setting(
+        0,
+        "Epochs between evaluations during training, by the linear head and by knn (without labels: by the contrastive "
+        "loss). A checkpoint is written before each of them. knn computes the features of the whole training split, "
+        "which takes about a third of the time of an epoch. 0: none.",
+        minimum=0, maximum=10**6, no_effect=True,
+    )
     eval_steps: int = setting(
         0, "Number of batches to evaluate. 0: the whole split, each example exactly once.", minimum=0
     )
@@ -572,6 +580,11 @@ class Config:
     def cifar_stem(self) -> bool:
         """Returns whether the stem is a 3x3 convolution without pooling."""
         return self.image_size <= 32 if self.stem == "auto" else self.stem == "cifar"
+
+    @property
+    def evaluates(self) -> bool:
+        """Returns whether this run evaluates, during training or at its end."""
+        return self.mode != "train" or self.eval_epochs > 0
 
     @property
     def eval_protocols(self) -> tuple[str, ...]:
@@ -702,12 +715,14 @@ def _check_evaluation(config):
     if config.save_predictions and not (config.mode != "train" and evaluates_linear_head):
         raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or "
                      "--mode=eval, --eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
-    if config.keep_best and config.mode == "train":
-        raise _error(config, "keep_best", "--mode=train does not evaluate. Use --mode=train_then_eval, or pass the "
-                     "flag to a second process with --mode=eval.")
-    if config.keep_best and not evaluates_linear_head:
-        raise _error(config, "keep_best", "requires the accuracy of the linear head, which is not evaluated. Use "
-                     "--eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
+    if config.eval_epochs and config.mode == "eval":
+        raise _error(config, "eval_epochs", "only valid when training. Remove the flag: --mode=eval evaluates every "
+                     "checkpoint.")
+    if config.keep_best and not config.evaluates:
+        raise _error(config, "keep_best", "--mode=train does not evaluate. Set --eval_epochs, use "
+                     "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.")
+    if config.keep_best and not (config.eval_epochs or {"linear_head", "knn"} & set(config.eval_protocols)):
+        raise _error(config, "keep_best", "requires an accuracy. Add linear_head or knn to --eval_protocol.")
     for name in ("eval_baselines", "eval_projections"):
         if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
             raise _error(config, name, "only valid with lbfgs or knn. Add one of them to --eval_protocol.")

@@ -28,6 +28,7 @@ from sources import classes
 from sources.source import Source
 
 _POLL_SECONDS = 5.0
+_SAMPLED_LABELS = 1024  # number of examples of a split that are searched for labels
 _RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
 LINEAR_TOP_1 = "eval/label_top_1_accuracy"
 LINEAR_TOP_5 = "eval/label_top_5_accuracy"
@@ -56,6 +57,23 @@ def protocols(config: Config, source: Source) -> list[str]:
     names = [name for requested in config.eval_protocols
              for name in (substitute if requested == "linear_head" and not config.has_linear_head else (requested,))]
     return list(dict.fromkeys(names))
+
+
+def config_during_training(config: Config, source: Source) -> Config:
+    """Returns the settings for the evaluations of `--eval_epochs`: linear head and knn, or the contrastive loss."""
+    has_labels = source.num_classes is not None and all(
+        _has_labels(source, split) for split in (config.train_split, config.eval_split))
+    names = ["linear_head"] if config.has_linear_head and has_labels else []
+    names += ["knn"] if has_labels and not source.multi_label else []
+    names += ["contrastive"] if config.pretraining and not names else []
+    return config.replace(eval_protocol=",".join(names), eval_baselines=False, eval_projections=False,
+                          save_predictions=False)
+
+
+def _has_labels(source, split):
+    """Returns whether any of the first examples of a split has a label."""
+    labels = source.records(split).take(_SAMPLED_LABELS).map(lambda key, item, label: label)
+    return any(np.any(label >= 0) for label in labels.as_numpy_iterator())
 
 
 def eval_batches(config: Config, source: Source, split: str, strategy: tf.distribute.Strategy
@@ -266,7 +284,7 @@ class Evaluator:
         storage.write_scalars(self._writer, step, scalars)
 
     def _keep_best(self, step, results):
-        """Saves the weights to model_dir/best if the linear head is more accurate than the best so far."""
+        """Saves the weights to model_dir/best if they are more accurate than the best so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
             # result.json is not compared: it is written before the checkpoint, so it may exist without the
@@ -274,8 +292,11 @@ class Evaluator:
             saved = checkpoint_files.latest_checkpoint(directory)
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
-            best = _main_metric((saved and storage.read_json(result_file)) or {})
-            is_best = self._is_chief and (not isinstance(best, float) or _main_metric(results) > best)
+            best = (saved and storage.read_json(result_file)) or {}
+            # The first of these metrics that exists is compared.
+            metric = next((name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None)
+            is_best = self._is_chief and metric is not None and (
+                not isinstance(best.get(metric), float) or results[metric] > best[metric])
             if is_best and os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
                 console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
                 is_best = False
@@ -376,11 +397,6 @@ class Evaluator:
                     train_set, test_set, nearest_neighbors.WEIGHTED_NEIGHBORS,
                     nearest_neighbors.WEIGHTED_TEMPERATURE)["accuracy"]
         return results
-
-
-def _main_metric(results):
-    """Returns the linear head metric that `--keep_best` compares."""
-    return results.get(LINEAR_TOP_1, results.get(MEAN_PRECISION))
 
 
 def _check_labels(train_set, test_set, config):

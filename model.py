@@ -280,12 +280,18 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Step counts: in total, during warm-up, per epoch, and between checkpoints."""
+    """Step counts: in total, during warm-up, per epoch, between checkpoints, and between evaluations (0: none)."""
 
     train: int
     warmup: int
     epoch: int
     checkpoint: int
+    evaluation: int
+
+    def next_save(self, step: int) -> int:
+        """Returns the first step after `step` that ends with a checkpoint or, if it is earlier, the last step."""
+        intervals = [self.checkpoint] + [self.evaluation] * bool(self.evaluation)
+        return min(self.train, *(step + interval - step % interval for interval in intervals))
 
 
 def get_train_steps(num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int) -> int:
@@ -307,6 +313,7 @@ def count_steps(config: Config, num_examples: int) -> Steps:
         warmup=get_warmup_steps(num_examples, config.warmup_epochs, batch),
         epoch=epoch,
         checkpoint=config.checkpoint_steps or config.checkpoint_epochs * epoch,
+        evaluation=config.eval_epochs * epoch,
     )
 
 

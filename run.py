@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import io
 import math
 import os
@@ -136,7 +137,7 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
         console.log(f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train split, so a "
                     "fifth of its images is held out for evaluation)")
         _warn_if_trained_on_held_out_images(config)
-    elif eval_split != config.eval_split and config.mode != "train":
+    elif eval_split != config.eval_split and config.evaluates:
         console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
     config = config.replace(train_split=train_split, eval_split=eval_split)
     if source.num_classes is None and config.pretraining and config.lineareval_while_pretraining:
@@ -185,7 +186,12 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
 def _check_data(config, source, strategy):
     """Checks that the splits exist and contain enough examples for the batch sizes."""
     datasets.check_split(source, "train_split", config.train_split)
-    if config.mode != "train":
+    if config.mode == "train" and config.eval_epochs and config.eval_split == config_lib.Config.eval_split and (
+            source.split_names == ["train"]):
+        raise UserError(f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use "
+                        "--mode=train_then_eval, which holds out a fifth of its images, or set --train_split and "
+                        "--eval_split.")
+    if config.evaluates:
         datasets.check_split(source, "eval_split", config.eval_split)
     train.check_batch(config, source, strategy)
 
@@ -197,6 +203,8 @@ def _check_unlabeled(config, source):
     if config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
         raise UserError(f"--eval_protocol={config.eval_protocol}: {source.name} has no labels. {remedy}, or use "
                         "--eval_protocol=contrastive.")
+    if config.keep_best:
+        raise UserError(f"--keep_best: requires an accuracy, but {source.name} has no labels. Remove the flag.")
 
 
 def unsuitable_settings(config: config_lib.Config, source: Source) -> list[str]:
@@ -271,12 +279,15 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
             _prepare_source(config, source, strategy)
             signals.safe_point()
             train.check_agreement(config, source, strategy)
-            trained, results = train.train(config, source, strategy, stop, lock), {}
             check_lock = (lambda: None) if lock is None else lock.check
+            make_evaluator = functools.partial(_make_evaluator, config, source, strategy, is_chief, check_lock)
+            trained, results = train.train(config, source, strategy, stop, lock, make_evaluator), {}
             if config.mode == "train_then_eval":
                 results = evaluate.evaluate_and_write(
                     config, source, trained.model, strategy, trained.step, is_chief, check=check_lock)
             if is_chief:
+                if results:
+                    trained.log.add_results(trained.step, results)
                 console.log("exporting the SavedModel")
                 saved_model = saving.export_to_model_dir(
                     config, source.class_names, trained.checkpoint, results, source.multi_label, check_lock)
@@ -284,11 +295,17 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
             hosts.barrier(strategy)  # If one host exits early, collective operations fail on the others.
 
 
+def _make_evaluator(config, source, strategy, is_chief, check_lock, model):
+    """Returns the `Evaluator` for `--eval_epochs`."""
+    return evaluate.Evaluator(evaluate.config_during_training(config, source), source, model, strategy, is_chief,
+                              check=check_lock)
+
+
 def _log_inputs(config, source, strategy):
     """Logs the device, the data, and warnings about settings that are unsuitable for the data."""
     console.log(f"device: {devices.describe(strategy)}")
     splits = [(config.train_split, "training")] if config.mode != "eval" else []
-    splits += [(config.eval_split, "evaluation")] if config.mode != "train" else []
+    splits += [(config.eval_split, "evaluation")] if config.evaluates else []
     counts = ", ".join(f"{source.num_examples(split):,} images for {purpose} ({split})" for split, purpose in splits)
     console.log(f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes")
     for warning in unsuitable_settings(config, source) if config.mode != "eval" else ():

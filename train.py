@@ -23,6 +23,7 @@ import metrics
 import model as model_lib
 from checkpoints import checkpoint_files, restoring, run_directory
 from checkpoints.lock import Lock
+from checkpoints.training_log import TrainingLog
 from checkpoints.training_state import TrainingState
 from config import Config, settings_with
 from large_batch import micro_batches
@@ -35,7 +36,9 @@ _COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is bel
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _PROGRESS_METRICS = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc",
-                     "train/supervised_acc": "head_acc", "train/supervised_loss": "head_loss"}  # tag -> label
+                     "train/supervised_acc": "head_acc", "eval/knn_top_1_accuracy": "eval_knn",
+                     "eval/label_top_1_accuracy": "eval_head_acc", "eval/label_mean_average_precision": "eval_head_map",
+                     "eval/contrast_loss": "eval_loss", "train/supervised_loss": "head_loss"}  # tag -> label
 _MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss scale below this value.
 
 
@@ -230,6 +233,7 @@ class TrainingResult:
     checkpoint: str  # prefix of the last checkpoint
     images_per_second: float  # mean rate, excluding compilation and saving; 0 if training was already complete
     skipped_steps: int  # due to float16 gradient overflow, since the run was last resumed
+    log: TrainingLog
 
 
 class _StepsPerCall:
@@ -382,7 +386,7 @@ def write_preview(config: Config, source: Source, directory: str, writer: tf.sum
 
 
 def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop: signals.StopSignals,
-          lock: Lock | None) -> TrainingResult:
+          lock: Lock | None, make_evaluator: Callable[[model_lib.Model], object]) -> TrainingResult:
     """Trains to the last step, resuming from the newest checkpoint in `config.model_dir` if there is one.
 
     Args:
@@ -392,18 +396,22 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
       stop: stop-signal handler. When any host receives a signal, all hosts save a checkpoint and raise
         `errors.Stopped`.
       lock: lock on `model_dir`, checked before every save. None on all hosts except the chief.
+      make_evaluator: function that returns an `evaluate.Evaluator` for a model, called with `--eval_epochs`. The
+        evaluations do not change the model.
 
     Raises:
       UserError: a loss, gradient or weight is NaN or Inf; a checkpoint cannot be written; or `model_dir` was removed or
         replaced.
     """
-    steps, is_chief = model_lib.count_steps(config, source.num_examples(config.train_split)), lock is not None
+    num_examples, is_chief = source.num_examples(config.train_split), lock is not None
+    steps = model_lib.count_steps(config, num_examples)
     # All hosts must take part in saving, but only the chief's files are kept.
-    with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory:
+    with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory, \
+            contextlib.ExitStack() as stack:
         state = build_training_state(config, source, strategy, directory)
-        writer = _start_directory(config, source, state, lock)
+        log = _start_directory(config, source, state, lock)
         if is_chief and state.step < steps.train:
-            _log_header(config, state.model, steps, source.num_examples(config.train_split), directory)
+            _log_header(config, state.model, steps, num_examples, directory)
             console.log("compiling the training step")
         step, skipped, checkpoint = state.step, 0.0, checkpoint_files.latest_checkpoint(config.model_dir)
         if step < steps.train:
@@ -413,8 +421,12 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
         bar = progress.Progress(step, steps.train, config.train_batch_size, config.log_seconds, _PROGRESS_METRICS,
                                 is_chief)
         steps_to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
+        evaluations = _Evaluations(config, steps, state.model, make_evaluator, log if is_chief else None)
+        stack.callback(evaluations.close)
+        if step:
+            evaluations.run_if_due(step)  # It may have been stopped.
         while step < steps.train:
-            next_save = min(steps.train, step + steps.checkpoint - step % steps.checkpoint)
+            next_save = steps.next_save(step)
             count, profile = steps_per_call.limited_to(next_save - step), contextlib.nullcontext()
             if steps_per_call.is_compiled and 0 < steps_to_profile <= next_save - step:
                 count, steps_to_profile = steps_to_profile, 0
@@ -427,7 +439,9 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
                 raise _divergence(config, step + int(num_finite_steps) + 1, means, checkpoint)
             step += count
             skipped += count * means.get("train/skipped_steps", 0.0)
-            bar.update(step, seconds(), means, timed=steps_per_call.is_compiled)
+            bar.update(step, seconds(), {**means, **evaluations.results}, timed=steps_per_call.is_compiled)
+            if steps_per_call.is_compiled:
+                mean_metrics.add({"seconds_per_step": seconds() / count}, count)
             steps_per_call.record(count, seconds())
             mean_metrics.add(means, count)
             is_stopping = steps_per_call.agree(stop.requested, strategy)
@@ -436,26 +450,60 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
             if is_stopping or step == next_save:
                 checkpoint = _save(config, state, means, checkpoint)
             if is_stopping or step == next_save or time.monotonic() - last_log > config.log_seconds:
-                _log(writer, step, mean_metrics, is_chief)
+                _log(log, step, mean_metrics, config.train_batch_size, num_examples, is_chief)
                 last_log = time.monotonic()
+            if is_chief and (is_stopping or step == next_save):
+                log.write(is_last=is_stopping or step == steps.train)
             if is_stopping:
                 bar.close()
                 stop.stop(f"saved {checkpoint}; run the same command again to resume")
+            evaluations.run_if_due(step)
         bar.close()
-        return TrainingResult(state.model, step, checkpoint, bar.images_per_second, round(skipped))
+        return TrainingResult(state.model, step, checkpoint, bar.images_per_second, round(skipped), log)
+
+
+class _Evaluations:
+    """Evaluations during training (`--eval_epochs`)."""
+
+    def __init__(self, config, steps, model, make_evaluator, log):
+        """`log` is the `TrainingLog` for the results. None on all hosts except the chief."""
+        self._steps, self._model, self._make_evaluator, self._log = steps, model, make_evaluator, log
+        self._evaluates_last_step = config.mode == "train"  # --mode=train_then_eval evaluates it after the training.
+        self._evaluator = None
+        self.results = {}
+
+    def run_if_due(self, step):
+        """Evaluates the model if `step`, at which a checkpoint was written, is one of the steps to evaluate."""
+        is_last = step == self._steps.train
+        is_due = self._evaluates_last_step if is_last else step % max(self._steps.evaluation, 1) == 0
+        if not self._steps.evaluation or not is_due:
+            return
+        if self._evaluator is None:
+            self._evaluator = self._make_evaluator(self._model)
+        self.results = self._evaluator.evaluate_and_write(step)
+        if self._log is not None:
+            values = ", ".join(f"{label} {self.results[name]:.3f}" for name, label in _PROGRESS_METRICS.items()
+                               if name in self.results)
+            console.log(f"evaluation at step {step}: {values}")
+            self._log.add_results(step, self.results)
+
+    def close(self):
+        """Closes the evaluator's TensorBoard writer."""
+        if self._evaluator is not None:
+            self._evaluator.close()
 
 
 def _start_directory(config, source, state, lock):
-    """Writes the run's settings, data description and preview, and returns the TensorBoard writer."""
+    """Writes the run's settings, data description and preview, and returns the `TrainingLog`."""
     if lock is not None:
         lock.check()
     # Write only after restoring has succeeded, since invalid settings must not replace the run's own settings.
     run_directory.write_flags(state.directory, config, source.class_names, source.multi_label)
     run_directory.write_data(state.directory, source)
-    writer = tf.summary.create_file_writer(os.path.join(state.directory, "train"))
+    log = TrainingLog(state.directory, state.step, dataclasses.asdict(config))
     if state.step == 0 and lock is not None:
-        write_preview(config, source, state.directory, writer)
-    return writer
+        write_preview(config, source, state.directory, log.writer)
+    return log
 
 
 @contextlib.contextmanager
@@ -480,14 +528,14 @@ def _divergence(config, step, means, prefix):
         f"{precision} or more --warmup_epochs{resume}.")
 
 
-def _log(writer, step, mean_metrics, is_chief):
-    """Logs to TensorBoard the means since the previous call, and warns if the encoder has collapsed."""
+def _log(log, step, mean_metrics, batch_size, num_examples, is_chief):
+    """Logs the means since the previous call, and warns if the encoder has collapsed."""
     means = mean_metrics.means()
     mean_metrics.clear()
-    try:
-        storage.write_scalars(writer, step, means)
-    except tf.errors.OpError as error:  # A failed TensorBoard write must not stop training.
-        console.log(f"warning: TensorBoard events for step {step} could not be written ({first_line(error)})")
+    means["epoch"] = step * batch_size / num_examples
+    if "seconds_per_step" in means:
+        means["images_per_second"] = batch_size / means.pop("seconds_per_step")
+    log.add(step, means)
     spread = means.get("train/embedding_std")
     if is_chief and spread is not None and spread < _COLLAPSED_STD:
         console.log(f"warning: the encoder has collapsed: at step {step}, all images have nearly the same projection "

@@ -20,6 +20,7 @@ import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 
 import resnet  # noqa: E402
+from checkpoints import training_log  # noqa: E402
 
 # By default, Hypothesis tries the same examples in every run. With `--hypothesis-profile=soak`, it tries more examples
 # and chooses them at random.
@@ -59,6 +60,15 @@ def unoptimized_graphs():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def draw_curves():
+    """Returns the function that draws curves.png, and replaces it in all runs, because it takes half a second."""
+    original = training_log.draw_curves
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_log, "draw_curves", lambda rows: b"replaced by conftest.py")
+        yield original
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Schedules, networks, heads and training steps, compared with recorded and independently computed values."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -36,9 +37,19 @@ def test_schedule_matches_the_original(case):
 def test_epochs_are_rounded_to_whole_steps_as_in_the_original():
     config = Config(train_batch_size=512, train_epochs=3, warmup_epochs=2.5, checkpoint_epochs=2)
     steps = model_lib.count_steps(config, 50_000)
-    assert steps == model_lib.Steps(train=50_000 * 3 // 512 + 1, warmup=244, epoch=98, checkpoint=196)
+    assert steps == model_lib.Steps(train=50_000 * 3 // 512 + 1, warmup=244, epoch=98, checkpoint=196, evaluation=0)
     assert model_lib.count_steps(config.replace(train_steps=7, checkpoint_steps=5), 50_000).train == 7
     assert model_lib.count_steps(config.replace(train_steps=7, checkpoint_steps=5), 50_000).checkpoint == 5
+    assert model_lib.count_steps(config.replace(eval_epochs=3), 50_000).evaluation == 294
+
+
+def test_checkpoints_are_written_at_both_intervals_and_at_the_last_step():
+    steps = model_lib.Steps(train=14, warmup=0, epoch=2, checkpoint=4, evaluation=6)
+    saves = [0]
+    while saves[-1] < steps.train:
+        saves.append(steps.next_save(saves[-1]))
+    assert saves == [0, 4, 6, 8, 12, 14]
+    assert dataclasses.replace(steps, evaluation=0).next_save(5) == 8
 
 
 def test_schedule_shorter_than_its_warmup_is_finite():

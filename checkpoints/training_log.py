@@ -1,0 +1,124 @@
+"""Log of a training run in its directory: TensorBoard events, history.csv and curves.png."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from runtime import console, storage
+from runtime.errors import UserError, first_line
+
+FILES = _HISTORY, _CURVES = "history.csv", "curves.png"
+_SECONDS_BETWEEN_DRAWINGS = 60.0  # Drawing takes about a second.
+# Title of each panel -> dict of names of scalars and their labels. Panels without data are not drawn.
+_PANELS = {
+    "contrastive loss": {"train/contrast_loss": "training", "eval/contrast_loss": "evaluation"},
+    "contrastive accuracy": {"train/contrast_acc": "training", "eval/contrast_acc": "evaluation"},
+    "loss of the linear head": {"train/supervised_loss": "training"},
+    "accuracy of the linear head": {"train/supervised_acc": "training", "eval/label_top_1_accuracy": "evaluation"},
+    "accuracy of the nearest neighbors": {"eval/knn_top_1_accuracy": "10 neighbors",
+                                          "eval/knn_weighted_top_1_accuracy": "200 neighbors, weighted"},
+    "11-point mAP of the linear head": {"eval/label_mean_average_precision": "evaluation"},
+    "learning rate": {"learning_rate": "learning rate"},
+}
+
+
+class TrainingLog:
+    """Scalars of a training run, which are written to TensorBoard, history.csv and curves.png."""
+
+    def __init__(self, directory: str, step: int, settings: Mapping[str, object]):
+        """Opens the log.
+
+        Args:
+          directory: directory of the run. Rows that an earlier process wrote are kept up to `step`.
+          step: number of completed steps.
+          settings: settings of the run, which TensorBoard shows as text.
+        """
+        self._directory = directory
+        self._rows = [row for row in read_history(directory) if row["step"] <= step]
+        self._drawn_at = time.monotonic()
+        self.writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
+        with self.writer.as_default(step=step):
+            tf.summary.text("flags", "\n".join(["| flag | value |", "|---|---|", *(
+                f"| {name} | {json.dumps(value)} |" for name, value in settings.items())]))
+
+    def add(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Adds scalars of a step, and writes them to TensorBoard."""
+        self._rows.append({"step": step, **scalars})
+        try:
+            storage.write_scalars(self.writer, step, scalars)
+        except tf.errors.OpError as error:  # A failed TensorBoard write must not stop training.
+            console.log(f"warning: TensorBoard events for step {step} could not be written ({first_line(error)})")
+
+    def add_results(self, step: int, results: Mapping[str, float]) -> None:
+        """Adds the results of an evaluation, which writes its own TensorBoard events. Then writes both files."""
+        self._rows.append({"step": step, **{name: value for name, value in results.items() if name != "global_step"}})
+        self.write(is_last=True)
+
+    def write(self, is_last: bool) -> None:
+        """Writes history.csv and, at most once a minute or if `is_last`, curves.png.
+
+        If a file cannot be written, logs a warning, because training must continue.
+        """
+        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        text = io.StringIO()
+        rows = csv.DictWriter(text, names, lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(self._rows)
+        draws = is_last or time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS
+        try:
+            storage.write_bytes(os.path.join(self._directory, _HISTORY), text.getvalue().encode())
+            if draws:
+                storage.write_bytes(os.path.join(self._directory, _CURVES), draw_curves(self._rows))
+                self._drawn_at = time.monotonic()
+        except UserError as error:
+            console.log(f"warning: {error}")
+
+
+def read_history(directory: str) -> list[dict[str, float]]:
+    """Returns the rows of history.csv as dicts of `step` and scalars. Lines that cannot be read are left out."""
+    path = os.path.join(directory, _HISTORY)
+    if not storage.is_file(path):
+        return []
+    with tf.io.gfile.GFile(path, "rb") as file:
+        lines = [line.split(",") for line in file.read().decode(errors="replace").splitlines()]
+    history = []
+    for line in lines[1:]:
+        try:
+            values = {name: float(value) for name, value in zip(lines[0], line) if value}
+            history.append({**values, "step": int(values["step"])})
+        except (ValueError, KeyError, OverflowError):  # The line was edited or is incomplete.
+            continue
+    return history
+
+
+def draw_curves(rows: list[dict[str, float]]) -> bytes:
+    """Returns a PNG image with one panel per metric. `rows` contains dicts of `step` and scalars."""
+    from matplotlib import figure as mpl_figure  # Imported here because it takes half a second.
+
+    names = {name for row in rows for name in row}
+    panels = {title: lines for title, lines in _PANELS.items() if names & lines.keys()}
+    columns, lines_of_panels = max(min(len(panels), 3), 1), max(math.ceil(len(panels) / 3), 1)
+    figure = mpl_figure.Figure(figsize=(4.5 * columns, 3.2 * lines_of_panels), layout="constrained")
+    for index, (title, lines) in enumerate(panels.items()):
+        axes = figure.add_subplot(lines_of_panels, columns, index + 1)
+        for name, label in lines.items():
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            if points:
+                marker = "o" if name.startswith("eval/") or len(points) == 1 else None
+                axes.plot(*zip(*points), label=label, marker=marker, markersize=4)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        if len(axes.lines) > 1:
+            axes.legend(fontsize=8)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=110)
+    return png.getvalue()

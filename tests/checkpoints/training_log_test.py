@@ -1,0 +1,96 @@
+"""history.csv, curves.png and TensorBoard events of a training run."""
+
+import csv
+
+import pytest
+import tensorflow as tf
+
+from checkpoints import training_log
+from runtime import console
+
+TRAINING = {"train/contrast_loss": 2.5, "train/contrast_acc": 0.25, "learning_rate": 0.125}
+
+
+def write_log(directory, step, steps):
+    log = training_log.TrainingLog(str(directory), step, {})
+    for new_step in steps:
+        log.add(new_step, {**TRAINING, "train/contrast_loss": 10.0 - new_step})
+    log.write(is_last=True)
+    return log
+
+
+def tensorboard_values(directory):
+    return [value for path in sorted((directory / "train").iterdir())
+            for event in tf.compat.v1.train.summary_iterator(str(path)) for value in event.summary.value]
+
+
+def test_history_has_one_row_per_entry_and_a_column_for_every_scalar(tmp_path):
+    log = write_log(tmp_path, 0, [1, 2])
+    log.add_results(2, {"global_step": 2, "eval/knn_top_1_accuracy": 0.75})
+    with open(tmp_path / "history.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step"], row["train/contrast_loss"], row["eval/knn_top_1_accuracy"]) for row in rows] == [
+        ("1", "9.0", ""), ("2", "8.0", ""), ("2", "", "0.75")]
+    assert "global_step" not in rows[0]
+
+
+def test_a_resumed_run_continues_the_history_from_its_checkpoint(tmp_path):
+    write_log(tmp_path, 0, [1, 2, 3])
+    write_log(tmp_path, 2, [3, 4])
+    assert [row["step"] for row in training_log.read_history(str(tmp_path))] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"\0\xff,\n", b"step\n", b"step,a\nx,1\n", b"a,b\n1,2\n", b"step,a\n1e999,1\n",
+    b"step,a\nnan,1\n", b"step,a\n\n", b'step,"a\n"1,2\n'])
+def test_a_corrupt_history_is_replaced(tmp_path, content):
+    (tmp_path / "history.csv").write_bytes(content)
+    write_log(tmp_path, 5, [6])
+    assert [row["step"] for row in training_log.read_history(str(tmp_path))] == [6]
+
+
+def test_valid_lines_of_an_incomplete_history_are_kept(tmp_path):
+    (tmp_path / "history.csv").write_bytes(b"step,a,b\n1,2,3\n2,4\n3,x,1\n4,5,6,7")
+    assert training_log.read_history(str(tmp_path)) == [
+        {"step": 1, "a": 2.0, "b": 3.0}, {"step": 2, "a": 4.0}, {"step": 4, "a": 5.0, "b": 6.0}]
+
+
+def test_tensorboard_shows_the_settings_and_the_scalars(tmp_path):
+    log = training_log.TrainingLog(str(tmp_path), 0, {"temperature": 0.1, "dataset": "digits"})
+    log.add(3, TRAINING)
+    values = {value.tag: value.tensor for value in tensorboard_values(tmp_path)}
+    assert TRAINING.keys() < values.keys()
+    assert b"| dataset | \"digits\" |" in tf.make_ndarray(values["flags"]).item()
+    assert tf.make_ndarray(values["learning_rate"]) == 0.125
+
+
+def test_a_history_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+    printed = []
+    monkeypatch.setattr(console, "log", printed.append)
+    (tmp_path / "history.csv").mkdir()
+    write_log(tmp_path, 0, [1])
+    assert printed[0].startswith("warning: ") and "history.csv" in printed[0]
+
+
+def test_curves_are_drawn_at_most_once_a_minute_and_at_the_end(tmp_path, monkeypatch):
+    drawn, now = [], [100.0]
+    monkeypatch.setattr(training_log.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training_log, "draw_curves", lambda rows: drawn.append(len(rows)) or b"")
+    log = training_log.TrainingLog(str(tmp_path), 0, {})
+    for step, seconds in enumerate((30, 31, 29, 31)):
+        now[0] += seconds
+        log.add(step, TRAINING)
+        log.write(is_last=False)
+    assert drawn == [2, 4]
+    log.write(is_last=True)
+    assert drawn == [2, 4, 4]
+
+
+def test_curves_have_one_panel_per_metric(draw_curves):
+    rows = [{"step": step, "train/contrast_loss": 5.0 - step, "learning_rate": 0.1} for step in range(4)]
+    two = tf.io.decode_png(draw_curves(rows)).shape
+    evaluated = [*rows, {"step": 3, "eval/knn_top_1_accuracy": 0.5, "eval/label_top_1_accuracy": 0.4}]
+    four = tf.io.decode_png(draw_curves(evaluated)).shape
+    assert two[1] / two[0] == pytest.approx(2 * 4.5 / 3.2, rel=0.01)
+    assert four[1] / four[0] == pytest.approx(3 * 4.5 / (2 * 3.2), rel=0.01)
+    assert tf.io.decode_png(draw_curves([])).shape[-1] == 4  # without panels

@@ -1,0 +1,193 @@
+"""Evaluations during training (`--eval_epochs`), compared with runs without them and with separate evaluations."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import evaluate
+import run as run_lib
+import train
+from checkpoints import training_log
+from config import Config
+from runtime import console, signals
+from runtime.errors import Stopped, UserError
+from sources import digits
+from support.images import write_images
+from support.runs import TINY, run
+
+pytestmark = pytest.mark.usefixtures("tiny_resnet")
+SETTINGS = dict(train_steps=5, checkpoint_steps=3, keep_checkpoint_max=9, linear_head_learning_rate=0.1)  # 2 per epoch
+
+
+def variables(directory, step):
+    reader = tf.train.load_checkpoint(str(directory / f"ckpt-{step}"))
+    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()
+            if "save_counter" not in key and not key.startswith("_CHECKPOINTABLE")}
+
+
+def assert_same_bits(directory, other, step=5):
+    first, second = variables(directory, step), variables(other, step)
+    assert first.keys() == second.keys() and len(first) > 20
+    for key, value in first.items():
+        np.testing.assert_array_equal(value, second[key], err_msg=key)
+
+
+def read_results(directory):
+    return {path.name: json.loads(path.read_text()) for path in directory.glob("result*.json")}
+
+
+@pytest.fixture(scope="module")
+def runs_with_and_without(tmp_path_factory):
+    """Returns the directories of two equal runs, of which only the second evaluates during training."""
+    directories = [tmp_path_factory.mktemp(name) for name in ("without", "with")]
+    for directory, epochs in zip(directories, (0, 1)):
+        run(directory, mode="train_then_eval", eval_epochs=epochs, **SETTINGS)
+    return directories
+
+
+def test_evaluations_change_neither_the_weights_nor_the_results(runs_with_and_without):
+    without, with_evaluations = runs_with_and_without
+    assert_same_bits(without, with_evaluations)
+    assert_same_bits(without, with_evaluations, step=3)
+    assert read_results(without)["result.json"] == read_results(with_evaluations)["result.json"]
+
+
+def test_every_nth_epoch_is_evaluated_after_its_checkpoint(runs_with_and_without):
+    directory = runs_with_and_without[1]
+    assert read_results(directory).keys() == {"result.json", "result_2.json", "result_4.json", "result_5.json"}
+    assert {path.stem for path in directory.glob("ckpt-*.index")} == {f"ckpt-{step}" for step in (2, 3, 4, 5)}
+
+
+def test_the_results_equal_those_of_a_separate_evaluation(runs_with_and_without):
+    directory = runs_with_and_without[1]
+    before = read_results(directory)
+    run(directory, mode="eval", eval_name="separate", eval_protocol="linear_head,knn", **SETTINGS)
+    separate = read_results(directory / "separate")
+    for name in ("result_2.json", "result_4.json"):
+        assert evaluate.LINEAR_TOP_1 in before[name] and evaluate.KNN in before[name]
+        assert before[name] == pytest.approx(separate[name], rel=1e-6)
+
+
+def test_the_history_and_tensorboard_contain_the_results(runs_with_and_without):
+    directory = runs_with_and_without[1]
+    history = [row for row in training_log.read_history(str(directory)) if evaluate.KNN in row or
+               evaluate.LINEAR_TOP_1 in row]
+    results = read_results(directory)
+    assert [(row["step"], row[evaluate.LINEAR_TOP_1]) for row in history] == [
+        (step, results[f"result_{step}.json"][evaluate.LINEAR_TOP_1]) for step in (2, 4, 5)]
+    steps = {event.step for path in (directory / "eval").iterdir()
+             for event in tf.compat.v1.train.summary_iterator(str(path))
+             for value in event.summary.value if value.tag == evaluate.KNN}
+    assert steps == {2, 4}
+
+
+def test_training_only_also_evaluates_the_last_step(tmp_path):
+    run(tmp_path, mode="train", eval_epochs=9, **SETTINGS)
+    assert read_results(tmp_path).keys() == {"result.json", "result_5.json"}
+
+
+def test_the_progress_line_shows_the_last_evaluation(tmp_path, capsys):
+    run(tmp_path, mode="train", eval_epochs=1, log_seconds=1e-3, **SETTINGS)
+    result = read_results(tmp_path)["result_2.json"]
+    lines = capsys.readouterr().out.splitlines()
+    expected = f"eval_knn {result[evaluate.KNN]:.3f}"
+    assert any(line.startswith("evaluation at step 2: ") and expected in line for line in lines)
+    assert any(line.startswith("step 3/5") and expected in line for line in lines)
+    assert not any(line.startswith("step 2/5") and "eval_knn" in line for line in lines)
+
+
+def test_a_stopped_evaluation_is_repeated_when_the_run_resumes(runs_with_and_without, tmp_path, monkeypatch):
+    def stop(self, step, *_):
+        raise Stopped("stopped by SIGTERM")
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(evaluate.Evaluator, "evaluate_and_write", stop)
+        run(tmp_path, mode="train_then_eval", eval_epochs=1, **SETTINGS)
+    assert not read_results(tmp_path)
+    run(tmp_path, mode="train_then_eval", eval_epochs=1, **SETTINGS)
+    assert read_results(tmp_path) == read_results(runs_with_and_without[1])
+    assert_same_bits(runs_with_and_without[0], tmp_path)
+
+
+def test_a_signal_between_checkpoint_and_evaluation_loses_nothing(runs_with_and_without, tmp_path, monkeypatch):
+    save = train._save
+
+    def save_and_signal(config, state, *arguments):
+        checkpoint = save(config, state, *arguments)
+        if state.step == 2:
+            signals.active().requested = True
+        return checkpoint
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(train, "_save", save_and_signal)
+        run(tmp_path, mode="train_then_eval", eval_epochs=1, **SETTINGS)
+    run(tmp_path, mode="train_then_eval", eval_epochs=1, **SETTINGS)
+    assert read_results(tmp_path) == read_results(runs_with_and_without[1])
+
+
+def test_keep_best_follows_the_evaluations(tmp_path, monkeypatch):
+    accuracies = {2: 0.9, 4: 0.8, 5: 0.7}
+    monkeypatch.setattr(evaluate.Evaluator, "linear_head", lambda self, step: {evaluate.LINEAR_TOP_1: accuracies[step]})
+    run(tmp_path, mode="train", eval_epochs=1, keep_best=True, **SETTINGS)
+    assert {path.stem for path in (tmp_path / "best").glob("ckpt-*.index")} == {"ckpt-2"}
+
+
+def test_keep_best_uses_the_nearest_neighbors_without_a_linear_head(tmp_path, monkeypatch):
+    accuracies = {2: 0.8, 4: 0.9, 5: 0.7}
+    monkeypatch.setattr(evaluate.Evaluator, "probe_frozen_encoder", lambda self, step: {evaluate.KNN: accuracies[step]})
+    run(tmp_path, mode="train", eval_epochs=1, keep_best=True, lineareval_while_pretraining=False,
+        **{**SETTINGS, "linear_head_learning_rate": None})
+    assert {path.stem for path in (tmp_path / "best").glob("ckpt-*.index")} == {"ckpt-4"}
+
+
+def test_images_without_labels_are_evaluated_by_the_contrastive_loss(tmp_path):
+    write_images(tmp_path / "photos", *(f"{index}.png" for index in range(40)))
+    run(tmp_path / "run", mode="train_then_eval", dataset=f"folder:{tmp_path / 'photos'}", train_split="train",
+        eval_epochs=1, **{**SETTINGS, "train_steps": 2, "linear_head_learning_rate": None})
+    assert "eval/contrast_loss" in read_results(tmp_path / "run")["result_1.json"]
+
+
+def test_unlabeled_training_examples_are_evaluated_by_the_contrastive_loss(monkeypatch):
+    source = digits.digits_source()
+    config = Config(**TINY, eval_split="test", mode="train", eval_epochs=1)
+    assert evaluate.config_during_training(config, source).eval_protocols == ("linear_head", "knn")
+    records = source.records
+    monkeypatch.setattr(source, "records", lambda split: records(split).map(
+        lambda key, item, label: (key, item, tf.where(split == "test", label, -1))))
+    assert evaluate.config_during_training(config, source).eval_protocols == ("contrastive",)
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(mode="eval", eval_epochs=1), "--eval_epochs=1: only valid when training"),
+    (dict(mode="train", keep_best=True), "--keep_best: --mode=train does not evaluate. Set --eval_epochs"),
+    (dict(mode="train", eval_epochs=1, eval_split="missing"), "--eval_split=missing: digits has no such split"),
+])
+def test_unusable_settings_are_one_line_errors(tmp_path, settings, message):
+    with pytest.raises(UserError) as error:
+        run(tmp_path / "run", given=("eval_split",), **settings)
+    assert str(error.value).startswith(message) and not (tmp_path / "run").exists()
+
+
+def test_keep_best_requires_labels(tmp_path):
+    write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
+    settings = dict(dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1, keep_best=True)
+    with pytest.raises(UserError, match="--keep_best: requires an accuracy, but"):
+        run(tmp_path / "run", mode="train_then_eval", **settings)
+
+
+def test_a_train_split_alone_requires_a_held_out_part(tmp_path):
+    write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
+    with pytest.raises(UserError, match="--eval_epochs=1: .* has only a train split. Use --mode=train_then_eval, "):
+        run(tmp_path / "run", mode="train", dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1)
+
+
+def test_replicas_evaluate_together(two_replicas, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lib, "connect", lambda config: two_replicas)
+    printed = []
+    monkeypatch.setattr(console, "log", printed.append)
+    for name, epochs in (("without", 0), ("with", 1)):
+        run(tmp_path / name, mode="train", eval_epochs=epochs, **SETTINGS)
+    assert_same_bits(tmp_path / "without", tmp_path / "with")
+    assert read_results(tmp_path / "with").keys() == {"result.json", "result_2.json", "result_4.json", "result_5.json"}
