@@ -1,0 +1,84 @@
+"""Time and peak memory of the similarity search of `python -m inference gallery` by number of images.
+
+    python -m benchmarks.gallery
+
+Ours: `inference.similarity.search`. Baseline: the full similarity matrix, sorted row by row. Both search for 24 neighbors
+and for pairs with a similarity of at least 0.95, among vectors of 512 dimensions in 100 random clusters, 1 % of which
+are near-duplicates. Prints one JSON line per case. Each measurement runs in a separate process; the memory is the
+increase in peak memory, without the vectors. The baseline is skipped above `_LARGEST_PLAIN`, because the matrix would
+take 40 GB.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from benchmarks import measure
+from inference import similarity
+
+_SIZES = (1_000, 10_000, 100_000)
+_LARGEST_PLAIN = 10_000
+_WIDTH, _CLUSTERS = 512, 100
+_NEIGHBORS, _THRESHOLD = 24, 0.95
+
+
+def clustered_vectors(count):
+    """Returns normalized vectors in random clusters with a cosine similarity of about 0.8, float32 [count, width]."""
+    random = np.random.default_rng(0)
+    centers = similarity.normalize(random.normal(size=[_CLUSTERS, _WIDTH]))
+    vectors = np.empty([count, _WIDTH], np.float32)
+    for rows in np.array_split(vectors, -(-count // 1000)):  # In parts, so that the peak memory remains low.
+        rows[:] = centers[random.integers(0, _CLUSTERS, len(rows))]
+        rows += 0.5 * _WIDTH**-0.5 * random.standard_normal(rows.shape, np.float32)
+        originals, copies = random.choice(len(rows), [2, len(rows) // 100], replace=False)
+        rows[copies] = rows[originals] + 1e-3 * random.standard_normal([len(copies), _WIDTH], np.float32)
+        rows[:] = similarity.normalize(rows)
+    return vectors
+
+
+def blocked(vectors):
+    """Returns the number of pairs that reach the threshold."""
+    return similarity.search(vectors, _NEIGHBORS, _THRESHOLD).num_pairs
+
+
+def plain(vectors):
+    """Does the same as `blocked`, but computes the whole similarity matrix."""
+    matrix = vectors @ vectors.T
+    np.fill_diagonal(matrix, -np.inf)
+    order = np.argpartition(-matrix, _NEIGHBORS, axis=1)[:, :_NEIGHBORS]
+    np.sort(np.take_along_axis(matrix, order, 1), axis=1)
+    return int(np.count_nonzero(matrix >= _THRESHOLD)) // 2
+
+
+def measure_one(form, count):
+    """Returns the seconds and megabytes that a search takes, and its number of pairs; called in a child process."""
+    function = {"blocked": blocked, "plain": plain}[form]
+    function(clustered_vectors(256))  # Libraries allocate their buffers here, outside the measurement.
+    vectors = clustered_vectors(int(count))
+    before, begin = measure.peak_megabytes(), time.perf_counter()
+    pairs = function(vectors)
+    seconds = time.perf_counter() - begin
+    return dict(seconds=seconds, megabytes=measure.peak_megabytes() - before, pairs=pairs,
+                vectors_megabytes=vectors.nbytes / 2**20)
+
+
+def main():
+    """Measures each case in its own process, and prints the results."""
+    measure.report_machine()
+    for count in _SIZES:
+        ours = measure.in_child("benchmarks.gallery", "blocked", count)
+        baseline = measure.in_child("benchmarks.gallery", "plain", count) if count <= _LARGEST_PLAIN else {}
+        for key, unit in (("seconds", "s"), ("megabytes", "MB")):
+            measure.report("gallery", f"search, {count} x {_WIDTH}", unit, ours[key], baseline.get(key),
+                           pairs=ours["pairs"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measure_one(*sys.argv[1:])))
+    else:
+        main()
