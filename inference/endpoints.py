@@ -12,9 +12,10 @@ import tensorflow as tf
 import data_util
 from checkpoints import descriptions, weight_files
 from config import Config
+from runtime import console
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path
-from sources import image_files
+from sources import folders, image_files
 
 NOTHING_WRITTEN = "nothing was written; run the same command again"
 
@@ -47,6 +48,29 @@ def find_images(inputs: list[str]) -> dict[str, str]:
         paths += images
     is_one_folder = len(inputs) == 1 and os.path.isdir(path)
     return {image: os.path.relpath(image, path) if is_one_folder else image for image in paths}
+
+
+def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
+    """Returns a dict mapping the paths of images to their class names; empty if the images have no classes.
+
+    The only input must be a folder in whose layout `folders.folder_source` finds at least two classes.
+
+    Args:
+      inputs: see `find_images`.
+      names: result of `find_images`.
+    """
+    if len(inputs) > 1 or not os.path.isdir(path := os.path.expanduser(inputs[0])):
+        return {}
+    try:
+        source = folders.folder_source(path, follow_links=True)
+    except UserError as error:
+        console.log(f"no classes are used: {str(error).removeprefix(f'--dataset=folder:{path}: ')}")
+        return {}
+    if (source.num_classes or 1) < 2:
+        return {}
+    paths, labels = source.labeled_paths()
+    classes = {os.path.relpath(image, source.root): source.class_names[label] for image, label in zip(paths, labels)}
+    return {image: classes[name] for image, name in names.items() if name in classes}
 
 
 def nothing_readable(unreadable: dict[str, str]) -> UserError:

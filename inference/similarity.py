@@ -8,6 +8,7 @@ import numpy as np
 
 from runtime import progress
 
+DEFAULT_THRESHOLD = 0.95
 BLOCK_ROWS = 1024  # A block of similarities then takes 4 MB.
 MAX_PAIRS = 1_000_000  # An encoder that maps all images to the same vector would otherwise list n^2 / 2 pairs.
 _ROUNDING = 1e-6  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
@@ -36,9 +37,10 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns the vectors [n, d] divided by their Euclidean norms, as float32. Zero vectors do not change."""
     vectors = np.array(vectors, np.float32)
     # Without the division by the largest element, the squares of very large or small elements would overflow or vanish.
-    for norm in (lambda: np.maximum(vectors.max(1), -vectors.min(1)), lambda: np.linalg.norm(vectors, axis=1)):
-        norms = norm()[:, None]
-        vectors /= np.where(norms > 0, norms, 1)
+    largest = np.maximum(vectors.max(1, keepdims=True), -vectors.min(1, keepdims=True))
+    vectors /= np.where(largest > 0, largest, 1)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors /= np.where(norms > 0, norms, 1)
     return vectors
 
 
@@ -48,8 +50,8 @@ def search(vectors: np.ndarray, k: int, threshold: float, max_pairs: int = MAX_P
 
     Each block of the similarity matrix V V^T above the diagonal is computed once: its rows and its columns both provide
     candidates for neighbors. The time is quadratic in n, but the memory is not: in addition to the vectors and the
-    result, it consists of a few blocks. A vector is never its own neighbor, but duplicates of it are. Of equally similar
-    neighbors, those with the smallest indices are selected.
+    result, it consists of a few blocks. A vector is never its own neighbor, but its duplicates are its neighbors. Of
+    equally similar neighbors, those with the smallest indices are selected.
 
     Args:
       vectors: result of `normalize`, float32 [n, d]. The similarity of a zero vector to any vector is 0.

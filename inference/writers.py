@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
@@ -19,14 +19,18 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cell
 Add = Callable[[dict, np.ndarray], None]
 
 
-def check_out(out: str) -> str:
-    """Returns the absolute path of an output file. Raises `UserError` if the file cannot be written."""
+def check_out(out: str, suffixes: Collection[str] | None = None) -> str:
+    """Returns the absolute path of an output file. Raises `UserError` if the file cannot be written.
+
+    `suffixes` are the allowed suffixes. None: those of the formats for one row per image.
+    """
+    suffixes = suffixes or _WRITERS
     out = check_path("out", out)
     if "://" in out:
         raise UserError(f"--out={out}: only local paths are supported here. Use a local path.")
     out = os.path.realpath(out)  # If `out` is a link, replace its target, not the link.
-    if os.path.splitext(out)[1].lower() not in _WRITERS:
-        raise UserError(f"--out={out}: unsupported format. Use a file name that ends in {' or '.join(_WRITERS)}.")
+    if os.path.splitext(out)[1].lower() not in suffixes:
+        raise UserError(f"--out={out}: unsupported format. Use a file name that ends in {' or '.join(suffixes)}.")
     check_writable_parent("--out", out)
     if os.path.isdir(out):
         raise UserError(f"--out={out}: the path is a directory. Pass the path of a file.")
@@ -97,11 +101,15 @@ def _csv_writer(path, name, columns):
             if not file.tell():
                 names = columns or [f"v{column}" for column in range(values.shape[1])]
                 rows.writerow([*texts, *map(_quote, names)])
-            texts = {**texts, "file": [f"./{text}" if text.startswith(_FORMULA_STARTS) else text
-                                       for text in texts["file"]]}  # ./NAME refers to the same file.
+            texts = {**texts, "file": list(map(quote_path, texts["file"]))}
             rows.writerows([*map(_quote, row), *map(str, vector)] for *row, vector in zip(*texts.values(), values))
 
         yield add
+
+
+def quote_path(path: str) -> str:
+    """Returns a path that refers to the same file and that spreadsheets do not evaluate as a formula."""
+    return f"./{path}" if path.startswith(_FORMULA_STARTS) else path
 
 
 def _quote(text):

@@ -57,6 +57,11 @@ class FolderSource(IndexedSource):
         """Returns the sorted paths of the image files in all splits."""
         return sorted(str(path) for paths, _ in self._splits.values() for path in paths)
 
+    def labeled_paths(self, split: str = "all") -> tuple[list[str], np.ndarray]:
+        """Returns the paths of the images in a split, without excluded files, and their labels, int64 [n]."""
+        _, paths, labels = self._select(split)
+        return [str(path) for path in paths], labels
+
     def exclude(self, paths: Iterable[str]) -> None:
         """Excludes files from all splits. The keys and percent slices of the remaining images do not change."""
         self._excluded = np.array(sorted(paths), str)

@@ -157,7 +157,7 @@ def convert(content: bytes) -> bytes:
             bitmap = io.BytesIO()
             image.load()  # Some of Pillow's decoders rotate the image and then remove the orientation.
             method = _TRANSPOSITIONS.get(_orientation(image))
-            image = _to_rgb(image)
+            image = to_rgb(image)
             (image if method is None else image.transpose(method)).save(bitmap, "BMP")
             return bitmap.getvalue()
     except (UnusableImage, MemoryError):
@@ -174,7 +174,8 @@ def _orientation(image):
         return None
 
 
-def _to_rgb(image):
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Converts an image of any type to 8-bit RGB. Raises `UnusableImage` if the range of its pixels is unknown."""
     if image.mode.startswith("I;16"):  # Pillow would clip 16-bit values instead of scaling them.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):

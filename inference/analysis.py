@@ -1,0 +1,185 @@
+"""Summaries of a set of vectors: outliers, clusters, a two-dimensional map, and confused classes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib.util
+import warnings
+
+import numpy as np
+
+from inference import similarity
+
+_BLOCK_ROWS = 4096  # rows processed at a time, to bound the memory
+_MINI_BATCH_IMAGES = 10_000  # With more vectors, k-means uses mini-batches.
+_MAX_DEFAULT_CLUSTERS = 20
+_MIN_MAP_IMAGES = 10  # With fewer vectors, neighborhoods have no meaning, and principal components are shown.
+_MAP_COMPONENTS = 50  # t-SNE and UMAP start from this number of principal components.
+
+
+def outlier_scores(neighbors: similarity.Neighbors, k: int) -> np.ndarray:
+    """Returns the mean similarity of each vector to its k nearest neighbors, float32 [n]. Outliers have low values."""
+    return neighbors.similarities[:, :k].mean(1) if neighbors.similarities.size else np.ones(len(neighbors.indices))
+
+
+def mean_similarity(vectors: np.ndarray) -> float:
+    """Returns the mean cosine similarity over all pairs of different vectors; NaN for a single vector.
+
+    Args:
+      vectors: result of `similarity.normalize`, float32 [n, d].
+    """
+    count, total = len(vectors), vectors.sum(0, dtype=np.float64)
+    # |sum_i v_i|^2 = sum_i |v_i|^2 + sum_{i != j} v_i . v_j
+    own = np.einsum("nd,nd->", vectors, vectors, dtype=np.float64)
+    return float((total @ total - own) / (count * (count - 1))) if count > 1 else float("nan")
+
+
+# -------------------------------------------------------------------------------------------------------- clusters
+
+
+@dataclasses.dataclass(frozen=True)
+class Clusters:
+    """Clusters of n vectors, the largest first.
+
+    Attributes:
+      assignments: cluster of each vector, int [n].
+      sizes: number of vectors in each cluster, int [c].
+      typical: for each cluster, the indices of the vectors closest to its center, closest first.
+    """
+
+    assignments: np.ndarray
+    sizes: np.ndarray
+    typical: list[np.ndarray]
+
+
+def default_num_clusters(count: int) -> int:
+    """Returns the square root of half the number of vectors, rounded, from 2 to 20 and at most `count`."""
+    return min(max(2, min(round((count / 2) ** 0.5), _MAX_DEFAULT_CLUSTERS)), count)
+
+
+def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical: int) -> Clusters:
+    """Clusters vectors with k-means, with mini-batches if there are more than 10,000.
+
+    Args:
+      vectors: result of `similarity.normalize`, float32 [n, d].
+      num_clusters: maximum number of clusters, at most n. There are fewer if there are fewer different vectors.
+      seed: seed for the initial centers.
+      num_typical: maximum number of typical vectors per cluster.
+    """
+    from sklearn import cluster
+
+    if len(vectors) > _MINI_BATCH_IMAGES:
+        estimator = cluster.MiniBatchKMeans(num_clusters, random_state=seed, n_init=3)
+    else:
+        estimator = cluster.KMeans(num_clusters, random_state=seed, n_init=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Duplicates may leave clusters empty; these are dropped below.
+        found = estimator.fit_predict(vectors)
+    sizes = np.bincount(found, minlength=num_clusters)
+    order = np.argsort(-sizes, kind="stable")[:np.count_nonzero(sizes)]
+    centers = similarity.normalize(estimator.cluster_centers_)
+    rank = np.zeros(num_clusters, np.int64)
+    rank[order] = np.arange(len(order))
+    typical = []
+    for number in order:
+        members = np.flatnonzero(found == number)
+        typical.append(members[np.argsort(-(vectors[members] @ centers[number]), kind="stable")[:num_typical]])
+    return Clusters(rank[found], sizes[order], typical)
+
+
+# ------------------------------------------------------------------------------------------------------------- map
+
+
+def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
+    """Maps vectors to two dimensions, so that similar vectors are close to each other.
+
+    Uses UMAP if the package `umap` is installed, and otherwise t-SNE. For fewer than 10 vectors, and if all vectors are
+    equal, uses the first two principal components.
+
+    Args:
+      vectors: result of `similarity.normalize`, float32 [n, d].
+      seed: seed for the optimization.
+
+    Returns:
+      Points in [0, 1], float [n, 2], and the name of the method.
+    """
+    components = _principal_components(vectors)
+    points, method = components[:, :2], "principal components"
+    if len(vectors) >= _MIN_MAP_IMAGES and (scale := points[:, 0].std()) > 1e-6:
+        if importlib.util.find_spec("umap"):
+            import umap
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # UMAP warns that a seed disables its threads.
+                points = umap.UMAP(n_neighbors=min(15, len(vectors) - 1), random_state=seed).fit_transform(components)
+            method = "UMAP"
+        else:
+            from sklearn import manifold
+
+            tsne = manifold.TSNE(perplexity=min(30.0, (len(vectors) - 1) / 3), random_state=seed,
+                                 init=(points / scale * 1e-4).astype(np.float32))
+            points, method = tsne.fit_transform(components), "t-SNE"
+    points = points - points.min(0)
+    return points / max(points.max(initial=0), 1e-12), method
+
+
+def _principal_components(vectors):
+    """Returns the coordinates of the vectors on at least 2 and at most 50 principal components, float32 [n, c]."""
+    centered = vectors - vectors.mean(0)
+    left, values, _ = np.linalg.svd(centered, full_matrices=False)
+    components = (left * values)[:, :_MAP_COMPONENTS]
+    # The sign of a component is arbitrary. Fixing it makes the map independent of the linear algebra library.
+    largest = components[np.abs(components).argmax(0), np.arange(components.shape[1])]
+    components = components * np.where(largest < 0, -1, 1)
+    return np.pad(components, [(0, 0), (0, max(0, 2 - components.shape[1]))]).astype(np.float32)
+
+
+# --------------------------------------------------------------------------------------------------------- classes
+
+
+def predict_from_neighbors(indices: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Classifies each image by a vote of its nearest neighbors among the other images (leave-one-out).
+
+    Args:
+      indices: nearest neighbors of each image, int [n, k].
+      labels: labels in [0, num_classes), int [n].
+      num_classes: number of classes.
+
+    Returns:
+      The most frequent label of the neighbors, int [n]. In case of a tie, the smallest one, as in scikit-learn.
+    """
+    predictions = np.zeros(len(indices), np.int64)
+    for begin in range(0, len(indices), _BLOCK_ROWS):
+        votes = labels[indices[begin:begin + _BLOCK_ROWS]]
+        cells = votes + num_classes * np.arange(len(votes))[:, None]
+        counts = np.bincount(cells.ravel(), minlength=len(votes) * num_classes)
+        predictions[begin:begin + _BLOCK_ROWS] = counts.reshape(len(votes), num_classes).argmax(1)
+    return predictions
+
+
+@dataclasses.dataclass(frozen=True)
+class Confusion:
+    """Images of one class that were classified as another.
+
+    Attributes:
+      label: the true class.
+      predicted: the predicted class.
+      share: the fraction of the images of the true class.
+      images: their indices, int [m].
+    """
+
+    label: int
+    predicted: int
+    share: float
+    images: np.ndarray
+
+
+def confusions(labels: np.ndarray, predictions: np.ndarray, limit: int) -> list[Confusion]:
+    """Returns the pairs of true and predicted class with the most errors, at most `limit`, most frequent first."""
+    wrong = np.flatnonzero(labels != predictions)
+    counts = collections.Counter(zip(labels[wrong].tolist(), predictions[wrong].tolist()))
+    most_frequent = sorted(counts, key=lambda pair: (-counts[pair], pair))[:limit]
+    return [Confusion(label, predicted, counts[label, predicted] / np.count_nonzero(labels == label),
+                      wrong[(labels[wrong] == label) & (predictions[wrong] == predicted)])
+            for label, predicted in most_frequent]

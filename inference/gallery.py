@@ -1,0 +1,376 @@
+"""An HTML page that shows what an encoder considers similar, in a folder of images."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import tempfile
+import zipfile
+from collections.abc import Collection
+
+import jinja2
+import markupsafe
+import numpy as np
+
+from inference import analysis, endpoints, similarity, thumbnails, writers
+from probing.nearest_neighbors import KNN_NEIGHBORS
+from runtime import console, progress, signals
+from runtime.errors import UserError
+from runtime.paths import check_path, check_weights_path
+from sources.folders import FolderSource
+
+_NOT_WRITTEN = "the gallery was not written; run the same command again"
+_NUM_QUERIES = 12
+_NUM_NEIGHBORS = 8  # neighbors shown for each query
+_NUM_PAIRS = 24  # number of pairs shown, and of neighbors searched: see `similarity.closest_pairs`
+_NUM_OUTLIERS = 24
+_NUM_TYPICAL = 8  # images shown for each cluster
+_MAX_CLASSES = 30  # classes shown
+_NUM_CONFUSIONS, _NUM_EXAMPLES = 10, 4
+_MAX_COLORS = 20  # classes with a color in the map
+_MAX_MAP_IMAGES = 2000
+_MAX_SAMPLE = 2000  # images in the gallery of a run
+_MAX_UNREADABLE = 20  # unreadable files listed
+_THUMBNAIL_SIDE, _MAP_SIDE = 96, 48  # pixels
+_MAP_QUALITY = 70
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Readable images of a gallery.
+
+    Attributes:
+      paths: paths of the files.
+      names: names to show.
+      vectors: their vectors, finite; float32 [n, d].
+      classes: class names of the images, or None if there are no classes.
+      unreadable: dict mapping the names of unreadable images to reasons.
+      total: number of images from which these are a random sample, or None if they are not a sample.
+    """
+
+    paths: list[str]
+    names: list[str]
+    vectors: np.ndarray
+    classes: list[str] | None
+    unreadable: dict[str, str]
+    total: int | None = None
+
+
+# ---------------------------------------------------------------------------------------------------------- images
+
+
+def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "final_avg_pool",
+                  image_size: int | None = None, vectors_file: str | None = None, queries: Collection[str] = (),
+                  threshold: float = similarity.DEFAULT_THRESHOLD, num_clusters: int | None = None, seed: int = 0
+                  ) -> tuple[int, dict[str, str]]:
+    """Writes a gallery of images, and a CSV file of similar pairs next to it (see `write_page`).
+
+    Args:
+      saved_model: see `endpoints.load_endpoint`.
+      inputs: image files, and folders to search recursively (see `endpoints.find_images`).
+      out: path of the page, which ends in .html.
+      output: name of the endpoint.
+      image_size: image size in pixels. None: the model's image size, or 224 if unknown.
+      vectors_file: a .npz file from `embedding.embed` with the vectors of the images, or None to compute them.
+      queries: images whose nearest neighbors are shown in addition to those of random images: names relative to the
+        only folder, or paths.
+      threshold, num_clusters, seed: see `write_page`.
+
+    Returns:
+      The number of images in the gallery, and a dict mapping the paths of unreadable images to reasons.
+
+    Raises:
+      UserError: an argument is invalid, or no image can be read.
+      errors.Stopped: a signal arrived; nothing is written.
+    """
+    out = writers.check_out(out, (".html", ".htm"))
+    if vectors_file is None:
+        saved_model = check_weights_path("MODEL", saved_model)
+    names = endpoints.find_images(inputs)
+    if num_clusters is not None and num_clusters > len(names):
+        raise UserError(f"--clusters={num_clusters}: there are only {len(names)} images. Use at most {len(names)}.")
+    queries = _find_queries(queries, names)
+    if vectors_file is None:
+        paths, vectors, unreadable = _compute_vectors(saved_model, list(names), output, image_size)
+    else:
+        paths, vectors = _read_vectors(vectors_file, names)
+        unreadable = dict.fromkeys(names.keys() - set(paths), f"not in {vectors_file}")
+    classes = endpoints.find_classes(inputs, names)
+    images = Images(paths, [names[path] for path in paths], vectors,
+                    [classes[path] for path in paths] if classes.keys() >= set(paths) else None,
+                    {names[path]: unreadable[path] for path in sorted(unreadable)})
+    rows = {path: row for row, path in enumerate(paths)}
+    query_rows = [rows[path] for path in queries if path in rows]
+    write_page(images, saved_model, out, query_rows, threshold, num_clusters, seed)
+    return len(paths), unreadable
+
+
+def write_sample(saved_model: str, source: FolderSource, split: str, out: str, seed: int) -> None:
+    """Writes a gallery of at most 2,000 random images of a split, without the files that the source excludes.
+
+    Args:
+      saved_model: see `endpoints.load_endpoint`.
+      source: the image folder.
+      split: the split, or a slice of it.
+      out: path of the page, see `write_page`.
+      seed: seed for the sample, and for the random choices of the page.
+
+    Raises:
+      UserError: no image can be read.
+      errors.Stopped: a signal arrived; nothing is written.
+    """
+    paths, labels = source.labeled_paths(split)
+    order = np.argsort(paths)
+    if len(paths) > _MAX_SAMPLE:
+        order = order[np.sort(np.random.default_rng(seed).choice(len(paths), _MAX_SAMPLE, replace=False))]
+    class_of = {paths[row]: source.class_names[labels[row]] for row in order} if (source.num_classes or 1) > 1 else {}
+    readable, vectors, unreadable = _compute_vectors(saved_model, [paths[row] for row in order])
+    images = Images(readable, [os.path.relpath(path, source.root) for path in readable], vectors,
+                    [class_of[path] for path in readable] if class_of else None,
+                    {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
+                    len(paths) if len(paths) > len(order) else None)
+    write_page(images, saved_model, out, seed=seed)
+
+
+def _compute_vectors(saved_model, paths, output="final_avg_pool", image_size=None):
+    """Returns the readable paths, their vectors [n, d], and a dict mapping unreadable paths to reasons."""
+    console.log("loading the model")
+    function, description = endpoints.load_endpoint(saved_model, output)
+    size = image_size or description.get("image_size", 224)
+    crop = endpoints.uses_center_crop(description, size)
+    readable, unreadable, vectors = [], {}, None
+    console.log(f"computing the features of {len(paths):,} images")
+    with progress.terminal_bar(None, len(paths), "images") as bar:
+        for batch, values, batch_unreadable in endpoints.compute_endpoint(function, size, crop, paths):
+            signals.safe_point(_NOT_WRITTEN)
+            if batch:
+                values = values.reshape(len(batch), -1)
+                if vectors is None:
+                    vectors = np.empty([len(paths), values.shape[1]], np.float32)
+                vectors[len(readable):len(readable) + len(batch)] = values
+            readable += batch
+            unreadable.update(batch_unreadable)
+            bar.update(len(batch) + len(batch_unreadable))
+    if not readable:
+        raise endpoints.nothing_readable(unreadable)
+    vectors = vectors[:len(readable)]
+    _check_finite(f"MODEL={saved_model}", vectors)
+    return readable, vectors, unreadable
+
+
+def _check_finite(flag, vectors):
+    count = len(vectors) - np.count_nonzero(np.isfinite(vectors).all(1))
+    if count:
+        raise UserError(f"{flag}: {count} of {len(vectors)} vectors contain NaN or Inf. Use a checkpoint from before "
+                        "the training diverged.")
+
+
+def _read_vectors(path, names):
+    """Returns the paths of the images that have a vector in a .npz file, and their vectors, float32 [n, d]."""
+    flag = f"--vectors={path}"
+    try:
+        with np.load(check_path("vectors", path, allow_patterns=True), allow_pickle=False) as content:
+            files, vectors = content["files"], content["vectors"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or "it is not a .npz file with the arrays files and vectors"
+        raise UserError(f"{flag}: the file cannot be read ({reason}). Write it with `python -m inference embed ... "
+                        "--out=FILE.npz`.") from error
+    if files.ndim != 1 or vectors.ndim != 2 or len(files) != len(vectors) or vectors.dtype.kind != "f":
+        raise UserError(f"{flag}: the shapes of the arrays do not match: files {list(files.shape)}, vectors "
+                        f"{list(vectors.shape)}. Write the file with `python -m inference embed ... --out=FILE.npz`.")
+    row_of = {str(name): row for row, name in enumerate(files)}
+    paths = [path for path, name in names.items() if name in row_of]
+    if not paths:
+        raise UserError(f"{flag}: none of its files is among the images of INPUT. Use the folder that was embedded.")
+    vectors = vectors[[row_of[names[path]] for path in paths]].astype(np.float32)
+    _check_finite(flag, vectors)
+    missing = len(files) - len(paths)
+    if missing:
+        console.log(f"warning: {missing} of {len(files)} files in {path} are not among the images")
+    return paths, vectors
+
+
+def _find_queries(queries, names):
+    """Returns the paths of the images that `--query` names, which are relative to the folder or to the directory."""
+    path_of = {os.path.abspath(path): path for path in names}
+    path_of.update({name: path for path, name in names.items()})
+    found = []
+    for query in queries:
+        path = path_of.get(query) or path_of.get(os.path.abspath(os.path.expanduser(query)))
+        if path is None:
+            raise UserError(f"--query={query}: this file is not among the images of INPUT. Use a path, or a name "
+                            "relative to the folder.")
+        found.append(path)
+    return list(dict.fromkeys(found))
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+
+def pairs_path(out: str) -> str:
+    """Returns the path of the CSV file for a page: FILE.pairs.csv for FILE.html."""
+    return f"{os.path.splitext(out)[0]}.pairs.csv"
+
+
+def write_page(images: Images, model: str, out: str, queries: Collection[int] = (), threshold: float = similarity.DEFAULT_THRESHOLD,
+               num_clusters: int | None = None, seed: int = 0) -> None:
+    """Writes the page, and the pairs of near-duplicates as a CSV file (`first`, `second`, `similarity`) next to it.
+
+    Both files are replaced only when they are complete. The page is self-contained, and the same images, model and seed
+    give the same page.
+
+    Args:
+      images: the images.
+      model: name of the model, for the header.
+      out: path of the page; see `pairs_path` for that of the CSV file.
+      queries: indices of images whose neighbors are shown in addition to those of random images.
+      threshold: minimum cosine similarity of near-duplicates, in [-1, 1].
+      num_clusters: maximum number of clusters. None: see `analysis.default_num_clusters`.
+      seed: seed for the random choices.
+
+    Raises:
+      errors.Stopped: a signal arrived; nothing is written.
+    """
+    vectors, random = similarity.normalize(images.vectors), np.random.default_rng(seed)
+    count = len(vectors)
+    queries = list(queries)
+    chosen = np.sort(random.choice(count, min(_NUM_QUERIES, count), replace=False)).tolist()
+    console.log(f"searching for the neighbors of {count:,} images")
+    signals.safe_point(_NOT_WRITTEN)
+    neighbors = similarity.search(vectors, _NUM_PAIRS, threshold)
+    scores = analysis.outlier_scores(neighbors, KNN_NEIGHBORS)
+    console.log("clustering the images")
+    signals.safe_point(_NOT_WRITTEN)
+    clusters = analysis.find_clusters(vectors, min(num_clusters or analysis.default_num_clusters(count), count), seed,
+                                      _NUM_TYPICAL)
+    console.log("drawing the map")
+    signals.safe_point(_NOT_WRITTEN)
+    on_map = np.sort(random.choice(count, min(_MAX_MAP_IMAGES, count), replace=False))
+    page = dict(
+        model=model, images=images, count=count, mean_similarity=analysis.mean_similarity(vectors), seed=seed,
+        threshold=threshold, unreadable=list(images.unreadable.items())[:_MAX_UNREADABLE],
+        queries=[(query, query not in queries, _rows(neighbors, query)) for query in dict.fromkeys(queries + chosen)],
+        pairs=similarity.closest_pairs(neighbors, _NUM_PAIRS), num_pairs=neighbors.num_pairs,
+        num_listed=len(neighbors.pairs), pairs_file=os.path.basename(pairs_path(out)),
+        num_voters=min(KNN_NEIGHBORS, count - 1),
+        outliers=[(int(row), float(scores[row])) for row in np.argsort(scores, kind="stable")[:_NUM_OUTLIERS]],
+        clusters=[(int(size), typical.tolist(), _most_common(images.classes, clusters.assignments == number))
+                  for number, (size, typical) in enumerate(zip(clusters.sizes, clusters.typical))],
+        has_default_clusters=num_clusters is None, map=_map(images, vectors, clusters, on_map, seed),
+        classes=_classes(images.classes, neighbors) if images.classes and count > 1 else None)
+    page["thumbnails"] = _make_thumbnails(images.paths, sorted(_shown_images(page)), _THUMBNAIL_SIDE)
+    map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
+    small = _make_thumbnails(images.paths, on_map.tolist(), map_side, _MAP_QUALITY)
+    page["map"]["thumbnails"] = [small[row] for row in on_map.tolist()]
+    signals.safe_point(_NOT_WRITTEN)
+    content = _render(page).encode()
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(out)) as scratch:
+        files = {os.path.join(scratch, "pairs"): pairs_path(out), os.path.join(scratch, "page"): out}
+        temporary_pairs, temporary_page = files
+        _write_pairs(temporary_pairs, images.names, neighbors)
+        with open(temporary_page, "wb") as file:
+            file.write(content)
+        for temporary, path in files.items():
+            os.replace(temporary, path)
+    console.log(f"gallery of {count:,} images: {out} ({len(content) / 1e6:.1f} MB); {neighbors.num_pairs:,} pairs with "
+                f"a similarity of at least {threshold:g}: {pairs_path(out)}")
+
+
+def _rows(neighbors, query):
+    """Returns (index, similarity) for the shown neighbors of an image."""
+    return list(zip(neighbors.indices[query, :_NUM_NEIGHBORS].tolist(),
+                    neighbors.similarities[query, :_NUM_NEIGHBORS].tolist()))
+
+
+def _most_common(classes, selected):
+    """Returns the most common class of the selected images and its share, or None if there are no classes."""
+    if classes is None:
+        return None
+    names, counts = np.unique(np.array(classes)[selected], return_counts=True)
+    return str(names[counts.argmax()]), counts.max() / counts.sum()
+
+
+def _map(images, vectors, clusters, rows, seed):
+    """Returns the points of the map, their groups, which are classes or clusters, and the names of the groups."""
+    points, method = analysis.map_points(vectors[rows], seed)
+    if images.classes is None:
+        groups = [f"cluster {number + 1}" for number in clusters.assignments[rows]]
+        names = [f"cluster {number + 1}" for number in range(len(clusters.sizes))]
+    else:
+        groups = [images.classes[row] for row in rows]
+        classes, counts = np.unique(images.classes, return_counts=True)
+        names = classes[np.argsort(-counts, kind="stable")].tolist()
+    color_of = {name: number for number, name in enumerate(names[:_MAX_COLORS])}
+    texts = [images.names[row] + ("" if images.classes else f" ({group})") for row, group in zip(rows, groups)]
+    return dict(method=method, points=[(round(x), round(y)) for x, y in (20 + 1000 * points).tolist()],
+                height=round(40 + 1000 * points[:, 1].max()),
+                colors=[color_of.get(group, _MAX_COLORS) for group in groups], names=names[:_MAX_COLORS],
+                num_others=max(0, len(names) - _MAX_COLORS), texts=[console.printable_name(text) for text in texts])
+
+
+def _classes(classes, neighbors):
+    """Returns the leave-one-out accuracy of a nearest-neighbor classifier, per class, and the confused classes."""
+    names, labels = np.unique(classes, return_inverse=True)
+    predictions = analysis.predict_from_neighbors(neighbors.indices[:, :KNN_NEIGHBORS], labels, len(names))
+    rows = []
+    for label, name in enumerate(names.tolist()):
+        of_class = predictions[labels == label]
+        wrong = of_class[of_class != label]
+        confused = str(names[np.bincount(wrong).argmax()]) if len(wrong) else None
+        rows.append((name, len(of_class), float(np.mean(of_class == label)), confused))
+    rows.sort(key=lambda row: (row[2], row[0]))
+    confused_pairs = []
+    for confusion in analysis.confusions(labels, predictions, _NUM_CONFUSIONS):
+        examples = []
+        for image in confusion.images[:_NUM_EXAMPLES].tolist():
+            nearest = neighbors.indices[image]
+            examples.append((image, int(nearest[labels[nearest] == confusion.predicted][0])))
+        confused_pairs.append((str(names[confusion.label]), str(names[confusion.predicted]), len(confusion.images),
+                               confusion.share, examples))
+    return dict(accuracy=float(np.mean(predictions == labels)), rows=rows[:_MAX_CLASSES], num_classes=len(names),
+                majority=np.bincount(labels).max() / len(labels), pairs=confused_pairs)
+
+
+def _shown_images(page):
+    """Yields the indices of the images for which the page needs a thumbnail."""
+    for query, _, rows in page["queries"]:
+        yield from (query, *(row for row, _ in rows))
+    for first, second, _ in page["pairs"]:
+        yield from (first, second)
+    yield from (row for row, _ in page["outliers"])
+    for _, typical, _ in page["clusters"]:
+        yield from typical
+    for *_, examples in page["classes"]["pairs"] if page["classes"] else ():
+        for example in examples:
+            yield from example
+
+
+def _make_thumbnails(paths, rows, side, quality=80):
+    """Returns a dict mapping indices to thumbnails (see `thumbnails.encode`)."""
+    rows = list(dict.fromkeys(rows))
+    images = thumbnails.load_thumbnails([paths[row] for row in rows], side)
+    return {row: thumbnails.encode(image, quality)
+            for row, image in zip(rows, progress.track(images, len(rows), "thumbnails"))}
+
+
+def _write_pairs(path, names, neighbors):
+    """Writes one line per pair of near-duplicates, the most similar first."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["first", "second", "similarity"])
+        for (first, second), value in zip(neighbors.pairs, neighbors.pair_similarities):
+            rows.writerow([writers.quote_path(names[first]), writers.quote_path(names[second]), f"{value:.6f}"])
+
+
+def _render(page):
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined, finalize=_finalize)
+    environment.policies["json.dumps_kwargs"] = dict(separators=(",", ":"))
+    return environment.get_template("gallery.html.jinja").render(page)
+
+
+def _finalize(value):
+    """Escapes control characters in a template value. Leaves the output of macros and filters, which is HTML, as is."""
+    return console.printable_name(value) if type(value) is str and not isinstance(value, markupsafe.Markup) else value

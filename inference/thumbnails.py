@@ -1,0 +1,52 @@
+"""Thumbnails of image files."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from concurrent import futures
+
+from PIL import Image
+
+from runtime.errors import UserError
+from sources import image_files
+
+_BATCH = 256  # number of files submitted to the thread pool at a time
+
+
+def load_thumbnail(path: str, side: int) -> Image.Image | None:
+    """Returns an image file as an upright RGB image whose longer side has at most `side` pixels.
+
+    Reads the same files as the network does (see `image_files.convert`). Smaller images are not enlarged. Returns None
+    if the file cannot be read.
+    """
+    try:
+        with image_files.checked_content(path) as content:
+            image = Image.open(io.BytesIO(image_files.convert(content)), formats=("JPEG", "PNG", "BMP"))
+            image.draft("RGB", (2 * side, 2 * side))  # JPEG files are decoded at a reduced size, which is faster.
+            image = image_files.to_rgb(image)
+            image.thumbnail((side, side))
+            return image
+    except MemoryError:
+        raise
+    except (image_files.UnusableImage, UserError):
+        return None
+    except Exception:  # Pillow raises exceptions of many types for corrupt files.
+        return None
+
+
+def load_thumbnails(paths: list[str], side: int) -> Iterator[Image.Image | None]:
+    """Yields the result of `load_thumbnail` for each path, in order. Uses several threads."""
+    with futures.ThreadPoolExecutor() as pool:
+        for begin in range(0, len(paths), _BATCH):
+            yield from pool.map(lambda path: load_thumbnail(path, side), paths[begin:begin + _BATCH])
+
+
+def encode(image: Image.Image | None, quality: int = 80) -> str | None:
+    """Returns an image as the data URI of a JPEG file, for embedding in an HTML page; None for None."""
+    if image is None:
+        return None
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
