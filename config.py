@@ -76,7 +76,7 @@ SECTIONS = {"Mode and paths": "mode",
 
 _MAX_NAME_BYTES = 255  # limit in common file systems
 # Names reserved in a model_dir; --eval_name must not be one of them.
-_RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|json|png|npz|lock|log)")
+_RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)")
 
 
 def setting(default: object, help_text: str, *, choices: tuple | None = None, minimum: float | None = None,
@@ -483,6 +483,11 @@ class Config:
         False, "Also run lbfgs and knn on the projections z = g(h) (paper, 4.2 and Figure 8)."
     )
     eval_name: str | None = setting(None, "Sub-folder of model_dir for the results of this evaluation.", output=True)
+    gallery: bool | None = setting(
+        None, "After --mode=train_then_eval, write model_dir/gallery.html: nearest neighbors, near-duplicates, outliers, a "
+        "map and clusters of at most 2,000 training images. Requires an image folder. If not set, the page is written "
+        "for image folders without classes.", no_effect=True,
+    )
     eval_timeout: float = setting(
         0.0, "Seconds without a new checkpoint after which --mode=eval ends; 0 waits forever.", minimum=0,
         no_effect=True,
@@ -723,6 +728,11 @@ def _check_evaluation(config):
                      "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.")
     if config.keep_best and not (config.eval_epochs or {"linear_head", "knn"} & set(config.eval_protocols)):
         raise _error(config, "keep_best", "requires an accuracy. Add linear_head or knn to --eval_protocol.")
+    if config.gallery and config.mode != "train_then_eval":
+        raise _error(config, "gallery", "only --mode=train_then_eval writes a gallery. Use that mode, or `python -m "
+                     "inference gallery`.")
+    if config.gallery and not config.dataset.startswith("folder:"):
+        raise _error(config, "gallery", "requires an image folder. Use --dataset=folder:PATH, or remove the flag.")
     for name in ("eval_baselines", "eval_projections"):
         if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
             raise _error(config, name, "only valid with lbfgs or knn. Add one of them to --eval_protocol.")

@@ -11,6 +11,7 @@ import math
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Collection
 
 from runtime import console
@@ -70,7 +71,8 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     from checkpoints import checkpoint_files, inspection, run_directory, weight_files
     from checkpoints.lock import Lock
     from export import saving
-    from runtime import devices, hosts, progress, signals
+    from inference import gallery
+    from runtime import devices, hosts, progress, signals, storage
     from sources import datasets, image_checks
     from sources.folders import FolderSource
     from sources.source import Source
@@ -291,7 +293,8 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
                 console.log("exporting the SavedModel")
                 saved_model = saving.export_to_model_dir(
                     config, source.class_names, trained.checkpoint, results, source.multi_label, check_lock)
-                console.log(_summary(config, source, trained, results, saved_model, elapsed()))
+                gallery_path = _write_gallery(config, source, saved_model, check_lock)
+                console.log(_summary(config, source, trained, results, saved_model, gallery_path, elapsed()))
             hosts.barrier(strategy)  # If one host exits early, collective operations fail on the others.
 
 
@@ -399,7 +402,29 @@ def _prepare_directory(config, source, strategy):
         run_directory.check_no_user_files(config.model_dir)
 
 
-def _summary(config, source, trained, results, saved_model, seconds):
+def _write_gallery(config, source, saved_model, check):
+    """Writes the gallery if `--gallery` requests it. Returns its path, or None.
+
+    An error is only logged, because the results of the run are complete.
+    """
+    is_default = config.mode == "train_then_eval" and isinstance(source, FolderSource) and source.num_classes is None
+    if not (is_default if config.gallery is None else config.gallery):
+        return None
+    try:
+        console.log("writing the gallery")
+        with tempfile.TemporaryDirectory() as scratch:  # `model_dir` may be on gs://.
+            files = gallery.write_sample(saved_model, source, config.train_split, scratch, config.seed)
+            check()
+            for file in files:
+                with open(file, "rb") as content:
+                    storage.write_bytes(os.path.join(config.model_dir, os.path.basename(file)), content.read())
+        return os.path.join(config.model_dir, os.path.basename(files[0]))
+    except Exception as error:
+        console.log(f"warning: the gallery was not written: {first_line(error)}")
+        return None
+
+
+def _summary(config, source, trained, results, saved_model, gallery_path, seconds):
     """Returns the table to print at the end of a run."""
     rows = evaluate.result_rows(results)
     rows += [None] if rows else []
@@ -408,6 +433,7 @@ def _summary(config, source, trained, results, saved_model, seconds):
     rows += [("skipped steps (overflow)", trained.skipped_steps)] if trained.skipped_steps else []
     rows += [("checkpoint", trained.checkpoint), ("SavedModel", saved_model)]
     rows += [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
+    rows += [("gallery", gallery_path)] if gallery_path else []
     rows += [("run directory", config.model_dir)]
     return console.format_table(f"{config.network_name} on {source.name}", rows)
 

@@ -24,8 +24,8 @@ _SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
 _SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
 _TEMPORARY_FILE = re.compile(
     r"ckpt-\d+\.(index|data-\d{5}-of-\d{5})\.tempstate\d+|checkpoint\.tmp[0-9a-f]{32}"
-    r"|((flags|classes|images|data|result(_\d+)?)\.json|predictions_\d+\.npz|history\.csv|(views|curves)\.png)"
-    r"\.\d+\.tmp")
+    r"|((flags|classes|images|data|result(_\d+)?)\.json|predictions_\d+\.npz|history\.csv|(views|curves)\.png"
+    r"|gallery\.(html|pairs\.csv))\.\d+\.tmp")
 
 
 def check_writable(directory: str) -> None:
@@ -81,7 +81,8 @@ def check_no_user_files(directory: str) -> None:
     """Raises `UserError` if a directory without checkpoints contains user files that a run would overwrite."""
     if (read_flags(directory) or {}).get("train_mode") is not None:
         return  # A run was started here but has not written a checkpoint yet.
-    for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA, "views.png", *training_log.FILES):
+    for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA, "views.png", "gallery.html", "gallery.pairs.csv",
+                 *training_log.FILES):
         if tf.io.gfile.exists(os.path.join(directory, name)):
             raise UserError(f"--model_dir={directory}: {name} was not written by a run and would be overwritten. "
                             "Choose another directory, or move the file.")

@@ -120,6 +120,8 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
             tsne = manifold.TSNE(perplexity=min(30.0, (len(vectors) - 1) / 3), random_state=seed,
                                  init=(points / scale * 1e-4).astype(np.float32))
             points, method = tsne.fit_transform(components), "t-SNE"
+    if np.ptp(points[:, 1]) > np.ptp(points[:, 0]):
+        points = points[:, ::-1]  # The directions are arbitrary, and pages are wider than high.
     points = points - points.min(0)
     return points / max(points.max(initial=0), 1e-12), method
 

@@ -92,8 +92,8 @@ def _parser():
                          f"probable classes: {formats}")
     gallery.add_argument("--out", required=True, metavar="FILE.html", help="output file; similar pairs are written to "
                          "FILE.pairs.csv")
-    gallery.add_argument("--vectors", metavar="FILE.npz", help="read the vectors from a file that `embed` wrote instead "
-                         "of computing them; the model is then not loaded")
+    gallery.add_argument("--vectors", metavar="FILE.npz", help="read the vectors from a file that `embed` wrote "
+                         "instead of computing them; the model is then not loaded")
     gallery.add_argument("--query", action="append", default=[], metavar="FILE",
                          help="show the nearest neighbors of this image; may be repeated")
     gallery.add_argument("--threshold", type=_parse_similarity, default=similarity.DEFAULT_THRESHOLD,

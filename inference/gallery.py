@@ -103,18 +103,22 @@ def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "
     rows = {path: row for row, path in enumerate(paths)}
     query_rows = [rows[path] for path in queries if path in rows]
     write_page(images, saved_model, out, query_rows, threshold, num_clusters, seed)
+    console.log(f"wrote {out} and {pairs_path(out)}")
     return len(paths), unreadable
 
 
-def write_sample(saved_model: str, source: FolderSource, split: str, out: str, seed: int) -> None:
+def write_sample(saved_model: str, source: FolderSource, split: str, directory: str, seed: int) -> list[str]:
     """Writes a gallery of at most 2,000 random images of a split, without the files that the source excludes.
 
     Args:
       saved_model: see `endpoints.load_endpoint`.
       source: the image folder.
       split: the split, or a slice of it.
-      out: path of the page, see `write_page`.
+      directory: directory for the page, gallery.html, and the CSV file, gallery.pairs.csv.
       seed: seed for the sample, and for the random choices of the page.
+
+    Returns:
+      The paths of the page and the CSV file.
 
     Raises:
       UserError: no image can be read.
@@ -130,7 +134,9 @@ def write_sample(saved_model: str, source: FolderSource, split: str, out: str, s
                     [class_of[path] for path in readable] if class_of else None,
                     {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
                     len(paths) if len(paths) > len(order) else None)
+    out = os.path.join(directory, "gallery.html")
     write_page(images, saved_model, out, seed=seed)
+    return [out, pairs_path(out)]
 
 
 def _compute_vectors(saved_model, paths, output="final_avg_pool", image_size=None):
@@ -213,8 +219,8 @@ def pairs_path(out: str) -> str:
     return f"{os.path.splitext(out)[0]}.pairs.csv"
 
 
-def write_page(images: Images, model: str, out: str, queries: Collection[int] = (), threshold: float = similarity.DEFAULT_THRESHOLD,
-               num_clusters: int | None = None, seed: int = 0) -> None:
+def write_page(images: Images, model: str, out: str, queries: Collection[int] = (),
+               threshold: float = similarity.DEFAULT_THRESHOLD, num_clusters: int | None = None, seed: int = 0) -> None:
     """Writes the page, and the pairs of near-duplicates as a CSV file (`first`, `second`, `similarity`) next to it.
 
     Both files are replaced only when they are complete. The page is self-contained, and the same images, model and seed
@@ -273,8 +279,8 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
             file.write(content)
         for temporary, path in files.items():
             os.replace(temporary, path)
-    console.log(f"gallery of {count:,} images: {out} ({len(content) / 1e6:.1f} MB); {neighbors.num_pairs:,} pairs with "
-                f"a similarity of at least {threshold:g}: {pairs_path(out)}")
+    console.log(f"gallery: {count:,} images, {len(content) / 1e6:.1f} MB, {neighbors.num_pairs:,} pairs with a similarity "
+                f"of at least {threshold:g}")
 
 
 def _rows(neighbors, query):

@@ -17,7 +17,8 @@ GROUPS = [
     {"data", "model"},
     {"checkpoints"},
     {"train", "evaluate", "export"},
-    {"inference", "transfer", "run"},
+    {"inference", "transfer"},
+    {"run"},
     {"paper", "benchmarks"},
 ]
 GROUP_OF = {name: number for number, names in enumerate(GROUPS) for name in names}
