@@ -484,9 +484,11 @@ class Config:
     )
     eval_name: str | None = setting(None, "Sub-folder of model_dir for the results of this evaluation.", output=True)
     gallery: bool | None = setting(
-        None, "After --mode=train_then_eval, write model_dir/gallery.html: nearest neighbors, near-duplicates, outliers, a "
+        None,
+        "After --mode=train_then_eval, write model_dir/gallery.html: nearest neighbors, near-duplicates, outliers, a "
         "map and clusters of at most 2,000 training images. Requires an image folder. If not set, the page is written "
-        "for image folders without classes.", no_effect=True,
+        "for image folders without classes.",
+        no_effect=True,
     )
     eval_timeout: float = setting(
         0.0, "Seconds without a new checkpoint after which --mode=eval ends; 0 waits forever.", minimum=0,

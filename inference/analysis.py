@@ -35,6 +35,17 @@ def mean_similarity(vectors: np.ndarray) -> float:
     return float((total @ total - own) / (count * (count - 1))) if count > 1 else float("nan")
 
 
+def _one_thread():
+    """Returns a context manager that limits scikit-learn to one thread.
+
+    The result then does not depend on the number of cores. With a few hundred vectors, threads would also spend most of
+    their time waiting for each other.
+    """
+    import threadpoolctl
+
+    return threadpoolctl.threadpool_limits(1, "openmp")
+
+
 # -------------------------------------------------------------------------------------------------------- clusters
 
 
@@ -73,7 +84,7 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
         estimator = cluster.MiniBatchKMeans(num_clusters, random_state=seed, n_init=3)
     else:
         estimator = cluster.KMeans(num_clusters, random_state=seed, n_init=3)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _one_thread():
         warnings.simplefilter("ignore")  # Duplicates may leave clusters empty; these are dropped below.
         found = estimator.fit_predict(vectors)
     sizes = np.bincount(found, minlength=num_clusters)
@@ -119,7 +130,9 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
 
             tsne = manifold.TSNE(perplexity=min(30.0, (len(vectors) - 1) / 3), random_state=seed,
                                  init=(points / scale * 1e-4).astype(np.float32))
-            points, method = tsne.fit_transform(components), "t-SNE"
+            with _one_thread():
+                points = tsne.fit_transform(components)
+            method = "t-SNE"
     if np.ptp(points[:, 1]) > np.ptp(points[:, 0]):
         points = points[:, ::-1]  # The directions are arbitrary, and pages are wider than high.
     points = points - points.min(0)

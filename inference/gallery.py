@@ -20,7 +20,6 @@ from runtime.errors import UserError
 from runtime.paths import check_path, check_weights_path
 from sources.folders import FolderSource
 
-_NOT_WRITTEN = "the gallery was not written; run the same command again"
 _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # neighbors shown for each query
 _NUM_PAIRS = 24  # number of pairs shown, and of neighbors searched: see `similarity.closest_pairs`
@@ -149,7 +148,7 @@ def _compute_vectors(saved_model, paths, output="final_avg_pool", image_size=Non
     console.log(f"computing the features of {len(paths):,} images")
     with progress.terminal_bar(None, len(paths), "images") as bar:
         for batch, values, batch_unreadable in endpoints.compute_endpoint(function, size, crop, paths):
-            signals.safe_point(_NOT_WRITTEN)
+            signals.safe_point(similarity.NOT_WRITTEN)
             if batch:
                 values = values.reshape(len(batch), -1)
                 if vectors is None:
@@ -243,15 +242,15 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
     queries = list(queries)
     chosen = np.sort(random.choice(count, min(_NUM_QUERIES, count), replace=False)).tolist()
     console.log(f"searching for the neighbors of {count:,} images")
-    signals.safe_point(_NOT_WRITTEN)
+    signals.safe_point(similarity.NOT_WRITTEN)
     neighbors = similarity.search(vectors, _NUM_PAIRS, threshold)
     scores = analysis.outlier_scores(neighbors, KNN_NEIGHBORS)
     console.log("clustering the images")
-    signals.safe_point(_NOT_WRITTEN)
+    signals.safe_point(similarity.NOT_WRITTEN)
     clusters = analysis.find_clusters(vectors, min(num_clusters or analysis.default_num_clusters(count), count), seed,
                                       _NUM_TYPICAL)
     console.log("drawing the map")
-    signals.safe_point(_NOT_WRITTEN)
+    signals.safe_point(similarity.NOT_WRITTEN)
     on_map = np.sort(random.choice(count, min(_MAX_MAP_IMAGES, count), replace=False))
     page = dict(
         model=model, images=images, count=count, mean_similarity=analysis.mean_similarity(vectors), seed=seed,
@@ -269,7 +268,7 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
     map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
     small = _make_thumbnails(images.paths, on_map.tolist(), map_side, _MAP_QUALITY)
     page["map"]["thumbnails"] = [small[row] for row in on_map.tolist()]
-    signals.safe_point(_NOT_WRITTEN)
+    signals.safe_point(similarity.NOT_WRITTEN)
     content = _render(page).encode()
     with tempfile.TemporaryDirectory(dir=os.path.dirname(out)) as scratch:
         files = {os.path.join(scratch, "pairs"): pairs_path(out), os.path.join(scratch, "page"): out}
@@ -279,8 +278,8 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
             file.write(content)
         for temporary, path in files.items():
             os.replace(temporary, path)
-    console.log(f"gallery: {count:,} images, {len(content) / 1e6:.1f} MB, {neighbors.num_pairs:,} pairs with a similarity "
-                f"of at least {threshold:g}")
+    console.log(f"gallery: {count:,} images, {len(content) / 1e6:.1f} MB, {neighbors.num_pairs:,} pairs with a "
+                f"similarity of at least {threshold:g}")
 
 
 def _rows(neighbors, query):
@@ -355,9 +354,11 @@ def _shown_images(page):
 def _make_thumbnails(paths, rows, side, quality=80):
     """Returns a dict mapping indices to thumbnails (see `thumbnails.encode`)."""
     rows = list(dict.fromkeys(rows))
-    images = thumbnails.load_thumbnails([paths[row] for row in rows], side)
-    return {row: thumbnails.encode(image, quality)
-            for row, image in zip(rows, progress.track(images, len(rows), "thumbnails"))}
+    images, encoded = thumbnails.load_thumbnails([paths[row] for row in rows], side), {}
+    for row, image in zip(rows, progress.terminal_bar(images, len(rows), "thumbnails")):
+        signals.safe_point(similarity.NOT_WRITTEN)
+        encoded[row] = thumbnails.encode(image, quality)
+    return encoded
 
 
 def _write_pairs(path, names, neighbors):
@@ -366,7 +367,7 @@ def _write_pairs(path, names, neighbors):
         rows = csv.writer(file)
         rows.writerow(["first", "second", "similarity"])
         for (first, second), value in zip(neighbors.pairs, neighbors.pair_similarities):
-            rows.writerow([writers.quote_path(names[first]), writers.quote_path(names[second]), f"{value:.6f}"])
+            rows.writerow([writers.quote_path(names[first]), writers.quote_path(names[second]), f"{value:.5f}"])
 
 
 def _render(page):

@@ -6,12 +6,13 @@ import dataclasses
 
 import numpy as np
 
-from runtime import progress
+from runtime import progress, signals
 
+NOT_WRITTEN = "the gallery was not written; run the same command again"
 DEFAULT_THRESHOLD = 0.95
 BLOCK_ROWS = 1024  # A block of similarities then takes 4 MB.
 MAX_PAIRS = 1_000_000  # An encoder that maps all images to the same vector would otherwise list n^2 / 2 pairs.
-_ROUNDING = 1e-6  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
+_ROUNDING = 1e-5  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,8 @@ def search(vectors: np.ndarray, k: int, threshold: float, max_pairs: int = MAX_P
     pairs = _ClosestPairs(threshold - _ROUNDING, max_pairs)
     starts = range(0, count, block_rows)
     blocks = [(first, second) for first in starts for second in starts if second >= first]
-    for first, second in progress.track(blocks, len(blocks), "neighbors"):
+    for first, second in progress.terminal_bar(blocks, len(blocks), "neighbors"):
+        signals.safe_point(NOT_WRITTEN)
         rows, columns = slice(first, first + block_rows), slice(second, second + block_rows)
         block = vectors[rows] @ vectors[columns].T
         if first == second:

@@ -1,0 +1,377 @@
+"""Galleries: duplicates, outliers, clusters, confused classes, the page, and command-line errors."""
+
+import csv
+import html
+import json
+import os
+import re
+import signal
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+from sklearn import neighbors as sklearn_neighbors
+
+from inference import analysis, endpoints, gallery, similarity, thumbnails
+from inference import cli as inference_cli
+from runtime.errors import STOPPED_STATUS, UserError
+from sources import folders
+
+STRANGE_NAME = '<b>x&".jpg'
+
+
+def smooth_image(random, side=48):
+    """Returns a random image without fine detail: uint8 [side, side, 3]."""
+    image = Image.fromarray(random.integers(0, 256, [3, 3, 3], np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+    return np.asarray(image)
+
+
+def encode_pixels(path):
+    """Returns a deterministic vector of an image file: its 8 x 8 pixels and their differences, centered."""
+    pixels = np.asarray(Image.open(path).convert("RGB").resize((8, 8)), np.float32) / 255
+    return np.concatenate([(pixels - 0.5).ravel(), 2 * np.diff(pixels, axis=0).ravel()])
+
+
+def write_vectors(folder, out, encode=encode_pixels):
+    """Writes the vectors of all images in a folder as `embed` does. Returns the names."""
+    names = endpoints.find_images([str(folder)])
+    np.savez(out, files=list(names.values()), vectors=np.stack([encode(path) for path in names]).astype(np.float32))
+    return list(names.values())
+
+
+def run_gallery(folder, vectors, out, *arguments):
+    """Runs `python -m inference gallery` with given vectors in place of a model."""
+    inference_cli.main(["gallery", "some model", str(folder), f"--vectors={vectors}", f"--out={out}", *arguments])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Writes 40 smooth images, a copy of one of them in another format, 3 noise images and a corrupt file."""
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for number in range(40):
+        name = STRANGE_NAME if number == 7 else f"{number:02}.jpg"
+        Image.fromarray(smooth_image(random)).save(folder / name, quality=95)
+    Image.open(folder / "11.jpg").save(folder / "copy of 11.png")
+    for number in range(3):
+        Image.fromarray(random.integers(0, 256, [48, 48, 3], np.uint8)).save(folder / f"noise{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(photos, tmp_path_factory):
+    """Writes a gallery of `photos`. Returns the directory and the text of the page."""
+    directory = tmp_path_factory.mktemp("page")
+    write_vectors(photos, directory / "v.npz")
+    run_gallery(photos, directory / "v.npz", directory / "g.html", "--query=12.jpg", f"--query={photos / '13.jpg'}")
+    return directory, (directory / "g.html").read_text()
+
+
+def section(text, name):
+    """Returns the part of a page from one heading of the second level to the next."""
+    return text.partition(f'<h2 id="{name}">')[2].partition("<h2")[0]
+
+
+def captions(text):
+    """Returns the file names in the captions of a part of a page."""
+    return [html.unescape(name) for name in re.findall(r'<figcaption title="([^"]*)"', text)]
+
+
+# ------------------------------------------------------------------------------------------------------------ page
+
+
+def test_page_has_no_external_references_and_escapes_file_names(page):
+    text = page[1]
+    assert not re.search(r"https?:|//\w|@import|url\(", re.sub(r"data:image/jpeg;base64,[\w+/=]+", "", text))
+    assert "<b>x" not in text and "&lt;b&gt;x&amp;&#34;.jpg" in text
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text)[1])
+    assert sum(label.startswith(STRANGE_NAME) for label in data["texts"]) == 1 and len(data["images"]) == 44
+    assert all(image.startswith("data:image/jpeg;base64,/9j/") for image in data["images"])
+    assert "some model" in text and "44 images" in text
+
+
+def test_same_images_and_seed_give_the_same_page(page, photos):
+    directory, text = page
+    run_gallery(photos, directory / "v.npz", directory / "again.html", "--query=12.jpg", f"--query={photos / '13.jpg'}")
+    assert (directory / "again.html").read_text() == text.replace("g.pairs.csv", "again.pairs.csv")
+
+
+def test_copy_in_another_format_is_the_closest_pair(page):
+    first, second = captions(section(page[1], "duplicates"))[:2]
+    assert {first, second} == {"11.jpg", "copy of 11.png"}
+    header, *rows = csv.reader((page[0] / "g.pairs.csv").open())
+    assert header == ["first", "second", "similarity"]
+    assert rows[0][:2] == ["11.jpg", "copy of 11.png"] and float(rows[0][2]) > 0.99
+    values = [float(row[2]) for row in rows]
+    assert values == sorted(values, reverse=True) and min(values) >= 0.95
+
+
+def test_noise_images_are_the_outliers(page):
+    assert set(captions(section(page[1], "outliers"))[:3]) == {"noise0.png", "noise1.png", "noise2.png"}
+
+
+def test_queries_are_shown_with_their_nearest_neighbors(page, photos):
+    text = section(page[1], "neighbors")
+    names = captions(text)
+    assert names[0] == "12.jpg" and names[9] == "13.jpg" and text.count("query:") == 2
+    assert 12 * 9 <= len(names) <= 14 * 9
+    all_names = sorted(os.listdir(photos))
+    vectors = similarity.normalize(np.stack([encode_pixels(photos / name) for name in all_names]))
+    similarities = vectors @ vectors[all_names.index("12.jpg")]
+    assert names[1:9] == [all_names[row] for row in np.argsort(-similarities)[1:9]]
+
+
+def test_spreadsheets_do_not_evaluate_file_names(tmp_path):
+    for name in ("=a.png", "b.png"):
+        Image.new("RGB", (8, 8), "red").save(tmp_path / name)
+    write_vectors(tmp_path, tmp_path / "v.npz")
+    run_gallery(tmp_path, tmp_path / "v.npz", tmp_path / "g.html")
+    assert (tmp_path / "g.pairs.csv").read_text().splitlines()[1] == "./=a.png,b.png,1.00000"
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_small_folders_have_a_gallery(count, tmp_path):
+    for number in range(count):
+        Image.new("RGB", (8, 8), (60 * number, 9, 200)).save(tmp_path / f"{number}.png")
+    write_vectors(tmp_path, tmp_path / "v.npz")
+    run_gallery(tmp_path, tmp_path / "v.npz", tmp_path / "g.html")
+    assert set(captions((tmp_path / "g.html").read_text())) == {f"{number}.png" for number in range(count)}
+
+
+def test_equal_vectors_and_zero_vectors_have_a_gallery(photos, tmp_path):
+    for value in (0.0, 1.0):
+        write_vectors(photos, tmp_path / "v.npz", lambda path, value=value: np.full(4, value))
+        run_gallery(photos, tmp_path / "v.npz", tmp_path / "g.html")
+        text = (tmp_path / "g.html").read_text()
+        assert f"Mean similarity of all pairs of images: {value:.3f}" in text and "nan" not in text.split("<script")[0]
+
+
+def test_model_vectors_and_unreadable_images(photos, tmp_path, monkeypatch, capsys):
+    """Runs a gallery without --vectors, with a function in place of a SavedModel."""
+    (photos / "broken.jpg").write_bytes(b"no image")
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
+        lambda images: tf.reshape(tf.image.resize(images, [4, 4]), [-1, 48]) - 0.5, {"image_size": 16}))
+    try:
+        inference_cli.main(["gallery", "model", str(photos), f"--out={tmp_path / 'g.html'}", "--query=broken.jpg"])
+    finally:
+        (photos / "broken.jpg").unlink()
+    printed, text = capsys.readouterr().out, (tmp_path / "g.html").read_text()
+    assert "computing the features of 45 images" in printed and f"skipped {photos / 'broken.jpg'}: " in printed
+    assert "1 images are not shown" in text and "broken.jpg: not an image" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.html", "g.pairs.csv"]
+
+
+def test_signal_leaves_no_files(photos, tmp_path, monkeypatch, capsys):
+    def stopped(images):
+        signal.raise_signal(signal.SIGTERM)
+        return tf.zeros([len(images), 3])
+
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (stopped, {"image_size": 8}))
+    with pytest.raises(SystemExit) as stop:
+        inference_cli.main(["gallery", "model", str(photos), f"--out={tmp_path / 'g.html'}"])
+    assert stop.value.code == STOPPED_STATUS and not list(tmp_path.iterdir())
+    assert "stopped by SIGTERM: the gallery was not written; run the same command again" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--out=g.txt"], "g.txt: unsupported format. Use a file name that ends in .html"),
+    (["--threshold=2"], "must be a number from -1 to 1; got 2"), (["--threshold=x"], "got x"),
+    (["--clusters=0"], "must be a positive integer; got 0"), (["--clusters=100"], "--clusters=100: there are only 44"),
+    (["--seed=-1"], "--seed"), (["--query=missing.jpg"], "--query=missing.jpg: this file is not among the images"),
+    (["--vectors=missing.npz"], "--vectors=missing.npz: the file cannot be read (No such file"),
+    (["--vectors=text.npz"], "it is not a .npz file with the arrays files and vectors"),
+    (["--vectors=other.npz"], "other.npz: none of its files is among the images"),
+    (["--vectors=shapes.npz"], "shapes.npz: the shapes of the arrays do not match"),
+    (["--vectors=nan.npz"], "nan.npz: 1 of 1 vectors contain NaN or Inf")])
+def test_invalid_arguments_give_one_line_errors(arguments, words, photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.npz").write_text("text")
+    np.savez("other.npz", files=["other.jpg"], vectors=np.ones([1, 2], np.float32))
+    np.savez("shapes.npz", files=["11.jpg"], vectors=np.ones([2, 2], np.float32))
+    np.savez("nan.npz", files=["11.jpg"], vectors=np.full([1, 2], np.nan, np.float32))
+    before = set(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        inference_cli.main(["gallery", "model", str(photos), "--out=g.html", *arguments])
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2 and words in printed and printed.count("\n") == 1
+    assert set(tmp_path.iterdir()) == before
+
+
+# --------------------------------------------------------------------------------------------------------- classes
+
+
+@pytest.fixture(scope="module")
+def labeled(tmp_path_factory):
+    """Writes images of 3 classes in two splits, with vectors in which two images of class a look like class b."""
+    folder, random = tmp_path_factory.mktemp("labeled"), np.random.default_rng(1)
+    centers = dict(zip("abc", np.eye(3)))
+    vectors = {}
+    for split, count in (("train", 12), ("test", 4)):
+        for name in "abc":
+            for number in range(count):
+                path = folder / split / name / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8)).save(path)
+                is_wrong = split == "train" and name == "a" and number < 2
+                vectors[str(path.relative_to(folder))] = centers["b" if is_wrong else name] + random.normal(0, 0.1, 3)
+    np.savez(folder / "v.npz", files=list(vectors), vectors=np.stack(list(vectors.values())).astype(np.float32))
+    return folder
+
+
+def test_confused_classes_are_shown_and_split_folders_are_not_classes(labeled, tmp_path):
+    run_gallery(labeled, labeled / "v.npz", tmp_path / "g.html")
+    text = section((tmp_path / "g.html").read_text(), "classes")
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", text)
+    assert [row[:2] for row in rows] == [("a", "16"), ("b", "16"), ("c", "16")]
+    assert rows[0][2:] == ("87.5 %", "b") and rows[2][2:] == ("100.0 %", "")
+    assert "a, classified as b: 2 images (12.5 % of the class)" in text
+    examples = captions(text)
+    assert set(examples[::2]) == {"train/a/0.png", "train/a/1.png"} and all("/b/" in name for name in examples[1::2])
+
+
+def test_folders_that_are_not_a_valid_data_set_have_no_classes(labeled, tmp_path, capsys):
+    names = endpoints.find_images([str(labeled)])
+    assert set(endpoints.find_classes([str(labeled)], names).values()) == set("abc")
+    assert endpoints.find_classes([str(labeled), str(labeled)], names) == {}
+    Image.new("RGB", (8, 8)).save(labeled / "loose.png")
+    assert endpoints.find_classes([str(labeled)], endpoints.find_images([str(labeled)])) == {}
+    (labeled / "loose.png").unlink()
+    assert "no classes are used: images (loose.png, ...) are next to split folders" in capsys.readouterr().out
+
+
+def test_leave_one_out_predictions_match_scikit_learn():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 4, 50)
+    vectors = similarity.normalize(np.eye(4)[labels] + random.normal(0, 0.7, [50, 4]))
+    indices = similarity.search(vectors, 10, 2.0).indices[:, :5]
+    predictions = analysis.predict_from_neighbors(indices, labels, 4)
+    for row in range(50):
+        others = np.arange(50) != row
+        classifier = sklearn_neighbors.KNeighborsClassifier(5, metric="cosine").fit(vectors[others], labels[others])
+        assert predictions[row] == classifier.predict(vectors[[row]])[0]
+    confusions = analysis.confusions(labels, predictions, 100)
+    assert sum(len(confusion.images) for confusion in confusions) == np.count_nonzero(labels != predictions)
+    for confusion in confusions:
+        assert (labels[confusion.images] == confusion.label).all()
+        assert (predictions[confusion.images] == confusion.predicted).all()
+        assert confusion.share == len(confusion.images) / np.count_nonzero(labels == confusion.label)
+
+
+# -------------------------------------------------------------------------------------------------------- analysis
+
+
+def test_mean_similarity_matches_the_mean_over_all_pairs():
+    vectors = similarity.normalize(np.random.default_rng(0).normal(1, 1, [30, 5]))
+    matrix = vectors @ vectors.T
+    assert analysis.mean_similarity(vectors) == pytest.approx((matrix.sum() - np.trace(matrix)) / (30 * 29), abs=1e-5)
+
+
+def test_clusters_are_sorted_by_size_and_typical_images_are_closest_to_the_center():
+    random = np.random.default_rng(0)
+    truth = np.repeat([0, 1, 2], [10, 50, 25])
+    vectors = similarity.normalize(np.eye(8)[truth] + random.normal(0, 0.05, [85, 8]))
+    clusters = analysis.find_clusters(vectors, 3, 0, 4)
+    assert clusters.sizes.tolist() == [50, 25, 10]
+    for number, original in enumerate([1, 2, 0]):
+        assert (truth[clusters.assignments == number] == original).all()
+        members = np.flatnonzero(truth == original)
+        distances = np.linalg.norm(vectors[members] - similarity.normalize(vectors[members].mean(0)[None]), axis=1)
+        np.testing.assert_array_equal(clusters.typical[number], members[np.argsort(distances)[:4]])
+
+
+def test_map_places_similar_vectors_next_to_each_other():
+    truth = np.repeat([0, 1, 2], 20)
+    vectors = similarity.normalize(np.eye(8)[truth] + np.random.default_rng(0).normal(0, 0.05, [60, 8]))
+    points, method = analysis.map_points(vectors, 0)
+    assert method in ("t-SNE", "UMAP") and points.min() >= 0 and points.max() == 1
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    assert (truth[distances.argmin(1)] == truth).all()
+    np.testing.assert_array_equal(points, analysis.map_points(vectors, 0)[0])
+
+
+def test_umap_is_used_if_it_is_installed(monkeypatch):
+    class UMAP:
+        def __init__(self, n_neighbors, random_state):
+            assert (n_neighbors, random_state) == (15, 3)
+
+        def fit_transform(self, components):
+            return components[:, 2:4]
+
+    module = types.ModuleType("umap")
+    module.UMAP, module.__spec__ = UMAP, types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "umap", module)
+    points, method = analysis.map_points(np.random.default_rng(0).normal(size=[30, 8]).astype(np.float32), 3)
+    assert method == "UMAP" and points.shape == (30, 2)
+
+
+# ------------------------------------------------------------------------------------------------------ thumbnails
+
+
+def test_thumbnails_are_upright_and_keep_their_aspect_ratio(tmp_path):
+    image = np.zeros([40, 200, 3], np.uint8)
+    image[:, :100] = 255  # The left half is white; orientation 6 rotates it to the top.
+    exif = Image.Exif()
+    exif[0x112] = 6
+    Image.fromarray(image).save(tmp_path / "rotated.jpg", exif=exif)
+    thumbnail = thumbnails.load_thumbnail(str(tmp_path / "rotated.jpg"), 50)
+    assert thumbnail.size == (10, 50)
+    assert thumbnail.getpixel((5, 10)) > (200, 200, 200) and thumbnail.getpixel((5, 40)) < (50, 50, 50)
+
+
+@pytest.mark.parametrize("mode, suffix", [("RGB", "jpg"), ("CMYK", "jpg"), ("L", "jpg"), ("RGBA", "png"), ("P", "png"),
+                                          ("I;16", "png"), ("1", "png"), ("RGB", "webp"), ("RGB", "gif")])
+def test_thumbnails_of_all_image_types_have_the_right_brightness(mode, suffix, tmp_path):
+    image = Image.new("RGB", (20, 30), (255,) * 3 if mode == "1" else (128,) * 3)
+    if mode == "I;16":
+        image = Image.fromarray(np.full([30, 20], 128 << 8, np.uint16))
+    else:
+        image = image.quantize(2) if mode == "P" else image.convert(mode)
+    image.save(tmp_path / f"image.{suffix}")
+    thumbnail, = thumbnails.load_thumbnails([str(tmp_path / f"image.{suffix}")], 96)
+    assert thumbnail.mode == "RGB" and thumbnail.size == (20, 30)  # Small images are not enlarged.
+    np.testing.assert_allclose(np.asarray(thumbnail), 255 if mode == "1" else 128, atol=2)
+
+
+def test_unreadable_files_have_no_thumbnail(tmp_path):
+    Image.new("RGB", (500, 500)).save(tmp_path / "cut.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:400])
+    (tmp_path / "text.png").write_text("text")
+    paths = [str(tmp_path / name) for name in ("cut.jpg", "text.png", "missing.png")]
+    assert list(thumbnails.load_thumbnails(paths, 96)) == [None] * 3 and thumbnails.encode(None) is None
+
+
+# ------------------------------------------------------------------------------------------------- gallery of a run
+
+
+def test_gallery_of_a_run_omits_excluded_files_and_samples_large_splits(labeled, tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
+        lambda images: tf.reshape(images, [len(images), -1]) + 1.0, {"image_size": 8}))
+    monkeypatch.setattr(gallery, "_MAX_SAMPLE", 30)
+    source = folders.folder_source(str(labeled))
+    source.exclude([str(labeled / "train" / "a" / "3.png")])
+    for split, shown, total in (("test", 12, None), ("train", 30, 35)):
+        out, pairs = gallery.write_sample("model", source, split, str(tmp_path), 0)
+        text = (tmp_path / "gallery.html").read_text()
+        assert out == str(tmp_path / "gallery.html") and pairs == str(tmp_path / "gallery.pairs.csv")
+        assert f"{shown} images" in text and ("a random sample of 35" in text) == (total is not None)
+        texts = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text)[1])["texts"]
+        assert len(texts) == shown and "train/a/3.png" not in texts and all(name.startswith(split) for name in texts)
+
+
+def test_unfinished_page_does_not_replace_an_older_one(photos, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "g.html").write_text("older")
+    write_vectors(photos, tmp_path / "v.npz")
+    monkeypatch.setattr(gallery, "_write_pairs", fail)
+    with pytest.raises((OSError, UserError)):
+        gallery.write_gallery("m", [str(photos)], str(tmp_path / "g.html"), vectors_file=str(tmp_path / "v.npz"))
+    assert (tmp_path / "g.html").read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.html", "v.npz"]
