@@ -15,7 +15,7 @@ define COMMANDS
 Commands (use .venv/bin/python, after `make install`); each has --help:
   python run.py             pretrains, fine-tunes, evaluates and exports
   python -m export          writes a checkpoint as a SavedModel
-  python -m inference       embeds images and predicts classes with a SavedModel
+  python -m inference       embeds images, predicts classes, and shows similar images with a SavedModel
   python -m checkpoints     describes a checkpoint or a SavedModel
   python -m transfer        evaluates an encoder on other data sets
   python -m paper.tables    lists and runs the paper's studies, and reports the results

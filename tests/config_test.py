@@ -51,6 +51,8 @@ def test_parsed_flags_are_converted_to_a_config():
     (dict(eval_protocol="lbgfs"), "eval_protocol"), (dict(eval_baselines=True), "eval_baselines"),
     (dict(eval_projections=True), "eval_projections"),
     (dict(eval_projections=True, eval_protocol="knn", proj_head_mode="none"), "eval_projections"),
+    (dict(gallery=True, dataset="folder:photos"), "gallery"),
+    (dict(gallery=True, dataset="digits", mode="train_then_eval"), "gallery"),
     (dict(train_mode="finetune", eval_protocol="contrastive"), "eval_protocol"),
     (dict(label_fraction=0.5), "label_fraction"), (dict(label_seed=3), "label_seed"),
     (dict(train_mode="supervised", ft_proj_selector=1), "ft_proj_selector"),
@@ -145,7 +147,7 @@ def test_documents_mention_only_existing_flags():
     other_programs_flags = {
         "flagfile", "logdir", "help", "upgrade", "saved", "output", "export_dir", "archive", "out", "flags", "csv",
         "task", "metric", "train", "test", "validation", "jobs", "steps", "learning_rates", "weight_decays",
-        "batch_size", "scale", "dir"}
+        "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters"}
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "paper" / "recipes").glob("*.cfg")):
         for name in re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text()):
             assert name in other_programs_flags or name in Config.__dataclass_fields__ or (

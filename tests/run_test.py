@@ -560,3 +560,46 @@ def test_evaluation_on_two_replicas_matches_evaluation_on_one(two_replicas):
     assert results[0][1].shape == (101, 512)
     np.testing.assert_allclose(results[1][1], results[0][1], atol=1e-6)
     np.testing.assert_array_equal(results[1][2], results[0][2])
+
+
+# --------------------------------------------------------------------------------------------------------- gallery
+
+
+def test_gallery_of_an_unlabeled_folder_is_written_without_corrupt_images(tmp_path, capsys):
+    write_images(tmp_path / "photos", *(f"{number}.png" for number in range(24)))
+    (tmp_path / "photos" / "corrupt.png").write_bytes(b"no image")
+    settings = dict(
+        dataset=f"folder:{tmp_path / 'photos'}", corrupt_images="skip", train_batch_size=8, mode="train_then_eval",
+        train_steps=1, eval_protocol="contrastive", lineareval_while_pretraining=False, train_split="train",
+        eval_split="train", eval_batch_size=8)
+    run(tmp_path / "run", with_export=True, **settings)
+    printed, page = capsys.readouterr().out, (tmp_path / "run" / "gallery.html").read_text()
+    assert "24 images" in page and "corrupt.png" not in page and "Unreadable images: none" in page
+    assert (tmp_path / "run" / "gallery.pairs.csv").exists()
+    assert re.search(rf"^gallery +{tmp_path / 'run' / 'gallery.html'}$", printed, re.MULTILINE)
+    # The page is replaced by a later evaluation of the finished run.
+    (tmp_path / "run" / "gallery.html").write_text("older")
+    run(tmp_path / "run", with_export=True, **settings)
+    assert (tmp_path / "run" / "gallery.html").read_text() == page
+
+
+@pytest.mark.parametrize("gallery, has_classes, is_written", [
+    (None, False, True), (None, True, False), (True, True, True), (False, False, False)])
+def test_gallery_is_written_by_default_only_without_classes(gallery, has_classes, is_written, stem_only_resnet,
+                                                            tmp_path, monkeypatch, capsys):
+    folders = ("a/", "b/") if has_classes else ("",)
+    write_images(tmp_path / "photos", *(f"{folder}{number}.png" for folder in folders for number in range(16)))
+    splits = []
+
+    def fail(saved_model, source, split, directory, seed):
+        splits.append((saved_model, split, seed))
+        raise ValueError("no page today")
+
+    monkeypatch.setattr(run_lib.gallery, "write_sample", fail)
+    run(tmp_path / "run", dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_split="train",
+        train_batch_size=8, eval_batch_size=8, mode="train_then_eval", train_steps=1, eval_protocol="contrastive",
+        lineareval_while_pretraining=False, gallery=gallery)
+    printed = capsys.readouterr().out  # A failure is only a warning.
+    assert splits == ([("not made", "train", 7)] if is_written else [])
+    assert ("warning: the gallery was not written: no page today" in printed) == is_written
+    assert "run directory" in printed and not (tmp_path / "run" / "gallery.html").exists()
