@@ -52,6 +52,8 @@ def network_flags(file: WeightFile) -> dict | None:
 
 def _recorded_settings(file):
     """Returns the description of the SavedModel that contains a weight file, and the training settings."""
+    if file.is_torch:  # The run directory that contains a PyTorch file may belong to another network.
+        return {} if file.image_size is None else dict(image_size=file.image_size), None
     directory = os.path.dirname(file.path)
     is_saved_model = file.format.startswith("SavedModel")
     description = descriptions.read_description(os.path.dirname(directory)) if is_saved_model else {}
@@ -81,9 +83,9 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     except UserError as error:
         raise UserError(f"--checkpoint={path}: the recorded settings are invalid ({str(error).rstrip('.')}). Restore "
                         "flags.json, or export the SavedModel again.") from error
-    multi_label = description.get("multi_label", weight_files.read_classes(directory)[1])
+    multi_label = not file.is_torch and description.get("multi_label", weight_files.read_classes(directory)[1])
     names = file.class_names or (None if classes is None else [f"class {index}" for index in range(classes)])
     results = description.get("results") or storage.read_json(os.path.join(directory, f"result_{file.step}.json"))
-    results = results if isinstance(results, dict) else None
+    results = results if isinstance(results, dict) and not file.is_torch else None
     step = description.get("step") if file.step is None else file.step
     return CheckpointInfo(config, names, results, settings is not None, step, multi_label)

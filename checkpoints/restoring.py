@@ -163,6 +163,7 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
                      f"matched by name with the {len(file.class_names)} classes in the checkpoint")
     if file.num_other_tensors:
         lines.append(f"not loaded: {file.num_other_tensors} tensors (optimizer and counters; needed only to resume)")
+    lines += file.notes
     return LoadResult(file, not_loaded, lines)
 
 

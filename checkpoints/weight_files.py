@@ -1,7 +1,8 @@
 """Reads SimCLR weights from checkpoints and SavedModels. The weights have the same keys in all formats.
 
 Supported formats: TF2 checkpoints (this program's and the original's), SavedModels (this program's, the original's, and
-SavedModels converted from TF1) and the original's TF1 checkpoints. SavedModel graphs are never executed.
+SavedModels converted from TF1), the original's TF1 checkpoints, and PyTorch's ResNets in safetensors files. SavedModel
+graphs are never executed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
-from checkpoints import checkpoint_files, tf1_names
+from checkpoints import checkpoint_files, tf1_names, torch_files, torch_names
 from runtime import storage
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path
@@ -50,7 +51,7 @@ _TF1_NAME = re.compile(
 class WeightFile:
     """A file with the weights of a SimCLR network."""
 
-    path: str  # prefix of the checkpoint or of a SavedModel's variables
+    path: str  # prefix of the checkpoint or of a SavedModel's variables, or the path of a PyTorch file
     format: str  # used in messages, such as "TF2 checkpoint"
     is_tf1: bool  # `tensors` contains TF1 names
     tensors: dict  # name (our checkpoint key without suffix, or the TF1 name) -> key in the file
@@ -58,6 +59,13 @@ class WeightFile:
     num_other_tensors: int  # tensors other than weights: optimizer slots, counters
     step: int | None  # None if the file does not record it
     class_names: list[str] | None = None  # one per column of the linear head; None if not recorded
+    image_size: int | None = None  # recorded in a PyTorch file; None in other formats
+    notes: list[str] = dataclasses.field(default_factory=list)  # messages for the user
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether this is a PyTorch file."""
+        return self.format == torch_files.FORMAT
 
     def names_by_key(self, keys: Iterable[str]) -> dict[str, str]:
         """Maps checkpoint keys to names in this file. `keys` must include all keys of the encoder."""
@@ -65,11 +73,11 @@ class WeightFile:
 
     def reader(self) -> Callable[[str], np.ndarray]:
         """Returns a function that maps a name to its array and raises `UserError` if the file is corrupt."""
-        reader = tf.train.load_checkpoint(self.path)
+        read_key = torch_files.reader(self.path) if self.is_torch else tf.train.load_checkpoint(self.path).get_tensor
 
         def read(name):
             try:
-                return reader.get_tensor(self.tensors[name])
+                return read_key(self.tensors[name])
             except checkpoint_files.READ_ERRORS as error:
                 raise UserError(f"{self.path}: the file is corrupt ({name}: {first_line(error)}). Copy it again, or "
                                 "use another checkpoint.") from error
@@ -85,12 +93,12 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
 
     Args:
       path: a directory of checkpoints or of SavedModels named by step (the latest is used), a SavedModel, a checkpoint
-        prefix, or a TF Hub handle (https://...), which is downloaded. All of TensorFlow's file systems, such as
-        gs://, are supported.
+        prefix, a PyTorch file (FILE.safetensors), or a TF Hub handle (https://...), which is downloaded. All of
+        TensorFlow's file systems, such as gs://, are supported, except for PyTorch files.
       flag: the flag that error messages name.
 
     Returns:
-      The checkpoint prefix, and whether it belongs to a SavedModel.
+      The checkpoint prefix or the path of the PyTorch file, and whether it belongs to a SavedModel.
 
     Raises:
       UserError: `path` contains no weights.
@@ -117,10 +125,12 @@ def _locate(path, flag):
             raise UserError(f"{flag}={path}: this directory contains neither a checkpoint nor a SavedModel. "
                             f"{_remedy(path)}")
         return prefix, False
+    if path.endswith(torch_names.SUFFIX) and storage.is_file(path):
+        return path, False
     prefix = path[:-len(".index")] if path.endswith(".index") else path
     if not storage.is_file(f"{prefix}.index"):
-        raise UserError(f"{flag}={path}: no such checkpoint. Pass a directory, a SavedModel or a prefix such as "
-                        "DIR/ckpt-100.")
+        raise UserError(f"{flag}={path}: no such checkpoint. Pass a directory, a SavedModel, a prefix such as "
+                        f"DIR/ckpt-100, or a PyTorch file FILE{torch_names.SUFFIX}.")
     return prefix, False
 
 
@@ -160,6 +170,10 @@ def _download(handle, flag):
 def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
     """Reads the names, shapes and step of the weights at `path` (see `locate`). Raises `UserError`."""
     prefix, saved_model = locate(path, flag)
+    if prefix.endswith(torch_names.SUFFIX) and not saved_model:
+        contents = torch_files.read_contents(prefix, flag)
+        return WeightFile(prefix, torch_files.FORMAT, False, contents.tensors, contents.shapes,
+                          contents.num_other_tensors, contents.step, None, contents.image_size, contents.notes)
     directory, base = os.path.split(prefix)
     try:
         for name in tf.io.gfile.listdir(directory or "."):

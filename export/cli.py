@@ -1,22 +1,41 @@
-"""Exports a checkpoint's network as a SavedModel for TF Hub.
+"""Exports a checkpoint's network as a SavedModel for TF Hub, or as PyTorch weights.
 
     python -m export --checkpoint=CHECKPOINT --export_dir=DIR [--archive=FILE.tar.gz]
+    python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
+
+The first command writes a SavedModel. The second command writes the encoder with the names of torchvision's and timm's
+ResNets, the heads, and a page FILE.md with the code that loads them (see `python -m export torch --help`).
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from runtime import command_line, tensorflow_startup
 
+_TORCH = """Writes the weights of a SimCLR network for PyTorch.
 
-def _parser():
-    parser = command_line.ArgumentParser(prog="python -m export", description=__doc__,
+    python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
+
+FILE.safetensors contains the encoder with the names of torchvision's and timm's ResNets, without a classifier.
+FILE.projection_head.safetensors and FILE.linear_head.safetensors contain the heads, if the network has them. FILE.md
+contains the code that loads them, and lists the differences from stock ResNets. Networks with selective kernels or
+squeeze-and-excitation are not supported.
+"""
+
+
+def _parser(torch):
+    parser = command_line.ArgumentParser(prog=f"python -m export{' torch' if torch else ''}",
+                                         description=_TORCH if torch else __doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True,
-                        help="a directory, a checkpoint prefix, a SavedModel or a TF Hub handle")
-    parser.add_argument("--export_dir", required=True, help="new or empty directory for the SavedModel")
-    parser.add_argument("--archive", help="also write a TF Hub archive FILE.tar.gz and a model card FILE.md")
+    parser.add_argument("--checkpoint", required=True, help="a directory, a checkpoint prefix, a SavedModel, a PyTorch "
+                        "file (FILE.safetensors) or a TF Hub handle")
+    if torch:
+        parser.add_argument("--out", required=True, help="path of the new file, FILE.safetensors")
+    else:
+        parser.add_argument("--export_dir", required=True, help="new or empty directory for the SavedModel")
+        parser.add_argument("--archive", help="also write a TF Hub archive FILE.tar.gz and a model card FILE.md")
     parser.add_argument("--image_size", type=command_line.parse_image_size,
                         help="image size in pixels (default: the image size of the run, or 224)")
     return parser
@@ -24,11 +43,18 @@ def _parser():
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command-line program. See `command_line.run_stoppable` for the handling of errors and signals."""
-    parser = _parser()
-    arguments = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    torch = arguments[:1] == ["torch"]
+    parser = _parser(torch)
+    arguments = parser.parse_args(arguments[1:] if torch else arguments)
 
     def work():
-        exporting = tensorflow_startup.load("export.exporting")
-        exporting.export_checkpoint(arguments.checkpoint, arguments.export_dir, arguments.archive, arguments.image_size)
+        if torch:
+            torch_weights = tensorflow_startup.load("export.torch_weights")
+            torch_weights.export_torch(arguments.checkpoint, arguments.out, arguments.image_size)
+        else:
+            exporting = tensorflow_startup.load("export.exporting")
+            exporting.export_checkpoint(arguments.checkpoint, arguments.export_dir, arguments.archive,
+                                        arguments.image_size)
 
     command_line.run_stoppable(parser.prog, work)

@@ -16,7 +16,7 @@ def _escape_html(text):
     return html.escape(console.printable_name(str(text)), quote=False)
 
 
-def _escape_markdown(text):
+def escape_markdown(text: object) -> str:
     """Returns the text as a single line with HTML, Markdown and control characters escaped."""
     return re.sub(r"([\\`*\[\]|~#!])", r"\\\1", _escape_html(text))
 
@@ -27,17 +27,17 @@ def model_card(saved_model: str) -> str:
     flags = description.get("flags") or {}
     settings = "\n".join(f"    --{_escape_html(name)}={_escape_html(value)}" for name, value in sorted(flags.items()))
     results = "\n".join(
-        f"| {_escape_markdown(name)} | {value:.4f} |"
+        f"| {escape_markdown(name)} | {value:.4f} |"
         for name, value in sorted((description.get("results") or {}).items()) if isinstance(value, float))
     classes = description.get("class_names")
     head = "The model has no linear head."
     if classes:
-        class_list = ", ".join([*map(_escape_markdown, classes[:10]), *(["..."] if len(classes) > 10 else [])])
+        class_list = ", ".join([*map(escape_markdown, classes[:10]), *(["..."] if len(classes) > 10 else [])])
         head = f"`logits_sup` contains the logits of {len(classes)} classes: {class_list}."
     data = " Trained on {dataset} ({train_split}).".format(
-        **{name: _escape_markdown(value) for name, value in flags.items()}) if flags else ""
+        **{name: escape_markdown(value) for name, value in flags.items()}) if flags else ""
     steps = f" Training length: {description['step']:,} steps." if description.get("step") is not None else ""
-    return f"""# {_escape_markdown(description.get('network'))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
+    return f"""# {escape_markdown(description.get('network'))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
 
 An image encoder from an implementation of SimCLR: *A Simple Framework for Contrastive Learning of Visual
 Representations* (Chen, Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709).{data}{steps}

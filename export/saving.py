@@ -123,6 +123,8 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
     """
     model = model_lib.build_model(config.replace(precision="float32"), class_names and len(class_names))
     file = restoring.load_model(model, checkpoint_path, "--checkpoint")
+    for note in file.notes:
+        console.log(note)
     module, signatures = build_module(model, config)
     description = dict(
         network=config.network_name, image_size=config.image_size, weights=file.format,

@@ -14,7 +14,7 @@ import evaluate
 import model as model_lib
 from checkpoints import restoring
 from probing import features, logistic_regression
-from runtime import progress, storage
+from runtime import console, progress, storage
 from runtime.errors import UserError
 from transfer import measures, output
 
@@ -84,7 +84,8 @@ def _read_or_extract_features(config, source, task, arguments, digest):
         if not tf.io.gfile.exists(path):
             if encoder is None:
                 model = model_lib.build_model(config, None)
-                restoring.load_parts(model, arguments.checkpoint, ("encoder",))
+                for note in restoring.load_parts(model, arguments.checkpoint, ("encoder",)).file.notes:
+                    console.log(note)
                 encoder = features.encoder_function(model)
             strategy = tf.distribute.get_strategy()
             batches = evaluate.eval_batches(config, source, split, strategy)

@@ -30,6 +30,7 @@ from transfer.tasks import Task
 
 _SETTINGS = "settings.json"
 _RESULTS = ("features_*.npz", "sweep.json", "rate_*", "best_*", "predictions.npz", "result.json")  # in --out
+_READ_BYTES = 2**24
 _MAX_NAME_BYTES = 150  # limit on the data set's name in the default --out
 
 
@@ -104,9 +105,15 @@ def _adapt_splits(task, source, arguments):
 
 
 def weights_digest(file: WeightFile) -> str:
-    """Returns a digest of a checkpoint's weights: a hash of the index file, which contains all tensors' checksums."""
-    with tf.io.gfile.GFile(f"{file.path}.index", "rb") as index:
-        return hashlib.sha256(index.read()).hexdigest()[:16]
+    """Returns a digest of a checkpoint's weights.
+
+    For TensorFlow checkpoints, this is a hash of the index file, which contains all tensors' checksums.
+    """
+    digest = hashlib.sha256()
+    with tf.io.gfile.GFile(file.path if file.is_torch else f"{file.path}.index", "rb") as content:
+        while block := content.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()[:16]
 
 
 def json_digest(content: Any) -> str:

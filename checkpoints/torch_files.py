@@ -1,0 +1,193 @@
+"""Reads ResNets in PyTorch's format from safetensors files, with torchvision's and timm's names."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+import resnet
+from checkpoints import torch_names
+from runtime.errors import UserError, first_line
+
+FORMAT = "PyTorch weights"
+_DTYPES = ("F16", "F32", "F64")
+_REMEDY = "Use a ResNet with the names and shapes of torchvision's resnet18 to resnet152."
+_NORM_VARIABLES = ("gamma", "beta", "moving_mean", "moving_variance")
+# Pattern of tensor names -> the unsupported part of the network.
+_UNSUPPORTED_PARTS = {
+    r"\.(se|attn)\.": "squeeze-and-excitation or attention",
+    r"^conv1\.\d": "the stem with three convolutions (ResNet-C and -D)",
+    r"\.downsample\.[2-9]\.": "shortcuts with average pooling (ResNet-D)",
+    r"\.aa\.|^maxpool\.": "anti-aliasing or a convolution instead of max pooling",
+    r"conv\d\.bias$": "convolutions with bias",
+}
+_IDENTITY_SHORTCUT = "layer1.0.downsample."
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """Names and shapes of the weights in a file, and its metadata."""
+
+    tensors: dict[str, str]  # checkpoint key -> name in the file, or of a tensor that `reader` replaces
+    shapes: dict[str, tuple]  # checkpoint key -> shape in the layout of the checkpoint
+    num_other_tensors: int  # counters of batch norm; a classifier without bias
+    image_size: int | None  # None if it is not recorded
+    step: int | None  # None if it is not recorded
+    notes: list[str]  # messages for the user
+
+
+def read_contents(path: str, flag: str) -> Contents:
+    """Reads the header of the file at `path`. `flag` is the flag that error messages name.
+
+    Raises:
+      UserError: the file cannot be read, or it does not contain a ResNet that this program supports.
+    """
+    import safetensors  # Imported here because only PyTorch files require it.
+
+    if "://" in path:
+        raise UserError(f"{flag}={path}: {torch_names.SUFFIX} files can only be read from a local disk. Copy the file.")
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+            dtypes = {name: tensor.get_dtype() for name, tensor in slices.items()}
+            metadata = file.metadata() or {}
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UserError(f"{flag}={path}: the file cannot be read ({first_line(error)}). Copy it again, or use another "
+                        "file.") from error
+    other = {name for name in shapes if name.endswith("num_batches_tracked")}
+    head = {"model/supervised_head/linear_layer/dense/kernel": "fc.weight",
+            "model/supervised_head/linear_layer/dense/bias": "fc.bias"}
+    has_head = len(shapes.get("fc.weight", ())) == 2 and shapes.get("fc.bias") == shapes["fc.weight"][:1]
+    names, num_identities = _encoder_names(f"{flag}={path}", shapes.keys() - other - set(head.values()), shapes)
+    names.update(head if has_head else {})
+    for name in set(names.values()) & set(shapes):
+        if dtypes[name] not in _DTYPES:
+            raise UserError(f"{flag}={path}: {name} has type {dtypes[name]}. Convert the weights to float32.")
+    notes = []
+    if num_identities:
+        notes.append(f"{path}: the identity shortcut of layer1.0 becomes a convolution with batch norm that computes "
+                     "the identity; in training, its batch norm uses batch statistics")
+    if "resnet_depth" not in metadata:
+        notes.append(f"{path}: in this program, images are not normalized by mean and standard deviation, and max "
+                     "pooling pads even sizes only at the bottom and right, unlike in most PyTorch networks "
+                     "(docs/pytorch.md)")
+    channels = shapes["bn1.weight"][0]
+    file_shapes = {key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
+                   for key, name in names.items()}
+    return Contents(names, {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
+                    len(shapes.keys() - set(names.values())), _integer(metadata.get("image_size"), 8),
+                    _integer(metadata.get("step"), 0), notes)
+
+
+def _integer(text, minimum):
+    """Converts a value from the metadata to an int. Returns None if it is missing or invalid."""
+    return int(text) if text and re.fullmatch("[0-9]{1,9}", text) and int(text) >= minimum else None
+
+
+def _encoder_names(location, names, shapes):
+    """Returns a dict mapping checkpoint keys to names, and the number of missing tensors that `reader` replaces.
+
+    Args:
+      location: start of error messages.
+      names: the names of the encoder's tensors.
+      shapes: dict mapping names to shapes.
+    """
+    for pattern, part in _UNSUPPORTED_PARTS.items():
+        for name in sorted(names):
+            if re.search(pattern, name):
+                raise UserError(f"{location}: {part} is not supported ({name}). {_REMEDY}")
+    width, _, kernel_size, _ = shapes["conv1.weight"] if len(shapes.get("conv1.weight", ())) == 4 else (0,) * 4
+    if not width:
+        raise UserError(f"{location}: the file does not contain a ResNet (no tensor conv1.weight with four axes; first "
+                        f"tensors: {', '.join(sorted(shapes)[:3])}). {_REMEDY}")
+    blocks = [{name.split(".")[1] for name in names if name.startswith(f"layer{group}.")} for group in range(1, 5)]
+    structure = ("layer1.0.conv3.weight" in names, tuple(map(len, blocks)))
+    if structure not in resnet.DEPTHS.values() or width % 64 or kernel_size not in (3, 7):
+        raise UserError(f"{location}: no ResNet of depth 10 to 200 has {'-'.join(map(str, structure[1]))} "
+                        f"{'bottleneck' if structure[0] else 'basic'} blocks and conv1.weight of shape "
+                        f"{list(shapes['conv1.weight'])}. {_REMEDY}")
+    expected = {key: (torch_names.torch_name(key), shape)
+                for key, shape in encoder_shapes(*structure, width, kernel_size).items()}
+    missing = {name for name, _ in expected.values()} - names
+    # Stock ResNet-18 and ResNet-34 have an identity shortcut where this program has a projection.
+    identities = {name for name in missing if name.startswith(_IDENTITY_SHORTCUT) and not structure[0]}
+    if len(identities) != 5:
+        identities = set()
+    for problem, unusual in (("is missing", missing - identities),
+                             ("is not supported", names - {name for name, _ in expected.values()})):
+        if unusual:
+            raise UserError(f"{location}: {min(unusual)} {problem}. {_REMEDY}")
+    for name, shape in expected.values():
+        if name not in identities and torch_names.shape_from_torch(shapes[name]) != shape:
+            raise UserError(f"{location}: {name} has shape {list(shapes[name])} instead of "
+                            f"{list(torch_names.shape_to_torch(shape))}. Grouped convolutions (ResNeXt) and "
+                            f"torchvision's wide ResNets are not supported. {_REMEDY}")
+    return {key: name for key, (name, _) in expected.items()}, len(identities)
+
+
+def encoder_shapes(bottleneck: bool, blocks: tuple[int, ...], width: int, stem_kernel_size: int) -> dict[str, tuple]:
+    """Returns a dict mapping the checkpoint keys of an encoder without SK and SE to shapes.
+
+    Args:
+      bottleneck: whether the blocks are bottleneck blocks.
+      blocks: number of blocks in each group.
+      width: number of channels of the stem; a multiple of 64.
+      stem_kernel_size: 7, or 3 for the CIFAR stem.
+    """
+    shapes = {}
+
+    def add(layers, position, norm_position, kernel_size, inputs, outputs):
+        shapes[f"model/resnet_model/{layers}/{position}/conv2d/kernel"] = (kernel_size, kernel_size, inputs, outputs)
+        for name in _NORM_VARIABLES:
+            shapes[f"model/resnet_model/{layers}/{norm_position}/bn/{name}"] = (outputs,)
+
+    add("initial_conv_relu_max_pool", 0, 2, stem_kernel_size, 3, width)
+    inputs = width
+    for group, count in enumerate(blocks):
+        filters = width * 2**group
+        for block in range(count):
+            path = f"block_groups/{group}/layers/{block}"
+            outputs = 4 * filters if bottleneck else filters
+            if block == 0:
+                add(f"{path}/{'projection' if bottleneck else 'shortcut'}_layers", 0, 1, 1, inputs, outputs)
+            if bottleneck:
+                add(f"{path}/conv_relu_dropblock_layers", 0, 1, 1, inputs, filters)
+                add(f"{path}/conv_relu_dropblock_layers", 3, 4, 3, filters, filters)
+                add(f"{path}/conv_relu_dropblock_layers", 6, 7, 1, filters, outputs)
+            else:
+                add(f"{path}/conv2d_bn_layers", 0, 1, 3, inputs, filters)
+                add(f"{path}/conv2d_bn_layers", 2, 3, 3, filters, filters)
+            inputs = outputs
+    return shapes
+
+
+def _replaced_tensor(name, channels):
+    """Returns a tensor of a shortcut that computes the identity, float32 in PyTorch's layout."""
+    layer, _, variable_name = name.removeprefix(_IDENTITY_SHORTCUT).partition(".")
+    if layer == "0":
+        return np.eye(channels, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
+    value = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1 - resnet.BATCH_NORM_EPSILON}[variable_name]
+    return np.full(channels, value, np.float32)
+
+
+def reader(path: str) -> Callable[[str], np.ndarray]:
+    """Returns a function that maps names from `Contents.tensors` to arrays in the layout of the checkpoint.
+
+    The function raises `ValueError` if the file is corrupt.
+    """
+    import safetensors
+
+    def read(name):
+        try:
+            with safetensors.safe_open(path, "numpy") as file:
+                if name not in file.keys():  # noqa: SIM118  (not a dict)
+                    return torch_names.from_torch(_replaced_tensor(name, len(file.get_tensor("bn1.weight"))))
+                return torch_names.from_torch(file.get_tensor(name))
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ValueError(first_line(error)) from error
+
+    return read
