@@ -29,6 +29,8 @@ def torch_card(config: Config, step: int | None, class_names: list[str] | None,
     """
     size = config.image_size
     stem = "the CIFAR stem" if config.cifar_stem else "the ImageNet stem"
+    width = "the standard number of channels" if config.width_multiplier == 1 else (
+        f"{config.width_multiplier} times the standard number of channels")
     steps = "" if step is None else f" after {step:,} training steps"
     differences = "\n".join(f"| {part} | {here} | {stock} |" for part, here, stock in _differences(config))
     code = {library: "\n".join(_loading_lines(config, library, file_name)) for library in ("torchvision", "timm")}
@@ -39,9 +41,9 @@ The code is for images whose height and width are {size} pixels, and for all siz
 """
     return f"""# Encoder {config.network_name} for PyTorch
 
-The encoder of a SimCLR network{steps}: a ResNet-{config.resnet_depth} with {stem} and {config.width_multiplier} times
-the standard number of channels. The weights have the names of torchvision's and timm's ResNets. There is no classifier:
-the output is the representation h, [n, {_num_features(config)}].
+The encoder of a SimCLR network{steps}: a ResNet-{config.resnet_depth} with {stem} and {width}. The
+weights have the names of torchvision's and timm's ResNets. There is no classifier: the output is the representation h,
+[n, {_num_features(config)}].
 
 ## torchvision
 
@@ -73,8 +75,7 @@ preprocess = transforms.Compose([
 This is the preprocessing of the evaluation, except for the interpolation: TensorFlow's `tf.image.resize` does not
 smooth the image before reducing its size. The network was trained with random crops of images in the same range.
 
-{_heads_section(config, class_names, tensors, file_name)}
-## Differences from stock ResNets
+{_heads_section(config, class_names, tensors, file_name)}## Differences from stock ResNets
 
 | part | this network | torchvision and timm |
 |---|---|---|

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 
 import numpy as np
@@ -61,10 +62,10 @@ def export_torch(checkpoint: str, out: str, image_size: int | None = None) -> No
     step = info.step if file.step is None else file.step
     metadata = {"format": "pt", "resnet_depth": config.resnet_depth, "width_multiplier": config.width_multiplier,
                 "stem": config.stem_name, "image_size": config.image_size, **({} if step is None else {"step": step})}
-    written = _write(tensors, {part: path for part, path in paths.items() if tensors.get(part) or part == "card"},
+    written = _write(tensors, {part: path for part, path in paths.items() if tensors.get(part) or part == "model_card"},
                      {name: str(value) for name, value in metadata.items()}, file.class_names,
                      torch_card.torch_card(config, step, file.class_names, tensors, os.path.basename(out)))
-    for part, path in written.items():
+    for part, path in reversed(written.items()):
         console.log(f"{part.replace('_', ' ')}: {path}")
 
 
@@ -78,7 +79,7 @@ def _check_out(out):
         raise UserError(f"--out={out}: not a valid file name. Use FILE{suffix}.")
     # The encoder comes last; see `export_torch`.
     paths = {"projection_head": f"{stem}.projection_head{suffix}", "linear_head": f"{stem}.linear_head{suffix}",
-             "card": f"{stem}.md", "encoder": out}
+             "model_card": f"{stem}.md", "encoder": out}
     for path in paths.values():
         check_writable_parent("--out", path, create_parents=True)
     archives.check_absent("out", paths.values())
@@ -99,19 +100,18 @@ def _write(tensors, paths, metadata, class_names, card):
     directory = os.path.dirname(paths["encoder"]) or "."
     os.makedirs(directory, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=saving.TEMP_PREFIX, dir=directory) as scratch:
-        for part, path in paths.items():
+        with open(os.path.join(scratch, "model_card"), "w", encoding="utf-8") as file:
+            file.write(card)
+        for part in paths.keys() & tensors.keys():
             signals.safe_point(saving.NOTHING_WRITTEN)
             temporary = os.path.join(scratch, part)
-            if part == "card":
-                with open(temporary, "w", encoding="utf-8") as file:
-                    file.write(card)
-                continue
             classes = {"class_names": json.dumps(class_names)} if part == "linear_head" and class_names else {}
             try:
                 safetensors_numpy.save_file(tensors[part], temporary, {**metadata, **classes})
             except safetensors.SafetensorError as error:  # Also raised if the disk is full.
-                raise UserError(f"--out={path}: the file cannot be written ({first_line(error)}). Free some space, or "
-                                "choose another directory.") from error
+                raise UserError(f"--out={paths[part]}: the file cannot be written ({first_line(error)}). Free some "
+                                "space, or choose another directory.") from error
+            shutil.copymode(os.path.join(scratch, "model_card"), temporary)  # Otherwise, only the owner could read the file.
         archives.check_absent("out", paths.values())
         for part, path in paths.items():
             os.rename(os.path.join(scratch, part), path)

@@ -1,0 +1,465 @@
+"""PyTorch weights: export, import, and comparison with a ResNet in NumPy and with torchvision and timm."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors
+import sklearn.datasets
+import tensorflow as tf
+from safetensors.numpy import load_file, save_file
+
+import model as model_lib
+import resnet
+from checkpoints import inspection, restoring, summary, torch_files, torch_names, weight_files
+from config import Config
+from export import cli, torch_weights
+from runtime.errors import UserError
+from support import ROOT, golden, runs
+from transfer import output
+
+CLASSES = ["a", "b|c", "d"]
+DOWNSAMPLE = "layer1.0.downsample."
+
+
+def make_checkpoint(directory, **settings):
+    """Writes a run directory with weights from `golden.computed_weight`. Returns the model and the path."""
+    config = Config(**{"num_proj_layers": 2, "proj_out_dim": 16, **settings})
+    model = model_lib.build_model(config, len(CLASSES))
+    golden.assign_computed_weights(model)
+    tf.train.Checkpoint(model=model, global_step=tf.Variable(7, dtype=tf.int64)).write(str(directory / "ckpt-7"))
+    (directory / "flags.json").write_text(json.dumps(settings))
+    (directory / "classes.json").write_text(json.dumps(CLASSES))
+    return model, str(directory / "ckpt-7")
+
+
+def computed_checkpoint(directory, shapes, suffix=""):
+    """Writes a checkpoint with weights from `golden.computed_weight`. `shapes` maps names to shapes."""
+    tensors = {f"{name}{suffix}": golden.computed_weight(name, tuple(shape)) for name, shape in shapes.items()}
+    tf.raw_ops.SaveV2(prefix=str(directory / "ckpt"), tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
+                      tensors=list(tensors.values()))
+    return str(directory / "ckpt")
+
+
+def export(checkpoint, directory):
+    """Exports a checkpoint. Returns the path of the encoder's file."""
+    path = str(directory / "torch" / "encoder.safetensors")
+    cli.main(["torch", f"--checkpoint={checkpoint}", f"--out={path}"])
+    return path
+
+
+def metadata_of(path):
+    with safetensors.safe_open(path, "numpy") as file:
+        return file.metadata()
+
+
+# ------------------------------------------------------------------------------------------------ ResNet in NumPy
+
+
+def windows(inputs, size, stride, padding, value=0.0):
+    """Returns the windows of [n, c, h, w], padded by (before, after) on both axes: [n, c, h', w', size, size]."""
+    padded = np.pad(inputs, [(0, 0), (0, 0), padding, padding], constant_values=value)
+    return np.lib.stride_tricks.sliding_window_view(padded, (size, size), (2, 3))[:, :, ::stride, ::stride]
+
+
+def numpy_resnet(tensors, images):
+    """Computes torchvision's ResNet in float64, with the changes that the model card describes.
+
+    Args:
+      tensors: dict mapping names to arrays.
+      images: [n, h, w, 3].
+
+    Returns:
+      The pooled features, [n, c].
+    """
+    def conv(name, inputs, stride=1):
+        kernel = tensors[f"{name}.weight"].astype(np.float64)
+        size = kernel.shape[-1]
+        return np.einsum("ncxyij,ocij->noxy", windows(inputs, size, stride, (size // 2, size // 2)), kernel,
+                         optimize=True)
+
+    def norm(name, inputs):
+        weight, bias, mean, variance = (tensors[f"{name}.{variable}"].astype(np.float64)[:, np.newaxis, np.newaxis]
+                                        for variable in ("weight", "bias", "running_mean", "running_var"))
+        return (inputs - mean) / np.sqrt(variance + 1e-5) * weight + bias
+
+    def relu(inputs):
+        return np.maximum(inputs, 0)
+
+    outputs = images.transpose(0, 3, 1, 2).astype(np.float64)
+    has_pooling = tensors["conv1.weight"].shape[-1] == 7
+    outputs = relu(norm("bn1", conv("conv1", outputs, 2 if has_pooling else 1)))
+    if has_pooling:
+        padding = (0, 1) if outputs.shape[-1] % 2 == 0 else (1, 1)
+        outputs = windows(outputs, 3, 2, padding, -np.inf).max((-1, -2))
+    for group in range(1, 5):
+        block = 0
+        while f"layer{group}.{block}.conv1.weight" in tensors:
+            name, stride = f"layer{group}.{block}.", 2 if group > 1 and block == 0 else 1
+            shortcut = outputs
+            if f"{name}downsample.0.weight" in tensors:
+                shortcut = norm(f"{name}downsample.1", conv(f"{name}downsample.0", outputs, stride))
+            if f"{name}conv3.weight" in tensors:
+                outputs = relu(norm(f"{name}bn1", conv(f"{name}conv1", outputs)))
+                outputs = relu(norm(f"{name}bn2", conv(f"{name}conv2", outputs, stride)))
+                outputs = norm(f"{name}bn3", conv(f"{name}conv3", outputs))
+            else:
+                outputs = relu(norm(f"{name}bn1", conv(f"{name}conv1", outputs, stride)))
+                outputs = norm(f"{name}bn2", conv(f"{name}conv2", outputs))
+            outputs = relu(outputs + shortcut)
+            block += 1
+    return outputs.mean((2, 3))
+
+
+def random_images(size):
+    return np.random.default_rng(size).random([2, size, size, 3], np.float32)
+
+
+# --------------------------------------------------------------------------------------------------------- export
+
+
+@pytest.mark.parametrize("settings", [
+    dict(resnet_depth=10, image_size=32, stem="imagenet"), dict(resnet_depth=10, image_size=17, stem="imagenet"),
+    dict(resnet_depth=18, image_size=16, stem="cifar"), dict(resnet_depth=10, image_size=33, width_multiplier=2),
+    dict(resnet_depth=50, image_size=31, stem="imagenet"), dict(resnet_depth=50, image_size=16, stem="cifar")],
+    ids=str)
+def test_exported_encoder_equals_a_resnet_in_numpy(settings, tmp_path):
+    model, checkpoint = make_checkpoint(tmp_path, **settings)
+    path = export(checkpoint, tmp_path)
+    images = random_images(settings["image_size"])
+    tensors, config = load_file(path), Config(**settings)
+    expected = model(images, training=False)
+    assert golden.relative_error(numpy_resnet(tensors, images), expected["final_avg_pool"]) < 1e-5
+    assert metadata_of(path) == dict(
+        format="pt", resnet_depth=str(config.resnet_depth), width_multiplier=str(config.width_multiplier),
+        stem=config.stem_name, image_size=str(config.image_size), step="7")
+    assert {tensors[name].dtype for name in tensors} == {np.dtype(np.float32), np.dtype(np.int64)}
+
+
+def test_exported_heads_equal_the_model(tmp_path, capsys):
+    model, checkpoint = make_checkpoint(tmp_path, resnet_depth=10, image_size=8)
+    path = export(checkpoint, tmp_path)
+    head = load_file(path.replace("encoder.", "encoder.projection_head."))
+    linear = load_file(path.replace("encoder.", "encoder.linear_head."))
+    images = random_images(8)
+    outputs = model(images, training=False)
+    hidden = numpy_resnet(load_file(path), images)
+    values = hidden
+    for layer in ("layer0", "layer1"):
+        values = values @ head[f"{layer}.linear.weight"].T
+        values = (values - head[f"{layer}.bn.running_mean"]) / np.sqrt(head[f"{layer}.bn.running_var"] + 1e-5)
+        values = values * head[f"{layer}.bn.weight"] + head[f"{layer}.bn.bias"]
+        values = np.maximum(values, 0) if layer == "layer0" else values
+    assert golden.relative_error(values, outputs["proj_head_output"]) < 1e-5
+    assert golden.relative_error(hidden @ linear["weight"].T + linear["bias"], outputs["logits_sup"]) < 1e-5
+    assert len(head) == 12 and not head["layer1.bn.bias"].any()
+    assert json.loads(metadata_of(path.replace("encoder.", "encoder.linear_head."))["class_names"]) == CLASSES
+    card = (tmp_path / "torch" / "encoder.md").read_text()
+    assert "logits of 3 classes. The classes are: a, b\\|c, d." in card
+    assert capsys.readouterr().out.splitlines()[-1].startswith("projection head: ")
+    modes = {file.stat().st_mode for file in (tmp_path / "torch").iterdir()}
+    assert modes == {(tmp_path / "flags.json").stat().st_mode}
+
+
+def test_network_without_heads_writes_no_files_for_heads(tmp_path):
+    path = export(make_checkpoint(tmp_path, resnet_depth=10, image_size=8, proj_head_mode="none",
+                                  lineareval_while_pretraining=False)[1], tmp_path)
+    assert sorted(os.listdir(os.path.dirname(path))) == ["encoder.md", "encoder.safetensors"]
+
+
+def test_tf1_checkpoint_is_exported(tmp_path):
+    shapes = golden.load_json("tf1_checkpoint_names")["resnet_depth=18_image_size=32"]
+    checkpoint = computed_checkpoint(tmp_path, shapes)
+    tensors, images = load_file(export(checkpoint, tmp_path)), random_images(32)
+    model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
+    restoring.load_model(model, checkpoint)
+    np.testing.assert_array_equal(tensors["conv1.weight"].transpose(2, 3, 1, 0), golden.computed_weight(
+        "base_model/conv2d/kernel", tuple(shapes["base_model/conv2d/kernel"])))
+    expected = model(images, training=False)["final_avg_pool"]
+    assert golden.relative_error(numpy_resnet(tensors, images), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["resnet_depth=50_sk_ratio=0.0625_image_size=64", "resnet_depth=18_se_ratio=0.25"])
+def test_networks_with_sk_and_se_are_rejected(name, tmp_path, capsys):
+    shapes = next(shapes for key, shapes in golden.load_json("checkpoint_keys").items() if key.startswith(name))
+    checkpoint = computed_checkpoint(tmp_path, shapes, "/.ATTRIBUTES/VARIABLE_VALUE")
+    with pytest.raises(SystemExit) as stop:
+        export(checkpoint, tmp_path)
+    error_text = capsys.readouterr().err
+    assert stop.value.code == 2 and f"--checkpoint={checkpoint}: resnet" in error_text and error_text.count("\n") == 1
+    assert "selective kernels or squeeze-and-excitation" in error_text and not (tmp_path / "torch").exists()
+
+
+@pytest.mark.parametrize("out, message", [
+    ("encoder", "not a valid file name. Use FILE.safetensors"), ("encoder.pth", "not a valid file name"),
+    (".safetensors", "not a valid file name"), ("new/.safetensors", "not a valid file name"),
+    ("a.safetensors", "a.safetensors already exists"), ("b.safetensors", "b.md already exists"),
+    ("c.safetensors", "c.linear_head.safetensors already exists"), ("gs://bucket/a.safetensors", "on a local disk"),
+    ("a*.safetensors", "contains *"), ("a.safetensors/b.safetensors", "is not a writable directory"),
+    ("n" * 250 + ".safetensors", "File name too long")])
+def test_invalid_paths_are_rejected_before_loading(out, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inspection, "inspect_checkpoint", pytest.fail)
+    for name in ("a.safetensors", "b.md", "c.linear_head.safetensors"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["torch", "--checkpoint=run", f"--out={out}"])
+    error_text = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error_text and error_text.count("\n") == 1
+    assert len(os.listdir(tmp_path)) == 3 and {path.read_text() for path in tmp_path.iterdir()} == {"mine"}
+
+
+def test_failed_export_leaves_no_files(tmp_path, monkeypatch):
+    _, checkpoint = make_checkpoint(tmp_path, resnet_depth=10, image_size=8)
+
+    def fail(*_):
+        raise safetensors.SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(torch_weights.safetensors_numpy, "save_file", fail)
+    with pytest.raises(UserError, match="--out=.*cannot be written .*No space left"):
+        torch_weights.export_torch(checkpoint, str(tmp_path / "torch" / "encoder.safetensors"))
+    assert not os.listdir(tmp_path / "torch")
+
+
+# --------------------------------------------------------------------------------------------------------- import
+
+
+@pytest.mark.parametrize("settings", [
+    dict(resnet_depth=10, image_size=48, width_multiplier=2), dict(resnet_depth=50, image_size=16)], ids=str)
+def test_round_trip_keeps_all_weights_of_the_encoder(settings, tmp_path, capsys):
+    model, checkpoint = make_checkpoint(tmp_path, **settings)
+    path = export(checkpoint, tmp_path)
+    file = weight_files.open_weights(path)
+    assert inspection.network_flags(file) == dict(
+        resnet_depth=settings["resnet_depth"], width_multiplier=settings.get("width_multiplier", 1), sk_ratio=0.0,
+        se_ratio=0.0, stem=Config(**settings).stem_name, proj_head_mode="none", num_classes=None,
+        image_size=settings["image_size"])
+    assert (file.step, file.class_names, file.notes) == (7, None, [])
+    loaded = model_lib.build_model(Config(**settings, num_proj_layers=2, proj_out_dim=16), len(CLASSES))
+    lines = restoring.warm_start(loaded, path).lines
+    expected = restoring.variables_by_key(model=model)
+    for key, variable in restoring.variables_by_key(model=loaded).items():
+        if key.startswith("model/resnet_model/"):
+            np.testing.assert_array_equal(variable, expected[key], err_msg=key)
+    assert lines[0].endswith("encoder.safetensors (PyTorch weights)")
+    assert lines[1].startswith("not loaded: projection head (missing: model/_projection_head/")
+    table = summary.describe(path)
+    assert "PyTorch weights" in table and "all tensors" in table and f"--image_size={settings['image_size']}" in table
+
+
+def test_expected_shapes_equal_those_of_the_model():
+    for depth, width, stem in ((18, 1, "cifar"), (50, 2, "imagenet")):
+        config = Config(resnet_depth=depth, width_multiplier=width, stem=stem, proj_head_mode="none")
+        with tf.Graph().as_default():
+            variables = restoring.variables_by_key(model=model_lib.build_model(config, 10))
+        shapes = torch_files.encoder_shapes(*resnet.DEPTHS[depth], 64 * width, 3 if stem == "cifar" else 7)
+        assert shapes == {key: tuple(variable.shape) for key, variable in variables.items()
+                          if key.startswith("model/resnet_model/")}
+        names = {torch_names.torch_name(key) for key in shapes}
+        assert len(names) == len(shapes)
+
+
+def stock_tensors(depth=18, classes=3, stem=7):
+    """Returns a stock ResNet's tensors, with random values."""
+    shapes = torch_files.encoder_shapes(*resnet.DEPTHS[depth], 64, stem)
+    tensors = {torch_names.torch_name(key): torch_names.to_torch(golden.computed_weight(key, shape))
+               for key, shape in shapes.items()}
+    features = tensors["layer4.0.conv1.weight"].shape[0] * (4 if resnet.DEPTHS[depth][0] else 1)
+    random = np.random.default_rng(0)
+    tensors["fc.weight"] = random.normal(size=(classes, features)).astype(np.float32)
+    tensors["fc.bias"] = random.normal(size=classes).astype(np.float32)
+    tensors["bn1.num_batches_tracked"] = np.array(4, np.int64)
+    if not resnet.DEPTHS[depth][0]:
+        tensors = {name: array for name, array in tensors.items() if not name.startswith(DOWNSAMPLE)}
+    return tensors
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
+    path, tensors, images = str(tmp_path / "stock.safetensors"), stock_tensors(depth), random_images(32)
+    save_file(tensors, path)
+    config, classes = inspection.infer_config(weight_files.open_weights(path))
+    assert (config.resnet_depth, config.stem_name, config.proj_head_mode, classes) == (depth, "imagenet", "none", 3)
+    model = model_lib.build_model(config.replace(image_size=32), classes)
+    loaded = restoring.load_parts(model, path, restoring.PARTS)
+    outputs, hidden = model(images, training=False), numpy_resnet(tensors, images)
+    assert golden.relative_error(outputs["final_avg_pool"], hidden) < 1e-5
+    assert golden.relative_error(outputs["logits_sup"], hidden @ tensors["fc.weight"].T + tensors["fc.bias"]) < 1e-5
+    assert not loaded.not_loaded and "not loaded: 1 tensors (" in loaded.lines[1]
+    assert "images are not normalized" in loaded.lines[-1]
+    assert ("identity shortcut of layer1.0" in loaded.lines[2]) == (depth == 18)
+    assert not any("not loaded: projection head" in line for line in loaded.lines)
+
+
+def test_classifier_that_does_not_fit_is_not_loaded(tmp_path):
+    path = str(tmp_path / "stock.safetensors")
+    save_file(stock_tensors(10), path)
+    model = model_lib.build_model(Config(resnet_depth=10, image_size=40, train_mode="finetune", proj_head_mode="none"), 7)
+    lines = restoring.warm_start(model, path).lines
+    assert any(line.startswith("not loaded: linear head (") and "[512, 3] instead of [512, 7]" in line for line in lines)
+    tensors = stock_tensors(10)
+    del tensors["fc.bias"]
+    save_file(tensors, path)
+    assert "not loaded: linear head (missing: " in " ".join(restoring.warm_start(model, path).lines)
+
+
+def test_evaluation_and_description_use_the_network_of_the_file(tmp_path, capsys):
+    path = str(tmp_path / "stock.safetensors")
+    save_file(stock_tensors(10, stem=3), path)
+    runs.run(tmp_path / "run", mode="eval", checkpoint=path, eval_protocol="knn", resnet_depth=10, stem="cifar")
+    printed = capsys.readouterr().out
+    assert "images are not normalized" in printed and "10 nearest neighbors" in printed
+    assert len(output.weights_digest(weight_files.open_weights(path))) == 16
+
+
+def test_stock_network_is_exported_as_saved_model_and_for_pytorch(tmp_path, monkeypatch, capsys):
+    path = str(tmp_path / "stock.safetensors")
+    save_file(stock_tensors(10), path)
+    monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir())
+    cli.main([f"--checkpoint={path}", f"--export_dir={tmp_path / 'saved'}"])
+    assert "images are not normalized" in capsys.readouterr().out
+    exported = load_file(export(path, tmp_path))
+    np.testing.assert_array_equal(exported[f"{DOWNSAMPLE}0.weight"][:, :, 0, 0], np.eye(64))
+    assert "fc.weight" not in exported
+
+
+def grouped(tensors):
+    tensors["layer2.0.conv2.weight"] = tensors["layer2.0.conv2.weight"][:, :4]
+
+
+def wide(tensors):
+    for name in ("layer1.0.conv1.weight", "layer1.0.bn1.weight"):
+        tensors[name] = np.concatenate([tensors[name]] * 2)
+
+
+def fewer_blocks(tensors):
+    for name in [name for name in tensors if name.startswith("layer3.5.")]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda tensors: tensors.update({"layer1.0.se.fc1.weight": np.zeros(1)}), "squeeze-and-excitation .*se.fc1.weight"),
+    (lambda tensors: tensors.update({"conv1.0.weight": np.zeros(1)}), "the stem with three convolutions"),
+    (lambda tensors: tensors.update({"layer2.0.downsample.2.weight": np.zeros(1)}), "shortcuts with average pooling"),
+    (lambda tensors: tensors.update({"layer2.0.conv2.bias": np.zeros(1)}), "convolutions with bias"),
+    (lambda tensors: tensors.update({"other.weight": np.zeros(1)}), "other.weight is not supported"),
+    (lambda tensors: tensors.pop("layer4.2.bn3.running_var"), "layer4.2.bn3.running_var is missing"),
+    (lambda tensors: tensors.pop("layer1.0.downsample.1.bias"), "layer1.0.downsample.1.bias is missing"),
+    (lambda tensors: tensors.pop("conv1.weight"), "does not contain a ResNet .no tensor conv1.weight"),
+    (lambda tensors: tensors.clear(), "does not contain a ResNet"),
+    (lambda tensors: tensors.update({"bn1.weight": np.ones(64, np.int32)}), "bn1.weight has type I32"),
+    (lambda tensors: tensors.update({"conv1.weight": np.ones((32, 3, 7, 7))}), "no ResNet of depth 10 to 200 has 3-4-6-3"),
+    (fewer_blocks, "no ResNet of depth 10 to 200 has 3-4-5-3 bottleneck blocks"),
+    (grouped, r"layer2.0.conv2.weight has shape \[128, 4, 3, 3\] instead of \[128, 128, 3, 3\]. Grouped"),
+    (wide, r"layer1.0.conv1.weight has shape \[128, 64, 1, 1\] instead of \[64, 64, 1, 1\].*wide ResNets")])
+def test_other_networks_are_rejected(change, message, tmp_path):
+    tensors = stock_tensors(50)
+    change(tensors)
+    path = str(tmp_path / "other.safetensors")
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=f"^--checkpoint={path}: .*{message}") as error:
+        weight_files.open_weights(path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("fault", ["empty", "cut", "text", "directory", "missing"])
+def test_corrupt_files_are_rejected(fault, tmp_path):
+    path = tmp_path / "stock.safetensors"
+    save_file(stock_tensors(10), str(path))
+    content = {"empty": b"", "cut": path.read_bytes()[:-9], "text": b"not weights" * 99}.get(fault)
+    path.write_bytes(content or b"")
+    if content is None:
+        path.unlink()
+    if fault == "directory":
+        path.mkdir()
+    with pytest.raises(UserError) as error:
+        weight_files.open_weights(str(path))
+    assert str(error.value).startswith(f"--checkpoint={path}: ") and "\n" not in str(error.value)
+
+
+def test_non_finite_weights_and_settings_of_other_runs_are_not_used(tmp_path):
+    make_checkpoint(tmp_path, resnet_depth=10, image_size=24)
+    tensors, path = stock_tensors(10, len(CLASSES)), str(tmp_path / "stock.safetensors")
+    save_file(tensors, path, {"image_size": "two"})
+    assert weight_files.open_weights(path).class_names is None
+    info = inspection.inspect_checkpoint(path)
+    assert info.config.image_size == 224 and not info.has_training_config and info.results is None
+    tensors["layer1.0.bn1.weight"][3] = np.nan
+    save_file(tensors, path)
+    with pytest.raises(UserError, match="conv2d_bn_layers/1/bn/gamma contains NaN"):
+        restoring.load_model(model_lib.build_model(info.config, 3), path)
+
+
+def test_half_precision_is_converted(tmp_path):
+    path = str(tmp_path / "half.safetensors")
+    tensors = {name: array.astype(np.float16) for name, array in stock_tensors(10).items()}
+    save_file(tensors, path)
+    model = model_lib.build_model(Config(resnet_depth=10, image_size=40, proj_head_mode="none"), 3)
+    restoring.load_model(model, path)
+    np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, tensors["fc.weight"].T)
+
+
+# -------------------------------------------------------------------------------------------- torchvision and timm
+
+
+@pytest.fixture(scope="module")
+def torch_python():
+    """Returns a Python interpreter with PyTorch."""
+    path = os.environ.get("SIMCLR_TORCH_PYTHON")
+    if path is None and not importlib.util.find_spec("torch"):
+        pytest.skip("PyTorch is not installed; `make test-torch` runs this test")
+    return path or sys.executable
+
+
+def photographs(size):
+    """Returns two photographs, [2, size, size, 3] in [0, 1]."""
+    images = [tf.image.resize(image / 255, [size, size], "bicubic") for image in sklearn.datasets.load_sample_images().images]
+    return np.clip(tf.stack(images), 0, 1).astype(np.float32)
+
+
+def run_worker(python, source, images, library, directory):
+    """Runs tests/support/torch_worker.py. Returns its outputs."""
+    np.save(directory / "images.npy", images)
+    out = directory / f"{library}.npz"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.run([python, str(ROOT / "tests" / "support" / "torch_worker.py"), source,
+                              str(directory / "images.npy"), library, str(out)], capture_output=True, text=True,
+                             env=environment)
+    assert process.returncode == 0, process.stderr
+    return np.load(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [
+    dict(resnet_depth=10, image_size=225), dict(resnet_depth=18, image_size=224, ft_proj_selector=1, train_mode="finetune"),
+    dict(resnet_depth=18, image_size=32, width_multiplier=3), dict(resnet_depth=34, image_size=63, width_multiplier=2),
+    dict(resnet_depth=50, image_size=224), dict(resnet_depth=50, image_size=32),
+    dict(resnet_depth=50, image_size=224, width_multiplier=2), dict(resnet_depth=50, image_size=32, width_multiplier=2),
+    dict(resnet_depth=200, image_size=64)], ids=str)
+def test_code_of_the_model_card_reproduces_the_outputs_with_torchvision_and_timm(settings, torch_python, tmp_path):
+    model, checkpoint = make_checkpoint(tmp_path, **settings)
+    card = export(checkpoint, tmp_path).replace(".safetensors", ".md")
+    images = photographs(settings["image_size"])
+    expected = model(images, training=False)
+    for library in ("torchvision", "timm"):
+        outputs = run_worker(torch_python, card, images, library, tmp_path)
+        for name, endpoint in (("h", "final_avg_pool"), ("z", "proj_head_output"), ("logits", "logits_sup")):
+            assert golden.relative_error(outputs[name], expected[endpoint]) < 1e-4, (library, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
+def test_stock_networks_of_torchvision_have_the_same_outputs_here(name, torch_python, tmp_path):
+    images = photographs(224)
+    expected = run_worker(torch_python, f"stock:{name}", images, "torchvision", tmp_path)["logits"]
+    path = str(tmp_path / "torchvision.npz.safetensors")
+    config, classes = inspection.infer_config(weight_files.open_weights(path))
+    model = model_lib.build_model(config, classes)
+    restoring.load_model(model, path)
+    assert config.network_name == name and classes == 1000
+    assert golden.relative_error(model(images, training=False)["logits_sup"], expected) < 1e-4

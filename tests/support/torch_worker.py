@@ -1,0 +1,79 @@
+"""Executes the code of a model card with PyTorch, in a Python installation without TensorFlow.
+
+    python tests/support/torch_worker.py CARD.md IMAGES.npy LIBRARY OUT.npz
+
+The images are float32 [n, height, width, 3]. OUT.npz contains h and, if the card describes the heads, z and logits.
+With `stock:NAME` as CARD.md, the program writes the weights of torchvision's network NAME, randomly initialized, with
+random statistics, to OUT.npz.safetensors, and its outputs with this project's pooling to OUT.npz.
+"""
+
+import os
+import re
+import sys
+
+import numpy as np
+import torch
+
+
+def define_missing_operators():
+    """Defines the operators that torchvision's Python code expects, if its compiled library does not load.
+
+    PyPI's torchvision is compiled for PyTorch with CUDA. With PyTorch for CPUs, its library does not load, and its import
+    fails because the operators are unknown. ResNets do not use them.
+    """
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor x) -> Tensor")
+    return library
+
+
+def card_code(card, title):
+    """Returns the code blocks in a section of the card."""
+    match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", card, re.DOTALL | re.MULTILINE)
+    return "" if match is None else "".join(re.findall(r"```python\n(.*?)```", match[1], re.DOTALL))
+
+
+def stock_network(name, path):
+    """Returns torchvision's network `name` with random weights, and writes them to `path`."""
+    import torchvision
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    network = getattr(torchvision.models, name)()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias, std=0.1)
+            torch.nn.init.normal_(module.running_mean, std=0.1)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+    save_file(network.state_dict(), path)
+    return network.eval()
+
+
+def main():
+    """Runs the program."""
+    source, images, library, out = sys.argv[1:]
+    torch.set_num_threads(2)
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:  # The operators have no kernels. They must remain defined until the program ends.
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        main.operators = define_missing_operators()
+    variables = {"images": torch.from_numpy(np.load(images).transpose(0, 3, 1, 2).copy())}
+    with torch.no_grad():
+        if source.startswith("stock:"):
+            network = stock_network(source.removeprefix("stock:"), f"{out}.safetensors")
+            network.maxpool = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
+            variables["logits"] = network(variables["images"])
+        else:
+            with open(source, encoding="utf-8") as file:
+                card = file.read()
+            os.chdir(os.path.dirname(source))
+            for title in (library, "Input", "Projection head", "Linear head"):
+                exec(card_code(card, title), variables)
+    np.savez(out, **{name: variables[name].numpy() for name in ("h", "z", "logits") if name in variables})
+
+
+if __name__ == "__main__":
+    main()
