@@ -111,7 +111,8 @@ def _write(tensors, paths, metadata, class_names, card):
             except safetensors.SafetensorError as error:  # Also raised if the disk is full.
                 raise UserError(f"--out={paths[part]}: the file cannot be written ({first_line(error)}). Free some "
                                 "space, or choose another directory.") from error
-            shutil.copymode(os.path.join(scratch, "model_card"), temporary)  # Otherwise, only the owner could read the file.
+            # The library creates files that only their owner can read.
+            shutil.copymode(os.path.join(scratch, "model_card"), temporary)
         archives.check_absent("out", paths.values())
         for part, path in paths.items():
             os.rename(os.path.join(scratch, part), path)

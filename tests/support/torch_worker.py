@@ -2,29 +2,45 @@
 
     python tests/support/torch_worker.py CARD.md IMAGES.npy LIBRARY OUT.npz
 
-The images are float32 [n, height, width, 3]. OUT.npz contains h and, if the card describes the heads, z and logits.
-With `stock:NAME` as CARD.md, the program writes the weights of torchvision's network NAME, randomly initialized, with
-random statistics, to OUT.npz.safetensors, and its outputs with this project's pooling to OUT.npz.
+The images are float32 [n, height, width, 3]. LIBRARY is torchvision or timm. OUT.npz contains h and, if the card
+describes the heads, z and logits. With `stock:NAME` instead of CARD.md, the program writes random weights of the
+library's network NAME to OUT.npz.safetensors, and its logits, with this project's max pooling, to OUT.npz.
 """
 
+import importlib
 import os
 import re
 import sys
 
 import numpy as np
+import safetensors.torch
 import torch
 
 
 def define_missing_operators():
     """Defines the operators that torchvision's Python code expects, if its compiled library does not load.
 
-    PyPI's torchvision is compiled for PyTorch with CUDA. With PyTorch for CPUs, its library does not load, and its import
-    fails because the operators are unknown. ResNets do not use them.
+    The usual packages of torchvision are compiled for PyTorch with CUDA. With PyTorch for CPUs, the compiled library does
+    not load, and the import fails because the operators are unknown. ResNets do not use them.
+
+    Returns:
+      The `torch.library.Library` that contains the operators. They are removed when it is garbage-collected.
     """
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor x) -> Tensor")
     return library
+
+
+def import_torchvision():
+    """Imports torchvision, and defines its operators if necessary. Returns an object that must be kept."""
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        return define_missing_operators()
+    return None
 
 
 def card_code(card, title):
@@ -33,20 +49,18 @@ def card_code(card, title):
     return "" if match is None else "".join(re.findall(r"```python\n(.*?)```", match[1], re.DOTALL))
 
 
-def stock_network(name, path):
-    """Returns torchvision's network `name` with random weights, and writes them to `path`."""
-    import torchvision
-    from safetensors.torch import save_file
-
+def stock_network(name, library, path):
+    """Returns a library's network `name` with random weights and statistics, and writes them to `path`."""
+    models = importlib.import_module(f"{library}.models")
     torch.manual_seed(0)
-    network = getattr(torchvision.models, name)()
+    network = getattr(models, name)()
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
             torch.nn.init.normal_(module.bias, std=0.1)
             torch.nn.init.normal_(module.running_mean, std=0.1)
             torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
-    save_file(network.state_dict(), path)
+    safetensors.torch.save_file(network.state_dict(), path)
     return network.eval()
 
 
@@ -54,16 +68,11 @@ def main():
     """Runs the program."""
     source, images, library, out = sys.argv[1:]
     torch.set_num_threads(2)
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:  # The operators have no kernels. They must remain defined until the program ends.
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        main.operators = define_missing_operators()
+    operators = import_torchvision()  # noqa: F841
     variables = {"images": torch.from_numpy(np.load(images).transpose(0, 3, 1, 2).copy())}
     with torch.no_grad():
         if source.startswith("stock:"):
-            network = stock_network(source.removeprefix("stock:"), f"{out}.safetensors")
+            network = stock_network(source.removeprefix("stock:"), library, f"{out}.safetensors")
             network.maxpool = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
             variables["logits"] = network(variables["images"])
         else:
