@@ -9,12 +9,17 @@ PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3
 # in the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart install help test test-all soak test-tf2.15 test-all-tf2.15 lint clean
+.PHONY: quickstart install help test test-all soak test-tf2.15 test-all-tf2.15 test-torch lint clean
+
+define check_python
+@test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
+	echo 'make: PYTHON="$(PYTHON)" is not a Python interpreter from 3.10 to 3.$(shell expr $(END) - 1) with the venv module. Set PYTHON=/path/to/python.'; exit 2; }
+endef
 
 define COMMANDS
 Commands (use .venv/bin/python, after `make install`); each has --help:
   python run.py             pretrains, fine-tunes, evaluates and exports
-  python -m export          writes a checkpoint as a SavedModel
+  python -m export          writes a checkpoint as a SavedModel or as PyTorch weights
   python -m inference       embeds images, predicts classes, and shows similar images with a SavedModel
   python -m checkpoints     describes a checkpoint or a SavedModel
   python -m transfer        evaluates an encoder on other data sets
@@ -49,20 +54,29 @@ test-tf2.15: .venv-tf2.15/installed-dev  ## runs the fast tests with TensorFlow 
 test-all-tf2.15: .venv-tf2.15/installed-dev  ## runs all tests with TensorFlow 2.15
 	.venv-tf2.15/bin/python $(PYTEST)
 
+test-torch: .venv/installed-dev .venv-torch/installed  ## compares exported weights with torchvision and timm
+	SIMCLR_TORCH_PYTHON=$(CURDIR)/.venv-torch/bin/python .venv/bin/python -m pytest -q tests/export/torch_weights_test.py
+
 lint: .venv/installed-dev  ## checks the code style with ruff
 	.venv/bin/python -m ruff check .
 
 .venv-tf2.15/installed: END = 12
 .venv-tf2.15/installed: PYTHON = $(call find_python,python3.11 python3.10)
 .venv/installed .venv-tf2.15/installed: requirements.txt requirements-common.txt constraints-tf2.15.txt constraints-tf2.21.txt
-	@test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
-	echo 'make: PYTHON="$(PYTHON)" is not a Python interpreter from 3.10 to 3.$(shell expr $(END) - 1) with the venv module. Set PYTHON=/path/to/python.'; exit 2; }
+	$(check_python)
 	@echo "Installing $< into $(@D) (about four minutes, once)"
 	test -x $(@D)/bin/python || "$(PYTHON)" -m venv $(@D)
 	@cp constraints-tf$$($(@D)/bin/python -c 'import sys; print("2.15" if sys.version_info < (3, 12) else "2.21")').txt $(@D)/constraints.txt
 	@# The pip version bundled with Python 3.10 cannot resolve these requirements.
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< -c $(@D)/constraints.txt
+	@touch $@
+
+.venv-torch/installed: requirements-torch.txt
+	$(check_python)
+	@echo "Installing $< into $(@D) (several minutes, once)"
+	test -x $(@D)/bin/python || "$(PYTHON)" -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 %/installed-dev: %/installed requirements-dev.txt

@@ -146,9 +146,9 @@ class Config:
     checkpoint: str | None = setting(
         None,
         "Initial weights of a new run, or the weights to evaluate (--mode=eval): a directory (its latest checkpoint is "
-        "used), a checkpoint prefix, a SavedModel or a TF Hub handle, from this program or the original (TF2 or TF1). "
-        "In evaluation and fine-tuning, network settings and --image_size are taken from it unless they are set. Not "
-        "loaded when a run resumes.",
+        "used), a checkpoint prefix, a SavedModel or a TF Hub handle, from this program or the original (TF2 or TF1), "
+        "or a ResNet from PyTorch (FILE.safetensors). In evaluation and fine-tuning, network settings and --image_size "
+        "are taken from it unless they are set. Not loaded when a run resumes.",
         identity=True,
     )
     seed: int | None = setting(

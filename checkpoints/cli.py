@@ -17,7 +17,8 @@ def main(arguments: list[str] | None = None) -> None:
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("describe", help="print the format, step, network, heads and matching flags")
-    command.add_argument("path", help="a directory, a checkpoint prefix, a SavedModel or a TF Hub handle")
+    command.add_argument("path", help="a directory, a checkpoint prefix, a SavedModel, a PyTorch file "
+                         "(FILE.safetensors) or a TF Hub handle")
     path = parser.parse_args(arguments).path
 
     def work():

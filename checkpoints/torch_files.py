@@ -69,12 +69,11 @@ def read_contents(path: str, flag: str) -> Contents:
             raise UserError(f"{flag}={path}: {name} has type {dtypes[name]}. Convert the weights to float32.")
     notes = []
     if num_identities:
-        notes.append(f"{path}: the identity shortcut of layer1.0 becomes a convolution with batch norm that computes "
-                     "the identity; in training, its batch norm uses batch statistics")
+        notes.append("PyTorch weights: the identity shortcut of layer1.0 becomes a convolution with batch norm that "
+                     "computes the identity; in training, its batch norm uses batch statistics")
     if "resnet_depth" not in metadata:
-        notes.append(f"{path}: in this program, images are not normalized by mean and standard deviation, and max "
-                     "pooling pads even sizes only at the bottom and right, unlike in most PyTorch networks "
-                     "(docs/pytorch.md)")
+        notes.append("PyTorch weights: unlike in most PyTorch networks, images are not normalized by mean and standard "
+                     "deviation, and max pooling pads even sizes only at the bottom and right (docs/pytorch.md)")
     channels = shapes["bn1.weight"][0]
     file_shapes = {key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
                    for key, name in names.items()}

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -18,7 +19,7 @@ import model as model_lib
 import resnet
 from checkpoints import inspection, restoring, summary, torch_files, torch_names, weight_files
 from config import Config
-from export import cli, torch_weights
+from export import cli, torch_card, torch_weights
 from runtime.errors import UserError
 from support import ROOT, golden, runs
 from transfer import output
@@ -166,6 +167,14 @@ def test_exported_heads_equal_the_model(tmp_path, capsys):
     assert modes == {(tmp_path / "flags.json").stat().st_mode}
 
 
+def test_documented_code_equals_the_code_of_a_model_card():
+    tensors = {"projection_head": {}, "linear_head": {}}
+    card = torch_card.torch_card(Config(resnet_depth=50), None, None, tensors, "encoder.safetensors")
+    blocks = re.findall(r"```python\n.*?```", card, re.DOTALL)
+    documentation = (ROOT / "docs" / "pytorch.md").read_text()
+    assert all(block in documentation for block in blocks[:2]) and "torchvision" in blocks[0] and "timm" in blocks[1]
+
+
 def test_network_without_heads_writes_no_files_for_heads(tmp_path):
     path = export(make_checkpoint(tmp_path, resnet_depth=10, image_size=8, proj_head_mode="none",
                                   lineareval_while_pretraining=False)[1], tmp_path)
@@ -302,7 +311,7 @@ def test_classifier_that_does_not_fit_is_not_loaded(tmp_path):
     config = Config(resnet_depth=10, image_size=40, train_mode="finetune", proj_head_mode="none")
     model = model_lib.build_model(config, 7)
     lines = restoring.warm_start(model, path).lines
-    assert "[512, 3] instead of [512, 7]" in next(line for line in lines if line.startswith("not loaded: linear head ("))
+    assert "[512, 3] instead of [512, 7]" in next(line for line in lines if line.startswith("not loaded: linear head"))
     tensors = stock_tensors(10)
     del tensors["fc.bias"]
     save_file(tensors, path)

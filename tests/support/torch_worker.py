@@ -20,8 +20,8 @@ import torch
 def define_missing_operators():
     """Defines the operators that torchvision's Python code expects, if its compiled library does not load.
 
-    The usual packages of torchvision are compiled for PyTorch with CUDA. With PyTorch for CPUs, the compiled library does
-    not load, and the import fails because the operators are unknown. ResNets do not use them.
+    The usual packages of torchvision are compiled for PyTorch with CUDA. With PyTorch for CPUs, the compiled library
+    does not load, and the import fails because the operators are unknown. ResNets do not use them.
 
     Returns:
       The `torch.library.Library` that contains the operators. They are removed when it is garbage-collected.
