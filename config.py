@@ -120,9 +120,10 @@ class Config:
     mode: str = setting(
         "train",
         "train: train and export a SavedModel; train_then_eval: train, evaluate the last checkpoint and export a "
-        "SavedModel; eval: wait for checkpoints in --model_dir and evaluate each of them once, until the last "
-        "training step is reached or --eval_timeout expires. If --checkpoint is set to a checkpoint other than the one "
-        "that the run in --model_dir started from, only --checkpoint is evaluated.",
+        "SavedModel; eval: wait for checkpoints in --model_dir, evaluate each of them once and export it as a "
+        "SavedModel, until the last training step is reached or --eval_timeout expires. If --checkpoint is set to a "
+        "checkpoint other than the one that the run in --model_dir started from, only --checkpoint is evaluated, and "
+        "nothing is exported.",
         choices=("train", "eval", "train_then_eval"),
         output=True,
     )
@@ -482,7 +483,11 @@ class Config:
     eval_projections: bool = setting(
         False, "Also run lbfgs and knn on the projections z = g(h) (paper, 4.2 and Figure 8)."
     )
-    eval_name: str | None = setting(None, "Sub-folder of model_dir for the results of this evaluation.", output=True)
+    eval_name: str | None = setting(
+        None,
+        "Sub-folder of model_dir for the results of this evaluation and, with --mode=eval, for its SavedModels.",
+        output=True,
+    )
     gallery: bool | None = setting(
         None,
         "After --mode=train_then_eval, write model_dir/gallery.html: nearest neighbors, near-duplicates, outliers, a "

@@ -472,6 +472,8 @@ def _build_evaluator(config, source, strategy, is_chief, path, flag):
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
     with strategy.scope():
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
+        if not config.pretraining:  # As in training, so that the weight decay covers the same variables.
+            model.freeze(config.fine_tune_after_block)
     return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
 
 
@@ -486,9 +488,22 @@ def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.
         return evaluator.evaluate_and_write(loaded.file.step or 0, not loaded.not_loaded)
 
 
-def evaluate_continuously(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
+def evaluate_continuously(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True,
+                          export: Callable[[str, dict[str, float]], object] = lambda path, results: None
                          ) -> dict[str, float] | None:
-    """Evaluates every new checkpoint once. Returns the last results, or None if there were no checkpoints."""
+    """Evaluates every new checkpoint once.
+
+    Args:
+      config: settings.
+      source: the data set.
+      strategy: the strategy of this process.
+      is_chief: whether this process writes the results and exports.
+      export: called after each evaluation with the prefix of the checkpoint and the results, unless the checkpoint
+        lacks parts of the model.
+
+    Returns:
+      The last results, or None if there were no checkpoints.
+    """
     required = _required_parts(config, source)
     trained_on = (run_directory.read_flags(config.model_dir) or {}).get("train_split", config.train_split)
     last_step = model_lib.count_steps(config, source.num_examples(trained_on)).train
@@ -507,7 +522,15 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
             if results is None and is_chief:
                 for part, reason in loaded.not_loaded.items():
                     console.log(f"not loaded: {part} ({reason})")
+                if loaded.not_loaded:
+                    console.log("no SavedModels are exported, because the checkpoints lack parts of the model")
             results = evaluator.evaluate_and_write(checkpoint_files.step_from_prefix(path), not loaded.not_loaded)
+            if is_chief and not loaded.not_loaded:
+                try:
+                    export(path, results)
+                except (tf.errors.OpError, UserError):
+                    if _is_usable(path):
+                        raise
             if is_chief:
                 rows = [*result_rows(results), ("results", results_dir(config))]
                 console.log(console.format_table(path, rows))

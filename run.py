@@ -376,11 +376,12 @@ def _prepare_source(config, source, strategy):
 
 
 def _evaluate(config, source, strategy):
-    """Evaluates the weights in `--checkpoint`, or every checkpoint of the run in `--model_dir`."""
+    """Evaluates the weights in `--checkpoint`, or evaluates and exports all checkpoints of the run in `--model_dir`."""
     is_chief = devices.is_chief(strategy)
     initial_checkpoint = (run_directory.read_flags(config.model_dir) or {}).get("checkpoint")
     if not config.checkpoint or config.checkpoint == initial_checkpoint:
-        evaluate.evaluate_continuously(config, source, strategy, is_chief)
+        export = functools.partial(saving.export_evaluated, config, evaluate.results_dir(config))
+        evaluate.evaluate_continuously(config, source, strategy, is_chief, export)
         return
     results = evaluate.evaluate_checkpoint(config, source, strategy, is_chief)
     if is_chief:

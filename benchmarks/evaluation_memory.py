@@ -51,7 +51,7 @@ def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
                                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
     megabytes, num_evaluations = {}, 0
     for line in process.stdout:
-        if not line.startswith("evaluated "):
+        if not line.startswith("results "):
             continue
         num_evaluations += 1
         if num_evaluations % _REPORT_EVERY == 0:

@@ -10,24 +10,38 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 
-from runtime import console
+from runtime import console, signals
 from runtime.errors import UserError
 
-_LOCK = "train.lock"
+TRAIN, EXPORT = "train.lock", "export.lock"  # held while training in a directory, and while exporting to it
 _MAX_OWNER_CHARACTERS = 300
+_POLL_SECONDS = 0.2
 
 
 class Lock:
-    """A directory lock, held by the process that trains in the directory.
+    """A directory lock, held by the process that trains in the directory or exports to it.
 
     The operating system releases the lock when the process ends, even if it crashes. If the storage does not support
     locks (gs://, some network file systems), the directory is not locked, and a message is logged.
     """
 
-    def __init__(self, directory: str, flag: str = "--model_dir"):
-        """Locks `directory`, the value of `flag`. Raises `UserError` if another process holds the lock."""
-        self._path, self._directory, self._flag = os.path.join(directory, _LOCK), directory, flag
+    def __init__(self, directory: str, flag: str = "--model_dir", name: str = TRAIN, wait: bool = False):
+        """Locks `directory`.
+
+        Args:
+          directory: the value of `flag`.
+          flag: flag to name in error messages.
+          name: file name of the lock. Locks with different names are independent.
+          wait: whether to wait until another process releases the lock.
+
+        Raises:
+          UserError: another process holds the lock and `wait` is False, or the lock file cannot be used.
+          Stopped: a signal was received while waiting.
+        """
+        self._path, self._directory, self._flag = os.path.join(directory, name), directory, flag
+        self._name, self._wait = name, wait
         self._file = None if "://" in directory else self._open()
 
     def _open(self):
@@ -36,10 +50,11 @@ class Lock:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
             file = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
         except OSError as error:
-            raise UserError(f"{self._flag}={self._directory}: {_LOCK} cannot be opened ({error.strerror or error}). "
-                            "Remove the file if it is not a regular file, or choose another directory.") from error
+            raise UserError(f"{self._flag}={self._directory}: {self._name} cannot be opened "
+                            f"({error.strerror or error}). Remove the file if it is not a regular file, or choose "
+                            "another directory.") from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(file)
         except BlockingIOError as error:
             owner = file.read(_MAX_OWNER_CHARACTERS).strip() or "another process"
             file.close()
@@ -51,7 +66,7 @@ class Lock:
         content = file.read(_MAX_OWNER_CHARACTERS)
         if content and not content.startswith("process "):
             file.close()
-            raise UserError(f"{self._flag}={self._directory}: {_LOCK} was not written by this program. Choose "
+            raise UserError(f"{self._flag}={self._directory}: {self._name} was not written by this program. Choose "
                             "another directory.")
         file.seek(0)
         file.truncate(0)
@@ -59,8 +74,23 @@ class Lock:
         file.flush()
         return file
 
+    def _lock(self, file):
+        """Locks an open file. Raises `BlockingIOError` if another process holds the lock and `wait` is False."""
+        is_logged = False
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not self._wait:
+                    raise
+            if not is_logged:
+                console.log(f"waiting for another process to release {self._path}")
+                is_logged = True
+            signals.safe_point()
+            time.sleep(_POLL_SECONDS)
+
     def __enter__(self) -> Lock:
-        if self._file is None:
+        if self._file is None and self._name == TRAIN:
             console.log(f"warning: {self._flag}={self._directory}: this storage does not support locks; do not start a "
                         "second run in this directory")
         return self
@@ -79,5 +109,5 @@ class Lock:
             file_stat = None
         if file_stat is None or not os.path.samestat(file_stat, os.fstat(self._file.fileno())):
             raise UserError(f"{self._flag}={self._directory}: the directory was removed or replaced during the run "
-                            f"({_LOCK} is not the file that was locked). No further files were written. Restore the "
-                            "directory, or run the same command again.")
+                            f"({self._name} is not the file that was locked). No further files were written. Restore "
+                            "the directory, or run the same command again.")

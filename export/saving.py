@@ -14,7 +14,8 @@ import tensorflow as tf
 
 import data_util
 import model as model_lib
-from checkpoints import checkpoint_files, descriptions, restoring
+from checkpoints import checkpoint_files, descriptions, inspection, restoring
+from checkpoints.lock import EXPORT, Lock
 from config import Config, settings_with
 from runtime import console
 from runtime.errors import UserError
@@ -193,14 +194,56 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
     Deletes older SavedModels, so that `keep_hub_module_max` SavedModels remain, always including the new one.
     Directories are deleted or replaced only if they contain nothing but a SavedModel from this program. If
     `saved_model` is a link, no directories are deleted or replaced, because other runs may export to the link's target.
+    If another process is exporting to the same directory, waits for it.
 
     Args:
       config: settings of the run.
       class_names, results, multi_label: see `export`.
       checkpoint_path: prefix of a checkpoint of the run.
-      check: called before a directory is replaced or deleted; may raise `UserError`.
+      check: called before a directory is created, replaced or deleted; may raise `UserError`.
     """
-    root = os.path.join(config.model_dir, "saved_model")
+    check()
+    with Lock(config.model_dir, name=EXPORT, wait=True) as lock:
+        return _export_and_prune(config, class_names, checkpoint_path, os.path.join(config.model_dir, "saved_model"),
+                                 results, multi_label=multi_label, check=lambda: (check(), lock.check()))
+
+
+def export_evaluated(config: Config, directory: str, checkpoint_path: str, results: dict[str, float]) -> str | None:
+    """Exports a checkpoint that `--mode=eval` has evaluated to <directory>/saved_model/<step>/ and returns that path.
+
+    Unlike `export_to_model_dir`, keeps the SavedModels of later steps: if `keep_hub_module_max` of them exist, nothing
+    is exported, and the function returns None. The training process may have exported the last step already.
+
+    Args:
+      config: settings of the evaluation. The training settings are read from the run.
+      directory: directory of the evaluation's results.
+      checkpoint_path: prefix of a checkpoint of the run.
+      results: evaluation results to record in the description.
+    """
+    info = inspection.inspect_checkpoint(checkpoint_path, config.image_size)
+    settings = info.config.replace(keep_hub_module_max=config.keep_hub_module_max)
+    root = os.path.join(directory, "saved_model")
+    with Lock(directory, name=EXPORT, wait=True) as lock:
+        step = checkpoint_files.step_from_prefix(checkpoint_path)
+        num_later = sum(int(name) > step for name in _step_names(root))
+        if config.keep_hub_module_max and num_later >= config.keep_hub_module_max:
+            console.log(f"step {step} is not exported, because {root} contains later steps (--keep_hub_module_max="
+                        f"{config.keep_hub_module_max})")
+            return None
+        console.log("exporting the SavedModel")
+        return _export_and_prune(settings, info.class_names, checkpoint_path, root, results,
+                                 has_training_config=info.has_training_config, multi_label=info.multi_label,
+                                 check=lock.check)
+
+
+def _step_names(root):
+    """Returns the names of the numbered directories in `root`, in ascending order of their numbers."""
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)] if tf.io.gfile.exists(root) else []
+    return sorted((name for name in names if re.fullmatch("[0-9]+", name)), key=int)
+
+
+def _export_and_prune(config, class_names, checkpoint_path, root, results, check, **arguments):
+    """Exports a checkpoint to <root>/<step>/, deletes old SavedModels in `root`, and returns the path."""
     step = str(checkpoint_files.step_from_prefix(checkpoint_path))
     path = os.path.join(root, step)
     is_link = os.path.islink(root)
@@ -209,17 +252,17 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
         kept = os.path.join(tempfile.mkdtemp(prefix=f"{step}_kept_", dir=root), step)
         os.rename(path, kept)
         console.log(f"moved {path} to {kept} because {reason}")
-    export(config, class_names, checkpoint_path, path, results, multi_label=multi_label, replace=True, check=check)
+    export(config, class_names, checkpoint_path, path, results, replace=True, check=check, **arguments)
     if is_link:
         console.log(f"{root} is a link, so no old SavedModels are deleted (--keep_hub_module_max)")
         return path
     check()
-    names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
-    others = sorted((name for name in names if re.fullmatch("[0-9]+", name) and name != step), key=int)
+    others = [name for name in _step_names(root) if name != step]
     old = others[:max(len(others) + 1 - config.keep_hub_module_max, 0)] if config.keep_hub_module_max else []
     for name in old:
         _remove_saved_model(os.path.join(root, name))
-    for name in names:  # Clean up temporary directories left by killed processes.
+    for name in [name.rstrip("/") for name in tf.io.gfile.listdir(root)]:
+        # Clean up temporary directories left by killed processes. No other process is exporting here now.
         if re.fullmatch(rf"{TEMP_PREFIX}\w{{8}}", name):
             for subdirectory in ("saved_model", "replaced"):
                 _remove_saved_model(os.path.join(root, name, subdirectory))

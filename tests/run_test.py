@@ -17,7 +17,7 @@ import model as model_lib
 import run as run_lib
 import train
 from augmentation.policies import view_policies
-from checkpoints import restoring
+from checkpoints import descriptions, restoring
 from config import Config, settings_with
 from probing import features
 from runtime import console, devices
@@ -154,6 +154,73 @@ def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends(complete_
         patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {})
         run(complete_run[0], mode="eval", train_steps=4)
     assert seen == [3, 4]
+
+
+def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete_run, tmp_path):
+    directory = shutil.copytree(complete_run[0], tmp_path / "run")
+    shutil.rmtree(directory / "saved_model")
+    with pytest.MonkeyPatch.context() as patch:
+        # The values of the evaluation's own training settings differ from those of the run.
+        patch.setattr(train, "train", None)
+        run(directory, with_export=True, mode="eval", train_steps=4, keep_hub_module_max=0, temperature=0.7)
+    assert {path.name for path in (directory / "saved_model").iterdir()} == {"3", "4"}
+    images = np.random.default_rng(0).uniform(size=[2, 8, 8, 3]).astype(np.float32)
+    for step in (3, 4):
+        path = directory / "saved_model" / str(step)
+        description = descriptions.read_description(str(path))
+        assert description["step"] == step and description["flags"].get("temperature", 0.1) == 0.1
+        assert description["results"] == json.loads((directory / f"result_{step}.json").read_text())
+        logits = tf.saved_model.load(str(path))(images, trainable=False)["logits_sup"]
+        model = model_lib.build_model(Config(**TINY), 10)
+        restoring.load_model(model, str(directory / f"ckpt-{step}"))
+        np.testing.assert_allclose(logits, model(images, training=False)["logits_sup"], rtol=1e-4, atol=1e-6)
+
+
+def test_evaluating_another_checkpoint_exports_nothing_into_the_run(complete_run, tmp_path):
+    directory = shutil.copytree(complete_run[0], tmp_path / "run")
+    shutil.rmtree(directory / "saved_model")
+    run(directory, with_export=True, mode="eval", checkpoint=str(complete_run[0] / "ckpt-3"), eval_steps=1)
+    assert (directory / "result_3.json").exists() and not (directory / "saved_model").exists()
+
+
+def test_with_eval_name_saved_models_are_written_to_the_sub_folder(complete_run, tmp_path):
+    directory = shutil.copytree(complete_run[0], tmp_path / "run")
+    before = (directory / "saved_model" / "4" / "saved_model.pb").stat().st_mtime_ns
+    run(directory, with_export=True, mode="eval", train_steps=4, eval_name="second", eval_steps=1)
+    assert {path.name for path in (directory / "second" / "saved_model").iterdir()} == {"4"}
+    assert (directory / "saved_model" / "4" / "saved_model.pb").stat().st_mtime_ns == before
+
+
+def test_checkpoints_removed_during_their_evaluation_are_not_exported(complete_run, tmp_path, capsys):
+    def evaluate_and_remove(_, step, *__):
+        for path in directory.glob(f"ckpt-{step}.*"):
+            path.unlink()
+        return {"global_step": step}
+
+    directory = shutil.copytree(complete_run[0], tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.Evaluator, "evaluate_and_write", evaluate_and_remove)
+        run(directory, with_export=True, mode="eval", train_steps=4)
+    assert capsys.readouterr().out.count("removed before it could be read") == 2
+    assert {path.name for path in (directory / "saved_model").iterdir()} == {"4"}
+
+
+@pytest.mark.parametrize("block", [-1, 2])
+def test_regularization_loss_covers_the_trained_variables_in_both_evaluation_modes(complete_run, tmp_path, block):
+    settings = dict(train_mode="finetune", checkpoint=str(complete_run[0]), fine_tune_after_block=block, train_steps=1,
+                    optimizer="momentum", weight_decay=0.01, ft_proj_selector=1)
+    run(tmp_path, mode="train_then_eval", **settings)
+    trained_then_evaluated = json.loads((tmp_path / "result_1.json").read_text())["eval/regularization_loss"]
+    run(tmp_path, mode="eval", **settings, eval_name="again")
+    evaluated = json.loads((tmp_path / "again" / "result_1.json").read_text())["eval/regularization_loss"]
+    frozen = tuple(f"model/resnet_model/{name}" for name in ("initial", "block_groups/0", "block_groups/1"))
+    frozen = (frozen if block == 2 else ()) + ("model/_projection_head/linear_layers/1/",)  # not used by the classifier
+    decayed = [value for key, value in weights(tmp_path, 1).items()
+               if key.split("/.ATTR")[0].endswith(("/kernel", "dense/bias")) and "OPTIMIZER_SLOT" not in key
+               and not key.startswith(frozen)]
+    expected = 0.01 * sum(np.sum(value.astype(np.float64) ** 2) / 2 for value in decayed)
+    assert trained_then_evaluated == pytest.approx(expected, rel=1e-5)
+    assert evaluated == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("settings, warning", [

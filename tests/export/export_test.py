@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +18,14 @@ import tf_keras as keras
 from pyarrow import parquet
 
 import model as model_lib
-from checkpoints import descriptions, inspection, run_directory
+from checkpoints import descriptions, inspection, lock, run_directory
 from config import Config
 from export import archives, cli, model_card, saving
 from inference import cli as inference_cli
 from inference import embedding, endpoints, prediction, writers
-from runtime.errors import STOPPED_STATUS, UserError
-from support import golden
+from runtime import signals
+from runtime.errors import STOPPED_STATUS, Stopped, UserError
+from support import ROOT, golden
 
 TINY = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
 CLASSES = [f"kind {index}" for index in range(10)]
@@ -194,6 +196,57 @@ def test_new_export_is_kept_if_exports_of_later_steps_exist(tmp_path, quick_save
     path, = export_steps(tmp_path, 5, keep=2)
     assert pathlib.Path(path, "saved_model.pb").exists()
     assert {path.name for path in (tmp_path / "saved_model").iterdir()} == {"5", "30"}
+
+
+@pytest.mark.parametrize("keep, names", [(1, {"30"}), (2, {"20", "30"}), (3, {"15", "20", "30"}),
+                                         (0, {"10", "15", "20", "30"})])
+def test_export_of_an_evaluated_checkpoint_keeps_those_of_later_steps(keep, names, tmp_path, quick_save, capsys):
+    export_steps(tmp_path, 10, 20, 30, keep=3)
+    config = Config(**TINY, model_dir=str(tmp_path), mode="eval", keep_hub_module_max=keep)
+    if keep in (1, 2):  # What a training process with this setting would have kept.
+        for step in (10, 20)[:3 - keep]:
+            shutil.rmtree(tmp_path / "saved_model" / str(step))
+    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-15"))
+    exported = saving.export_evaluated(config, str(tmp_path), path, {"global_step": 15})
+    assert {path.name for path in (tmp_path / "saved_model").iterdir()} == names
+    assert (exported is None) == ("15" not in names)
+    assert ("step 15 is not exported" in capsys.readouterr().out) == ("15" not in names)
+
+
+_HOLD = """
+import sys, time
+from checkpoints.lock import EXPORT, Lock
+with Lock(sys.argv[1], name=EXPORT):
+    print("held", flush=True)
+    time.sleep(99)
+"""
+
+
+def test_exports_of_two_processes_wait_for_each_other(tmp_path, quick_save, monkeypatch, capsys):
+    config = Config(**TINY, model_dir=str(tmp_path))
+    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-1"))
+    with subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+                          cwd=ROOT) as other:
+        assert other.stdout.readline() == "held\n"
+        is_written, waited = [], []
+
+        def sleep(seconds):
+            is_written.append((tmp_path / "saved_model" / "1").exists())
+            waited.append(seconds)
+            if len(waited) == 3:
+                other.kill()
+                other.wait()
+
+        monkeypatch.setattr(lock.time, "sleep", sleep)
+        saving.export_to_model_dir(config, CLASSES, path)
+    assert len(is_written) >= 3 and not any(is_written) and (tmp_path / "saved_model" / "1").exists()
+    assert capsys.readouterr().out.count(f"waiting for another process to release {tmp_path}/export.lock") == 1
+
+
+def test_waiting_for_another_export_can_be_stopped_by_a_signal(tmp_path, quick_save):
+    with lock.Lock(str(tmp_path), name=lock.EXPORT), signals.StopSignals(), pytest.raises(Stopped):
+        os.kill(os.getpid(), signal.SIGTERM)
+        lock.Lock(str(tmp_path), name=lock.EXPORT, wait=True)
 
 
 def test_directories_with_other_files_are_never_deleted(tmp_path, quick_save, capsys):
