@@ -231,7 +231,7 @@ class Config:
     # Augmentation (paper, Appendix A).
     min_crop_area: float = setting(
         0.08, "Minimum area of a random crop, as a fraction of the image area. Increase it if small crops carry no "
-        "information.",
+        "information. With the default, crops of less than 10 % of the image are rejected, as in the original.",
         minimum=1e-4, maximum=1, identity=True,
     )
     random_flip: bool = setting(
@@ -855,11 +855,13 @@ def select_settings(content: dict) -> dict | None:
     return settings
 
 
+# Flags in the commands of the original's READMEs. The original's TF1 code defines them, but its TF2 code does not.
+_IGNORED_FLAGS = ("train_summary_steps", "variable_schema")
 _DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, bool: flags.DEFINE_bool, str: flags.DEFINE_string}
 
 
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines one absl flag for each field of `Config`."""
+    """Defines one absl flag for each field of `Config`, and the flags that are accepted but have no effect."""
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
         flag_type = next(type_ for type_ in typing.get_args(types[field.name]) or (types[field.name],)
@@ -869,6 +871,14 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
                               flag_values=flag_values)
         else:
             _DEFINE[flag_type](field.name, field.default, field.metadata["help"], flag_values=flag_values)
+    for name in _IGNORED_FLAGS:
+        flags.DEFINE_string(name, None, "No effect.", flag_values=flag_values)
+
+
+def describe_ignored_flags(flag_values: flags.FlagValues = flags.FLAGS) -> str | None:
+    """Returns one line about the flags that are set but have no effect, or None if there are none."""
+    names = [f"--{name}" for name in _IGNORED_FLAGS if flag_values[name].present]
+    return f"no effect: {', '.join(names)} (accepted because the original's READMEs set them)" if names else None
 
 
 def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
@@ -884,7 +894,9 @@ def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
         lines.append(f"  --[no]{field.name}" if flag.boolean else f"  --{field.name}{value}")
         lines += textwrap.wrap(f"{field.metadata['help']}{default}", width, initial_indent=" " * 6,
                                subsequent_indent=" " * 6)
-    return "\n".join([*lines, "", "Other flags:", "  --flagfile=FILE", "      Read flags from a file, one per line."])
+    return "\n".join([*lines, "", "Other flags:", "  --flagfile=FILE", "      Read flags from a file, one per line.",
+                      *(f"  --{name}=VALUE" for name in _IGNORED_FLAGS),
+                      "      No effect. Accepted because commands in the original's READMEs set them."])
 
 
 def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:

@@ -59,6 +59,8 @@ if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlo
         sys.exit(0)
     parse_flags(sys.argv)
     command_line.run_command("run.py", config_lib.from_flags)
+    if (ignored := config_lib.describe_ignored_flags()) is not None:
+        console.log(ignored)
     console.log("loading TensorFlow")
 
 with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorflow():

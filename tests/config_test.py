@@ -3,6 +3,8 @@
 import dataclasses
 import pathlib
 import re
+import shlex
+import string
 import subprocess
 import sys
 
@@ -30,6 +32,88 @@ def test_flags_from_the_original_keep_their_names_types_defaults_and_choices():
             assert list(flag.parser.enum_values)[:len(original["choices"])] == original["choices"] or set(
                 original["choices"]) <= set(flag.parser.enum_values)
         assert flag.help
+
+
+# The commands in the READMEs of google-research/simclr and its folder tf2/, verbatim.
+PUBLISHED_COMMANDS = r"""
+python run.py --train_mode=pretrain \
+  --train_batch_size=512 --train_epochs=1000 \
+  --learning_rate=1.0 --weight_decay=1e-4 --temperature=0.5 \
+  --dataset=cifar10 --image_size=32 --eval_split=test --resnet_depth=18 \
+  --use_blur=False --color_jitter_strength=0.5 \
+  --model_dir=/tmp/simclr_test --use_tpu=False
+
+python run.py --train_mode=pretrain \
+  --train_batch_size=4096 --train_epochs=100 --temperature=0.1 \
+  --learning_rate=0.075 --learning_rate_scaling=sqrt --weight_decay=1e-4 \
+  --dataset=imagenet2012 --image_size=224 --eval_split=validation \
+  --data_dir=$DATA_DIR --model_dir=$MODEL_DIR \
+  --use_tpu=True --tpu_name=$TPU_NAME --train_summary_steps=0
+
+python run.py --mode=train_then_eval --train_mode=finetune \
+  --fine_tune_after_block=4 --zero_init_logits_layer=True \
+  --variable_schema='(?!global_step|(?:.*/|^)Momentum|head)' \
+  --global_bn=False --optimizer=momentum --learning_rate=0.1 --weight_decay=0.0 \
+  --train_epochs=100 --train_batch_size=512 --warmup_epochs=0 \
+  --dataset=cifar10 --image_size=32 --eval_split=test --resnet_depth=18 \
+  --checkpoint=/tmp/simclr_test --model_dir=/tmp/simclr_test_ft --use_tpu=False
+
+python run.py --mode=train_then_eval --train_mode=finetune \
+  --fine_tune_after_block=4 --zero_init_logits_layer=True \
+  --variable_schema='(?!global_step|(?:.*/|^)Momentum|head)' \
+  --global_bn=False --optimizer=momentum --learning_rate=0.1 --weight_decay=1e-6 \
+  --train_epochs=90 --train_batch_size=4096 --warmup_epochs=0 \
+  --dataset=imagenet2012 --image_size=224 --eval_split=validation \
+  --data_dir=$DATA_DIR --model_dir=$MODEL_DIR --checkpoint=$CHKPT_DIR \
+  --use_tpu=True --tpu_name=$TPU_NAME --train_summary_steps=0
+
+python run.py --mode=train_then_eval --train_mode=finetune \
+  --fine_tune_after_block=-1 --zero_init_logits_layer=True \
+  --variable_schema='(?!global_step|(?:.*/|^)Momentum|head_supervised)' \
+  --global_bn=True --optimizer=lars --learning_rate=0.005 \
+  --learning_rate_scaling=sqrt --weight_decay=0 \
+  --train_epochs=60 --train_batch_size=1024 --warmup_epochs=0 \
+  --dataset=imagenet2012_subset/1pct --image_size=224 --eval_split=validation \
+  --data_dir=$DATA_DIR --model_dir=$MODEL_DIR --checkpoint=$CHKPT_DIR \
+  --use_tpu=True --tpu_name=$TPU_NAME --train_summary_steps=0 \
+  --num_proj_layers=3 --ft_proj_selector=1
+""".strip().split("\n\n")
+RECIPES_OF_COMMANDS = {0: "cifar10", 1: "imagenet", 2: "cifar10_linear"}  # index -> name in paper/recipes
+
+
+def published_arguments(command):
+    """Returns the arguments of a published command, with values for its environment variables."""
+    variables = dict(DATA_DIR="/data", MODEL_DIR="/run", CHKPT_DIR="/pretrained", TPU_NAME="tpu")
+    program, *arguments = shlex.split(string.Template(command.replace("\\\n", "")).substitute(variables))[1:]
+    assert program == "run.py"
+    return arguments
+
+
+@pytest.mark.parametrize("index", range(len(PUBLISHED_COMMANDS)))
+def test_published_commands_are_accepted_verbatim(index):
+    arguments, values = published_arguments(PUBLISHED_COMMANDS[index]), make_flags()
+    values(["run.py", *arguments])
+    config = config_lib.from_flags(values)
+    ignored = [argument.split("=")[0] for argument in arguments if "summary" in argument or "schema" in argument]
+    line = config_lib.describe_ignored_flags(values)
+    assert (line or "").startswith("no effect: ") == bool(ignored) and all(name in line for name in ignored)
+    for argument in arguments:
+        name, _, text = argument.removeprefix("--").partition("=")
+        if f"--{name}" not in ignored:
+            value = getattr(config, name)
+            assert (str(value) if isinstance(value, (bool, str)) else float(value)) == (
+                text if isinstance(value, (bool, str)) else float(text)), name
+    if index in RECIPES_OF_COMMANDS:
+        recipe = config_lib.from_arguments([f"--flagfile={ROOT}/paper/recipes/{RECIPES_OF_COMMANDS[index]}.cfg"])
+        where = ("mode", "model_dir", "data_dir", "checkpoint", "use_tpu", "tpu_name")
+        assert recipe.replace(**{name: getattr(config, name) for name in where}) == config
+
+
+def test_flags_without_effect_are_reported_in_one_line():
+    process = run_program("--train_summary_steps=0", "--variable_schema=(?!head)", "--dataset=folder:/none")
+    assert process.stdout.startswith("no effect: --train_summary_steps, --variable_schema (")
+    assert process.returncode == 2 and "--dataset=folder:/none" in process.stderr
+    assert "no effect" not in run_program("--temperature=0").stdout
 
 
 def test_parsed_flags_are_converted_to_a_config():
@@ -147,7 +231,8 @@ def test_documents_mention_only_existing_flags():
     other_programs_flags = {
         "flagfile", "logdir", "help", "upgrade", "saved", "output", "export_dir", "archive", "out", "flags", "csv",
         "task", "metric", "train", "test", "validation", "jobs", "steps", "learning_rates", "weight_decays",
-        "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters"}
+        "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters", "train_summary_steps",
+        "variable_schema"}
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "paper" / "recipes").glob("*.cfg")):
         for name in re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text()):
             assert name in other_programs_flags or name in Config.__dataclass_fields__ or (
