@@ -5,13 +5,14 @@
 Ours: `inference.similarity.search`. Baseline: the full similarity matrix, partially sorted row by row. Both search for
 24 neighbors and for pairs with a similarity of at least 0.95, among vectors of 512 dimensions in 100 random clusters,
 1 % of which are near-duplicates. Prints one JSON line per case. Each measurement runs in a separate process; the memory
-is the increase in peak memory, without the vectors. The baseline is skipped above `_LARGEST_PLAIN`, because the matrix
-would take 40 GB.
+is the increase in peak memory, without the vectors. Requires Linux, because the peak memory is read from /proc and reset
+there. The baseline is skipped above `_LARGEST_PLAIN`, because the matrix would take 40 GB.
 """
 
 from __future__ import annotations
 
 import json
+import pathlib
 import sys
 import time
 
@@ -31,7 +32,7 @@ def clustered_vectors(count):
     random = np.random.default_rng(0)
     centers = similarity.normalize(random.normal(size=[_CLUSTERS, _WIDTH]))
     vectors = np.empty([count, _WIDTH], np.float32)
-    for rows in np.array_split(vectors, -(-count // 1000)):  # In parts, so that the peak memory remains low.
+    for rows in np.array_split(vectors, -(-count // 1000)):  # Copies lie at most 1,000 rows from their originals.
         rows[:] = centers[random.integers(0, _CLUSTERS, len(rows))]
         rows += 0.5 * _WIDTH**-0.5 * random.standard_normal(rows.shape, np.float32)
         originals, copies = random.choice(len(rows), [2, len(rows) // 100], replace=False)
@@ -54,16 +55,27 @@ def plain(vectors):
     return int(np.count_nonzero(matrix >= _THRESHOLD)) // 2
 
 
+def peak_megabytes():
+    """Returns the peak resident memory of this process since the last `reset_peak`, in MB."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def reset_peak():
+    """Sets the peak memory of this process to its current memory."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
 def measure_one(form, count):
     """Returns the seconds and megabytes that a search takes, and its number of pairs; called in a child process."""
     function = {"blocked": blocked, "plain": plain}[form]
     function(clustered_vectors(256))  # Libraries allocate their buffers here, outside the measurement.
     vectors = clustered_vectors(int(count))
-    before, begin = measure.peak_megabytes(), time.perf_counter()
+    reset_peak()
+    before, begin = peak_megabytes(), time.perf_counter()
     pairs = function(vectors)
     seconds = time.perf_counter() - begin
-    return dict(seconds=seconds, megabytes=measure.peak_megabytes() - before, pairs=pairs,
-                vectors_megabytes=vectors.nbytes / 2**20)
+    return dict(seconds=seconds, megabytes=peak_megabytes() - before, pairs=pairs)
 
 
 def main():
