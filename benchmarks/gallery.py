@@ -5,8 +5,8 @@
 Ours: `inference.similarity.search`. Baseline: the full similarity matrix, partially sorted row by row. Both search for
 24 neighbors and for pairs with a similarity of at least 0.95, among vectors of 512 dimensions in 100 random clusters,
 1 % of which are near-duplicates. Prints one JSON line per case. Each measurement runs in a separate process; the memory
-is the increase in peak memory, without the vectors. Requires Linux, because the peak memory is read from /proc and reset
-there. The baseline is skipped above `_LARGEST_PLAIN`, because the matrix would take 40 GB.
+is the increase in peak memory, without the vectors. Requires Linux, because the peak memory is read and reset in /proc.
+The baseline is skipped above `_LARGEST_PLAIN`, because the matrix would take 40 GB.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def check_directory(directory: str) -> str:
     if "://" in directory:
         raise UserError(f"--projector={directory}: only local paths are supported here. Use a local path.")
     directory = os.path.realpath(directory)
-    check_writable_parent("--projector", directory)
     if os.path.lexists(directory) and not os.path.isdir(directory):
         raise UserError(f"--projector={directory}: the path is a file. Use a directory.")
+    check_writable_parent("--projector", os.path.join(directory, FILES[0]) if os.path.isdir(directory) else directory)
     return directory
 
 
@@ -75,7 +75,8 @@ def open_writer(directory: str, count: int, has_classes: bool
     columns = math.ceil(math.sqrt(count))
     sprite = Image.new("RGB", (columns * side, math.ceil(count / columns) * side))
     written = 0
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(directory)) as scratch:
+    parent = directory if os.path.isdir(directory) else os.path.dirname(directory)
+    with tempfile.TemporaryDirectory(dir=parent) as scratch:
         with contextlib.ExitStack() as stack:
             vectors_file, metadata = (stack.enter_context(open(os.path.join(scratch, name), "w", encoding="utf-8"))
                                       for name in FILES[:2])

@@ -23,8 +23,8 @@ finally:
 
 
 @pytest.mark.parametrize("arguments", [
-    *([name] for name in COMMANDS), ["inference", "embed"], ["checkpoints", "describe"], ["export", "torch"],
-    ["transfer", "finetune"], ["paper.tables", "run"]], ids=" ".join)
+    *([name] for name in COMMANDS), ["inference", "embed"], ["inference", "gallery"], ["checkpoints", "describe"],
+    ["export", "torch"], ["transfer", "finetune"], ["paper.tables", "run"]], ids=" ".join)
 def test_help_is_printed_without_loading_tensorflow(arguments):
     process = subprocess.run([sys.executable, "-c", HELP, *arguments, "--help"], cwd=ROOT, capture_output=True,
                              text=True)

@@ -1,6 +1,7 @@
 """Files for the Embedding Projector, read with TensorBoard's own plugin."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from werkzeug import test as werkzeug_test
 
 from inference import cli as inference_cli
 from inference import endpoints, projector
+from runtime.errors import STOPPED_STATUS
 
 LEVELS = {"cat/a.png": 40, "cat/b.png": 80, "dog/a.png": 120, "dog/b.png": 160, "dog/c.png": 200}
 
@@ -88,6 +90,18 @@ def test_file_names_with_tabs_are_escaped_and_unlabeled_images_have_one_column(t
         Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name)
     inference_cli.main(["embed", "model", str(tmp_path / "photos"), f"--projector={tmp_path / 'out'}"])
     assert read(tmp_path / "out")[2] == ["a\\tb.png", "c\\nd.png"]
+
+
+def test_signal_leaves_no_files(photos, tmp_path, monkeypatch, capsys):
+    def stopped(images):
+        signal.raise_signal(signal.SIGTERM)
+        return tf.zeros([len(images), 3])
+
+    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (stopped, {"image_size": 8}))
+    with pytest.raises(SystemExit) as stop:
+        inference_cli.main(["embed", "model", str(photos), f"--projector={tmp_path / 'out'}"])
+    assert stop.value.code == STOPPED_STATUS and list(tmp_path.iterdir()) == [photos]
+    assert "nothing was written" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("count, side", [(0, 64), (1, 64), (16_384, 64), (16_385, 63), (100_000, 25)])
