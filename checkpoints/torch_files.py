@@ -78,13 +78,14 @@ def read_contents(path: str, flag: str) -> Contents:
     file_shapes = {key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
                    for key, name in names.items()}
     return Contents(names, {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
-                    len(shapes.keys() - set(names.values())), _integer(metadata.get("image_size"), 8),
-                    _integer(metadata.get("step"), 0), notes)
+                    len(shapes.keys() - set(names.values())),
+                    _integer(metadata.get("image_size"), range(8, 10**5)),
+                    _integer(metadata.get("step"), range(10**12)), notes)
 
 
-def _integer(text, minimum):
+def _integer(text, valid_range):
     """Converts a value from the metadata to an int. Returns None if it is missing or invalid."""
-    return int(text) if text and re.fullmatch("[0-9]{1,9}", text) and int(text) >= minimum else None
+    return int(text) if text and re.fullmatch("[0-9]{1,12}", text) and int(text) in valid_range else None
 
 
 def _encoder_names(location, names, shapes):
