@@ -26,6 +26,7 @@ import tensorflow as tf
 from runtime import rng
 
 CROP_PROPORTION = 0.875  # Fraction of the shorter side that the evaluation crop covers (224 of 256).
+_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1  # the original samples areas from 8 %, but accepts 10 % or more
 _EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference between color values.
 
 
@@ -43,8 +44,9 @@ def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tupl
                       ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Samples a random crop window (Inception crop; paper, Appendix A).
 
-    As in the original, windows that cover less than 10 % of the image are rejected. If 100 samples are rejected, the
-    window is the whole image.
+    With the default minimum area of 8 %, windows that cover less than 10 % of the image are rejected, as in the
+    original. With other minimum areas, all areas in the range are accepted. If 100 samples are rejected, the window is
+    the whole image.
 
     Args:
       image_shape: int tensor [3]: height, width, channels.
@@ -62,8 +64,10 @@ def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tupl
 def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
                   aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)) -> tuple[tf.Tensor, tf.Tensor]:
     """Samples a window like `random_crop_window`, but returns `tf.slice` arguments: begin [3] and size [3]."""
+    # The whole image is the object, so min_object_covered is a minimum area, too.
+    min_covered = _ORIGINAL_MIN_COVERED if area_range[0] == _ORIGINAL_MIN_AREA else min(area_range[0], 1.0)
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-        image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=0.1,
+        image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=min_covered,
         aspect_ratio_range=aspect_ratio_range, area_range=area_range, max_attempts=100,
         use_image_if_no_bounding_boxes=True)
     return begin, size

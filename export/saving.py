@@ -98,6 +98,7 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
     module.model = _variable_tree(model)
     module.variables = model.variables
     module.trainable_variables = model.trainable_variables
+    module.trainable_variables_list = model.trainable_variables  # the original's name
     module.regularization_losses = [regularization_loss] if config.weight_decay else []
     return module, {"serving_default": serving_default, "serving_uint8": serving_uint8}
 

@@ -28,6 +28,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 _SEED = 1
 _CROPS = 4  # number of crops per image, each shown with and without color distortion
+_CLASSES = 10  # number of classes in the t-SNE figure
 _MARKERS = "osv^D<>phX"
 _HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "--", "++")
 
@@ -121,7 +122,10 @@ _OPERATORS = {  # title -> names for `policies.branch_policy`, applied to the ce
 
 
 def operators(image: np.ndarray, out: str, size: int = 160) -> str:
-    """Plots three random samples of each operator applied to the same image (extended version of Figure 4)."""
+    """Plots three random samples of each operator applied to the same image (extended version of Figure 4).
+
+    Brightness is additive, as in the paper.
+    """
     image = data_util.preprocess_for_eval(tf.image.convert_image_dtype(image, tf.float32), size, crop=False)
     figure, axes = _panels(-(-len(_OPERATORS) // 2), 6)
     for axis in axes.flat[3 * len(_OPERATORS):]:
@@ -130,7 +134,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
     for index, (title, names) in enumerate(_OPERATORS.items()):
         for draw in range(3):
             seeds = tf.constant([[draw, _SEED]], tf.int64)
-            policy = policies.branch_policy(names, 1.0, "multiplicative", flip=title != "crop, resize")
+            policy = policies.branch_policy(names, 1.0, "additive", flip=title != "crop, resize")
             if len(names) == 1:  # If a policy has only one operator, always apply it, to show its effect.
                 policy = data_util.Policy(operators=tuple(
                     dataclasses.replace(operator, probability=1.0) for operator in policy.operators))
@@ -161,9 +165,12 @@ def views(config: Config, out: str, count: int = 8) -> str:
 
 
 def histograms(images: list[np.ndarray], out: str, size: int = 160) -> str:
-    """Plots pixel-value histograms of crops with and without color distortion (Figure 6)."""
+    """Plots pixel-value histograms of crops with and without color distortion (Figure 6).
+
+    Brightness is additive, as in the paper.
+    """
     crop = data_util.crop_and_flip_policy()
-    jitter, grayscale = data_util.color_distortion(1.0, "multiplicative")
+    jitter, grayscale = data_util.color_distortion(1.0, "additive")
     # Both policies use the same seeds, so the crops match. Jitter is always applied to show its effect in every crop.
     crop_policies = {"without": crop, "with": crop.then(dataclasses.replace(jitter, probability=1.0), grayscale)}
     figure, axes = plt.subplots(len(images), 2 * _CROPS, figsize=(1.5 * 2 * _CROPS, 1.4 * len(images) + 0.4),
@@ -208,10 +215,23 @@ def eigenvalues(path: str, out: str) -> str:
         (index, f"{value:.6g}") for index, value in enumerate(values, 1)], out, "eigenvalues")
 
 
-def tsne(model: model_lib.Model, config: Config, split: str, out: str, max_examples: int = 1000) -> str:
-    """Plots t-SNE visualizations of h and z = g(h) for the first ten classes of a data set.
+def tsne(model: model_lib.Model, config: Config, split: str, out: str, seed: int = _SEED, max_examples: int = 1000
+        ) -> str:
+    """Plots t-SNE visualizations of h and z = g(h) for ten random classes of a data set (Appendix B.4).
 
-    The paper selects ten classes at random (Appendix B.4).
+    Args:
+      model: a network with a projection head.
+      config: settings of the data set and the images.
+      split: split to draw the examples from.
+      out: output directory.
+      seed: seed for drawing the classes and the examples, and for t-SNE.
+      max_examples: maximum number of examples.
+
+    Returns:
+      The path of the PNG file.
+
+    Raises:
+      UserError: the network has no projection head, or the split has no labels or too few examples.
     """
     from sklearn import manifold
 
@@ -228,22 +248,24 @@ def tsne(model: model_lib.Model, config: Config, split: str, out: str, max_examp
         return tf.concat([endpoints["final_avg_pool"], endpoints["proj_head_output"]], 1)
 
     vectors, labels = features.extract(strategy, h_and_z, batches, f"h and z of {split}")
-    selected = np.flatnonzero(labels < 10)
-    selected = np.sort(np.random.default_rng(_SEED).permutation(selected)[:max_examples])
+    random = np.random.default_rng(seed)
+    chosen = np.sort(random.permutation(np.unique(labels))[:_CLASSES])
+    selected = np.flatnonzero(np.isin(labels, chosen))
+    selected = np.sort(random.permutation(selected)[:max_examples])
     vectors, labels = vectors[selected], labels[selected]
     if len(labels) < 3:
-        raise UserError(f"--split={split}: the split has {len(labels)} examples from the first ten classes of "
+        raise UserError(f"--split={split}: the split has {len(labels)} examples from {len(chosen)} classes of "
                         f"{config.dataset}, but t-SNE needs at least 3. Use a larger split.")
     spaces = np.split(vectors, [model.resnet_model.num_features], 1)
     figure, axes = plt.subplots(1, 2, figsize=(10, 5))
     embeddings = []
     for axis, title, space in zip(axes, ("h", "z = g(h)"), spaces):
         perplexity = min(30, (len(labels) - 1) / 3)
-        points = manifold.TSNE(perplexity=perplexity, init="pca", random_state=_SEED).fit_transform(space)
+        points = manifold.TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(space)
         embeddings.append(points)
-        for label in np.unique(labels):
-            axis.scatter(*points[labels == label].T, s=14, marker=_MARKERS[label], linewidths=0.5, edgecolors="0.2",
-                         color=plt.cm.viridis(label / 9), label=source.class_names[label])
+        for index, label in enumerate(chosen):
+            axis.scatter(*points[labels == label].T, s=14, marker=_MARKERS[index], linewidths=0.5, edgecolors="0.2",
+                         color=plt.cm.viridis(index / (_CLASSES - 1)), label=source.class_names[label])
         axis.set_title(title)
         axis.set_xticks([]), axis.set_yticks([])
     axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)

@@ -4,7 +4,7 @@
     python -m paper.figures views --dataset=NAME [--flags='--augmentation=broader']
     python -m paper.figures histograms [--image=FILE --image=FILE]
     python -m paper.figures eigenvalues --checkpoint=PATH
-    python -m paper.figures tsne --checkpoint=PATH --dataset=NAME [--split=test]
+    python -m paper.figures tsne --checkpoint=PATH --dataset=NAME [--split=test] [--seed=1]
     python -m paper.figures pairs --csv=FILE
     python -m paper.figures batches --csv=FILE
     python -m paper.figures parameters --csv=FILE
@@ -15,6 +15,7 @@ Each command writes NAME.png, NAME.svg and NAME.csv to --out (default: figures).
 from __future__ import annotations
 
 import argparse
+import re
 
 from runtime import command_line, console, tensorflow_startup
 from runtime.paths import check_paths
@@ -24,13 +25,19 @@ _FIGURES = {
     "views": "pairs of augmented views of images from a data set, as the network sees them, including blur",
     "histograms": "pixel-value histograms of crops with and without color distortion (Figure 6)",
     "eigenvalues": "sorted squared real parts of the eigenvalues of a square linear projection head (Appendix B.4)",
-    "tsne": "t-SNE of h and of z = g(h) for the first ten classes of a data set (Appendix B.4)",
+    "tsne": "t-SNE of h and of z = g(h) for ten random classes of a data set (Appendix B.4)",
     "pairs": "accuracy for pairs of augmentations (Figure 5); required columns: first, second, accuracy",
     "batches": "accuracy by number of epochs and batch size (Figure 9); required columns: epochs, batch_size, "
                "accuracy; optional column: scaling",
     "parameters": "accuracy by number of parameters (Figure 7); required columns: network, million parameters, "
                   "accuracy, group",
 }
+
+
+def _parse_seed(text):
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 999999999; got {text}")
+    return int(text)
 
 
 def _parser():
@@ -52,6 +59,8 @@ def _parser():
             command.add_argument("--flags", default="", help="additional flags for run.py, such as '--image_size=32'")
         if name == "tsne":
             command.add_argument("--split", default="test", help="split of the data set (default: %(default)s)")
+            command.add_argument("--seed", type=_parse_seed, default=1, help="seed for drawing ten of the data set's classes "
+                                 "(default: %(default)s)")
         if name in ("pairs", "batches", "parameters"):
             command.add_argument("--csv", required=True, help="CSV file with one row per run, such as one written by "
                                  "`python -m paper.tables report`")
@@ -75,7 +84,7 @@ def make(arguments: argparse.Namespace) -> str:
         return drawing.views(common.parse_flags(arguments.flags, dataset=arguments.dataset), out)
     model, size = common.load(arguments.checkpoint)
     return drawing.tsne(model, common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size),
-                arguments.split, out)
+                arguments.split, out, arguments.seed)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -133,6 +133,14 @@ def test_area_range_limits_the_crop_size():
     assert 0.48 < min(int(height) * int(width) / 1e4 for height, width in sizes) < 0.6
 
 
+@pytest.mark.parametrize("min_area, smallest", [(0.02, 0.02), (0.05, 0.05), (0.08, 0.1), (0.09, 0.09), (0.2, 0.2)])
+def test_minimum_crop_area_takes_effect_and_its_default_matches_the_original(min_area, smallest):
+    shape = tf.constant([1000, 1000, 3])
+    samples = seeds(2000).map(lambda seed: tf.stack(data_util.random_window(shape, seed, (min_area, 1.0))[1]))
+    areas = np.array([np.prod(size[:2]) for size in samples.as_numpy_iterator()]) / 1e6
+    assert smallest - 0.002 < areas.min() < smallest + 0.007
+
+
 def test_crop_matches_slicing_followed_by_tf_image_resize_for_uint8_and_float():
     image = ARRAYS["97x131/image"]
     for seed in seeds(20):

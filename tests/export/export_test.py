@@ -46,6 +46,19 @@ def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
             np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
+def test_trainable_variables_list_holds_the_trained_variables_as_in_the_original(exported):
+    model = model_lib.build_model(Config(**TINY), 10)
+    golden.assign_computed_weights(model)
+    assert len(exported.trainable_variables_list) == len(model.trainable_variables) > 20
+    assert not any("moving" in variable.name for variable in exported.trainable_variables_list)
+    for variable, expected in zip(exported.trainable_variables_list, model.trainable_variables):
+        np.testing.assert_array_equal(variable, expected)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(exported(tf.constant(IMAGES), trainable=True)["logits_sup"])
+    gradients = tape.gradient(loss, exported.trainable_variables_list)
+    assert sum(gradient is not None for gradient in gradients) > 20
+
+
 def test_serving_uint8_accepts_images_of_any_size(exported):
     images = tf.cast(tf.random.stateless_uniform([3, 20, 30, 3], [1, 2], 0, 256, tf.int32), tf.uint8)
     outputs = exported.signatures["serving_uint8"](inputs=images)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import model as model_lib
 from config import Config
 from paper import figures
+from support.images import write_images
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=1, proj_head_mode="linear", proj_out_dim=512)
 
@@ -52,6 +53,25 @@ def test_histograms_count_every_pixel_value(tmp_path):
     assert len(totals) == 2 * 2 * 4 and set(totals.values()) == {160 * 160 * 3}
 
 
+def test_color_jitter_shifts_the_brightness_of_a_black_image_as_in_the_paper(tmp_path):
+    path = tmp_path / "black.png"  # Multiplicative brightness would leave it black.
+    path.write_bytes(tf.io.encode_png(tf.zeros([64, 64, 3], tf.uint8)).numpy())
+    for operator in ("color jitter", "crop and color"):
+        rows = [row for row in draw_black(tmp_path, "operators", path) if row[0] == operator]
+        assert len(rows) == 3 and any(float(row[2]) > 0.05 for row in rows)
+    rows = draw_black(tmp_path, "histograms", path)
+    values = [(row[1], float(row[3])) for row in rows if int(row[4])]
+    assert max(value for name, value in values if name == "with") > 0.05
+    assert max(value for name, value in values if name == "without") == 0
+
+
+def draw_black(tmp_path, name, path):
+    """Plots a figure of one image and returns the rows of its CSV file."""
+    figures.main([name, f"--image={path}", f"--out={tmp_path / 'out'}"])
+    with open(tmp_path / "out" / f"{name}.csv", newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
 def test_views_figure_shows_eight_pairs_of_views(tmp_path):
     assert len(draw(tmp_path, "views", "--dataset=digits", "--flags=--image_size=16 --augmentation=broader")) == 16
 
@@ -68,6 +88,18 @@ def test_tsne_plots_every_example_of_the_split(tmp_path, network):
     rows = draw(tmp_path, "tsne", f"--checkpoint={network[0]}", "--dataset=digits", "--split=test[:60]",
                 "--flags=--image_size=8 --eval_batch_size=20")
     assert len(rows) == 60 and {row[0] for row in rows} == set("0123456789")
+
+
+def test_tsne_draws_ten_random_classes_by_seed(tmp_path, network):
+    names = [f"class{index:02}" for index in range(14)]
+    write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in names for number in range(3)))
+    drawn = [[row[0] for row in draw(
+        tmp_path, "tsne", f"--checkpoint={network[0]}", f"--dataset=folder:{tmp_path / 'images'}", "--split=train",
+        "--flags=--image_size=8 --eval_batch_size=21", *seed)] for seed in ([], ["--seed=1"], ["--seed=2"])]
+    assert drawn[0] == drawn[1] != drawn[2]
+    for classes in drawn:
+        assert len(classes) == 30 and len(set(classes)) == 10 and set(classes) < set(names)
+    assert set(drawn[0]) != set(names[:10]) or set(drawn[2]) != set(names[:10])
 
 
 def write_csv(path, text):
@@ -98,6 +130,7 @@ def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
     (["operators", "--image=/no/such.png"], "--image=/no/such.png: file not found. Use another file."),
     (["views", "--dataset=digits", "--flags=--temprature=1"], "--flags: unknown command line flag"),
     (["views", "--dataset=digits", "--flags=x"], "--flags: x is not a flag"),
+    (["tsne", "--checkpoint=c", "--dataset=digits", "--seed=-1"], "--seed: must be an integer from 0 to 999999999; got -1"),
     (["eigenvalues", "--checkpoint=/no/such"], "--checkpoint=/no/such")])
 def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, words, capsys):
     with pytest.raises(SystemExit) as error:
