@@ -221,7 +221,8 @@ class Config:
         1.0,
         "Fraction of the labeled training examples to use for fine-tuning, supervised training, lbfgs and knn. The "
         "same number of examples is drawn from each class; smaller classes contribute all of their examples (paper, "
-        "B.5). TFDS splits are read once at the start, and the selected examples are kept in memory in encoded form.",
+        "section 6). TFDS splits are read once at the start, and the selected examples are kept in memory in encoded "
+        "form.",
         above=0, maximum=1, identity=True,
     )
     label_seed: int = setting(0, "Seed for selecting examples with --label_fraction.", minimum=0, identity=True)

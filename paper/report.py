@@ -86,7 +86,8 @@ def _row(run, done, scale, directory):
     plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
     return {"run": run.name, "changed flags": changed_flags or None, **paper, **results,
             **_differences(run.paper, ours), "status": "diverged" if done["diverged"] else None,
-            "minutes": f"{done['seconds'] / 60:.1f}", **run.plot_columns, "accuracy": accuracy,
+            "minutes": f"{done['seconds'] / 60:.1f}", **run.plot_columns,
+            **(run.small_plot_columns if scale == "small" else {}), "accuracy": accuracy,
             "million parameters": None if parameters is None else round(parameters, 3),
             "_plotted": ours.get(plotted, accuracy), "_paper": run.paper.get(plotted), "_done": done,
             "_directory": directory}

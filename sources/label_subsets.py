@@ -1,4 +1,4 @@
-"""Class-balanced subsets of the labeled examples (paper, Appendix B.5)."""
+"""Class-balanced subsets of the labeled examples (paper, section 6)."""
 
 from __future__ import annotations
 

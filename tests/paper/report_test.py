@@ -15,10 +15,10 @@ from paper import report, runner, studies, tables
 COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
 
 
-def finish(base, study, run, results, **entries):
-    """Marks a small-scale run as finished and returns its directory."""
-    directory = runner.directory_of(str(base), "small", study, run)
-    done = dict(arguments=runner.arguments(run, "small"), settings=runner.settings_of(run, "small"), results=results,
+def finish(base, study, run, results, scale="small", **entries):
+    """Marks a run as finished and returns its directory."""
+    directory = runner.directory_of(str(base), scale, study, run)
+    done = dict(arguments=runner.arguments(run, scale), settings=runner.settings_of(run, scale), results=results,
                 seconds=90, commits=[COMMIT], hardware=HARDWARE, million_parameters=4.9,
                 **{"same_as": None, "probes": {}, "diverged": False, **entries})
     os.makedirs(directory)
@@ -97,6 +97,23 @@ def test_every_metric_of_the_paper_has_a_difference_column(tmp_path):
     assert shown["probes"]["majority baseline"] == "25.0"
     assert (shown["linear"]["difference"], shown["linear"]["difference, top-5"]) == ("-19.3", "+1.0")
     assert (shown["linear"]["paper, million parameters"], shown["linear"]["million parameters"]) == ("24", "4.9")
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_coordinates_for_the_figures_are_those_of_the_reports_scale(scale, tmp_path):
+    for study in ("batches", "networks"):
+        runs = studies.STUDIES[study].runs_at(scale)
+        for run in runs:
+            finish(tmp_path, study, run, {"eval/label_top_1_accuracy": 0.5}, scale)
+        rows = report.rows_of(study, str(tmp_path), scale)
+        assert len(rows) == len(runs)
+        for run, row in zip(runs, rows):
+            config = runner.config_of(runner.arguments(run, scale))
+            if study == "batches":
+                assert (row["batch_size"], row["epochs"]) == (config.train_batch_size, config.train_epochs)
+                assert row["scaling"] == config.learning_rate_scaling
+            else:
+                assert row["group"] == (f"{config.train_epochs} epochs" if scale == "paper" else "small scale")
 
 
 def test_diverged_runs_are_marked_in_the_table(tmp_path):

@@ -186,3 +186,11 @@ def test_losses_in_table_4_use_cross_view_negatives():
         ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
         ("nt_xent", False)]
     assert all(config.negatives == "cross_view" for config in configs)
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_supervised_baselines_have_the_same_weight_decay(scale):
+    baselines = [run for study in studies.STUDIES.values() for run in study.runs_at(scale)
+                 if not run.transfer and runner.config_of(runner.arguments(run, scale)).train_mode == "supervised"]
+    assert {"supervised", "1 + blur"} <= {run.name for run in baselines}
+    assert {runner.config_of(runner.arguments(run, scale)).weight_decay for run in baselines} == {1e-4}
