@@ -130,7 +130,7 @@ def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
     (["operators", "--image=/no/such.png"], "--image=/no/such.png: file not found. Use another file."),
     (["views", "--dataset=digits", "--flags=--temprature=1"], "--flags: unknown command line flag"),
     (["views", "--dataset=digits", "--flags=x"], "--flags: x is not a flag"),
-    (["tsne", "--checkpoint=c", "--dataset=digits", "--seed=-1"], "--seed: must be an integer from 0 to 999999999; got -1"),
+    (["tsne", "--checkpoint=c", "--dataset=digits", "--seed=-1"], "--seed: must be an integer from 0 to 999999999"),
     (["eigenvalues", "--checkpoint=/no/such"], "--checkpoint=/no/such")])
 def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, words, capsys):
     with pytest.raises(SystemExit) as error:
