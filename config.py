@@ -41,8 +41,9 @@ RESNET_DEPTHS = {
     152: (True, (3, 8, 36, 3)),
     200: (True, (3, 24, 36, 3)),
 }
+# Operators for --augment_left and --augment_right.
 AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
-                 "solarize", "motion_blur", "autoaugment")  # operators for --augment_left and --augment_right
+                 "solarize", "motion_blur", "autoaugment", "autoaugment_v0")
 EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
 MAX_IMAGE_PIXELS = 100_000_000
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
@@ -242,9 +243,11 @@ class Config:
     augmentation: str = setting(
         "simclr",
         "Augmentation of both views, except in fine-tuning. simclr: crop, flip, color distortion and blur (paper, "
-        "Appendix A); autoaugment: crop, flip, and AutoAugment's policy for ImageNet (Table 1); broader: simclr plus "
-        "random equalization, solarization, Sobel filtering and motion blur (B.2).",
-        choices=("simclr", "autoaugment", "broader"),
+        "Appendix A); autoaugment: crop, flip, and AutoAugment's policy for ImageNet (Table 1), as in Table 9 of "
+        "Cubuk et al. 2019 (CVPR); autoaugment_v0: the same with the policy v0 of the published EfficientNet code, "
+        "which differs in every pair (the paper does not say which policy it uses); broader: simclr plus random "
+        "equalization, solarization, Sobel filtering and motion blur (B.2).",
+        choices=("simclr", "autoaugment", "autoaugment_v0", "broader"),
         identity=True,
     )
     augment_left: str | None = setting(
@@ -263,7 +266,7 @@ class Config:
     )
     color_jitter_strength: float = setting(
         1.0, "Strength of the color distortion; 0 disables it. Not used in fine-tuning or with "
-        "--augmentation=autoaugment.",
+        "--augmentation=autoaugment or autoaugment_v0.",
         minimum=0, maximum=100, identity=True
     )
     brightness: str = setting(
@@ -276,7 +279,7 @@ class Config:
     use_blur: bool = setting(
         True,
         "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for each image. Not used "
-        "in fine-tuning, with --augmentation=autoaugment, or with --augment_left or --augment_right.",
+        "in fine-tuning, with --augmentation=autoaugment or autoaugment_v0, or with --augment_left or --augment_right.",
         identity=True,
     )
 
@@ -554,7 +557,7 @@ class Config:
     @property
     def blurs_views(self) -> bool:
         """Returns whether views are blurred on the device."""
-        return (self.use_blur and self.uses_pretraining_augmentation and self.augmentation != "autoaugment"
+        return (self.use_blur and self.uses_pretraining_augmentation and self.augmentation in ("simclr", "broader")
                 and self.branch_operators is None)
 
     @property

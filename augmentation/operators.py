@@ -88,6 +88,16 @@ def shear_x(channels: list[tf.Tensor], amounts: tf.Tensor, fill: float = 0.5) ->
     return affine(channels, _matrices(amounts, b=amounts), fill)
 
 
+def shear_y(channels: list[tf.Tensor], amounts: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
+    """Shears images vertically by `amounts`, in pixels per column."""
+    return affine(channels, _matrices(amounts, d=amounts), fill)
+
+
+def translate_y(channels: list[tf.Tensor], pixels: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
+    """Moves images up by `pixels`, or down if negative."""
+    return affine(channels, _matrices(pixels, f=pixels), fill)
+
+
 def rotate(channels: list[tf.Tensor], degrees: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
     """Rotates images counterclockwise about their centers by `degrees`."""
     angle = degrees * (math.pi / 180)
@@ -191,6 +201,13 @@ def invert(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 def solarize(channels: list[tf.Tensor], thresholds: tf.Tensor) -> list[tf.Tensor]:
     """Inverts values greater than or equal to `thresholds`."""
     return [tf.where(channel < _per_image(thresholds), channel, 1 - channel) for channel in channels]
+
+
+def solarize_add(channels: list[tf.Tensor], additions: tf.Tensor) -> list[tf.Tensor]:
+    """Adds `additions` to values below 128 of 255, and clips the results to [0, 1]."""
+    threshold = (_LEVELS // 2) / (_LEVELS - 1)
+    return data_util.clip([tf.where(channel < threshold, channel + _per_image(additions), channel)
+                           for channel in channels])
 
 
 def posterize(channels: list[tf.Tensor], bits: tf.Tensor) -> list[tf.Tensor]:

@@ -21,8 +21,8 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
         return (data_util.crop_and_flip_policy(**crop_and_flip),)
     if config.branch_operators:
         return tuple(branch_policy(names, **color, **crop_and_flip) for names in config.branch_operators)
-    if config.augmentation == "autoaugment":
-        policy = autoaugment_policy(**crop_and_flip)
+    if config.augmentation in _AUTOAUGMENT:
+        policy = autoaugment_policy(**crop_and_flip, name=config.augmentation)
     else:
         make_policy = {"simclr": data_util.simclr_policy, "broader": broader_policy}[config.augmentation]
         policy = make_policy(**color, **crop_and_flip)
@@ -30,9 +30,12 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
     return (policy,) * (2 if config.pretraining else 1)
 
 
-def autoaugment_policy(min_area: float = 0.08, flip: bool = True) -> Policy:
-    """Returns a policy that applies crop, flip and AutoAugment (paper, Table 1)."""
-    return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT)
+def autoaugment_policy(min_area: float = 0.08, flip: bool = True, name: str = "autoaugment") -> Policy:
+    """Returns a policy that applies crop, flip and AutoAugment (paper, Table 1).
+
+    `name` is autoaugment for `autoaugment.TABLE_9`, or autoaugment_v0 for `autoaugment.V0`.
+    """
+    return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT[name])
 
 
 def broader_policy(strength: float, brightness: str, min_area: float = 0.08, flip: bool = True) -> Policy:
@@ -69,7 +72,7 @@ def branch_policy(names: tuple[str, ...], strength: float, brightness: str, min_
         "equalize": (Operator("equalize", _equalize),),
         "solarize": (Operator("solarize", _solarize),),
         "motion_blur": (Operator("motion_blur", operators.random_motion_blur),),
-        "autoaugment": (_AUTOAUGMENT,),
+        **{name: (operator,) for name, operator in _AUTOAUGMENT.items()},
     }
     return data_util.Policy((min_area, 1.0)).then(*sum((by_name[name] for name in names), ()))
 
@@ -86,8 +89,9 @@ def _sobel(channels, _):
     return operators.sobel(data_util.clip(channels))
 
 
-def _autoaugment(channels, seeds):
-    return autoaugment.autoaugment(data_util.clip(channels), seeds)
+def _autoaugment(channels, seeds, policy):
+    return autoaugment.autoaugment(data_util.clip(channels), seeds, policy)
 
 
-_AUTOAUGMENT = Operator("autoaugment", _autoaugment)
+_AUTOAUGMENT = {name: Operator(name, functools.partial(_autoaugment, policy=policy)) for name, policy in (
+    ("autoaugment", autoaugment.TABLE_9), ("autoaugment_v0", autoaugment.V0))}

@@ -36,6 +36,8 @@ def backend(request, monkeypatch):
 PIL = {  # name -> (our function, PIL's function, one strength for each of two images, maximum pixel difference)
     "invert": (operators.invert, ImageOps.invert, [], 0),
     "solarize": (operators.solarize, lambda image, t: ImageOps.solarize(image, round(t * 255)), [[0.2, 128 / 255]], 0),
+    "solarize_add": (operators.solarize_add, lambda image, a: image.point(
+        lambda v: min(max(v + round(a * 255), 0), 255) if v < 128 else v), [[33 / 255, -77 / 255]], 0),
     "posterize": (operators.posterize, ImageOps.posterize, [[3, 6]], 0),
     "autocontrast": (operators.autocontrast, ImageOps.autocontrast, [], 1),
     "contrast": (operators.contrast, lambda i, f: ImageEnhance.Contrast(i).enhance(f), [[0.3, 1.8]], 2),
@@ -111,6 +113,8 @@ def rotation(degrees):
 
 AFFINE = {
     "shear_x": ([0.21, -0.13], lambda a: lambda i, x, y: (x + a[i] * y, y)),
+    "shear_y": ([0.21, -0.13], lambda a: lambda i, x, y: (x, y + a[i] * x)),
+    "translate_y": ([3.0, -11.0], lambda a: lambda i, x, y: (x, y + a[i])),
     "rotate": ([17.0, -25.5], rotation),
 }
 

@@ -129,14 +129,17 @@ def test_operators_in_a_branch_are_independent(second, is_drawn_high):
 # ---------------------------------------------------------------------------------------------------- autoaugment
 
 
+def transform_pil(image, matrix):
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=(128,) * 3)
+
+
 def apply_pil(image, name, level, sign):
-    """Applies an AutoAugment operator to a PIL image."""
+    """Applies an operator of AutoAugment's Table 9 to a PIL image."""
     fraction = level / 9
     if name == "rotate":
         return image.rotate(sign * 30 * fraction, fillcolor=(128,) * 3)
     if name == "shear_x":
-        return image.transform(image.size, Image.Transform.AFFINE, (1, sign * 0.3 * fraction, 0, 0, 1, 0),
-                               fillcolor=(128,) * 3)
+        return transform_pil(image, (1, sign * 0.3 * fraction, 0, 0, 1, 0))
     if name in ("color", "contrast", "sharpness"):
         return getattr(ImageEnhance, name.title())(image).enhance(0.1 + 1.8 * fraction)
     if name == "posterize":
@@ -146,22 +149,50 @@ def apply_pil(image, name, level, sign):
     return getattr(ImageOps, name)(image)
 
 
-def test_autoaugment_policy_is_unchanged():
+def apply_pil_v0(image, name, level, sign):
+    """Applies an operator of the policy v0 to a PIL image, with the published code's arithmetic on 8-bit integers."""
+    fraction = level / 10
+    if name == "rotate":
+        return image.rotate(sign * 30 * fraction, fillcolor=(128,) * 3)
+    if name in ("shear_x", "shear_y", "translate_y"):
+        amount = sign * fraction * (250 if name == "translate_y" else 0.3)
+        offset = -amount / 2  # PIL measures positions from the corner of the image instead of from its first pixel.
+        return transform_pil(image, {"shear_x": (1, amount, offset, 0, 1, 0), "shear_y": (1, 0, 0, amount, 1, offset),
+                                     "translate_y": (1, 0, 0, 0, 1, amount)}[name])
+    if name == "color":
+        return ImageEnhance.Color(image).enhance(0.1 + 1.8 * fraction)
+    if name == "posterize":
+        shift = 8 - int(4 * fraction)
+        levels = tf.bitwise.left_shift(tf.bitwise.right_shift(np.asarray(image), np.uint8(shift)), np.uint8(shift))
+        return Image.fromarray(levels.numpy())
+    if name == "solarize":
+        return ImageOps.solarize(image, int(256 * fraction))
+    if name == "solarize_add":
+        array = np.asarray(image).astype(int)
+        added = np.clip(array + int(110 * fraction), 0, 255)
+        return Image.fromarray(np.where(array < 128, added, array).astype(np.uint8))
+    return getattr(ImageOps, name)(image)
+
+
+def test_autoaugment_policies_are_unchanged():
     """Checks that the sub-policies have not changed since they were verified against published ImageNet code."""
     assert zlib.crc32(repr(autoaugment.SUB_POLICIES).encode()) == 1486113717
+    assert zlib.crc32(repr(autoaugment.SUB_POLICIES_V0).encode()) == 1569931607
+    assert not set(autoaugment.SUB_POLICIES) & set(autoaugment.SUB_POLICIES_V0)
 
 
-def test_autoaugment_outputs_match_pil_and_have_the_expected_frequencies():
+@pytest.mark.parametrize("policy, apply_step", [(autoaugment.TABLE_9, apply_pil), (autoaugment.V0, apply_pil_v0)])
+def test_autoaugment_outputs_match_pil_and_have_the_expected_frequencies(policy, apply_step):
     """Tests that each output matches a sub-policy applied with PIL, and that outputs have the expected frequencies."""
-    results = apply(autoaugment.autoaugment, PHOTO, count=1000)
+    results = apply(autoaugment.autoaugment, PHOTO, count=1000, policy=policy)
     image, expected, probabilities = Image.fromarray(PHOTO), {}, {}
-    for pair in autoaugment.SUB_POLICIES:
+    for pair in policy.sub_policies:
         options = [[(1 - p, None)] + [(p / 2, (name, level, sign)) for sign in (-1, 1)] for name, p, level in pair]
         for p, first in options[0]:
             for q, second in options[1]:
                 output = image
                 for step in (first, second):
-                    output = apply_pil(output, *step) if step else output
+                    output = apply_step(output, *step) if step else output
                 key = np.asarray(output).tobytes()
                 expected[key] = np.asarray(output)
                 probabilities[key] = probabilities.get(key, 0) + p * q / 25
@@ -192,7 +223,9 @@ def test_autoaugment_gives_the_same_results_without_tensorflow_addons(monkeypatc
 
 
 POLICIES = {name: policies.branch_policy([name], 1.0, "multiplicative") for name in config_lib.AUGMENTATIONS}
-POLICIES |= {"autoaugment policy": policies.autoaugment_policy(), "identity": policies.branch_policy([], 1.0, ""),
+POLICIES |= {"autoaugment policy": policies.autoaugment_policy(),
+             "autoaugment_v0 policy": policies.autoaugment_policy(name="autoaugment_v0"),
+             "identity": policies.branch_policy([], 1.0, ""),
              "broader policy": policies.broader_policy(1.0, "additive")}
 
 
@@ -241,15 +274,15 @@ def test_operators_are_applied_in_the_given_order():
 
 
 @pytest.mark.parametrize("mode", ["pretrain", "supervised"])
-@pytest.mark.parametrize("augmentation", ["simclr", "autoaugment", "broader"])
+@pytest.mark.parametrize("augmentation", ["simclr", "autoaugment", "autoaugment_v0", "broader"])
 def test_policies_apply_to_contrastive_and_supervised_training(augmentation, mode):
     config, views = make_views(augmentation=augmentation, train_mode=mode)
     assert len(views) == (2 if mode == "pretrain" else 1)
     names = [operator.name for operator in view_policies(config)[0].operators]
     assert names[0] == "flip"
-    assert names[1:] == {"simclr": ["color_jitter", "grayscale"], "autoaugment": ["autoaugment"], "broader": [
-        "color_jitter", "grayscale", "equalize", "solarize", "sobel", "motion_blur"]}[augmentation]
-    assert config.replace(use_blur=True).blurs_views == (augmentation != "autoaugment")
+    assert names[1:] == {"simclr": ["color_jitter", "grayscale"], "broader": [
+        "color_jitter", "grayscale", "equalize", "solarize", "sobel", "motion_blur"]}.get(augmentation, [augmentation])
+    assert config.replace(use_blur=True).blurs_views == (not augmentation.startswith("autoaugment"))
 
 
 def test_extra_operators_are_appended_with_their_probabilities():
@@ -278,7 +311,7 @@ def test_extra_operators_are_appended_with_their_probabilities():
     (dict(augment_right="x"), "--augment_right=x"),
     (dict(augment_left="crop", train_mode="supervised"), "only --train_mode=pretrain"),
     (dict(augment_left="crop", augmentation="broader"), "cannot be combined"),
-    (dict(augmentation="autoaug"), "--augmentation=autoaug: .* Use one of simclr, autoaugment, broader")])
+    (dict(augmentation="autoaug"), "--augmentation=autoaug: .* Use one of simclr, autoaugment, .*broader")])
 def test_conflicting_augmentation_settings_are_rejected(settings, message):
     with pytest.raises(UserError, match=message):
         Config(**settings)
