@@ -72,6 +72,7 @@ lint: .venv/installed-dev  ## checks the code style with ruff
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< -c $(@D)/constraints.txt
 	@touch $@
 
+.venv-torch/installed: PYTHON = $(call find_python,python3.11 python3.12 python3.13 python3.10)
 .venv-torch/installed: requirements-torch.txt
 	$(check_python)
 	@echo "Installing $< into $(@D) (several minutes, once)"
