@@ -46,7 +46,8 @@ def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
             np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_trainable_variables_list_holds_the_trained_variables_as_in_the_original(exported):
+def test_trainable_variables_list_holds_the_trained_variables_as_in_the_original(saved_model):
+    exported = tf.saved_model.load(saved_model)  # not the shared fixture, since calls with trainable=True change it
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
     assert len(exported.trainable_variables_list) == len(model.trainable_variables) > 20
@@ -57,6 +58,13 @@ def test_trainable_variables_list_holds_the_trained_variables_as_in_the_original
         loss = tf.reduce_sum(exported(tf.constant(IMAGES), trainable=True)["logits_sup"])
     gradients = tape.gradient(loss, exported.trainable_variables_list)
     assert sum(gradient is not None for gradient in gradients) > 20
+
+
+def test_calls_with_trainable_true_have_no_random_blur(saved_model):
+    exported = tf.saved_model.load(saved_model)
+    first, second = (exported(tf.constant(IMAGES), trainable=True) for _ in range(2))
+    for name in OUTPUTS:
+        np.testing.assert_allclose(first[name], second[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_serving_uint8_accepts_images_of_any_size(exported):
