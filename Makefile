@@ -54,7 +54,7 @@ test-tf2.15: .venv-tf2.15/installed-dev  ## runs the fast tests with TensorFlow 
 test-all-tf2.15: .venv-tf2.15/installed-dev  ## runs all tests with TensorFlow 2.15
 	.venv-tf2.15/bin/python $(PYTEST)
 
-test-torch: .venv/installed-dev .venv-torch/installed  ## compares exported weights with torchvision and timm
+test-torch: .venv/installed-dev .venv-torch/installed  ## tests PyTorch weights with torchvision and timm
 	SIMCLR_TORCH_PYTHON=$(CURDIR)/.venv-torch/bin/python .venv/bin/python -m pytest -q tests/export/torch_weights_test.py
 
 lint: .venv/installed-dev  ## checks the code style with ruff

@@ -243,10 +243,10 @@ class Config:
     augmentation: str = setting(
         "simclr",
         "Augmentation of both views, except in fine-tuning. simclr: crop, flip, color distortion and blur (paper, "
-        "Appendix A); autoaugment: crop, flip, and AutoAugment's policy for ImageNet (Table 1), as in Table 9 of "
-        "Cubuk et al. 2019 (CVPR); autoaugment_v0: the same with the policy v0 of the published EfficientNet code, "
-        "which differs in every pair (the paper does not say which policy it uses); broader: simclr plus random "
-        "equalization, solarization, Sobel filtering and motion blur (B.2).",
+        "Appendix A); autoaugment: crop, flip, and AutoAugment's policy for ImageNet from Table 9 of Cubuk et "
+        "al. 2019 (CVPR); autoaugment_v0: the same with the policy v0 of the published EfficientNet code, which has no "
+        "pair in common with it (the paper does not say which of the two it uses in Table 1); broader: simclr plus "
+        "random equalization, solarization, Sobel filtering and motion blur (B.2).",
         choices=("simclr", "autoaugment", "autoaugment_v0", "broader"),
         identity=True,
     )
@@ -455,9 +455,9 @@ class Config:
     # Evaluation.
     eval_epochs: int = setting(
         0,
-        "Epochs between evaluations during training, by the linear head and by knn (without labels: by the contrastive "
-        "loss). A checkpoint is written before each of them. knn computes the features of the whole training split, "
-        "which takes about a third of the time of an epoch. 0: none.",
+        "Number of epochs between evaluations during training. 0: none. Evaluates the linear head and knn or, without "
+        "labels, the contrastive loss. A checkpoint is written before each evaluation. knn computes the features of "
+        "the whole training split, which takes about a third of the time of an epoch.",
         minimum=0, maximum=10**6, no_effect=True,
     )
     eval_steps: int = setting(
@@ -599,7 +599,7 @@ class Config:
 
     @property
     def evaluates(self) -> bool:
-        """Returns whether this run evaluates, during training or at its end."""
+        """Returns whether this run evaluates any weights."""
         return self.mode != "train" or self.eval_epochs > 0
 
     @property

@@ -26,7 +26,7 @@ import tensorflow as tf
 from runtime import rng
 
 CROP_PROPORTION = 0.875  # Fraction of the shorter side that the evaluation crop covers (224 of 256).
-_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1  # the original samples areas from 8 %, but accepts 10 % or more
+_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1  # The original samples from 8 %, but rejects less than 10 %.
 _EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference between color values.
 
 
@@ -64,7 +64,7 @@ def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tupl
 def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
                   aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)) -> tuple[tf.Tensor, tf.Tensor]:
     """Samples a window like `random_crop_window`, but returns `tf.slice` arguments: begin [3] and size [3]."""
-    # The whole image is the object, so min_object_covered is a minimum area, too.
+    # The object is the whole image, so min_object_covered is the minimum area of the window.
     min_covered = _ORIGINAL_MIN_COVERED if area_range[0] == _ORIGINAL_MIN_AREA else min(area_range[0], 1.0)
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=min_covered,

@@ -28,7 +28,7 @@ from sources import classes
 from sources.source import Source
 
 _POLL_SECONDS = 5.0
-_SAMPLED_LABELS = 1024  # number of examples of a split that are searched for labels
+_SAMPLED_LABELS = 1024  # number of examples in each split that are searched for labels
 _RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
 LINEAR_TOP_1 = "eval/label_top_1_accuracy"
 LINEAR_TOP_5 = "eval/label_top_5_accuracy"
@@ -60,7 +60,7 @@ def protocols(config: Config, source: Source) -> list[str]:
 
 
 def config_during_training(config: Config, source: Source) -> Config:
-    """Returns the settings for the evaluations of `--eval_epochs`: linear head and knn, or the contrastive loss."""
+    """Returns the settings of the evaluations for `--eval_epochs`: linear head and knn, or the contrastive loss."""
     has_labels = source.num_classes is not None and all(
         _has_labels(source, split) for split in (config.train_split, config.eval_split))
     names = ["linear_head"] if config.has_linear_head and has_labels else []
@@ -293,7 +293,7 @@ class Evaluator:
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
             best = (saved and storage.read_json(result_file)) or {}
-            # The first of these metrics that exists is compared.
+            # Compare the first of these metrics that was computed.
             metric = next((name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None)
             is_best = self._is_chief and metric is not None and (
                 not isinstance(best.get(metric), float) or results[metric] > best[metric])

@@ -289,7 +289,7 @@ class Steps:
     evaluation: int
 
     def next_save(self, step: int) -> int:
-        """Returns the first step after `step` that ends with a checkpoint or, if it is earlier, the last step."""
+        """Returns the next step after `step` at which a checkpoint is written, which is at most the last step."""
         intervals = [self.checkpoint] + [self.evaluation] * bool(self.evaluation)
         return min(self.train, *(step + interval - step % interval for interval in intervals))
 

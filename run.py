@@ -406,9 +406,9 @@ def _prepare_directory(config, source, strategy):
 
 
 def _write_gallery(config, source, saved_model, check):
-    """Writes the gallery if `--gallery` requests it. Returns its path, or None.
+    """Writes the gallery, if `--gallery` or its default requests it, and returns its path, or None.
 
-    An error is only logged, because the results of the run are complete.
+    Errors are only logged, because the results of the run are complete.
     """
     is_default = config.mode == "train_then_eval" and isinstance(source, FolderSource) and source.num_classes is None
     if not (is_default if config.gallery is None else config.gallery):

@@ -396,8 +396,8 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
       stop: stop-signal handler. When any host receives a signal, all hosts save a checkpoint and raise
         `errors.Stopped`.
       lock: lock on `model_dir`, checked before every save. None on all hosts except the chief.
-      make_evaluator: function that returns an `evaluate.Evaluator` for a model, called with `--eval_epochs`. The
-        evaluations do not change the model.
+      make_evaluator: function that returns an `evaluate.Evaluator` for a model, called only if `--eval_epochs` is
+        set. The evaluations do not change the model.
 
     Raises:
       UserError: a loss, gradient or weight is NaN or Inf; a checkpoint cannot be written; or `model_dir` was removed or
@@ -424,7 +424,7 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
         evaluations = _Evaluations(config, steps, state.model, make_evaluator, log if is_chief else None)
         stack.callback(evaluations.close)
         if step:
-            evaluations.run_if_due(step)  # It may have been stopped.
+            evaluations.run_if_due(step)  # The process may have been stopped before or during this evaluation.
         while step < steps.train:
             next_save = steps.next_save(step)
             count, profile = steps_per_call.limited_to(next_save - step), contextlib.nullcontext()
@@ -466,14 +466,14 @@ class _Evaluations:
     """Evaluations during training (`--eval_epochs`)."""
 
     def __init__(self, config, steps, model, make_evaluator, log):
-        """`log` is the `TrainingLog` for the results. None on all hosts except the chief."""
+        """`log` is the `TrainingLog` for the results, or None on all hosts except the chief."""
         self._steps, self._model, self._make_evaluator, self._log = steps, model, make_evaluator, log
         self._evaluates_last_step = config.mode == "train"  # --mode=train_then_eval evaluates it after the training.
         self._evaluator = None
         self.results = {}
 
     def run_if_due(self, step):
-        """Evaluates the model if `step`, at which a checkpoint was written, is one of the steps to evaluate."""
+        """Evaluates the model if an evaluation is due at `step`. At such steps, a checkpoint has been written."""
         is_last = step == self._steps.train
         is_due = self._evaluates_last_step if is_last else step % max(self._steps.evaluation, 1) == 0
         if not self._steps.evaluation or not is_due:

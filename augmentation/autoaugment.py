@@ -1,7 +1,8 @@
 """AutoAugment policies for ImageNet (Cubuk et al. 2019): each applies one of 25 operator pairs per image.
 
 Two policies are published: `TABLE_9`, from Table 9 of the paper (CVPR version), and `V0`, the policy `v0` in the code
-of EfficientNet (github.com/tensorflow/tpu). They have no pair in common. The SimCLR paper does not say which it uses.
+of EfficientNet (github.com/tensorflow/tpu). They have no pair in common. The SimCLR paper does not say which one it
+uses.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SUB_POLICIES = (
     (("color", 0.6, 4), ("contrast", 1.0, 8)),
     (("equalize", 0.8, 8), ("equalize", 0.6, 3)),
 )
-# The same for the policy v0, with levels from 0 to 10.
+# The same for the policy `v0`, with levels from 0 to 10.
 SUB_POLICIES_V0 = (
     (("equalize", 0.8, 1), ("shear_y", 0.8, 4)),
     (("color", 0.4, 9), ("equalize", 0.6, 3)),
@@ -79,7 +80,7 @@ class AutoAugmentPolicy:
     """Sub-policies, and functions that map levels to amounts."""
 
     sub_policies: tuple
-    amounts: dict[str, Callable[[float], float]]  # operators that are not in this dict have no amount
+    amounts: dict[str, Callable[[float], float]]  # operators without an entry have no amount
 
 
 # Operators whose amounts are negated with probability 0.5.
@@ -90,13 +91,13 @@ TABLE_9 = AutoAugmentPolicy(SUB_POLICIES, {
     "shear_x": lambda level: level / 9 * 0.3, "rotate": lambda level: level / 9 * 30.0,
     "solarize": lambda level: (1 - level / 9) * 256 / 255, "posterize": lambda level: 8 - level / 9 * 4,
     **dict.fromkeys(("color", "contrast", "sharpness"), lambda level: 0.1 + level / 9 * 1.8)})
-# Higher levels of posterize and solarize are weaker. Thresholds and additions are whole numbers of 255. Translations do
-# not depend on the image size, so level 9 leaves nothing of images with up to 225 rows.
+# Higher levels of posterize and solarize are weaker. Thresholds and additions are multiples of 1/255. Translations do
+# not depend on the image size: level 9 moves images with up to 225 rows out of view.
 V0 = AutoAugmentPolicy(SUB_POLICIES_V0, {
     **dict.fromkeys(("shear_x", "shear_y"), lambda level: level / 10 * 0.3),
     "rotate": lambda level: level / 10 * 30.0, "translate_y": lambda level: level / 10 * 250.0,
     "solarize": lambda level: int(level / 10 * 256) / 255, "solarize_add": lambda level: int(level / 10 * 110) / 255,
-    # The original shifts 8-bit integers, and TensorFlow limits shifts to 7 bits, so that one bit always remains.
+    # The original shifts 8-bit integers, and TensorFlow limits shifts to 7 bits, so at least one bit remains.
     "posterize": lambda level: max(int(level / 10 * 4), 1), "color": lambda level: 0.1 + level / 10 * 1.8})
 
 

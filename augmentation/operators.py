@@ -204,7 +204,7 @@ def solarize(channels: list[tf.Tensor], thresholds: tf.Tensor) -> list[tf.Tensor
 
 
 def solarize_add(channels: list[tf.Tensor], additions: tf.Tensor) -> list[tf.Tensor]:
-    """Adds `additions` to values below 128 of 255, and clips the results to [0, 1]."""
+    """Adds `additions` to values below 128/255, and clips the results to [0, 1]."""
     threshold = (_LEVELS // 2) / (_LEVELS - 1)
     return data_util.clip([tf.where(channel < threshold, channel + _per_image(additions), channel)
                            for channel in channels])

@@ -33,7 +33,7 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
 def autoaugment_policy(min_area: float = 0.08, flip: bool = True, name: str = "autoaugment") -> Policy:
     """Returns a policy that applies crop, flip and AutoAugment (paper, Table 1).
 
-    `name` is autoaugment for `autoaugment.TABLE_9`, or autoaugment_v0 for `autoaugment.V0`.
+    `name` is "autoaugment" for `autoaugment.TABLE_9`, or "autoaugment_v0" for `autoaugment.V0`.
     """
     return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT[name])
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks.gallery
 
-Ours: `inference.similarity.search`. Baseline: the full similarity matrix, partially sorted row by row. Both search for
-24 neighbors and for pairs with a similarity of at least 0.95, among vectors of 512 dimensions in 100 random clusters,
-1 % of which are near-duplicates. Prints one JSON line per case. Each measurement runs in a separate process; the memory
-is the increase in peak memory, without the vectors. Requires Linux, because the peak memory is read and reset in /proc.
-The baseline is skipped above `_LARGEST_PLAIN`, because the matrix would take 40 GB.
+Compares `inference.similarity.search` with a baseline, which computes the full similarity matrix and partially sorts
+its rows. Both search for 24 neighbors and for pairs with a similarity of at least 0.95. The vectors have 512 dimensions
+and form 100 random clusters; 1 % of them are near-duplicates. Prints one JSON line per case. Each measurement runs in a
+separate process. The memory is the increase in peak memory, without the vectors. Requires Linux, because the peak
+memory is read and reset in /proc. The baseline is skipped for 100,000 vectors, because its matrix would take 40 GB.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def blocked(vectors):
 
 
 def plain(vectors):
-    """Does the same as `blocked`, but computes the whole similarity matrix."""
+    """Does the same as `blocked`, but computes the full similarity matrix."""
     matrix = vectors @ vectors.T
     np.fill_diagonal(matrix, -np.inf)
     order = np.argpartition(-matrix, _NEIGHBORS, axis=1)[:, :_NEIGHBORS]
@@ -67,7 +67,7 @@ def reset_peak():
 
 
 def measure_one(form, count):
-    """Returns the seconds and megabytes that a search takes, and its number of pairs; called in a child process."""
+    """Returns the seconds, the megabytes and the number of pairs of a search. Called in a child process."""
     function = {"blocked": blocked, "plain": plain}[form]
     function(clustered_vectors(256))  # Libraries allocate their buffers here, outside the measurement.
     vectors = clustered_vectors(int(count))

@@ -52,7 +52,7 @@ def network_flags(file: WeightFile) -> dict | None:
 
 def _recorded_settings(file):
     """Returns the description of the SavedModel that contains a weight file, and the training settings."""
-    if file.is_torch:  # The run directory that contains a PyTorch file may belong to another network.
+    if file.is_torch:  # Its directory may be the run directory of another network.
         return {} if file.image_size is None else dict(image_size=file.image_size), None
     directory = os.path.dirname(file.path)
     is_saved_model = file.format.startswith("SavedModel")

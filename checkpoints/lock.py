@@ -31,10 +31,10 @@ class Lock:
         """Locks `directory`.
 
         Args:
-          directory: the value of `flag`.
-          flag: flag to name in error messages.
+          directory: the directory to lock.
+          flag: flag that error messages name; its value is `directory`.
           name: file name of the lock. Locks with different names are independent.
-          wait: whether to wait until another process releases the lock.
+          wait: whether to wait if another process holds the lock.
 
         Raises:
           UserError: another process holds the lock and `wait` is False, or the lock file cannot be used.

@@ -1,4 +1,4 @@
-"""Reads ResNets in PyTorch's format from safetensors files, with torchvision's and timm's names."""
+"""Reads PyTorch ResNets from safetensors files whose tensors have the names of torchvision and timm."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _IDENTITY_SHORTCUT = "layer1.0.downsample."
 class Contents:
     """Names and shapes of the weights in a file, and its metadata."""
 
-    tensors: dict[str, str]  # checkpoint key -> name in the file, or of a tensor that `reader` replaces
+    tensors: dict[str, str]  # checkpoint key -> name; `reader` computes tensors that are missing in the file
     shapes: dict[str, tuple]  # checkpoint key -> shape in the layout of the checkpoint
-    num_other_tensors: int  # counters of batch norm; a classifier without bias
+    num_other_tensors: int  # such as batch norm counters, or a classifier without bias
     image_size: int | None  # None if it is not recorded
     step: int | None  # None if it is not recorded
     notes: list[str]  # messages for the user
@@ -48,7 +48,8 @@ def read_contents(path: str, flag: str) -> Contents:
     import safetensors  # Imported here because only PyTorch files require it.
 
     if "://" in path:
-        raise UserError(f"{flag}={path}: {torch_names.SUFFIX} files can only be read from a local disk. Copy the file.")
+        raise UserError(f"{flag}={path}: {torch_names.SUFFIX} files must be on a local disk. Copy the file to a local "
+                        "disk.")
     try:
         with safetensors.safe_open(path, "numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
@@ -89,7 +90,7 @@ def _integer(text, valid_range):
 
 
 def _encoder_names(location, names, shapes):
-    """Returns a dict mapping checkpoint keys to names, and the number of missing tensors that `reader` replaces.
+    """Returns a dict mapping checkpoint keys to names, and the number of missing tensors that `reader` computes.
 
     Args:
       location: start of error messages.
@@ -113,7 +114,7 @@ def _encoder_names(location, names, shapes):
     expected = {key: (torch_names.torch_name(key), shape)
                 for key, shape in encoder_shapes(*structure, width, kernel_size).items()}
     missing = {name for name, _ in expected.values()} - names
-    # Stock ResNet-18 and ResNet-34 have an identity shortcut where this program has a projection.
+    # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a convolution there.
     identities = {name for name in missing if name.startswith(_IDENTITY_SHORTCUT) and not structure[0]}
     if len(identities) != 5:
         identities = set()
@@ -166,7 +167,7 @@ def encoder_shapes(bottleneck: bool, blocks: tuple[int, ...], width: int, stem_k
 
 
 def _replaced_tensor(name, channels):
-    """Returns a tensor of a shortcut that computes the identity, float32 in PyTorch's layout."""
+    """Returns a tensor of the convolution and batch norm that compute the identity, float32 in PyTorch's layout."""
     layer, _, variable_name = name.removeprefix(_IDENTITY_SHORTCUT).partition(".")
     if layer == "0":
         return np.eye(channels, dtype=np.float32)[:, :, np.newaxis, np.newaxis]

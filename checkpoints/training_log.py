@@ -58,7 +58,7 @@ class TrainingLog:
             console.log(f"warning: TensorBoard events for step {step} could not be written ({first_line(error)})")
 
     def add_results(self, step: int, results: Mapping[str, float]) -> None:
-        """Adds the results of an evaluation, which writes its own TensorBoard events. Then writes both files."""
+        """Adds the results of an evaluation, which has written its TensorBoard events, and writes both files."""
         self._rows.append({"step": step, **{name: value for name, value in results.items() if name != "global_step"}})
         self.write(is_last=True)
 
@@ -83,7 +83,7 @@ class TrainingLog:
 
 
 def read_history(directory: str) -> list[dict[str, float]]:
-    """Returns the rows of history.csv as dicts of `step` and scalars. Lines that cannot be read are left out."""
+    """Returns the rows of history.csv as dicts of `step` and scalars. Invalid lines are skipped."""
     path = os.path.join(directory, _HISTORY)
     if not storage.is_file(path):
         return []

@@ -64,7 +64,7 @@ class WeightFile:
 
     @property
     def is_torch(self) -> bool:
-        """Whether this is a PyTorch file."""
+        """Returns whether this is a PyTorch file."""
         return self.format == torch_files.FORMAT
 
     def names_by_key(self, keys: Iterable[str]) -> dict[str, str]:
@@ -94,7 +94,7 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
     Args:
       path: a directory of checkpoints or of SavedModels named by step (the latest is used), a SavedModel, a checkpoint
         prefix, a PyTorch file (FILE.safetensors), or a TF Hub handle (https://...), which is downloaded. All of
-        TensorFlow's file systems, such as gs://, are supported, except for PyTorch files.
+        TensorFlow's file systems, such as gs://, are supported, but PyTorch files must be on a local disk.
       flag: the flag that error messages name.
 
     Returns:

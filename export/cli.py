@@ -4,7 +4,7 @@
     python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
 
 The first command writes a SavedModel. The second command writes the encoder with the names of torchvision's and timm's
-ResNets, the heads, and a page FILE.md with the code that loads them (see `python -m export torch --help`).
+ResNets, the heads, and a model card FILE.md with the code that loads them (see `python -m export torch --help`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _TORCH = """Writes the weights of a SimCLR network for PyTorch.
     python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
 
 FILE.safetensors contains the encoder with the names of torchvision's and timm's ResNets, without a classifier.
-FILE.projection_head.safetensors and FILE.linear_head.safetensors contain the heads, if the network has them. FILE.md
-contains the code that loads them, and lists the differences from stock ResNets. Networks with selective kernels or
-squeeze-and-excitation are not supported.
+FILE.projection_head.safetensors and FILE.linear_head.safetensors contain the heads, if the network has them. The model
+card FILE.md contains the code that loads these files, and lists the differences from stock ResNets. Networks with
+selective kernels or squeeze-and-excitation are not supported.
 """
 
 

@@ -212,8 +212,8 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
 def export_evaluated(config: Config, directory: str, checkpoint_path: str, results: dict[str, float]) -> str | None:
     """Exports a checkpoint that `--mode=eval` has evaluated to <directory>/saved_model/<step>/ and returns that path.
 
-    Unlike `export_to_model_dir`, keeps the SavedModels of later steps: if `keep_hub_module_max` of them exist, nothing
-    is exported, and the function returns None. The training process may have exported the last step already.
+    Unlike `export_to_model_dir`, keeps the SavedModels of later steps, such as that of the last step, which the
+    training process exports. If there are `keep_hub_module_max` of them, exports nothing and returns None.
 
     Args:
       config: settings of the evaluation. The training settings are read from the run.
@@ -263,7 +263,7 @@ def _export_and_prune(config, class_names, checkpoint_path, root, results, check
     for name in old:
         _remove_saved_model(os.path.join(root, name))
     for name in [name.rstrip("/") for name in tf.io.gfile.listdir(root)]:
-        # Clean up temporary directories left by killed processes. No other process is exporting here now.
+        # Clean up temporary directories left by killed processes. The lock excludes other processes.
         if re.fullmatch(rf"{TEMP_PREFIX}\w{{8}}", name):
             for subdirectory in ("saved_model", "replaced"):
                 _remove_saved_model(os.path.join(root, name, subdirectory))

@@ -17,7 +17,7 @@ _MAX_CLASSES = 10  # The linear head's file contains the names of all classes.
 
 def torch_card(config: Config, step: int | None, class_names: list[str] | None,
                tensors: dict[str, dict[str, np.ndarray]], file_name: str) -> str:
-    """Returns a Markdown page with the code that loads a network in PyTorch.
+    """Returns a model card with the code that loads a network in PyTorch.
 
     Args:
       config: settings of the network.
@@ -36,7 +36,7 @@ def torch_card(config: Config, step: int | None, class_names: list[str] | None,
     code = {library: "\n".join(_loading_lines(config, library, file_name)) for library in ("torchvision", "timm")}
     resized = round(size / data_util.CROP_PROPORTION) if config.center_crop_eval else size
     pooling = "" if config.cifar_stem else f"""
-The code is for images whose height and width are {size} pixels, and for all sizes with the remainder
+The code is for images of {size} x {size} pixels, and for all heights and widths with the remainder
 {"0 or 3" if _pools_even_size(size) else "1 or 2"} when divided by 4. For other sizes, {_other_pooling(size)}.
 """
     return f"""# Encoder {config.network_name} for PyTorch
@@ -72,8 +72,8 @@ preprocess = transforms.Compose([
     transforms.ToTensor()])
 ```
 
-This is the preprocessing of the evaluation, except for the interpolation: TensorFlow's `tf.image.resize` does not
-smooth the image before reducing its size. The network was trained with random crops of images in the same range.
+This is the preprocessing of the evaluation, except that it reduces images with antialiasing, which `tf.image.resize`
+does not apply by default. The network was trained on random crops with values in the same range.
 
 {_heads_section(config, class_names, tensors, file_name)}## Differences from stock ResNets
 
@@ -194,7 +194,7 @@ z = head.eval()(h)
         known = ""
         if class_names:
             names = ", ".join(map(model_card.escape_markdown, class_names[:_MAX_CLASSES]))
-            more = ", ..., which are all listed in the metadata `class_names` of the file" if len(
+            more = ", ... (the metadata `class_names` of the file lists all of them)" if len(
                 class_names) > _MAX_CLASSES else ""
             known = f" The classes are: {names}{more}."
         text += f"""## Linear head

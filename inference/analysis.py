@@ -105,8 +105,8 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
 def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
     """Maps vectors to two dimensions, so that similar vectors are close to each other.
 
-    Uses UMAP if the package `umap` is installed, and otherwise t-SNE. For fewer than 10 vectors, and if all vectors are
-    equal, uses the first two principal components.
+    Uses UMAP if the package `umap-learn` is installed, and otherwise t-SNE. With fewer than 10 vectors, or if all
+    vectors are equal, uses the first two principal components.
 
     Args:
       vectors: result of `similarity.normalize`, float32 [n, d].
@@ -134,7 +134,7 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
                 points = tsne.fit_transform(components)
             method = "t-SNE"
     if np.ptp(points[:, 1]) > np.ptp(points[:, 0]):
-        points = points[:, ::-1]  # The directions are arbitrary, and pages are wider than high.
+        points = points[:, ::-1]  # The directions are arbitrary, and screens are usually wider than high.
     points = points - points.min(0)
     return points / max(points.max(initial=0), 1e-12), method
 
@@ -180,8 +180,8 @@ class Confusion:
     Attributes:
       label: the true class.
       predicted: the predicted class.
-      share: the fraction of the images of the true class.
-      images: their indices, int [m].
+      share: fraction of the images of the true class that were classified as `predicted`.
+      images: the indices of these images, int [m].
     """
 
     label: int

@@ -99,7 +99,7 @@ def _parser():
     gallery.add_argument("--threshold", type=_parse_similarity, default=similarity.DEFAULT_THRESHOLD,
                          help="minimum cosine similarity of the pairs in FILE.pairs.csv (default: %(default)s)")
     gallery.add_argument("--clusters", type=_parse_count, help="number of clusters (default: the square root of half "
-                         "the number of images, and at most 20)")
+                         "the number of images, from 2 to 20)")
     gallery.add_argument("--seed", type=_parse_seed, default=0,
                          help="seed for the random choices (default: %(default)s)")
     return parser

@@ -53,7 +53,7 @@ def find_images(inputs: list[str]) -> dict[str, str]:
 def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
     """Returns a dict mapping the paths of images to their class names; empty if the images have no classes.
 
-    The only input must be a folder in whose layout `folders.folder_source` finds at least two classes.
+    Images have classes only if the single input is a folder in which `folders.folder_source` finds several classes.
 
     Args:
       inputs: see `find_images`.

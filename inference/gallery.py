@@ -1,4 +1,4 @@
-"""An HTML page that shows what an encoder considers similar, in a folder of images."""
+"""HTML page that shows which images an encoder considers similar."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Images:
       vectors: their vectors, finite; float32 [n, d].
       classes: class names of the images, or None if there are no classes.
       unreadable: dict mapping the names of unreadable images to reasons.
-      total: number of images from which these are a random sample, or None if they are not a sample.
+      total: number of images from which these were chosen at random, or None if they are not a sample.
     """
 
     paths: list[str]
@@ -197,7 +197,7 @@ def _read_vectors(path, names):
 
 
 def _find_queries(queries, names):
-    """Returns the paths of the images that `--query` names, which are relative to the folder or to the directory."""
+    """Returns the paths of the images that `--query` names: names relative to the folder, or paths."""
     path_of = {os.path.abspath(path): path for path in names}
     path_of.update({name: path for path, name in names.items()})
     found = []
@@ -222,7 +222,7 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
                threshold: float = similarity.DEFAULT_THRESHOLD, num_clusters: int | None = None, seed: int = 0) -> None:
     """Writes the page, and the pairs of near-duplicates as a CSV file (`first`, `second`, `similarity`) next to it.
 
-    Both files are replaced only when they are complete. The page is self-contained, and the same images, model and seed
+    Both files are replaced only when they are complete. The page is self-contained. The same images, model and seed
     give the same page.
 
     Args:
@@ -297,7 +297,7 @@ def _most_common(classes, selected):
 
 
 def _map(images, vectors, clusters, rows, seed):
-    """Returns the points of the map, their groups, which are classes or clusters, and the names of the groups."""
+    """Returns the template values for the map, whose points are colored by class or, without classes, by cluster."""
     points, method = analysis.map_points(vectors[rows], seed)
     if images.classes is None:
         groups = [f"cluster {number + 1}" for number in clusters.assignments[rows]]

@@ -30,7 +30,7 @@ _CONFIG = """embeddings {
   }
 }
 """
-FILES = ("vectors.tsv", "metadata.tsv", "sprite.png", "projector_config.pbtxt")  # The last refers to the others.
+FILES = ("vectors.tsv", "metadata.tsv", "sprite.png", "projector_config.pbtxt")  # The last file refers to the others.
 
 
 def check_directory(directory: str) -> str:
@@ -57,8 +57,8 @@ def open_writer(directory: str, count: int, has_classes: bool
 
     The function takes paths, names, class names (ignored if there are no classes) and vectors [n, d]. The directory is
     created, or its files with the same names are replaced, when the context ends without an error. Only the sprite is
-    held in memory: at most 200 MB. Images after the first 100,000 are omitted, because the projector would not show
-    them.
+    held in memory: at most 270 MB, and twice as much while it is saved. Images after the first 100,000 are omitted,
+    because the projector would not show them.
 
     Args:
       directory: result of `check_directory`.
@@ -71,7 +71,7 @@ def open_writer(directory: str, count: int, has_classes: bool
         count = _MAX_POINTS
     side = thumbnail_side(count)
     if side < _MAX_THUMBNAIL_SIDE:
-        console.log(f"projector: the thumbnails have only {side} pixels, because {count:,} of them share one image")
+        console.log(f"projector: the thumbnails have only {side} x {side} pixels, because there are {count:,}")
     columns = math.ceil(math.sqrt(count))
     sprite = Image.new("RGB", (columns * side, math.ceil(count / columns) * side))
     written = 0

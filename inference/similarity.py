@@ -11,7 +11,7 @@ from runtime import progress, signals
 NOT_WRITTEN = "the gallery was not written; run the same command again"
 DEFAULT_THRESHOLD = 0.95
 BLOCK_ROWS = 1024  # A block of similarities then takes 4 MB.
-MAX_PAIRS = 1_000_000  # An encoder that maps all images to the same vector would otherwise list n^2 / 2 pairs.
+MAX_PAIRS = 1_000_000  # If all vectors are equal, all of the about n^2 / 2 pairs reach the threshold.
 _ROUNDING = 1e-5  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
 
 
@@ -37,7 +37,7 @@ class Neighbors:
 def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns the vectors [n, d] divided by their Euclidean norms, as float32. Zero vectors do not change."""
     vectors = np.array(vectors, np.float32)
-    # Without the division by the largest element, the squares of very large or small elements would overflow or vanish.
+    # Without the division by the largest element, the squares of very large or small elements over- or underflow.
     largest = np.maximum(vectors.max(1, keepdims=True), -vectors.min(1, keepdims=True))
     vectors /= np.where(largest > 0, largest, 1)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -101,7 +101,7 @@ def _add_candidates(indices, similarities, block, offset):
         return
     # Most blocks contain few vectors that are more similar than the current neighbors. Only those are sorted.
     better = block > similarities[:, -1:]
-    if similarities[0, -1] == -np.inf and block.shape[1] > k:  # In the first block, all vectors would be.
+    if similarities[0, -1] == -np.inf and block.shape[1] > k:  # At first, all vectors would be.
         better &= block >= np.partition(block, -k, axis=1)[:, -k:-k + 1 or None]
     rows, columns = np.nonzero(better)
     if not len(rows):

@@ -18,8 +18,8 @@ _BATCH = 256  # number of files submitted to the thread pool at a time
 def load_thumbnail(path: str, side: int) -> Image.Image | None:
     """Returns an image file as an upright RGB image whose longer side has at most `side` pixels.
 
-    Reads the same files as the network does (see `image_files.convert`). Smaller images are not enlarged. Returns None
-    if the file cannot be read.
+    Supports the same file formats as the network's input (see `image_files.convert`). Small images are not enlarged.
+    Returns None if the file cannot be read.
     """
     try:
         with image_files.checked_content(path) as content:
@@ -44,7 +44,7 @@ def load_thumbnails(paths: list[str], side: int) -> Iterator[Image.Image | None]
 
 
 def encode(image: Image.Image | None, quality: int = 80) -> str | None:
-    """Returns an image as the data URI of a JPEG file, for embedding in an HTML page; None for None."""
+    """Returns an image as a JPEG data URI for an HTML page, or None if `image` is None."""
     if image is None:
         return None
     buffer = io.BytesIO()

@@ -22,7 +22,7 @@ Add = Callable[[dict, np.ndarray], None]
 def check_out(out: str, suffixes: Collection[str] | None = None) -> str:
     """Returns the absolute path of an output file. Raises `UserError` if the file cannot be written.
 
-    `suffixes` are the allowed suffixes. None: those of the formats for one row per image.
+    `suffixes` contains the allowed suffixes. None: those that `open_writer` supports.
     """
     suffixes = suffixes or _WRITERS
     out = check_path("out", out)

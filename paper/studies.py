@@ -31,7 +31,7 @@ class Run:
     transfer: str | None = None  # command of `python -m transfer` (linear, finetune or scratch), or None for run.py
     probes: tuple = ()  # probes from `paper.probes`, run on the trained network
     plot_columns: dict = dataclasses.field(default_factory=dict)  # CSV columns in the report, for `paper.figures`
-    small_plot_columns: dict = dataclasses.field(default_factory=dict)  # their values that differ at the small scale
+    small_plot_columns: dict = dataclasses.field(default_factory=dict)  # values that differ at the small scale
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,8 @@ from support.images import write_images
 from support.runs import TINY, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
-SETTINGS = dict(train_steps=5, checkpoint_steps=3, keep_checkpoint_max=9, linear_head_learning_rate=0.1)  # 2 per epoch
+# With two steps per epoch.
+SETTINGS = dict(train_steps=5, checkpoint_steps=3, keep_checkpoint_max=9, linear_head_learning_rate=0.1)
 
 
 def variables(directory, step):
@@ -164,7 +165,7 @@ def test_unlabeled_training_examples_are_evaluated_by_the_contrastive_loss(monke
     (dict(mode="train", keep_best=True), "--keep_best: --mode=train does not evaluate. Set --eval_epochs"),
     (dict(mode="train", eval_epochs=1, eval_split="missing"), "--eval_split=missing: digits has no such split"),
 ])
-def test_unusable_settings_are_one_line_errors(tmp_path, settings, message):
+def test_unusable_settings_give_one_line_errors(tmp_path, settings, message):
     with pytest.raises(UserError) as error:
         run(tmp_path / "run", given=("eval_split",), **settings)
     assert str(error.value).startswith(message) and not (tmp_path / "run").exists()

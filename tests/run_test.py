@@ -160,7 +160,7 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
     shutil.rmtree(directory / "saved_model")
     with pytest.MonkeyPatch.context() as patch:
-        # The values of the evaluation's own training settings differ from those of the run.
+        # The training settings of the evaluation differ from those of the run.
         patch.setattr(train, "train", None)
         run(directory, with_export=True, mode="eval", train_steps=4, keep_hub_module_max=0, temperature=0.7)
     assert {path.name for path in (directory / "saved_model").iterdir()} == {"3", "4"}
@@ -644,7 +644,7 @@ def test_gallery_of_an_unlabeled_folder_is_written_without_corrupt_images(tmp_pa
     assert "24 images" in page and "corrupt.png" not in page and "Unreadable images: none" in page
     assert (tmp_path / "run" / "gallery.pairs.csv").exists()
     assert re.search(rf"^gallery +{tmp_path / 'run' / 'gallery.html'}$", printed, re.MULTILINE)
-    # The page is replaced by a later evaluation of the finished run.
+    # Running the finished run again replaces the page.
     (tmp_path / "run" / "gallery.html").write_text("older")
     run(tmp_path / "run", with_export=True, **settings)
     assert (tmp_path / "run" / "gallery.html").read_text() == page

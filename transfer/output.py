@@ -107,7 +107,7 @@ def _adapt_splits(task, source, arguments):
 def weights_digest(file: WeightFile) -> str:
     """Returns a digest of a checkpoint's weights.
 
-    For TensorFlow checkpoints, this is a hash of the index file, which contains all tensors' checksums.
+    This is a hash of the PyTorch file or, in other formats, of the index file, which contains all tensors' checksums.
     """
     digest = hashlib.sha256()
     with tf.io.gfile.GFile(file.path if file.is_torch else f"{file.path}.index", "rb") as content:

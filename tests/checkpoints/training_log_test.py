@@ -64,7 +64,7 @@ def test_tensorboard_shows_the_settings_and_the_scalars(tmp_path):
     assert tf.make_ndarray(values["learning_rate"]) == 0.125
 
 
-def test_a_history_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
     printed = []
     monkeypatch.setattr(console, "log", printed.append)
     (tmp_path / "history.csv").mkdir()

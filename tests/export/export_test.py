@@ -224,7 +224,7 @@ def test_new_export_is_kept_if_exports_of_later_steps_exist(tmp_path, quick_save
 def test_export_of_an_evaluated_checkpoint_keeps_those_of_later_steps(keep, names, tmp_path, quick_save, capsys):
     export_steps(tmp_path, 10, 20, 30, keep=3)
     config = Config(**TINY, model_dir=str(tmp_path), mode="eval", keep_hub_module_max=keep)
-    if keep in (1, 2):  # What a training process with this setting would have kept.
+    if keep in (1, 2):  # Keep what a training process with this setting would keep.
         for step in (10, 20)[:3 - keep]:
             shutil.rmtree(tmp_path / "saved_model" / str(step))
     path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-15"))

@@ -49,7 +49,7 @@ def run_gallery(folder, vectors, out, *arguments):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Writes 40 smooth images, a copy of one of them in another format, 3 noise images and a corrupt file."""
+    """Writes 40 smooth images, a copy of one of them in another format, and 3 noise images."""
     folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for number in range(40):
         name = STRANGE_NAME if number == 7 else f"{number:02}.jpg"
@@ -159,7 +159,7 @@ def test_model_vectors_and_unreadable_images(photos, tmp_path, monkeypatch, caps
         (photos / "broken.jpg").unlink()
     printed, text = capsys.readouterr().out, (tmp_path / "g.html").read_text()
     assert "computing the features of 45 images" in printed and f"skipped {photos / 'broken.jpg'}: " in printed
-    assert "1 images are not shown" in text and "broken.jpg: not an image" in text
+    assert "not shown because they have no vector: 1<" in text and "broken.jpg: not an image" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.html", "g.pairs.csv"]
 
 
@@ -359,7 +359,7 @@ def test_gallery_of_a_run_omits_excluded_files_and_samples_large_splits(labeled,
         out, pairs = gallery.write_sample("model", source, split, str(tmp_path), 0)
         text = (tmp_path / "gallery.html").read_text()
         assert out == str(tmp_path / "gallery.html") and pairs == str(tmp_path / "gallery.pairs.csv")
-        assert f"{shown} images" in text and ("a random sample of 35" in text) == (total is not None)
+        assert f"{shown} images" in text and ("chosen at random from 35" in text) == (total is not None)
         texts = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text)[1])["texts"]
         assert len(texts) == shown and "train/a/3.png" not in texts and all(name.startswith(split) for name in texts)
 
