@@ -297,6 +297,8 @@ class Evaluator:
             metric = next((name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None)
             is_best = self._is_chief and metric is not None and (
                 not isinstance(best.get(metric), float) or results[metric] > best[metric])
+            if self._is_chief and metric is None:
+                console.log("--keep_best: the weights are not kept, because the evaluation has no accuracy")
             if is_best and os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
                 console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
                 is_best = False

@@ -1,4 +1,4 @@
-"""A directory lock that prevents concurrent training runs in the same `model_dir`.
+"""Directory locks that prevent concurrent training runs in, and concurrent exports to, the same `model_dir`.
 
 This module uses `fcntl.flock` instead of the filelock library, because filelock truncates the file before it acquires
 the lock. A process that fails to acquire the lock would erase the owner's name or another program's data. filelock also
@@ -24,7 +24,7 @@ class Lock:
     """A directory lock, held by the process that trains in the directory or exports to it.
 
     The operating system releases the lock when the process ends, even if it crashes. If the storage does not support
-    locks (gs://, some network file systems), the directory is not locked, and a message is logged.
+    locks (gs://, some network file systems), the directory is not locked, and training logs a warning.
     """
 
     def __init__(self, directory: str, flag: str = "--model_dir", name: str = TRAIN, wait: bool = False):

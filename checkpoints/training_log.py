@@ -59,7 +59,9 @@ class TrainingLog:
 
     def add_results(self, step: int, results: Mapping[str, float]) -> None:
         """Adds the results of an evaluation, which has written its TensorBoard events, and writes both files."""
-        self._rows.append({"step": step, **{name: value for name, value in results.items() if name != "global_step"}})
+        row = {"step": step, **{name: value for name, value in results.items() if name != "global_step"}}
+        # When a run resumes, the evaluation of its last step is repeated.
+        self._rows = [other for other in self._rows if other["step"] != step or other.keys() != row.keys()] + [row]
         self.write(is_last=True)
 
     def write(self, is_last: bool) -> None:
@@ -83,12 +85,19 @@ class TrainingLog:
 
 
 def read_history(directory: str) -> list[dict[str, float]]:
-    """Returns the rows of history.csv as dicts of `step` and scalars. Invalid lines are skipped."""
+    """Returns the rows of history.csv as dicts of `step` and scalars. Invalid lines are skipped.
+
+    Raises `UserError` if the file cannot be read.
+    """
     path = os.path.join(directory, _HISTORY)
     if not storage.is_file(path):
         return []
-    with tf.io.gfile.GFile(path, "rb") as file:
-        lines = [line.split(",") for line in file.read().decode(errors="replace").splitlines()]
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            lines = [line.split(",") for line in file.read().decode(errors="replace").splitlines()]
+    except tf.errors.OpError as error:
+        raise UserError(f"{path}: the file cannot be read ({first_line(error)}). Make it readable, or remove it."
+                        ) from error
     history = []
     for line in lines[1:]:
         try:

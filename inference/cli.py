@@ -19,15 +19,15 @@ _MAX_LISTED = 10  # maximum number of unreadable files to list
 
 
 def _embed(arguments):
-    if not (arguments.out or arguments.projector):
+    if arguments.out is None and arguments.projector is None:
         raise UserError("--out: the output is missing. Set --out=FILE, --projector=DIR or both.")
     embedding = tensorflow_startup.load("inference.embedding")
     written, unreadable = embedding.embed(arguments.model, arguments.inputs, arguments.out, arguments.output,
                                           arguments.image_size, arguments.projector)
     _log_unreadable(unreadable)
-    if arguments.out:
+    if arguments.out is not None:
         console.log(f"wrote {written} vectors to {arguments.out}")
-    if arguments.projector:
+    if arguments.projector is not None:
         console.log(f"wrote the projector files; show them with: tensorboard --logdir {arguments.projector}")
 
 

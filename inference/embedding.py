@@ -30,26 +30,27 @@ def embed(saved_model: str, inputs: list[str], out: str | None, output: str = "f
       errors.Stopped: a signal arrived; nothing is written.
     """
     saved_model = check_weights_path("MODEL", saved_model)
-    out = out and writers.check_out(out)
-    projector_dir = projector_dir and projector.check_directory(projector_dir)
+    out = None if out is None else writers.check_out(out)
+    projector_dir = None if projector_dir is None else projector.check_directory(projector_dir)
     names = endpoints.find_images(inputs)
-    classes = endpoints.find_classes(inputs, names) if projector_dir else {}
+    classes = endpoints.find_classes(inputs, names) if projector_dir is not None else {}
     function, description = endpoints.load_endpoint(saved_model, output)
     size = image_size or description.get("image_size", 224)
     written, unreadable = 0, {}
     signals.safe_point(endpoints.NOTHING_WRITTEN)
     with contextlib.ExitStack() as stack:
-        add = stack.enter_context(writers.open_writer(out, "vectors")) if out else None
+        add = stack.enter_context(writers.open_writer(out, "vectors")) if out is not None else None
         add_to_projector = stack.enter_context(
-            projector.open_writer(projector_dir, len(names), bool(classes))) if projector_dir else None
+            projector.open_writer(projector_dir, len(names), bool(classes))) if projector_dir is not None else None
         bar = stack.enter_context(progress.terminal_bar(None, len(names), "images"))
         crop = endpoints.uses_center_crop(description, size)
         for readable, vectors, batch_unreadable in endpoints.compute_endpoint(function, size, crop, list(names)):
-            vectors, batch_names = vectors.reshape(len(readable), -1), [names[path] for path in readable]
-            if readable and add:
-                add({"file": batch_names}, vectors)
-            if readable and add_to_projector:
-                add_to_projector(readable, batch_names, [classes.get(path, "") for path in readable], vectors)
+            if readable:
+                vectors, batch_names = vectors.reshape(len(readable), -1), [names[path] for path in readable]
+                if add:
+                    add({"file": batch_names}, vectors)
+                if add_to_projector:
+                    add_to_projector(readable, batch_names, [classes.get(path, "") for path in readable], vectors)
             written += len(readable)
             unreadable.update(batch_unreadable)
             bar.update(len(readable) + len(batch_unreadable))

@@ -34,6 +34,13 @@ def test_history_has_one_row_per_entry_and_a_column_for_every_scalar(tmp_path):
     assert "global_step" not in rows[0]
 
 
+def test_a_repeated_evaluation_replaces_the_previous_one(tmp_path):
+    write_log(tmp_path, 0, [1]).add_results(1, {"global_step": 1, "eval/knn_top_1_accuracy": 0.75})
+    training_log.TrainingLog(str(tmp_path), 1, {}).add_results(1, {"global_step": 1, "eval/knn_top_1_accuracy": 0.5})
+    rows = training_log.read_history(str(tmp_path))
+    assert [row.get("eval/knn_top_1_accuracy") for row in rows] == [None, 0.5]
+
+
 def test_a_resumed_run_continues_the_history_from_its_checkpoint(tmp_path):
     write_log(tmp_path, 0, [1, 2, 3])
     write_log(tmp_path, 2, [3, 4])
