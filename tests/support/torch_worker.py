@@ -15,6 +15,7 @@ import sys
 import numpy as np
 import safetensors.torch
 import torch
+from torch import library
 
 
 def define_missing_operators():
@@ -24,12 +25,12 @@ def define_missing_operators():
     does not load, and the import fails because the operators are unknown. ResNets do not use them.
 
     Returns:
-      The `torch.library.Library` that contains the operators. They are removed when it is garbage-collected.
+      The PyTorch operator library that contains the operators. They are removed when it is garbage-collected.
     """
-    library = torch.library.Library("torchvision", "DEF")
+    operators = library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor x) -> Tensor")
-    return library
+        operators.define(f"{name}(Tensor x) -> Tensor")
+    return operators
 
 
 def import_torchvision():
