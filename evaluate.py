@@ -7,6 +7,7 @@ if __name__ == "__main__":  # Exits before the imports, which take several secon
     command_line.exit_not_a_program(__file__, "python run.py --mode=eval")
 
 import contextlib
+import math
 import os
 import tempfile
 import time
@@ -29,6 +30,7 @@ from sources.source import Source
 
 _POLL_SECONDS = 5.0
 _SAMPLED_LABELS = 1024  # number of examples in each split that are searched for labels
+_EMBEDDED_ROWS = 64  # maximum number of images whose views `contrastive` embeds at once
 _RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
 LINEAR_TOP_1 = "eval/label_top_1_accuracy"
 LINEAR_TOP_5 = "eval/label_top_5_accuracy"
@@ -214,7 +216,8 @@ class Evaluator:
         self._encoders = {"": features.compile_function(strategy, features.encoder_function(model))}
         if config.eval_projections:
             self._encoders["/projections"] = features.compile_function(strategy, features.projection_function(model))
-        self._pairs = None
+        self._parts = None  # batches of view pairs, each divided into parts
+        self._embed_views = tf.function(self._project_views, autograph=False)
         self._losses = tf.function(self._contrastive_losses, autograph=False)
 
     def __enter__(self):
@@ -346,22 +349,35 @@ class Evaluator:
         return linear_results(labels, logits)
 
     def contrastive(self, step: int) -> dict[str, float]:
-        """Computes the contrastive loss and its metrics on held-out images, in full batches on one replica."""
+        """Computes the contrastive loss and its metrics on held-out images, in full batches on one replica.
+
+        The images of a batch are embedded in parts, since the activations of thousands of images may not fit in memory.
+        The network is in inference mode, so the results do not depend on the size of the parts.
+        """
         del step
-        config = self._config
-        if self._pairs is None:
-            size = min(config.eval_batch_size, self._source.num_examples(config.eval_split))
-            pairs = data.build_view_pairs(config, self._source, config.eval_split, config.seed, size)
-            self._pairs = pairs.take(config.eval_steps or -1).enumerate()
-        mean_metrics = metrics.MeanMetrics()
-        for batch_index, (views, _) in self._pairs:
-            mean_metrics.add(self._losses(views, batch_index))
+        config, num_examples = self._config, self._source.num_examples(self._config.eval_split)
+        size = min(config.eval_batch_size, num_examples)
+        part_sizes = [min(_EMBEDDED_ROWS, size - row) for row in range(0, size, _EMBEDDED_ROWS)]
+        if self._parts is None:
+            pairs = data.build_view_pairs(config, self._source, config.eval_split, config.seed, math.gcd(*part_sizes))
+            self._parts = pairs.rebatch(part_sizes)
+        parts, mean_metrics = iter(self._parts), metrics.MeanMetrics()
+        for batch_index in range(min(num_examples // size, config.eval_steps or num_examples)):
+            index = tf.constant(batch_index, tf.int64)
+            z = [self._embed_views(next(parts)[0], index, tf.constant(row), size)
+                 for row in range(0, size, _EMBEDDED_ROWS)]
+            mean_metrics.add(self._losses(tf.concat(z, 1)))
         return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
-    def _contrastive_losses(self, views, batch_index):
-        images = model_lib.blurred_views(views, self._config, self._config.seed, batch_index)
-        hidden = self._model(images, training=False)["proj_head_output"]
-        loss, scalars = model_lib.contrastive_loss(hidden, self._config, None)
+    def _project_views(self, views, batch_index, first_row, batch_size):
+        """Returns the projections [number of views, rows, d] of the rows of a batch that start at `first_row`."""
+        images = model_lib.blurred_views(views, self._config, self._config.seed, batch_index, first_row, batch_size)
+        z = self._model(images, training=False)["proj_head_output"]
+        return tf.reshape(z, [-1, views.shape[0], z.shape[-1]])
+
+    def _contrastive_losses(self, z):
+        """Returns the scalars for projections [number of views, batch, d]."""
+        loss, scalars = model_lib.contrastive_loss(tf.reshape(z, [-1, z.shape[-1]]), self._config, None)
         return {"contrast_loss": loss, **scalars}
 
     def probe_frozen_encoder(self, step: int) -> dict[str, float]:

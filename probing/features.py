@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from runtime import progress
+from runtime import console, progress
 from runtime.errors import UserError
 
+_LOGGED_BYTES = 10**9  # minimum size of a temporary file that is logged
 DIVERGED = "Use a checkpoint from before training diverged."  # remedy for NaN and Inf errors
 
 
@@ -36,21 +39,52 @@ def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Ca
 def collect(compiled: Callable, dataset: Iterable, description: str = "features") -> tuple[np.ndarray, np.ndarray]:
     """Extracts the vectors of all labeled examples in a padded evaluation data set.
 
+    The vectors are stored in a temporary file, so that they do not have to fit in memory.
+
     Args:
       compiled: result of `compile_function`.
-      dataset: distributed data set of (images, labels, weights, positions), with weight 0 for padding.
+      dataset: distributed data set of (images, labels, weights, positions), with weight 0 for padding. Positions
+        increase from batch to batch.
       description: label for the progress bar.
 
     Returns:
-      vectors: float32 [examples, d], ordered by position.
+      vectors: float32 [examples, d], ordered by position: a memory map, see `VectorFile`.
       labels: int64 [examples] or [examples, classes], in the same order.
     """
-    batches = [[tensor.numpy() for tensor in compiled(batch)] for batch in progress.track(dataset, None, description)]
-    vectors, labels, weights, positions = (np.concatenate(arrays) for arrays in zip(*batches))
-    order = np.argsort(positions)
-    has_label = (labels >= 0).reshape(len(labels), -1).any(1)
-    labeled = order[(weights[order] > 0) & has_label[order]]
-    return vectors[labeled], labels[labeled]
+    file, all_labels = VectorFile(), []
+    for batch in progress.track(dataset, None, description):
+        vectors, labels, weights, positions = (tensor.numpy() for tensor in compiled(batch))
+        order = np.argsort(positions)
+        has_label = (labels >= 0).reshape(len(labels), -1).any(1)
+        labeled = order[(weights[order] > 0) & has_label[order]]
+        file.append(vectors[labeled])
+        all_labels.append(labels[labeled])
+    return file.read(description), np.concatenate(all_labels)
+
+
+class VectorFile:
+    """Vectors in a temporary file, which is deleted when neither this object nor its memory map is in use."""
+
+    def __init__(self):
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it is no longer referenced)
+        self._shape = [0, 0]
+
+    def append(self, vectors: np.ndarray) -> None:
+        """Appends vectors, float32 [n, d]."""
+        self._shape = [self._shape[0] + len(vectors), vectors.shape[1]]
+        self._file.write(np.ascontiguousarray(vectors, np.float32).tobytes())
+
+    def read(self, description: str) -> np.ndarray:
+        """Returns all vectors, float32 [n, d], as a read-only memory map. Logs the size of large files."""
+        size = 4 * math.prod(self._shape)
+        if not size:  # Empty files cannot be mapped.
+            return np.zeros(self._shape, np.float32)
+        self._file.flush()
+        if size >= _LOGGED_BYTES:
+            console.log(f"{description}: {self._shape[0]:,} vectors with {self._shape[1]:,} dimensions "
+                        f"({size / 1e9:.1f} GB) in a temporary file in {tempfile.gettempdir()} (set TMPDIR to change "
+                        "the directory)")
+        return np.memmap(self._file, np.float32, "r", shape=tuple(self._shape))
 
 
 def extract(strategy: tf.distribute.Strategy, function: Callable, dataset: Iterable,

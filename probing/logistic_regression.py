@@ -5,12 +5,15 @@ The strength of the l2 regularization follows one of two conventions:
   functions that fit weights use this convention.
 - `l2_per_example` = l2_of_sum / number of examples: the objective is the mean of the cross-entropies plus
   l2_per_example * |W|^2 / 2. This convention makes strengths comparable across data sets of different sizes.
+
+Examples are processed in blocks, so fits on features in a memory map (see `features.collect`) use little more memory
+than the weights, the L-BFGS history and the Hessian [d, d].
 """
 
 from __future__ import annotations
 
 import functools
-import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,8 +23,8 @@ from runtime import progress
 
 L2_PER_EXAMPLE_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # for standardized features
 _HELD_OUT_FRACTION = 0.2
-_MAX_ITERATIONS = 300
-_HESSIAN_ROWS = 4096  # number of examples per block when computing a Hessian
+_BLOCK_ROWS = 4096  # number of examples processed at once
+_CACHED_BYTES = 2**30  # maximum memory for examples that are converted to float64 only once
 PATH_ITERATIONS = 3000
 PATH_TOLERANCE = 1e-6  # stopping threshold: maximum norm of the preconditioned gradient of the mean loss
 PATH_LOSS_TOLERANCE = 1e-7  # stopping threshold: relative decrease of the mean loss per iteration
@@ -57,15 +60,15 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
     # Include at least one example of each class in the fit.
     missing = [row for label, row in zip(*np.unique(labels, return_index=True)) if label not in labels[fit]]
     fit, held_out = np.append(fit, missing).astype(int), np.setdiff1d(held_out, missing)
-    # Select by cross-entropy, since accuracies on few examples are coarse and often tie.
     selection = held_out if len(held_out) else fit
-    losses = [_cross_entropy(_fit(inputs[fit], labels[fit], l2_per_example * len(fit)),
-                             inputs[selection], labels[selection])
-              for l2_per_example in progress.track(
-                  L2_PER_EXAMPLE_CHOICES, len(L2_PER_EXAMPLE_CHOICES), "logistic regression")]
-    best = L2_PER_EXAMPLE_CHOICES[int(np.argmin(losses))]
-    accuracy = _fit(inputs, labels, best * len(labels)).score(*test)
-    return dict(accuracy=float(accuracy), l2_per_example=best)
+    path, losses = LogisticPath(inputs, labels, np.sort(fit), standardize=True), {}
+    strengths = sorted(L2_PER_EXAMPLE_CHOICES, reverse=True)  # `LogisticPath` requires this order.
+    for l2_per_example in progress.track(strengths, len(strengths), "logistic regression"):
+        # Select by cross-entropy, since accuracies on few examples are coarse and often tie.
+        losses[l2_per_example] = path.fit(l2_per_example * len(fit)).cross_entropy(inputs, labels, selection)
+    best = min(L2_PER_EXAMPLE_CHOICES, key=losses.get)
+    path = LogisticPath(inputs, labels, standardize=True).fit(best * len(labels))
+    return dict(accuracy=path.accuracy(*test), l2_per_example=best)
 
 
 class LogisticPath:
@@ -79,25 +82,69 @@ class LogisticPath:
     does not change the minimum, but greatly reduces the number of iterations.
     """
 
-    def __init__(self, inputs: np.ndarray, labels: np.ndarray):
-        """Creates the path for inputs [n, d] and labels [n] or [n, classes]."""
-        self._loss, self._curvatures, self._classes, self._num_classes = _make_loss(labels)
-        self._mean = inputs.mean(0, dtype=np.float64)
+    def __init__(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None,
+                 standardize: bool = False):
+        """Creates the path.
+
+        Args:
+          inputs: features [n, d], possibly in a memory map.
+          labels: [n] or [n, classes].
+          rows: indices of the training examples. None: all examples.
+          standardize: whether to divide the features by their standard deviations, so that these do not affect the
+            regularization.
+        """
+        self._inputs, self._rows = inputs, np.arange(len(inputs)) if rows is None else rows
+        labels = labels[self._rows]
+        self._classes = _fittable_classes(labels)
+        if labels.ndim == 2:
+            self._num_classes, self._targets = labels.shape[1], labels[:, self._classes]
+            self._loss, self._curvature = _binary_loss, _binary_curvature
+        else:
+            self._num_classes, self._targets = self._classes.max() + 1, np.searchsorted(self._classes, labels)
+            self._loss, self._curvature = _softmax_loss, _softmax_curvature
+        count, width = len(self._rows), inputs.shape[1]
+        self._mean = sum(block.sum(0, dtype=np.float64) for block in self._raw_blocks()) / count
+        self._scale = np.ones(width)
+        if standardize:
+            deviation = np.sqrt(sum(((block - self._mean)**2).sum(0) for block in self._raw_blocks()) / count)
+            is_constant = deviation <= 1e-12 * abs(self._mean)  # apart from rounding errors of the mean
+            self._scale = np.where(is_constant, 1.0, deviation)
+        self._basis = self._cached = None
+        if count < width or 8 * count * (width + 1) <= _CACHED_BYTES:
+            self._cached = self._prepare(self._rows)
         # The optimal weights are linear combinations of the inputs. With fewer examples than features, solve for the
         # weights' coordinates in the span of the inputs.
-        centered, self._basis = inputs - self._mean, None
-        if len(inputs) < inputs.shape[1]:
-            self._basis, triangle = np.linalg.qr(centered.T)
-            centered = triangle.T
-        self._inputs = np.append(centered, np.ones([len(inputs), 1]), axis=1)  # The last column is for the biases.
-        self._weights = np.zeros([self._inputs.shape[1], len(self._classes)])
+        if count < width:
+            self._basis, triangle = np.linalg.qr(self._cached[:, :-1].T)
+            self._cached = np.append(triangle.T, self._cached[:, -1:], axis=1)
+        # Coordinates, and a last row of biases.
+        self._weights = np.zeros([1 + min(count, width), len(self._classes)])
         self._evaluations = np.inf  # number of loss evaluations since the preconditioner was computed
+
+    def _raw_blocks(self) -> Iterator[np.ndarray]:
+        """Yields blocks of the training examples' features."""
+        for start in range(0, len(self._rows), _BLOCK_ROWS):
+            yield self._inputs[self._rows[start:start + _BLOCK_ROWS]]
+
+    def _prepare(self, rows):
+        """Returns the centered and scaled inputs of examples, with a last column of ones for the biases, as float64."""
+        prepared = np.ones([len(rows), len(self._mean) + 1])
+        np.subtract(self._inputs[rows], self._mean, out=prepared[:, :-1])
+        prepared[:, :-1] /= self._scale
+        return prepared
+
+    def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields blocks of the training examples: prepared inputs, or their coordinates in the basis, and targets."""
+        for start in range(0, len(self._rows), _BLOCK_ROWS):
+            block = slice(start, start + _BLOCK_ROWS)
+            inputs = self._prepare(self._rows[block]) if self._cached is None else self._cached[block]
+            yield inputs, self._targets[block]
 
     def fit(self, l2_of_sum: float) -> LogisticPath:
         """Fits the weights, starting from the previous solution, and returns self."""
         from scipy import optimize
 
-        decay = np.full([len(self._weights), 1], l2_of_sum / len(self._inputs))
+        decay = np.full([len(self._weights), 1], l2_of_sum / len(self._rows))
         decay[-1] = 0
         # Recompute the preconditioner once the L-BFGS iterations have cost as much as computing it.
         if self._evaluations >= len(self._weights) / (2 * len(self._classes)):
@@ -107,10 +154,14 @@ class LogisticPath:
 
         def objective(flat):
             weights = preconditioner @ flat.reshape(self._weights.shape)
-            loss, logit_grad = self._loss(self._inputs @ weights)
+            total_loss, total_grad = 0.0, np.zeros_like(weights)
+            for inputs, targets in self._blocks():
+                loss, logit_grad = self._loss(inputs @ weights, targets)
+                total_loss += loss
+                total_grad += inputs.T @ logit_grad
             decayed = decay * weights
-            gradient = preconditioner.T @ (self._inputs.T @ logit_grad + decayed)
-            return loss + np.vdot(decayed, weights) / 2, gradient.ravel()
+            gradient = preconditioner.T @ (total_grad / len(self._rows) + decayed)
+            return total_loss / len(self._rows) + np.vdot(decayed, weights) / 2, gradient.ravel()
 
         options = dict(maxiter=PATH_ITERATIONS, maxfun=2 * PATH_ITERATIONS, maxcor=20, gtol=PATH_TOLERANCE,
                        ftol=PATH_LOSS_TOLERANCE)
@@ -123,11 +174,10 @@ class LogisticPath:
 
     def _compute_hessian_root(self, decay):
         """Returns the upper triangular matrix R such that R' R is the class-averaged Hessian at the current weights."""
-        curvatures = self._curvatures(self._inputs @ self._weights)[:, np.newaxis]
-        blocks = [slice(row, row + _HESSIAN_ROWS) for row in range(0, len(self._inputs), _HESSIAN_ROWS)]
-        # Process the inputs in blocks, since a second copy of them may not fit in memory.
-        hessian = sum(self._inputs[rows].T @ (self._inputs[rows] * curvatures[rows]) for rows in blocks)
-        hessian /= len(self._inputs)
+        hessian = np.zeros([len(self._weights)] * 2)
+        for inputs, targets in self._blocks():
+            hessian += inputs.T @ (inputs * self._curvature(inputs @ self._weights, targets)[:, np.newaxis])
+        hessian /= len(self._rows)
         # Add a ridge, since the Hessian is singular if features are constant or there are few examples.
         ridge = 1e-9 * hessian.diagonal().max() + 1e-12
         return np.linalg.cholesky(hessian + np.diag(decay[:, 0] + ridge)).T
@@ -135,13 +185,36 @@ class LogisticPath:
     @property
     def kernel(self) -> np.ndarray:
         """Weights [classes, d] of the fitted classes, without biases."""
-        return (self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]).T
+        kernel = self._weights[:-1] if self._basis is None else self._basis @ self._weights[:-1]
+        return kernel.T / self._scale
 
     def scores(self, inputs: np.ndarray) -> np.ndarray:
         """Returns logits [n, classes] for inputs [n, d], with -inf for classes that could not be fitted."""
         scores = np.full([len(inputs), self._num_classes], -np.inf)
-        scores[:, self._classes] = (inputs - self._mean) @ self.kernel.T + self._weights[-1]
+        kernel = self.kernel.T
+        for start in range(0, len(inputs), _BLOCK_ROWS):
+            block = slice(start, start + _BLOCK_ROWS)
+            scores[block, self._classes] = (inputs[block] - self._mean) @ kernel + self._weights[-1]
         return scores
+
+    def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
+        """Returns the fraction of inputs [n, d] whose label [n] has the highest score."""
+        hits = [self.scores(inputs[start:start + _BLOCK_ROWS]).argmax(1) == labels[start:start + _BLOCK_ROWS]
+                for start in range(0, len(inputs), _BLOCK_ROWS)]
+        return float(np.concatenate(hits).mean())
+
+    def cross_entropy(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> float:
+        """Returns the mean cross-entropy of the examples `rows`; classes that were not fitted have probability 1e-12.
+        """
+        from scipy import special
+
+        total = 0.0
+        for start in range(0, len(rows), _BLOCK_ROWS):
+            block = rows[start:start + _BLOCK_ROWS]
+            log_probabilities = special.log_softmax(self.scores(inputs[block]), 1)
+            # Logarithms of the labels' probabilities.
+            total += np.maximum(log_probabilities[np.arange(len(block)), labels[block]], np.log(1e-12)).sum()
+        return -total / len(rows)
 
 
 @functools.cache
@@ -167,54 +240,43 @@ def _fittable_classes(labels):
     return np.flatnonzero((labels == 1).any(0) & (labels == 0).any(0)) if labels.ndim == 2 else np.unique(labels)
 
 
-def _make_loss(labels):
-    """Returns a loss function for `labels`, its curvature function, the fittable classes and the number of classes.
+def _softmax_loss(logits, columns):
+    """Returns the sum of the cross-entropies of logits [n, classes] with labels [n], and its gradient [n, classes]."""
+    logits = logits - logits.max(1, keepdims=True)
+    rows, gradient = np.arange(len(columns)), np.exp(logits)
+    sums = gradient.sum(1, keepdims=True)
+    gradient /= sums
+    gradient[rows, columns] -= 1
+    return np.sum(np.log(sums[:, 0]) - logits[rows, columns]), gradient
 
-    Both functions take logits [n, fittable classes]. The loss function returns the mean cross-entropy and its
-    gradient with respect to the logits. The curvature [n] is n times the class-averaged diagonal of the Hessian.
+
+def _softmax_curvature(logits, columns):
+    """Returns the class-averaged diagonal of each example's Hessian [n] with respect to logits [n, classes]."""
+    from scipy import special
+
+    del columns
+    return _variances(special.softmax(logits, 1))
+
+
+def _binary_loss(logits, targets):
+    """Returns the sum of the binary cross-entropies of logits [n, classes], and its gradient [n, classes].
+
+    Targets [n, classes] are 1, 0 or -1 (ignored).
     """
     from scipy import special
 
-    classes = _fittable_classes(labels)
-    if labels.ndim == 2:
-        is_present, is_known = labels[:, classes] == 1, labels[:, classes] >= 0
+    is_present, is_known = targets == 1, targets >= 0
+    losses, gradient = np.logaddexp(0, logits) - is_present * logits, special.expit(logits) - is_present
+    return np.sum(losses * is_known), gradient * is_known
 
-        def loss(logits):
-            losses, gradient = np.logaddexp(0, logits) - is_present * logits, special.expit(logits) - is_present
-            return np.sum(losses * is_known) / len(labels), gradient * is_known / len(labels)
 
-        return loss, lambda logits: _variances(special.expit(logits) * is_known), classes, labels.shape[1]
-    rows, columns = np.arange(len(labels)), np.searchsorted(classes, labels)
+def _binary_curvature(logits, targets):
+    """Returns the class-averaged diagonal of each example's Hessian [n] with respect to logits [n, classes]."""
+    from scipy import special
 
-    def loss(logits):
-        logits = logits - logits.max(1, keepdims=True)
-        gradient = np.exp(logits)
-        sums = gradient.sum(1, keepdims=True)
-        gradient /= sums
-        gradient[rows, columns] -= 1
-        return np.mean(np.log(sums[:, 0]) - logits[rows, columns]), gradient / len(labels)
-
-    return loss, lambda logits: _variances(special.softmax(logits, 1)), classes, classes.max() + 1
+    return _variances(special.expit(logits) * (targets >= 0))
 
 
 def _variances(probabilities):
     """Returns the Bernoulli variances of probabilities [n, classes], averaged over the classes."""
     return (probabilities * (1 - probabilities)).mean(1)
-
-
-def _fit(inputs, labels, l2_of_sum):
-    """Fits a logistic regression on standardized inputs."""
-    from sklearn import exceptions, linear_model, pipeline, preprocessing
-
-    model = linear_model.LogisticRegression(C=1.0 / l2_of_sum, solver="lbfgs", max_iter=_MAX_ITERATIONS)
-    with warnings.catch_warnings():  # A fit that has not converged is a valid candidate.
-        warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
-        return pipeline.make_pipeline(preprocessing.StandardScaler(), model).fit(inputs, labels)
-
-
-def _cross_entropy(model, inputs, labels):
-    """Returns the mean cross-entropy; classes that were not fitted have probability 1e-12."""
-    columns = {label: index for index, label in enumerate(model.classes_)}
-    rows = model.predict_proba(inputs)
-    probabilities = [row[columns[label]] if label in columns else 0.0 for row, label in zip(rows, labels)]
-    return -np.mean(np.log(np.maximum(probabilities, 1e-12)))

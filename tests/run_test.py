@@ -14,6 +14,7 @@ import tf_keras as keras
 import data
 import evaluate
 import model as model_lib
+import objective
 import run as run_lib
 import train
 from augmentation.policies import view_policies
@@ -315,8 +316,8 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(small_model, t
         for step in (1, 2, 3):
             set_moving_means(model, -0.1 * step)
             results.append(evaluator.evaluate_and_write(step))
-        functions = [evaluator._logits, evaluator._losses, *evaluator._encoders.values()]
-    assert [function.experimental_get_tracing_count() for function in functions] == [1, 1, 1, 1]
+        functions = [evaluator._logits, evaluator._embed_views, evaluator._losses, *evaluator._encoders.values()]
+    assert [function.experimental_get_tracing_count() for function in functions] == [1] * 5
     assert built == ["test[:40]", "train[:30]"]
     (events,) = (tmp_path / "eval").iterdir()
     assert {event.step for event in tf.compat.v1.train.summary_iterator(str(events))} == {0, 1, 2, 3}
@@ -324,6 +325,19 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(small_model, t
     fresh = evaluate.evaluate_and_write(config.replace(eval_name="new"), source, model, tf.distribute.get_strategy(), 3)
     assert results[2] == pytest.approx(fresh, rel=1e-6)
     assert {f"{evaluate.KNN}/{name}" for name in ("raw_pixels", "untrained_encoder", "projections")} <= set(fresh)
+
+
+@pytest.mark.parametrize("part_rows", [6, 10, 64])
+def test_contrastive_evaluation_in_parts_equals_evaluation_of_whole_batches(part_rows, small_model, monkeypatch):
+    config, source, model = small_model[0].replace(use_blur=True), digits.digits_source(), small_model[1]
+    monkeypatch.setattr(evaluate, "_EMBEDDED_ROWS", part_rows)
+    results = evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).contrastive(1)
+    losses = []
+    for index, (views, _) in enumerate(data.build_view_pairs(config, source, "test[:40]", config.seed, 20)):
+        images = model_lib.blurred_views(views, config, config.seed, tf.constant(index, tf.int64))
+        z = model(images, training=False)["proj_head_output"]
+        losses.append(objective.add_contrastive_loss(z, config.hidden_norm, config.temperature)[0])
+    assert len(losses) == 2 and results["eval/contrast_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("protocol", ["linear_head", "contrastive", "knn", "lbfgs"])

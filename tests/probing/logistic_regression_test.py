@@ -1,5 +1,7 @@
 """Logistic regression and nearest neighbors, compared with independent implementations."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -80,6 +82,54 @@ def test_lbfgs_accuracy_matches_scipy(sets):
     results = logistic_regression.lbfgs_accuracy(*sets)
     assert abs(results["accuracy"] - scipy_accuracy(*sets, results["l2_per_example"])) <= 1 / 150
     assert results["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_fits_in_blocks_equal_fits_in_memory(multi_label, sets, monkeypatch):
+    (inputs, labels), (test_inputs, _) = sets
+    labels = np.eye(3, dtype=np.int64)[labels] if multi_label else labels
+    expected = logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)
+    monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", 0)
+    monkeypatch.setattr(logistic_regression, "_BLOCK_ROWS", 7)
+    scores = logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("cached_bytes", [0, 2**30])
+@pytest.mark.parametrize("count", [4, 200])  # fewer and more examples than features
+def test_standardized_fits_on_some_rows_equal_fits_on_their_standardized_features(count, cached_bytes, sets,
+                                                                                  monkeypatch):
+    monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", cached_bytes)
+    (inputs, labels), (test_inputs, _) = sets
+    inputs = np.insert(inputs, 2, 0.1, axis=1)  # a constant feature
+    test_inputs = np.insert(test_inputs, 2, 0.1, axis=1)
+    rows = np.random.default_rng(0).permutation(240)[:count]
+    mean, deviation = inputs[rows].mean(0), inputs[rows].std(0)
+    deviation[2] = 1
+    expected = logistic_regression.LogisticPath((inputs[rows] - mean) / deviation, labels[rows]).fit(1.0).scores(
+        (test_inputs - mean) / deviation)
+    path = logistic_regression.LogisticPath(inputs, labels, rows, standardize=True).fit(1.0)
+    np.testing.assert_allclose(path.scores(test_inputs), expected, atol=1e-5)
+    held_out = np.setdiff1d(np.arange(240), rows)
+    # The four rows do not include all classes.
+    log_probabilities = np.maximum(special.log_softmax(path.scores(inputs[held_out]), 1), np.log(1e-12))
+    assert path.cross_entropy(inputs, labels, held_out) == pytest.approx(
+        -log_probabilities[np.arange(len(held_out)), labels[held_out]].mean())
+
+
+def test_memory_of_fits_does_not_grow_with_the_number_of_examples(monkeypatch):
+    monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", 0)
+    random = np.random.default_rng(0)
+    file = features.VectorFile()
+    for _ in range(40):
+        file.append(random.normal(size=(1000, 64)))
+    inputs, labels = file.read("features"), random.integers(0, 3, 40_000)
+    assert isinstance(inputs, np.memmap) and inputs.nbytes == 40_000 * 64 * 4
+    tracemalloc.start()
+    logistic_regression.LogisticPath(inputs, labels, standardize=True).fit(1.0).accuracy(inputs, labels)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < inputs.nbytes  # With all examples in float64, the peak would be over twice as high.
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])

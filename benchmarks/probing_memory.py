@@ -1,0 +1,174 @@
+"""Peak memory and time of evaluations of a frozen encoder by number of examples.
+
+    python -m benchmarks.probing_memory [logistic_regression | mlp | contrastive]
+
+- `logistic_regression`: `--eval_protocol=lbfgs` on 100 classes with 512 features, 50,000 and 100,000 examples. The
+  baseline is scikit-learn's LogisticRegression with StandardScaler, on features in memory.
+- `mlp`: a probe of Table 3 on the same features, with one epoch. The baseline is scikit-learn's MLPClassifier with
+  StandardScaler, on features in memory.
+- `contrastive`: `--eval_protocol=contrastive` for ResNet-50 at 224 pixels, batches of 256, 512 and 1,024 images. The
+  baseline embeds all images of a batch at once.
+
+Prints two JSON lines per case, for MB and seconds. Each measurement runs in a separate process. The memory is the
+increase in anonymous memory, which excludes memory maps of files, because the system can write these to disk. Requires
+Linux, because memory usage is read from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import threading
+import time
+import warnings
+
+import numpy as np
+
+from benchmarks import measure
+
+_WIDTH, _CLASSES = 512, 100
+_SIZES = {"logistic_regression": (50_000, 100_000), "mlp": (50_000, 100_000), "contrastive": (256, 512, 1024)}
+_SAMPLING_SECONDS = 0.02
+
+
+def anonymous_megabytes():
+    """Returns the anonymous resident memory of this process, in MB."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+
+
+def measure_call(function):
+    """Calls `function` and returns the seconds and the increase in anonymous memory up to its peak, in MB."""
+    samples, done = [anonymous_megabytes()], threading.Event()
+
+    def sample():
+        while not done.wait(_SAMPLING_SECONDS):
+            samples.append(anonymous_megabytes())
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    begin = time.perf_counter()
+    function()
+    seconds = time.perf_counter() - begin
+    done.set()
+    thread.join()
+    return dict(seconds=seconds, megabytes=max(samples) - samples[0])
+
+
+def clusters(count, num_classes):
+    """Yields blocks of overlapping clusters: vectors float32 [1000, width] and labels [1000]."""
+    random = np.random.default_rng(0)
+    centers = random.normal(size=[num_classes, _WIDTH]).astype(np.float32)
+    for _ in range(count // 1000):
+        labels = random.integers(0, num_classes, 1000)
+        yield centers[labels] + 4 * random.standard_normal([1000, _WIDTH], np.float32), labels
+
+
+def in_file(count, num_classes):
+    """Returns vectors in a memory map, and labels."""
+    from probing import features
+
+    file, labels = features.VectorFile(), []
+    for vectors, block_labels in clusters(count, num_classes):
+        file.append(vectors)
+        labels.append(block_labels)
+    return file.read("features"), np.concatenate(labels)
+
+
+def in_memory(count, num_classes):
+    """Returns vectors and labels as arrays."""
+    return tuple(map(np.concatenate, zip(*clusters(count, num_classes))))
+
+
+def logistic_regression_ours(count):
+    """Fits logistic regressions and returns the selected strength and the accuracy."""
+    from probing import logistic_regression
+
+    logistic_regression.lbfgs_accuracy(in_file(count, _CLASSES), in_file(1000, _CLASSES))
+
+
+def logistic_regression_baseline(count):
+    """Fits the same logistic regressions with scikit-learn."""
+    from sklearn import linear_model, model_selection, pipeline, preprocessing
+
+    from probing import logistic_regression
+
+    inputs, labels = in_memory(count, _CLASSES)
+    fit, held_out = model_selection.train_test_split(np.arange(count), test_size=0.2, random_state=0)
+
+    def fitted(rows, l2_per_example):
+        model = linear_model.LogisticRegression(C=1 / (l2_per_example * len(rows)), max_iter=300)
+        return pipeline.make_pipeline(preprocessing.StandardScaler(), model).fit(inputs[rows], labels[rows])
+
+    def loss(l2_per_example):
+        log_probabilities = fitted(fit, l2_per_example).predict_log_proba(inputs[held_out])
+        return -log_probabilities[np.arange(len(held_out)), labels[held_out]].mean()
+
+    best = min(logistic_regression.L2_PER_EXAMPLE_CHOICES, key=loss)
+    fitted(np.arange(count), best).score(*in_memory(1000, _CLASSES))
+
+
+def mlp_ours(count):
+    """Trains and tests a probe of Table 3."""
+    from paper import transformation_probes
+
+    transformation_probes._MAX_EPOCHS = 1
+    transformation_probes.probe_accuracy(in_file(count, 2), in_file(1000, 2))
+
+
+def mlp_baseline(count):
+    """Trains and tests the same probe with scikit-learn."""
+    from sklearn import neural_network, pipeline, preprocessing
+
+    network = neural_network.MLPClassifier(256, early_stopping=True, max_iter=1)
+    model = pipeline.make_pipeline(preprocessing.StandardScaler(), network)
+    model.fit(*in_memory(count, 2)).score(*in_memory(1000, 2))
+
+
+def contrastive_ours(count, part_rows=None):
+    """Evaluates one batch with an untrained network."""
+    import tensorflow as tf
+
+    import evaluate
+    import model as model_lib
+    from config import Config
+    from sources import digits
+
+    if part_rows:
+        evaluate._EMBEDDED_ROWS = part_rows
+    config = Config(dataset="digits", seed=1, image_size=224, eval_split=f"train[:{count}]", eval_batch_size=count)
+    model = model_lib.build_model(config, 10)
+    evaluate.Evaluator(config, digits.digits_source(), model, tf.distribute.get_strategy()).contrastive(0)
+
+
+def contrastive_baseline(count):
+    """Evaluates one batch, whose images are embedded at once."""
+    contrastive_ours(count, count)
+
+
+def main():
+    """Prints JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("evaluation", nargs="?", choices=_SIZES, help="evaluation to measure (default: all)")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        name, count = arguments.child
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Fits may stop at the maximum number of iterations.
+            if not name.startswith("contrastive"):
+                globals()[name](1000)  # Libraries are loaded and allocate their buffers here.
+            print(json.dumps(measure_call(lambda: globals()[name](int(count)))))
+        return
+    measure.report_machine()
+    for evaluation in [arguments.evaluation] if arguments.evaluation else _SIZES:
+        for count in _SIZES[evaluation]:
+            ours, baseline = (measure.in_child("benchmarks.probing_memory", "--child", f"{evaluation}_{form}", count)
+                              for form in ("ours", "baseline"))
+            for key, unit in (("megabytes", "MB"), ("seconds", "s")):
+                measure.report("probing_memory", f"{evaluation}, {count:,} examples", unit, ours[key], baseline[key])
+
+
+if __name__ == "__main__":
+    main()
