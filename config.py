@@ -886,7 +886,7 @@ def describe_ignored_flags(flag_values: flags.FlagValues = flags.FLAGS) -> str |
 
 
 def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
-    """Returns the names, defaults and help texts of all settings, by section, for a terminal of the current width."""
+    """Returns the names, defaults and help text of all settings, by section, wrapped to the terminal's width."""
     width = min(shutil.get_terminal_size().columns, 120)
     section_of, lines = {name: title for title, name in SECTIONS.items()}, []
     for field in dataclasses.fields(Config):

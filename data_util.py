@@ -409,7 +409,7 @@ def color_distortion(strength: float, brightness: str) -> tuple[Operator, Operat
 
 
 def apply_crop(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Crops and resizes an image [h, w, 3], uint8 or float, to [size, size, 3] float32, as `policy` specifies."""
+    """Crops and resizes an image as `policy` specifies: from uint8 or float [h, w, 3] to float32 [size, size, 3]."""
     return random_crop_and_resize(image, seed, size, size, area_range=policy.area_range)
 
 

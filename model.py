@@ -473,9 +473,10 @@ def linear_head_gradients(
     head: SupervisedHead, variables: list[tf.Variable], gradients: list[tf.Tensor], mean: tf.Tensor,
     variance: tf.Tensor, rate_ratio: float
 ) -> list[tf.Tensor]:
-    """Standardizes and scales the linear head's gradients, to implement `--linear_head_learning_rate`.
+    """Transforms the linear head's gradients, to implement `--linear_head_learning_rate`.
 
-    The updates of momentum SGD, and of LARS without the trust ratio, are linear in the gradient, so scaling the
+    The result is scaled by the ratio of the learning rates, and corresponds to a standardized input of the head. The
+    updates of SGD with momentum, and of LARS without the trust ratio, are linear in the gradient, so scaling the
     gradient is equivalent to scaling the learning rate.
 
     Args:

@@ -293,7 +293,7 @@ class BottleneckBlock(keras.layers.Layer):
         self.projection_layers = _shortcut(output_filters, strides, sk_ratio, norm) if use_projection else []
         spatial = [SelectiveKernelConv(filters, strides, sk_ratio, norm)] if sk_ratio > 0 else [
             Conv2dFixedPadding(filters, 3, strides), BatchNormRelu(norm=norm)]
-        # None stands for the original's DropBlock layers, which the original code never enables during training.
+        # None is a placeholder for the original's DropBlock layers, which it never enables during training.
         self.conv_relu_dropblock_layers = [
             Conv2dFixedPadding(filters, 1), BatchNormRelu(norm=norm), None, *spatial, None,
             Conv2dFixedPadding(output_filters, 1), BatchNormRelu(relu=False, init_zero=True, norm=norm), None]

@@ -158,7 +158,8 @@ class TrainStep:
             update = optimizer.apply_gradients(zip(gradients, variables))
         if scale is not None:
             with tf.control_dependencies([update]):
-                # A skipped step resets Keras's count of finite steps without increasing the loss scale.
+                # A skipped step resets Keras's counter of consecutive steps with finite gradients, without increasing
+                # the loss scale.
                 is_skipped = tf.equal(optimizer.dynamic_counter, 0) & (optimizer.loss_scale <= scale)
             scalars.update(loss_scale=scale, skipped_steps=is_skipped)
             is_finite |= all_finite(losses.values()) & is_skipped & (scale > _MIN_LOSS_SCALE)
@@ -520,7 +521,7 @@ def _divergence(config, step, means, prefix):
     """Returns the error for a NaN or Inf loss, gradient or weight. `prefix` is the newest checkpoint, if any."""
     kept = f"the newest checkpoint is {prefix}" if prefix else "no checkpoint was written"
     precision = ", another --precision" if config.precision == "mixed_float16" else ""
-    # Name the directory, because the default directory depends on these flags.
+    # State --model_dir explicitly, because the default directory depends on the changed flags.
     resume = f", and resume with --model_dir={config.model_dir} --allow_flag_changes" if prefix else ""
     return TrainingDiverged(
         f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss, gradients or weights are "

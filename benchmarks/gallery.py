@@ -28,7 +28,10 @@ _NEIGHBORS, _THRESHOLD = 24, 0.95
 
 
 def clustered_vectors(count):
-    """Returns normalized vectors in random clusters with a cosine similarity of about 0.8, float32 [count, width]."""
+    """Returns vectors of norm 1 from random clusters, float32 [count, width].
+
+    Vectors in the same cluster have a cosine similarity of about 0.8.
+    """
     random = np.random.default_rng(0)
     centers = similarity.normalize(random.normal(size=[_CLUSTERS, _WIDTH]))
     vectors = np.empty([count, _WIDTH], np.float32)

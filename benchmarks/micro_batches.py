@@ -1,4 +1,4 @@
-"""Peak memory and time of a training step with micro-batches: ResNet-50 at 32 pixels, batch 4096.
+"""Peak memory and time of a training step with micro-batches: ResNet-50, 32 pixels, batch size 4096.
 
     python -m benchmarks.micro_batches [--batch=4096] [--micro=64] [--precision=float32] [--whole]
 

@@ -15,7 +15,7 @@ def decode(item):
 
 
 def random_crop(image, size):
-    """Applies an Inception-style crop and resizes it bicubically."""
+    """Applies an Inception-style crop and resizes the result with bicubic interpolation."""
     begin, extent, _ = tf.image.sample_distorted_bounding_box(
         tf.shape(image), tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), min_object_covered=0.1,
         aspect_ratio_range=(3 / 4, 4 / 3), area_range=(0.08, 1.0), max_attempts=100,

@@ -123,7 +123,7 @@ def check_flags(config: Config) -> None:
         raise UserError(f"--model_dir={config.model_dir}: the run was started with {', '.join(refused)}. Pass the same "
                         "flags, choose another directory, or accept the change with --allow_flag_changes.")
     if refused:
-        console.log(f"--allow_flag_changes: the run was started with {', '.join(refused)}")
+        console.log(f"warning: the run was started with {', '.join(refused)}; accepted because of --allow_flag_changes")
     for name in settings_with("length"):
         if name in changes:
             console.log(f"the run was started with {changes[name]}: the learning-rate schedule changes accordingly")

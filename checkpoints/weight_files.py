@@ -1,8 +1,7 @@
 """Reads SimCLR weights from checkpoints and SavedModels. The weights have the same keys in all formats.
 
-Supported formats: TF2 checkpoints (this program's and the original's), SavedModels (this program's, the original's, and
-SavedModels converted from TF1), the original's TF1 checkpoints, and PyTorch's ResNets in safetensors files. SavedModel
-graphs are never executed.
+Supported formats: TF2 checkpoints and SavedModels from this program or the original, SavedModels converted from TF1,
+TF1 checkpoints from the original, and PyTorch ResNets in safetensors files. SavedModel graphs are never executed.
 """
 
 from __future__ import annotations
@@ -225,7 +224,8 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
     """Reads a run's classes.json.
 
     Returns:
-      The class names, or None if the file is missing or the run has no classes; and whether the task is multi-label.
+      A tuple of the class names (None if the file is missing or the run has no classes) and whether the task is
+      multi-label.
 
     Raises:
       UserError: the file is corrupt.

@@ -1,4 +1,4 @@
-"""Model cards for PyTorch weights, in Markdown. Tests execute their code."""
+"""Model cards for PyTorch weights, in Markdown. The tests execute the code in the cards."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Micro-batch training with the exact gradient of the full-batch loss (Gao et al., arXiv:2101.06983).
 
-The contrastive loss L compares all images in a batch, so it is not a sum over micro-batches, but its gradient is. With
-the projections z_i of micro-batch i and the weights w,
+The contrastive loss L compares all images in a batch, so it is not a sum of losses of micro-batches. Its gradient,
+however, is a sum over micro-batches. With the projections z_i of micro-batch i and the weights w,
 
     dL / dw = sum over i of (dL / dz_i) (dz_i / dw).
 
 The first pass computes all z_i without storing activations, and then all dL / dz_i. The second pass recomputes z_i and
-differentiates <z_i, dL / dz_i>, where the second factor is constant. This needs memory for only one micro-batch, but
+differentiates <z_i, dL / dz_i>, treating dL / dz_i as a constant. This needs memory for only one micro-batch, but
 computes every projection twice. Both passes use the same views and each micro-batch's own batch statistics. Only the
 second pass updates the moving statistics.
 """

@@ -255,7 +255,7 @@ def tsne(model: model_lib.Model, config: Config, split: str, out: str, seed: int
     vectors, labels = vectors[selected], labels[selected]
     if len(labels) < 3:
         raise UserError(f"--split={split}: the split has {len(labels)} examples from {len(chosen)} classes of "
-                        f"{config.dataset}, but t-SNE needs at least 3. Use a larger split.")
+                        f"{config.dataset}, but t-SNE needs at least 3 examples. Use a larger split.")
     spaces = np.split(vectors, [model.resnet_model.num_features], 1)
     figure, axes = plt.subplots(1, 2, figsize=(10, 5))
     embeddings = []

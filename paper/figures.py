@@ -59,7 +59,7 @@ def _parser():
             command.add_argument("--flags", default="", help="additional flags for run.py, such as '--image_size=32'")
         if name == "tsne":
             command.add_argument("--split", default="test", help="split of the data set (default: %(default)s)")
-            command.add_argument("--seed", type=_parse_seed, default=1, help="seed for the random classes "
+            command.add_argument("--seed", type=_parse_seed, default=1, help="seed for the selection of classes "
                                  "and examples, and for t-SNE (default: %(default)s)")
         if name in ("pairs", "batches", "parameters"):
             command.add_argument("--csv", required=True, help="CSV file with one row per run, such as one written by "

@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def printable_name(name: str) -> str:
-    """Does the same as `printable`, but also escapes newlines."""
+    """Like `printable`, but also escapes newlines."""
     return printable(name).replace("\n", "\\n")
 
 

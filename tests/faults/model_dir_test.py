@@ -263,7 +263,7 @@ def test_run_resumes_with_more_steps_and_with_allowed_flag_changes(trained, run,
     log = run(train_steps=6)
     assert "was started with --train_steps=3 (now 6): the learning-rate schedule changes" in log
     log = run(learning_rate=0.5, allow_flag_changes=True)
-    assert "--allow_flag_changes: the run was started with --learning_rate=0.02 (now 0.5)" in log
+    assert "the run was started with --learning_rate=0.02 (now 0.5); accepted because of --allow_flag_changes" in log
     assert "resumed at step 6" in log
 
 

@@ -66,7 +66,7 @@ def test_color_jitter_shifts_the_brightness_of_a_black_image_as_in_the_paper(tmp
 
 
 def draw_black(tmp_path, name, path):
-    """Plots a figure of one image and returns the rows of its CSV file."""
+    """Plots the figure for one image and returns the rows of its CSV file."""
     figures.main([name, f"--image={path}", f"--out={tmp_path / 'out'}"])
     with open(tmp_path / "out" / f"{name}.csv", newline="") as file:
         return list(csv.reader(file))[1:]

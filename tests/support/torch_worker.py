@@ -3,8 +3,9 @@
     python tests/support/torch_worker.py CARD.md IMAGES.npy LIBRARY OUT.npz
 
 The images are float32 [n, height, width, 3]. LIBRARY is torchvision or timm. OUT.npz contains h and, if the card
-describes the heads, z and logits. With `stock:NAME` instead of CARD.md, the program writes random weights of the
-library's network NAME to OUT.npz.safetensors, and its logits, with this project's max pooling, to OUT.npz.
+describes the heads, z and logits. If `stock:NAME` is given instead of CARD.md, the program builds the library's model
+NAME with random weights and replaces its max pooling with this project's. It writes the weights to
+OUT.npz.safetensors and the logits to OUT.npz.
 """
 
 import importlib

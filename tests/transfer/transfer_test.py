@@ -599,7 +599,7 @@ def test_saved_trials_with_different_settings_are_rejected(network, tmp_path, pr
     assert len(program()) == 3 and json.loads(path.read_text()) == trial
 
 
-def test_user_files_in_place_of_a_trial_directory_are_kept(network, tmp_path, program, capsys):
+def test_user_files_at_the_path_of_a_trial_directory_are_kept(network, tmp_path, program, capsys):
     single_trial, user_files = ("--learning_rates=0.1", "--weight_decays=0"), tmp_path / "user_files"
     user_files.mkdir()
     (user_files / "notes.txt").write_text("notes")
