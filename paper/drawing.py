@@ -17,7 +17,7 @@ import evaluate
 import model as model_lib
 from augmentation import policies
 from config import Config
-from paper import common
+from paper import common, studies
 from probing import features
 from runtime.errors import UserError, first_line
 from sources import datasets, image_files
@@ -25,6 +25,7 @@ from sources import datasets, image_files
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib import ticker, transforms  # noqa: E402
 
 _SEED = 1
 _CROPS = 4  # number of crops per image, each shown with and without color distortion
@@ -47,13 +48,15 @@ def save(figure: plt.Figure, columns: tuple[str, ...], rows: list[tuple], out: s
     return f"{path}.png"
 
 
-def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = ()) -> list[dict]:
+def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = (), measure: str = "accuracy"
+             ) -> list[dict]:
     """Reads a CSV file and returns the rows that have an accuracy.
 
     Args:
       path: CSV file.
       columns: required columns.
       numeric: columns to convert to floats. Accuracies must be in [0, 1], and all other values must be positive.
+      measure: column that contains the accuracies.
 
     Returns:
       One dict per row.
@@ -70,17 +73,16 @@ def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = ())
     if missing:
         raise UserError(f"--csv={path}: column {missing[0]} is missing. Use a file with at least one row "
                         f"and the columns {', '.join(columns)}.")
-    rows = [row for row in rows if row["accuracy"]]  # In the report, this field is empty if a run has no accuracy.
+    rows = [row for row in rows if row[measure]]  # In the report, this field is empty if a run has no accuracy.
     if not rows:
         raise UserError(f"--csv={path}: no row has an accuracy. Add at least one accuracy.")
     for row in rows:
         for column in numeric:
-            row[column] = _parse_number(path, column, row[column])
+            row[column] = _parse_number(path, column, row[column], column == measure)
     return rows
 
 
-def _parse_number(path, column, text):
-    is_accuracy = column == "accuracy"
+def _parse_number(path, column, text, is_accuracy):
     try:
         value = float(text)
     except (TypeError, ValueError):  # DictReader fills short rows with None.
@@ -307,33 +309,101 @@ def pairs(path: str, out: str) -> str:
                                                           for row in rows], out, "pairs")
 
 
-def batches(path: str, out: str) -> str:
-    """Plots accuracy by number of epochs, with one bar per batch size (Figure 9).
+def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, ...] = ()) -> str:
+    """Plots accuracy by number of epochs, with one bar per batch size (Figures 9, B.1, B.2 and B.7).
 
-    The CSV file must contain the columns epochs, batch_size, accuracy and, optionally, scaling (of the learning rate).
+    The CSV file must contain the columns epochs, batch_size, `measure` and, optionally, scaling (of the learning rate).
+
+    Args:
+      path: CSV file.
+      out: output directory.
+      measure: column to plot: accuracy or top-5.
+      average: columns in which runs of the same bar differ. The bar shows the mean over them, and an error bar the
+        sample standard deviation.
     """
-    rows = read_csv(path, ("epochs", "batch_size", "accuracy"), numeric=("epochs", "batch_size", "accuracy"))
+    rows = read_csv(path, ("epochs", "batch_size", measure, *average), ("epochs", "batch_size", measure), measure)
     bars = {}
     for row in rows:
-        series = bars.setdefault((row.get("scaling") or "", int(row["batch_size"])), {})
-        if series.setdefault(int(row["epochs"]), row["accuracy"]) != row["accuracy"]:
+        key = row.get("scaling") or "", int(row["batch_size"])
+        values = bars.setdefault(key, {}).setdefault(int(row["epochs"]), {})
+        if values.setdefault(tuple(row[column] for column in average), row[measure]) != row[measure]:
             raise UserError(f"--csv={path}: two rows have accuracies for batch_size={row['batch_size']:g} and "
-                            f"epochs={row['epochs']:g}. Add the column 'scaling' to distinguish them, or remove one.")
-    all_epochs = sorted({epochs for series in bars.values() for epochs in series})
-    figure, axis = plt.subplots(figsize=(2 + 1.2 * len(all_epochs), 3))
-    width = 0.8 / len(bars)
-    for index, ((scaling, size), series) in enumerate(sorted(bars.items())):
-        axis.bar([all_epochs.index(epochs) + (index - (len(bars) - 1) / 2) * width for epochs in series],
-                 [100 * value for value in series.values()], width, label=f"batch {size} {scaling}".strip(),
-                 color=plt.cm.Greys(0.15 + 0.7 * index / len(bars)), hatch=_HATCHES[index % len(_HATCHES)],
-                 edgecolor="black")
-    axis.set_xticks(range(len(all_epochs)), all_epochs)
-    axis.set_ylim(80 * min(min(series.values()) for series in bars.values()), None)
+                            f"epochs={row['epochs']:g}. Add the column 'scaling' to distinguish them, remove one, or "
+                            "use --average=COLUMN.")
+    bars = {key: {epochs: list(values.values()) for epochs, values in series.items()}
+            for key, series in sorted(bars.items())}
+    count = len({epochs for series in bars.values() for epochs in series})
+    figure, axis = plt.subplots(figsize=(2 + max(1.2, 0.15 * len(bars)) * count, 3))
+    _grouped_bars(axis, {f"batch {size} {scaling}".strip(): series for (scaling, size), series in bars.items()})
     axis.set_xlabel("epochs")
-    axis.set_ylabel("top-1 accuracy, %")
+    axis.set_ylabel(f"{_measure_title(measure)}, %")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return save(figure, ("scaling", "batch_size", "epochs", "accuracy"), [
-        (*key, epochs, value) for key, series in bars.items() for epochs, value in series.items()], out, "batches")
+    return save(figure, ("scaling", "batch_size", "epochs", measure, *_DEVIATION_COLUMNS[:2 * bool(average)]), [
+        (*key, epochs, np.mean(values), *(_deviation(values) if average else ()))
+        for key, series in bars.items() for epochs, values in series.items()], out, "batches")
+
+
+_DEVIATION_COLUMNS = ("standard_deviation", "runs")
+
+
+def _deviation(values):
+    """Returns the sample standard deviation ("" for a single value) and the number of values."""
+    return np.std(values, ddof=1) if len(values) > 1 else "", len(values)
+
+
+def _measure_title(measure):
+    return "top-1 accuracy" if measure == "accuracy" else f"{measure} accuracy"
+
+
+def _grouped_bars(axis, series):
+    """Plots groups of bars in %.
+
+    Args:
+      axis: matplotlib axis.
+      series: dict that maps labels to dicts that map numbers on the x-axis to lists of accuracies in [0, 1]. Each bar
+        shows the mean of a list and, for more than one value, an error bar with the sample standard deviation.
+    """
+    positions = sorted({x for bars in series.values() for x in bars})
+    width = 0.8 / len(series)
+    for index, (label, bars) in enumerate(series.items()):
+        deviations = [100 * np.std(values, ddof=1) if len(values) > 1 else np.nan for values in bars.values()]
+        axis.bar([positions.index(x) + (index - (len(series) - 1) / 2) * width for x in bars],
+                 [100 * np.mean(values) for values in bars.values()], width, label=label,
+                 yerr=None if np.isnan(deviations).all() else deviations, capsize=2,
+                 color=plt.cm.Greys(0.15 + 0.7 * index / len(series)), hatch=_HATCHES[index % len(_HATCHES)],
+                 edgecolor="black", ecolor="black")
+    axis.set_xticks(range(len(positions)), positions)
+    axis.set_ylim(80 * min(min(values) for bars in series.values() for values in bars.values()), None)
+
+
+def temperatures(path: str, out: str) -> str:
+    """Plots the mean accuracy by batch size, with one bar per temperature (Figure B.8).
+
+    The CSV file must contain the columns temperature, batch_size, training and accuracy. There is one panel for each
+    value of training. Error bars show the sample standard deviation over the other columns: learning rates and epochs.
+    """
+    columns = ("training", "temperature", "batch_size", "accuracy")
+    panels = {}
+    for row in read_csv(path, columns, columns[1:]):
+        temperatures = panels.setdefault(row["training"], {}).setdefault(row["temperature"], {})
+        temperatures.setdefault(int(row["batch_size"]), []).append(row["accuracy"])
+    figure, axes = plt.subplots(1, len(panels), figsize=(1 + 4 * len(panels), 3), squeeze=False)
+    for axis, (title, temperatures) in zip(axes.flat, panels.items()):
+        _grouped_bars(axis, {f"temperature {temperature:g}": dict(sorted(bars.items()))
+                             for temperature, bars in sorted(temperatures.items())})
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("batch size")
+    limits = [axis.get_ylim() for axis in axes.flat]
+    plt.setp(axes, ylim=(min(low for low, _ in limits), max(high for _, high in limits)))
+    axes[0, 0].set_ylabel("top-1 accuracy, %")
+    axes[0, -1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return save(figure, (*columns, *_DEVIATION_COLUMNS), [
+        (title, f"{temperature:g}", batch, np.mean(values), *_deviation(values))
+        for title, temperatures in panels.items() for temperature, bars in sorted(temperatures.items())
+        for batch, values in sorted(bars.items())], out, "temperatures")
+
+
+_PARAMETER_COLUMNS = ("network", "million parameters", "accuracy", "group")
 
 
 def parameters(path: str, out: str) -> str:
@@ -341,22 +411,74 @@ def parameters(path: str, out: str) -> str:
 
     The CSV file must contain the columns network, million parameters, accuracy and group.
     """
-    columns = ("network", "million parameters", "accuracy", "group")
-    rows = read_csv(path, columns, numeric=("million parameters", "accuracy"))
-    figure, axis = plt.subplots(figsize=(6, 4))
+    rows = read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy"))
+    return _parameters_figure(rows, out, "parameters")
+
+
+def methods(path: str | None, out: str) -> str:
+    """Plots the paper's accuracies against the number of parameters, for SimCLR and other methods (Figure 1).
+
+    The accuracies are those that the paper prints: Table 6 and, for the supervised ResNet-50, Table B.3. The optional
+    CSV file adds our results. It must contain the columns network, million parameters, accuracy and group.
+    """
+    table, supervised = studies.read_numbers("table_6"), studies.read_numbers("table_b3")[0]
+    rows = [{"network": f"{row['Method'].removesuffix(' (ours)')}, {row['Architecture'].removesuffix(' (*)')}",
+             "million parameters": row["Param (M)"], "accuracy": row["Top 1"] / 100,
+             "group": "SimCLR, paper" if row["Method"] == "SimCLR (ours)" else "other methods, paper"} for row in table]
+    size = next(row["Param (M)"] for row in table if row["Architecture"] == supervised["Model"])
+    rows.append({"network": f"supervised, {supervised['Model']}", "million parameters": size,
+                 "accuracy": supervised["Top 1: Crop"] / 100, "group": "supervised, paper"})
+    ours = read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy")) if path else []
+    return _parameters_figure([*rows, *({**row, "group": f"{row['group']}, ours"} for row in ours)], out, "methods")
+
+
+def _parameters_figure(rows, out, name):
+    """Plots one marker per row, with the network's name, and saves the figure. Writes ResNet-50 as R50."""
+    figure, axis = plt.subplots(figsize=(8, 5.5))
     for index, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         group_rows = [row for row in rows if row["group"] == group]
-        x, y = ([row[name] * scale for row in group_rows] for name, scale in (("million parameters", 1),
-                                                                              ("accuracy", 100)))
-        axis.scatter(x, y, marker=_MARKERS[index % len(_MARKERS)], color=plt.cm.Greys(0.9 - 0.25 * (index % 3)),
+        axis.scatter([row["million parameters"] for row in group_rows], [100 * row["accuracy"] for row in group_rows],
+                     marker=_MARKERS[index % len(_MARKERS)], color=plt.cm.Greys((0.9, 0.5, 0.0)[index % 3]),
                      edgecolors="black", label=group)
-        for row, *point in zip(group_rows, x, y):
-            axis.annotate(row["network"], point, textcoords="offset points", xytext=(0, 6), fontsize=8, ha="center")
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_formatter("{x:g}")
-    axis.margins(0.2)
+    axis.xaxis.set_minor_locator(ticker.NullLocator())
+    axis.margins(0.15)
     axis.set_xlabel("encoder parameters, million")
     axis.set_ylabel("top-1 accuracy, %")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return save(figure, columns, [tuple(row[column] for column in columns) for row in rows], out, "parameters")
+    _label_points(axis, [(row["network"].replace("ResNet-", "R"), (row["million parameters"], 100 * row["accuracy"]))
+                         for row in rows])
+    return save(figure, _PARAMETER_COLUMNS, [tuple(row[column] for column in _PARAMETER_COLUMNS) for row in rows], out,
+                name)
+
+
+_LABEL_POSITIONS = (  # horizontal and vertical offset from the point in points, and alignment
+    (0, 5, "center", "bottom"), (0, -5, "center", "top"), (6, 0, "left", "center"), (-6, 0, "right", "center"),
+    (5, 5, "left", "bottom"), (-5, 5, "right", "bottom"), (5, -5, "left", "top"), (-5, -5, "right", "top"),
+    (0, 14, "center", "bottom"), (0, -14, "center", "top"))
+
+
+def _label_points(axis, labels):
+    """Writes labels next to points, where possible without overlapping other points and labels.
+
+    Args:
+      axis: matplotlib axis with its final limits.
+      labels: list of (text, (x, y)).
+    """
+    canvas = axis.figure.canvas
+    canvas.draw()  # Determines the limits.
+    renderer = canvas.get_renderer()
+    occupied = [transforms.Bbox.from_bounds(x - 5, y - 5, 10, 10)
+                for x, y in axis.transData.transform([point for _, point in labels])]
+    for label, point in labels:
+        texts = [axis.annotate(label, point, fontsize=7, ha=horizontal, va=vertical, textcoords="offset points",
+                               xytext=(x, y)) for x, y, horizontal, vertical in _LABEL_POSITIONS]
+        boxes = [text.get_window_extent(renderer) for text in texts]
+        overlaps = [box.count_overlaps(occupied) for box in boxes]
+        best = overlaps.index(min(overlaps))
+        occupied.append(boxes[best])
+        for index, text in enumerate(texts):
+            if index != best:
+                text.remove()

@@ -6,8 +6,10 @@
     python -m paper.figures eigenvalues --checkpoint=PATH
     python -m paper.figures tsne --checkpoint=PATH --dataset=NAME [--split=test] [--seed=1]
     python -m paper.figures pairs --csv=FILE
-    python -m paper.figures batches --csv=FILE
+    python -m paper.figures batches --csv=FILE [--measure=top-5] [--average=learning_rate]
+    python -m paper.figures temperatures --csv=FILE
     python -m paper.figures parameters --csv=FILE
+    python -m paper.figures methods [--csv=FILE]
 
 Each command writes NAME.png, NAME.svg and NAME.csv to --out (default: figures). The figures are legible in grayscale.
 """
@@ -27,10 +29,14 @@ _FIGURES = {
     "eigenvalues": "sorted squared real parts of the eigenvalues of a square linear projection head (Appendix B.4)",
     "tsne": "t-SNE of h and of z = g(h) for ten random classes of a data set (Appendix B.4)",
     "pairs": "accuracy for pairs of augmentations (Figure 5); required columns: first, second, accuracy",
-    "batches": "accuracy by number of epochs and batch size (Figure 9); required columns: epochs, batch_size, "
-               "accuracy; optional column: scaling",
+    "batches": "accuracy by number of epochs and batch size (Figures 9, B.1, B.2 and B.7); required columns: epochs, "
+               "batch_size, accuracy; optional column: scaling",
+    "temperatures": "mean accuracy by batch size, temperature and training length (Figure B.8); required columns: "
+                    "temperature, batch_size, training, accuracy",
     "parameters": "accuracy by number of parameters (Figure 7); required columns: network, million parameters, "
                   "accuracy, group",
+    "methods": "the paper's accuracies of SimCLR, supervised training and other methods by number of parameters "
+               "(Figure 1), and ours if --csv is set; required columns as for parameters",
 }
 
 
@@ -61,9 +67,14 @@ def _parser():
             command.add_argument("--split", default="test", help="split of the data set (default: %(default)s)")
             command.add_argument("--seed", type=_parse_seed, default=1, help="seed for the selection of classes "
                                  "and examples, and for t-SNE (default: %(default)s)")
-        if name in ("pairs", "batches", "parameters"):
-            command.add_argument("--csv", required=True, help="CSV file with one row per run, such as one written by "
-                                 "`python -m paper.tables report`")
+        if name in ("pairs", "batches", "temperatures", "parameters", "methods"):
+            command.add_argument("--csv", required=name != "methods", help="CSV file with one row per run, such as one "
+                                 "written by `python -m paper.tables report`")
+        if name == "batches":
+            command.add_argument("--measure", choices=("accuracy", "top-5"), default="accuracy",
+                                 help="column to plot (default: %(default)s)")
+            command.add_argument("--average", default="", help="comma-separated columns to average over, such as "
+                                 "learning_rate; error bars show the standard deviation")
     return parser
 
 
@@ -78,7 +89,9 @@ def make(arguments: argparse.Namespace) -> str:
         return drawing.histograms(drawing.read_images(arguments.image), out)
     if name == "eigenvalues":
         return drawing.eigenvalues(arguments.checkpoint, out)
-    if name in ("pairs", "batches", "parameters"):
+    if name == "batches":
+        return drawing.batches(arguments.csv, out, arguments.measure, tuple(filter(None, arguments.average.split(","))))
+    if name in ("pairs", "temperatures", "parameters", "methods"):
         return getattr(drawing, name)(arguments.csv, out)
     if name == "views":
         return drawing.views(common.parse_flags(arguments.flags, dataset=arguments.dataset), out)

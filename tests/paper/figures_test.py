@@ -1,8 +1,10 @@
 """Figures: non-blank images, their data as CSV files, and errors for unusable input."""
 
 import csv
+import statistics
 import xml.etree.ElementTree
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.linalg
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 import model as model_lib
 from config import Config
-from paper import figures
+from paper import drawing, figures
 from support.images import write_images
 
 SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=1, proj_head_mode="linear", proj_out_dim=512)
@@ -119,6 +121,63 @@ def test_batches_figure_is_plotted_from_a_csv_file(tmp_path):
         tmp_path / "in.csv", "epochs,batch_size,accuracy\n" + "\n".join(lines)))) == 6
 
 
+def test_bars_show_means_and_standard_deviations(tmp_path):
+    table = write_csv(tmp_path / "in.csv", "epochs,batch_size,learning_rate,accuracy\n"
+                      "1,8,0.5,0.5\n1,8,1.0,0.6\n1,8,1.5,0.85\n2,8,0.5,0.7\n")
+    (*first, mean, deviation, runs), second = draw(tmp_path, "batches", table, "--average=learning_rate")
+    assert (first, runs) == (["", "8", "1"], "3") and float(mean) == pytest.approx(0.65)
+    assert float(deviation) == pytest.approx(statistics.stdev([0.5, 0.6, 0.85]))
+    assert second == ["", "8", "2", "0.7", "", "1"]
+
+
+def test_top_5_accuracy_is_plotted(tmp_path):
+    table = write_csv(tmp_path / "in.csv", "epochs,batch_size,accuracy,top-5\n1,8,0.5,0.75\n1,16,0.5,\n")
+    assert draw(tmp_path, "batches", table, "--measure=top-5") == [["", "8", "1", "0.75"]]
+
+
+def test_temperatures_figure_averages_runs_with_the_same_training_length(tmp_path):
+    accuracies = {("up to 300 epochs", 0.1): (0.8, 0.84), ("up to 300 epochs", 0.5): (0.9, 0.88),
+                  ("more than 300 epochs", 0.1): (0.91,)}
+    table = write_csv(tmp_path / "in.csv", "training,temperature,batch_size,accuracy\n" + "\n".join(
+        f"{training},{temperature},256,{value}" for (training, temperature), values in accuracies.items()
+        for value in values))
+    rows = draw(tmp_path, "temperatures", table)
+    assert [(training, float(temperature)) for training, temperature, *_ in rows] == list(accuracies)
+    for (*_, batch, mean, deviation, runs), values in zip(rows, accuracies.values()):
+        assert (batch, int(runs)) == ("256", len(values)) and float(mean) == pytest.approx(statistics.mean(values))
+        assert deviation == "" if len(values) == 1 else float(deviation) == pytest.approx(statistics.stdev(values))
+
+
+PAPER_METHODS = {  # Table 6, and Table B.3 for the supervised ResNet-50, copied by hand
+    "Local Agg., ResNet-50": (24, 60.2), "MoCo, ResNet-50": (24, 60.6), "PIRL, ResNet-50": (24, 63.6),
+    "CPC v2, ResNet-50": (24, 63.8), "SimCLR, ResNet-50": (24, 69.3), "Rotation, RevNet-50 (4x)": (86, 55.4),
+    "BigBiGAN, RevNet-50 (4x)": (86, 61.3), "AMDIM, Custom-ResNet": (626, 68.1), "CMC, ResNet-50 (2x)": (188, 68.4),
+    "MoCo, ResNet-50 (4x)": (375, 68.6), "CPC v2, ResNet-161": (305, 71.5), "SimCLR, ResNet-50 (2x)": (94, 74.2),
+    "SimCLR, ResNet-50 (4x)": (375, 76.5), "supervised, ResNet-50": (24, 76.5)}
+
+
+def test_methods_figure_shows_the_papers_numbers_and_ours(tmp_path):
+    rows = draw(tmp_path, "methods")
+    assert {name: (float(size), pytest.approx(100 * float(accuracy)))
+            for name, size, accuracy, _ in rows} == PAPER_METHODS
+    assert {name for name, *_, group in rows if group == "SimCLR, paper"} == {
+        "SimCLR, ResNet-50", "SimCLR, ResNet-50 (2x)", "SimCLR, ResNet-50 (4x)"}
+    ours = write_csv(tmp_path / "in.csv", "network,million parameters,accuracy,group\nResNet-50 (1x),24,0.69,SimCLR\n")
+    assert draw(tmp_path, "methods", ours) == [*rows, ["ResNet-50 (1x)", "24.0", "0.69", "SimCLR, ours"]]
+
+
+def test_labels_of_close_points_do_not_overlap():
+    figure, axis = plt.subplots()
+    points = [(0.5, 0.5), (0.5, 0.51), (0.52, 0.5), (0.5, 0.9)]
+    axis.scatter(*zip(*points))
+    axis.set(xlim=(0, 1), ylim=(0, 1))
+    drawing._label_points(axis, [(f"network {index}", point) for index, point in enumerate(points)])
+    assert [text.get_text() for text in axis.texts] == [f"network {index}" for index in range(4)]
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert not any(box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index])
+    plt.close(figure)
+
+
 def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
     lines = ["R50,24,0.69,1000 epochs", "R50 (2x),94,0.74,1000 epochs", "R18,11,0.5,100 epochs"]
     assert len(draw(tmp_path, "parameters", write_csv(
@@ -158,6 +217,14 @@ def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
     with pytest.raises(SystemExit):
         figures.main(["batches", write_csv(tmp_path / "in.csv", text)])
     assert words in capsys.readouterr().err
+
+
+def test_averaging_requires_the_column_and_distinct_runs(tmp_path, capsys):
+    text = "epochs,batch_size,seed,accuracy\n1,8,1,0.5\n1,8,1,0.6\n"
+    for column, words in (("rate", "column rate is missing"), ("seed", "two rows have accuracies for batch_size=8")):
+        with pytest.raises(SystemExit):
+            figures.main(["batches", write_csv(tmp_path / "in.csv", text), f"--average={column}"])
+        assert words in capsys.readouterr().err
 
 
 def test_each_learning_rate_scaling_has_separate_bars(tmp_path):
