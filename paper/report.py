@@ -24,7 +24,8 @@ _COLUMNS = {  # column title -> key in a finished run's results
     "linear head": runner.TOP_1, "top-5": "eval/label_top_5_accuracy", "transfer": "test",
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
-_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # columns shown only if the paper's table has them
+_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # shown only if the paper's table has them, or in `Study.shown`
+_NOT_CHANGES = ("eval_protocol", "eval_projections")  # small-scale flags that add evaluations to the same run
 _FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # other columns contain fractions, displayed in %
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's metrics that correspond to `runner.accuracy`
 _SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # metrics that have the same name in the paper
@@ -78,7 +79,7 @@ def _row(run, done, scale, directory):
                     **{f"{probe} from {measure}": values[measure] for measure in ("h", "g(h)")}}
     paper = {f"paper, {measure}": number for measure, number in run.paper.items()}
     changed = run.small_flags.items() if scale == "small" else ()
-    changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed if flag != "eval_protocol")
+    changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed if flag not in _NOT_CHANGES)
     accuracy = runner.accuracy(done)
     ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SHARED_MEASURES},
             **{measure: values[measure] for values in probes.values() for measure in ("h", "g(h)")}}
@@ -146,18 +147,19 @@ class _Code(str):
     """Text displayed as code."""
 
 
-def shown_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+def shown_table(rows: list[dict], shown: tuple[str, ...] = ()) -> tuple[list[str], list[list[str]]]:
     """Returns the titles of the non-empty columns and, for each row, the displayed text of each cell.
 
     Args:
       rows: result of `rows_of`.
+      shown: columns to show even if the paper's table does not have them.
     """
     column_order = ("run", "changed flags", *_titles_with(rows, "paper, "), "million parameters", *_COLUMNS,
                     "majority baseline", *_titles_with(rows, " from "), *_titles_with(rows, "difference"), "status",
                     "minutes")
     in_paper = {title.removeprefix("paper, ") for title in _titles_with(rows, "paper, ")}
     titles = [title for title in dict.fromkeys(column_order) if any(row.get(title) is not None for row in rows)
-              and (title not in _SHOWN_WITH_PAPER or title in in_paper)]
+              and (title not in _SHOWN_WITH_PAPER or title in in_paper or title in shown)]
     return titles, [[_displayed(title, row) for title in titles] for row in rows]
 
 
@@ -178,11 +180,12 @@ def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
     study = studies.STUDIES[name]
     lines = [f"### {study.title} ({study.source})", f"{_finding(study, rows, scale)} Accuracies in %.", ""]
     if rows:
-        lines += _markdown_table(*shown_table(rows))
+        lines += _markdown_table(*shown_table(rows, study.shown))
     elif study.runs_at(scale):
         lines += ["Not run."]
     sentences = [line for text in _correlation_texts(name, base, scale) for line in ("", text)]
-    return [*lines, *sentences, "", *_markdown_flags(rows), *_markdown_cited(study)]
+    return [*lines, *sentences, "", *_markdown_averages(averages(name, rows)), *_markdown_flags(rows),
+            *_markdown_cited(study)]
 
 
 def _finding(study, rows, scale):
@@ -203,6 +206,11 @@ def _markdown_flags(rows):
     """Returns a collapsible Markdown table that lists the runs' flags."""
     return (["<details><summary>flags</summary>", "", *_markdown_table(*_flags_table(rows)), "", "</details>", ""]
             if rows else [])
+
+
+def _markdown_averages(groups):
+    return ["Mean and standard deviation over runs:", "", *_markdown_table(*_averages_table(groups)), ""
+            ] if groups else []
 
 
 def _markdown_cited(study):
@@ -259,6 +267,41 @@ def _csv_value(value):
     except ValueError:
         return f"'{text}"
     return text
+
+
+# ---------------------------------------------------------------------------------------------------------- averages
+
+
+def averages(name: str, rows: list[dict]) -> list[dict]:
+    """Averages the accuracies of the runs that differ only in the study's `averaged_over` plot columns.
+
+    Args:
+      name: name of the study.
+      rows: result of `rows_of`.
+
+    Returns:
+      One dict per group of finished runs, with the other plot columns, the number of `runs`, their `mean` accuracy, and
+      the sample `standard deviation` (None for one run). Empty if the study has no averages.
+    """
+    study = studies.STUDIES[name]
+    if not study.averaged_over:
+        return []
+    columns = dict.fromkeys(column for run in (*study.runs, *study.small_only) for column in run.plot_columns
+                            if column not in study.averaged_over)
+    groups = {}
+    for row in rows:
+        if row["accuracy"] is not None:
+            groups.setdefault(tuple(row[column] for column in columns), []).append(row["accuracy"])
+    return [{**dict(zip(columns, key)), "runs": len(values), "mean": float(np.mean(values)),
+             "standard deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+            for key, values in groups.items()]
+
+
+def _averages_table(groups):
+    """Returns the titles and rows of a table with the result of `averages`."""
+    texts = [{title: "" if value is None else f"{100 * value:.1f}" if title in ("mean", "standard deviation")
+              else str(value) for title, value in group.items()} for group in groups]
+    return [title.replace("_", " ") for title in texts[0]], [list(text.values()) for text in texts]
 
 
 # ------------------------------------------------------------------------------------------------------ correlations
@@ -349,10 +392,11 @@ def _finalize(value):
 
 def _section(name, rows, base, scale):
     """Returns a study's text, tables and plot for the template."""
-    study = studies.STUDIES[name]
+    study, groups = studies.STUDIES[name], averages(name, rows)
     return dict(
         name=name, title=study.title, source=study.source, finding=_finding(study, rows, scale),
-        table=shown_table(rows) if rows else None, not_run=not rows and bool(study.runs_at(scale)), plot=_plot(rows),
+        table=shown_table(rows, study.shown) if rows else None, not_run=not rows and bool(study.runs_at(scale)),
+        plot=_plot(rows), averages=_averages_table(groups) if groups else None,
         sentences=_correlation_texts(name, base, scale) if rows else [], flags=_flags_table(rows) if rows else None,
         cited=_cited_table(study) if study.cited else None)
 

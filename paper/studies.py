@@ -45,6 +45,8 @@ class Study:
     small_names: tuple | None = None  # names of the runs that also exist at the small scale, or None for all
     small_only: tuple = ()  # runs that exist only at the small scale
     cited: tuple = ()  # (name, metric -> number or text) for the paper's rows without runs, such as other methods
+    averaged_over: tuple = ()  # plot columns; the report shows mean and standard deviation over their values
+    shown: tuple = ()  # result columns of the report that are shown although the paper prints no such numbers
 
     def runs_at(self, scale: str) -> list[Run]:
         """Returns the runs for the given scale (`paper` or `small`)."""
@@ -156,14 +158,21 @@ def _losses():
 
 
 def _tuning():
-    """Returns the runs for the grids in Appendix B.10: learning rate x margin, and learning rate x temperature."""
+    """Returns the runs for the grids in Appendix B.10: learning rate x margin, and learning rate x temperature.
+
+    Table 4 also has results with semi-hard negative mining, so each grid exists with and without it. Mining with a
+    margin of 0 selects no negatives.
+    """
     rates, margins, temperatures = (0.01, 0.1, 0.3, 0.5, 1.0), (0.0, 0.4, 0.8, 1.6), (0.1, 0.2, 0.5, 1.0)
-    margin = [Run(f"margin {m}, rate {rate}", dict(contrastive_loss="margin_triplet", negatives="cross_view", margin=m,
-                                                   learning_rate=rate)) for m in margins for rate in rates]
-    logistic = [Run(f"NT-Logistic, temperature {t}, rate {rate}", dict(
-        contrastive_loss="nt_logistic", negatives="cross_view", temperature=t, learning_rate=rate))
-        for t in temperatures for rate in rates]
-    return (*margin, *logistic)
+    runs = []
+    for ending, mining in (("", {}), (", semi-hard", dict(semi_hard=True))):
+        runs += [Run(f"margin {margin}, rate {rate}{ending}", dict(
+            contrastive_loss="margin_triplet", negatives="cross_view", margin=margin, learning_rate=rate, **mining))
+            for margin in margins if margin or not mining for rate in rates]
+        runs += [Run(f"NT-Logistic, temperature {temperature}, rate {rate}{ending}", dict(
+            contrastive_loss="nt_logistic", negatives="cross_view", temperature=temperature, learning_rate=rate,
+            **mining)) for temperature in temperatures for rate in rates]
+    return tuple(runs)
 
 
 def _temperatures():
@@ -178,17 +187,27 @@ def _temperatures():
 
 
 def _heads():
-    """Returns the runs for Figure 8: different projection heads and output dimensions."""
-    sizes, both, small = (32, 64, 128, 256, 512, 1024, 2048), "linear_head,lbfgs", dict(eval_protocol="lbfgs")
-    runs = [Run("none", dict(proj_head_mode="none", eval_protocol=both), small_flags=small)]
-    runs += [Run(f"{mode} {size}", dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol=both,
-                                        eval_projections=True), small_flags=small)
-             for mode in ("linear", "nonlinear") for size in sizes]
+    """Returns the runs for Figure 8: different projection heads and output dimensions.
+
+    At the paper's scale, a linear head judges the representations: h in one run, g(h) in another. At the small scale,
+    logistic regression judges both in the same run.
+    """
+    def columns(mode, size, representation):
+        return dict(head=mode, dimension=size, representation=representation)
+
+    runs = [Run("none", dict(proj_head_mode="none", eval_protocol="linear_head"),
+                small_flags=dict(eval_protocol="lbfgs"), plot_columns=columns("none", None, "h"))]
+    for mode, size in itertools.product(("linear", "nonlinear"), (32, 64, 128, 256, 512, 1024, 2048)):
+        flags = dict(proj_head_mode=mode, proj_out_dim=size, eval_protocol="linear_head")
+        runs += [Run(f"{mode} {size}", flags, small_flags=dict(eval_protocol="lbfgs", eval_projections=True),
+                     plot_columns=columns(mode, size, "h")),
+                 Run(f"{mode} {size}, g(h)", dict(flags, ft_proj_selector=-1),
+                     plot_columns=columns(mode, size, "g(h)"))]
     return tuple(runs)
 
 
 def _batches():
-    """Returns the runs for Figure 9 and Table B.1.
+    """Returns the runs for Figure 9 (top-1), Figure B.1 (top-5) and Table B.1.
 
     At the small scale, batch sizes are divided by 8, so linear and square-root learning-rate scaling agree at batch
     size 512 instead of 4096.
@@ -209,19 +228,77 @@ def _batches():
 
 
 def _networks(depths, widths):
-    """Returns the runs for Figure 7."""
-    return tuple(Run(_network(width, depth), dict(resnet_depth=depth, width_multiplier=width),
-                     plot_columns=dict(network=_network(width, depth), group="100 epochs"),
-                     small_plot_columns=dict(group="small scale"))
-                 for depth in depths for width in widths)
+    """Returns the runs for Figure 7: 100 epochs of pretraining, and 90 epochs of supervised training.
+
+    The paper does not list the networks with supervised training, so the study contains all of them.
+    """
+    scratch, runs = _from_scratch_numbers(), []
+    for depth, width in itertools.product(depths, widths):
+        network, flags = _network(width, depth), dict(resnet_depth=depth, width_multiplier=width)
+        paper = {measure: number for measure, number in scratch[width].items() if depth == 50 and measure == "top-1"}
+        runs += [Run(network, flags, plot_columns=dict(network=network, group="100 epochs"),
+                     small_plot_columns=dict(group="small scale")),
+                 Run(f"supervised {network}", flags, paper, **_SUPERVISED,
+                     plot_columns=dict(network=network, group="supervised, 90 epochs"),
+                     small_plot_columns=dict(group="supervised, small scale"))]
+    return tuple(runs)
+
+
+def _long_networks():
+    """Returns the runs for Figure 7 with 1000 epochs of pretraining, which Table 6 contains, too."""
+    return tuple(Run(f"{_network(width)}, 1000 epochs", dict(width_multiplier=width, train_epochs=1000),
+                     _top_1(row["Top 1"]), plot_columns=dict(network=_network(width), group="1000 epochs"))
+                 for width, row in _simclr_rows("table_6").items())
+
+
+def _from_scratch_numbers():
+    """Returns a dict that maps widths of ResNet-50 to results of supervised training with crops and flips."""
+    short = next(row for row in read_numbers("table_b3") if row["Model"] == "ResNet-50")  # 90 epochs
+    return {1: _top_1(short["Top 1: Crop"]), **{width: _all_labels_numbers("from scratch", width) for width in (2, 4)}}
+
+
+def _all_labels_numbers(training, width):
+    """Returns the results with all labels that the text of Appendix B.2 reports for a width of ResNet-50."""
+    return next(({"top-1": row["Top 1"], "top-5": row["Top 5"]} for row in read_numbers("appendix_b2_all_labels")
+                 if (row["Training"], row["Architecture"]) == (training, _network(width))), {})
+
+
+_CIFAR_RATES = (0.5, 1.0, 1.5)
+_CIFAR_BATCHES = (256, 512, 1024, 2048, 4096)
+_CIFAR_EPOCHS = (100, 200, 300, 500, 1000)  # The paper's text only says that they are on both sides of 300.
+# The small scale's recipe corresponds to learning rate 1.0 and 1000 epochs.
+_SMALL_CIFAR_RATES = {rate: round(rate / 10, 3) for rate in _CIFAR_RATES}
+_SMALL_CIFAR_EPOCHS = {epochs: max(epochs // 250, 1) for epochs in _CIFAR_EPOCHS}
+
+
+def _cifar_run(name, temperature, batch, rate, epochs):
+    """Returns a run for Figure B.7 or B.8. Rate 1.0 and 1000 epochs are those of the recipe."""
+    changed = dict(learning_rate=rate, train_epochs=epochs)
+    small = dict(learning_rate=_SMALL_CIFAR_RATES[rate], train_epochs=_SMALL_CIFAR_EPOCHS[epochs])
+    is_default = (rate, epochs) == (1.0, 1000)
+    return Run(
+        name, dict(temperature=temperature, train_batch_size=batch, **({} if is_default else changed)),
+        small_flags=dict(train_batch_size=batch // 8, **({} if is_default else small)), recipe="cifar10_paper.cfg",
+        plot_columns=dict(temperature=temperature, batch_size=batch, learning_rate=rate, epochs=epochs,
+                          training="more than 300 epochs" if epochs > 300 else "up to 300 epochs"),
+        small_plot_columns=dict(batch_size=batch // 8, learning_rate=small["learning_rate"],
+                                epochs=small["train_epochs"], training="small scale"))
 
 
 def _cifar_temperatures():
-    """Returns the runs for Appendix B.9 that vary temperature and batch size on CIFAR-10."""
-    return tuple(Run(f"temperature {temperature}, batch {batch}", dict(temperature=temperature,
-                                                                       train_batch_size=batch),
-                     small_flags=dict(train_batch_size=batch // 8), recipe="cifar10_paper.cfg")
-                 for temperature in (0.1, 0.5, 1.0) for batch in (256, 512, 1024, 2048, 4096))
+    """Returns the runs for Figure B.8: temperature and batch size, for several learning rates and lengths."""
+    return tuple(
+        _cifar_run(f"temperature {temperature}, batch {batch}"
+                   + ("" if (rate, epochs) == (1.0, 1000) else f", rate {rate}, {epochs} epochs"),
+                   temperature, batch, rate, epochs)
+        for temperature, batch, rate, epochs in itertools.product(
+            (0.1, 0.5, 1.0), _CIFAR_BATCHES, _CIFAR_RATES, _CIFAR_EPOCHS))
+
+
+def _cifar_batches():
+    """Returns the runs for Figure B.7: batch size and epochs, for several learning rates."""
+    return tuple(_cifar_run(f"batch {batch}, {epochs} epochs, rate {rate}", 0.5, batch, rate, epochs)
+                 for batch, epochs, rate in itertools.product(_CIFAR_BATCHES, _CIFAR_EPOCHS, _CIFAR_RATES))
 
 
 def _cifar():
@@ -249,9 +326,27 @@ def _probes():
 
 
 def _linear():
-    """Returns the runs for Table 6: linear evaluation after 1000 epochs of pretraining."""
-    return tuple(Run(_network(width), dict(train_epochs=1000, width_multiplier=width), _linear_numbers(row),
-                     dict(train_epochs=4)) for width, row in _simclr_rows("table_6").items())
+    """Returns the runs for Table 6 (linear evaluation after 1000 epochs) and Figure 1 (which adds a supervised one)."""
+    simclr = [Run(_network(width), dict(train_epochs=1000, width_multiplier=width), _linear_numbers(row),
+                  dict(train_epochs=4), plot_columns=dict(network=_network(width), group="SimCLR"))
+              for width, row in _simclr_rows("table_6").items()]
+    return (*simclr, Run(f"supervised {_network(1)}", {}, _from_scratch_numbers()[1], **_SUPERVISED,
+                         plot_columns=dict(network=_network(1), group="supervised")))
+
+
+def _linear_ways():
+    """Returns the runs for the three ways of linear evaluation in Appendix B.6.
+
+    The result in Table 6 is from the first one. At the small scale, the linear head is evaluated in all of them.
+    """
+    recipes = dict(recipe="imagenet_linear.cfg", small_recipe="study_small_labels.cfg",
+                   starts_from=("linear", _network(1)))
+    small = dict(fine_tune_after_block=4, label_fraction=1.0, train_batch_size=128, train_epochs=6, learning_rate=0.1)
+    return (
+        Run("momentum", {}, _linear_numbers(_simclr_rows("table_6")[1]), small, **recipes),
+        Run("LARS", dict(optimizer="lars", learning_rate=0.3, warmup_epochs=10, weight_decay=1e-6), {},
+            dict(small, learning_rate_scaling="sqrt", warmup_epochs=0.5), **recipes),
+        Run("during pretraining", dict(train_epochs=1000), {}, dict(train_epochs=4, eval_protocol="linear_head")))
 
 
 def _linear_numbers(row):
@@ -279,12 +374,30 @@ def _widths_after(study, name=lambda width: _network(width)):
 
 
 _LENGTHS = (50, 100, 200, 400, 800, 1600, 3200)
+_LENGTH_BATCHES = tuple(2**exponent for exponent in range(8, 16))  # 256 to 32,768
 
 
 def _lengths():
-    """Returns the runs for Figure B.2: the default batch size with increasing numbers of epochs."""
-    return tuple(Run(f"{epochs} epochs", dict(train_epochs=epochs, learning_rate=0.075, learning_rate_scaling="sqrt"),
-                     small_flags=dict(train_epochs=max(epochs // 50, 1), learning_rate=0.1)) for epochs in _LENGTHS)
+    """Returns the runs for Figure B.2: batch sizes and numbers of epochs, with square-root learning-rate scaling.
+
+    The paper names only the largest values, so the study is the grid of all powers of two. At the small scale, batch
+    sizes are divided by 32, so that the default of 4096 becomes 128. The results from 100 to 800 epochs are also in
+    Table B.1.
+    """
+    table = {row["Batch size"]: row for row in read_numbers("table_b1")}
+    runs = []
+    for batch, epochs in itertools.product(_LENGTH_BATCHES, _LENGTHS):
+        is_default, small_epochs = batch == 4096, max(epochs // 50, 1)
+        number = table.get(batch, {}).get(f"{epochs}: sqrt")
+        runs.append(Run(
+            f"{epochs} epochs" if is_default else f"batch {batch}, {epochs} epochs",
+            dict(**({} if is_default else dict(train_batch_size=batch)), train_epochs=epochs, learning_rate=0.075,
+                 learning_rate_scaling="sqrt"), {} if number is None else _top_1(number),
+            dict(**({} if is_default else dict(train_batch_size=batch // 32)), train_epochs=small_epochs,
+                 learning_rate=0.1),
+            plot_columns=dict(batch_size=batch, epochs=epochs),
+            small_plot_columns=dict(batch_size=batch // 32, epochs=small_epochs)))
+    return tuple(runs)
 
 
 def _depths_and_widths(depths, widths):
@@ -330,16 +443,36 @@ def _few_labels_cited():
 
 
 def _supervised_long():
-    """Returns the runs for Table B.3: longer supervised training with SimCLR's augmentations."""
+    """Returns the runs for Table B.3: longer supervised training with SimCLR's augmentations, and with AutoAugment.
+
+    A footnote says that AutoAugment is best "between 900 and 500 epochs", where 900 may be meant to be 90.
+    """
     columns = {"crop": ("Crop", {}), "crop, color": ("+Color", dict(color_jitter_strength=1.0)),
                "crop, color, blur": ("+Color+Blur", dict(color_jitter_strength=1.0, use_blur=True))}
+    small_epochs = {90: 6, 500: 12, 900: 22, 1000: 24}
     widths, runs = {"ResNet-50": 1, "ResNet-50 (4x)": 4}, []
     for row, (name, (header, flags)) in itertools.product(read_numbers("table_b3"), columns.items()):
         width, epochs = widths[row["Model"]], row["Training epochs"]
         runs.append(Run(
             f"{_network(width)}, {epochs} epochs, {name}", dict(width_multiplier=width, train_epochs=epochs, **flags),
-            _top_1(row[f"Top 1: {header}"]), dict(train_epochs={90: 6, 500: 12, 1000: 24}[epochs]), **_SUPERVISED))
+            _top_1(row[f"Top 1: {header}"]), dict(train_epochs=small_epochs[epochs]), **_SUPERVISED))
+    runs += [Run(f"{_network(1)}, {epochs} epochs, AutoAugment", dict(train_epochs=epochs, augmentation="autoaugment"),
+                 {}, dict(train_epochs=small_epochs[epochs]), **_SUPERVISED) for epochs in (90, 500, 900, 1000)]
     return tuple(runs)
+
+
+def _all_labels():
+    """Returns the runs with all labels from the text of Appendix B.2.
+
+    They are fine-tuning without broader augmentation in pretraining, and training from scratch. The paper's result of
+    a ResNet-50 from scratch is in Table B.3.
+    """
+    recipe, small = _LABEL_FRACTIONS["100 %"]
+    tuned = [Run(f"without broader augmentation, {_network(width)}", dict(width_multiplier=width),
+                 _all_labels_numbers("without broader augmentation", width), small, recipe, "study_small_labels.cfg",
+                 starts_from=("linear", _network(width))) for width in _WIDTHS]
+    return (*tuned, *(Run(f"from scratch, {_network(width)}", dict(width_multiplier=width), numbers,
+                          dict(train_epochs=6), **_SUPERVISED) for width, numbers in _from_scratch_numbers().items()))
 
 
 _SUPERVISED_ENCODER = "{}, 1000 epochs, crop, color, blur"
@@ -404,7 +537,9 @@ STUDIES = {
     "tuning": Study("Tuning of the other losses", "Appendix B.10", "hyper-parameter grids; Table 4 shows the best runs",
                     _tuning(), (
         "margin 0.0, rate 0.1", "margin 1.6, rate 0.1", "NT-Logistic, temperature 0.2, rate 0.1",
-        "NT-Logistic, temperature 1.0, rate 0.1")),
+        "NT-Logistic, temperature 1.0, rate 0.1", "margin 0.4, rate 0.1, semi-hard",
+        "margin 1.6, rate 0.1, semi-hard", "NT-Logistic, temperature 0.2, rate 0.1, semi-hard",
+        "NT-Logistic, temperature 1.0, rate 0.1, semi-hard")),
     "temperature": Study(
         "Temperature and l2 normalization", "Table 5", "both matter; without normalization, contrastive accuracy is "
         "higher but the representation is worse (entropy and contrastive accuracy are computed on batches of 4096 "
@@ -418,20 +553,32 @@ STUDIES = {
         "Information in h and g(h)", "Table 3", "h retains information about the transformation that g(h) discards",
         _probes(), ("color", "rotation", "sobel")),
     "batches": Study(
-        "Batch size, epochs and learning-rate scaling", "Figure 9, Table B.1", "large batches help when training is "
-        "short; square-root scaling helps with small batches", _batches(),
+        "Batch size, epochs and learning-rate scaling", "Figure 9, Figure B.1, Table B.1", "large batches help when "
+        "training is short; square-root scaling helps with small batches", _batches(),
         tuple(f"{scaling} {batch}, {epochs} epochs" for scaling, batch, epochs in (
             ("sqrt", 512, 100), ("sqrt", 2048, 100), ("sqrt", 512, 400), ("sqrt", 2048, 400), ("linear", 512, 100),
-            ("linear", 2048, 100)))),
-    "networks": Study("Depth and width", "Figure 7", "larger networks are better",
-                      _networks((18, 34, 50, 101, 152), (1, 2, 4)), ("ResNet-18 (1x)",), _networks((10,), (1, 2))),
+            ("linear", 2048, 100))), shown=("top-5",)),
+    "networks": Study(
+        "Depth and width", "Figure 7", "larger networks are better; the gap to supervised training shrinks with size",
+        (*_networks((18, 34, 50, 101, 152), _WIDTHS), *_long_networks()),
+        ("ResNet-18 (1x)", "supervised ResNet-18 (1x)"), _networks((10,), (1, 2))),
+    "cifar_batches": Study(
+        "Batch size and epochs on CIFAR-10", "Figure B.7", "as on ImageNet, training longer helps; the largest batch "
+        "is slightly worse (averages over three learning rates)", _cifar_batches(),
+        tuple(f"batch {batch}, {epochs} epochs, rate {rate}" for batch in (1024, 2048) for epochs in (500, 1000)
+              for rate in _CIFAR_RATES), averaged_over=("learning_rate",)),
     "cifar_temperature": Study(
-        "Temperature and batch size on CIFAR-10", "Appendix B.9", "temperature 0.5 is best at every batch "
-        "size; temperature 0.1 improves with larger batches",
-        _cifar_temperatures(), tuple(f"temperature {t}, batch {batch}" for t in (0.1, 0.5) for batch in (1024, 2048))),
+        "Temperature and batch size on CIFAR-10", "Figure B.8, Appendix B.9", "temperature 0.5 is best at every batch "
+        "size; temperature 0.1 improves with larger batches (averages over learning rates and epochs)",
+        _cifar_temperatures(), tuple(
+            f"temperature {temperature}, batch {batch}{ending}" for temperature in (0.1, 0.5)
+            for batch in (1024, 2048) for ending in ("", ", rate 0.5, 1000 epochs", ", rate 1.5, 1000 epochs")),
+        averaged_over=("learning_rate", "epochs")),
     "linear": Study("Linear evaluation", "Table 6, Figure 1", "SimCLR outperforms earlier methods; wider networks are "
                     "better still", _linear(), (_network(1), _network(2)), cited=tuple(
                         (name, _linear_numbers(row)) for name, row in _cited_rows("table_6"))),
+    "linear_ways": Study("Ways of linear evaluation", "Appendix B.6", "training a linear head on the frozen encoder, "
+                         "with momentum or LARS, or during pretraining, gives similar results", _linear_ways()),
     "few_labels": Study("Few labels", "Table 7, Table B.4", "with few labels, fine-tuning is far better than training "
                         "from scratch", _few_labels(_widths_after("linear"), _few_labels_columns(
                             _FEW, {"top-1": _simclr_rows("table_b4"), "top-5": _simclr_rows("table_7")})),
@@ -442,11 +589,16 @@ STUDIES = {
         "augmentation; with all labels, pretraining helps wide networks", _few_labels(
             _widths_after("broader", "broader ({}x)".format), _few_labels_columns(
                 _LABEL_FRACTIONS, dict.fromkeys(("top-1", "top-5"), _by_width(read_numbers("table_b2"))))),
-        tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %")),
-        cited=tuple((f"{row['Training']}, {row['Architecture']}, 100 %", {"top-1": row["Top 1"], "top-5": row["Top 5"]})
-                    for row in read_numbers("appendix_b2_all_labels"))),
-    "lengths": Study("Longer training", "Figure B.2", "longer training is better, up to 3200 epochs", _lengths(),
-                     tuple(f"{epochs} epochs" for epochs in (50, 100, 200, 400))),
+        tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %"))),
+    "all_labels": Study(
+        "All labels", "Appendix B.2", "with all labels, fine-tuning wide networks is better than training from "
+        "scratch; broader augmentation in pretraining (few_labels_broader) improves it a little", _all_labels(),
+        (f"without broader augmentation, {_network(1)}", f"from scratch, {_network(1)}")),
+    "lengths": Study(
+        "Longer training and larger batches", "Figure B.2", "longer training is better, up to 3200 epochs; batches "
+        "above 8192 do not help", _lengths(), (
+            *(f"{epochs} epochs" for epochs in (50, 100, 200, 400)),
+            *(f"batch {batch}, {epochs} epochs" for batch in (16384, 32768) for epochs in (100, 400)))),
     "few_labels_lengths": Study(
         "Few labels after longer training", "Figure B.5", "accuracy after fine-tuning is almost linear in "
         "linear-evaluation accuracy; longer training helps more with fewer labels",
@@ -461,7 +613,7 @@ STUDIES = {
         "Longer supervised training", "Table B.3", "neither longer training nor stronger augmentation helps "
         "supervised training much", _supervised_long(),
         tuple(f"{_network(1)}, {epochs} epochs, {name}" for epochs in (90, 500) for name in (
-            "crop", "crop, color", "crop, color, blur"))),
+            "crop", "crop, color", "crop, color, blur", "AutoAugment"))),
     "transfer": Study("Transfer, ResNet-50 (4x)", "Table 8", "with fine-tuning, SimCLR is better than supervised "
                       "pretraining on 5 data sets, equal on 5 and worse on 2", _transfers(4, "table_8"), (),
                       _small_transfers()),
@@ -475,7 +627,8 @@ STUDIES = {
                      cited=_named_rows("table_c1", "Model")),
     "seeds": Study("Repeated runs", "not in the paper", "the default small-scale run with three seeds; differences "
                    "between other runs are noise unless they exceed those between seeds", (), (), tuple(
-                       Run(f"seed {seed}", dict(seed=seed)) for seed in (1, 2, 3))),
+                       Run(f"seed {seed}", dict(seed=seed), plot_columns=dict(seed=seed)) for seed in (1, 2, 3)),
+                   averaged_over=("seed",)),
 }
 
 

@@ -5,6 +5,7 @@ import csv
 import html.parser
 import os
 import re
+import statistics
 import xml.etree.ElementTree
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_every_metric_of_the_paper_has_a_difference_column(tmp_path):
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
 def test_coordinates_for_the_figures_are_those_of_the_reports_scale(scale, tmp_path):
-    for study in ("batches", "networks"):
+    for study in ("batches", "networks", "lengths", "cifar_batches", "cifar_temperature"):
         runs = studies.STUDIES[study].runs_at(scale)
         for run in runs:
             finish(tmp_path, study, run, {"eval/label_top_1_accuracy": 0.5}, scale)
@@ -109,11 +110,76 @@ def test_coordinates_for_the_figures_are_those_of_the_reports_scale(scale, tmp_p
         assert len(rows) == len(runs)
         for run, row in zip(runs, rows):
             config = runner.config_of(runner.arguments(run, scale))
+            if study == "networks":
+                length = f"{config.train_epochs} epochs" if scale == "paper" else "small scale"
+                assert row["group"] == ("supervised, " if config.train_mode == "supervised" else "") + length
+                continue
+            assert (row["batch_size"], row["epochs"]) == (config.train_batch_size, config.train_epochs)
             if study == "batches":
-                assert (row["batch_size"], row["epochs"]) == (config.train_batch_size, config.train_epochs)
                 assert row["scaling"] == config.learning_rate_scaling
-            else:
-                assert row["group"] == (f"{config.train_epochs} epochs" if scale == "paper" else "small scale")
+            if study.startswith("cifar"):
+                assert (row["learning_rate"], row["temperature"]) == (config.learning_rate, config.temperature)
+
+
+def test_runs_with_different_learning_rates_are_averaged(tmp_path, capsys):
+    accuracies = {0.5: 0.9, 1.0: 0.93, 1.5: 0.915}
+    for rate, accuracy in accuracies.items():
+        run = studies.find_run(("cifar_batches", f"batch 512, 300 epochs, rate {rate}"))
+        finish(tmp_path, "cifar_batches", run, {runner.TOP_1: accuracy}, "paper")
+    for rate, results in ((0.5, {runner.TOP_1: 0.8}), (1.0, {})):  # The second one diverged.
+        run = studies.find_run(("cifar_batches", f"batch 1024, 300 epochs, rate {rate}"))
+        finish(tmp_path, "cifar_batches", run, results, "paper", diverged=not results)
+    rows = report.rows_of("cifar_batches", str(tmp_path), "paper")
+    first, second = report.averages("cifar_batches", rows)
+    group = dict(temperature=0.5, epochs=300, training="up to 300 epochs")
+    assert first == {**group, "batch_size": 512, "runs": 3, "mean": pytest.approx(0.915),
+                     "standard deviation": pytest.approx(statistics.stdev(accuracies.values()))}
+    assert second == {**group, "batch_size": 1024, "runs": 1, "mean": pytest.approx(0.8), "standard deviation": None}
+    tables.main(["report", "cifar_batches", "--scale=paper", f"--dir={tmp_path}"])
+    assert ("Mean and standard deviation over runs:\n\n"
+            "| temperature | batch size | epochs | training | runs | mean | standard deviation |\n"
+            "| --- | --- | --- | --- | --- | --- | --- |\n| 0.5 | 512 | 300 | up to 300 epochs | 3 | 91.5 | 1.5 |\n"
+            "| 0.5 | 1024 | 300 | up to 300 epochs | 1 | 80.0 |  |\n") in capsys.readouterr().out
+    page = Page()
+    page.feed((tmp_path / "paper" / "report.html").read_text())
+    assert not page.open and {"standard deviation", "91.5", "1.5"} <= set(page.texts)
+
+
+def test_figure_b8_is_averaged_over_learning_rates_and_epochs(tmp_path):
+    for index, run in enumerate(studies.STUDIES["cifar_temperature"].runs):
+        finish(tmp_path, "cifar_temperature", run, {runner.TOP_1: index / 1000}, "paper")
+    groups = report.averages("cifar_temperature", report.rows_of("cifar_temperature", str(tmp_path), "paper"))
+    assert len(groups) == 3 * 5 * 2 and sum(group["runs"] for group in groups) == len(
+        studies.STUDIES["cifar_temperature"].runs)
+    assert {group["runs"] for group in groups if group["training"] == "up to 300 epochs"} == {3 * 3}
+
+
+def test_repeated_runs_are_averaged(tmp_path):
+    accuracies = (0.46, 0.44, 0.45)
+    for run, accuracy in zip(studies.STUDIES["seeds"].small_only, accuracies, strict=True):
+        finish(tmp_path, "seeds", run, {runner.LBFGS: accuracy})
+    group, = report.averages("seeds", report.rows_of("seeds", str(tmp_path), "small"))
+    assert group == {"runs": 3, "mean": pytest.approx(0.45),
+                     "standard deviation": pytest.approx(statistics.stdev(accuracies))}
+    assert not report.averages("flip", [dict(accuracy=0.5)])
+
+
+def test_top_5_accuracy_is_shown_for_figure_b1(tmp_path):
+    results = {runner.TOP_1: 0.6, "eval/label_top_5_accuracy": 0.825}
+    finish(tmp_path, "batches", studies.find_run(("batches", "linear 512, 100 epochs")), results)
+    finish(tmp_path, "flip", studies.find_run(("flip", "with")), results)
+    shown = {name: report.markdown(name, report.rows_of(name, str(tmp_path), "small"), str(tmp_path), "small")
+             for name in ("batches", "flip")}
+    assert "| top-5 |" in shown["batches"][3] and "| 82.5 |" in shown["batches"][5]
+    assert "top-5" not in shown["flip"][3]  # Appendix A has no top-5 accuracies.
+
+
+def test_additional_evaluations_are_not_shown_as_changed_flags(tmp_path):
+    run = studies.find_run(("heads", "linear 512"))
+    finish(tmp_path, "heads", run, {runner.LBFGS: 0.5, f"{runner.LBFGS}/projections": 0.4})
+    row, = report.rows_of("heads", str(tmp_path), "small")
+    assert row["changed flags"] is None and row["logistic regression on g(h)"] == 0.4
+    assert (row["head"], row["dimension"]) == ("linear", 512)
 
 
 def test_diverged_runs_are_marked_in_the_table(tmp_path):

@@ -1,6 +1,7 @@
 """Studies: the values in paper/numbers match the paper's LaTeX source and are assigned to the right runs."""
 
 import csv
+import itertools
 import re
 
 import pytest
@@ -146,6 +147,18 @@ def test_read_numbers_parses_numbers_and_omits_dashes():
     ("few_labels", "ResNet-50 (4x), 1 %", {"top-1": 63.0, "top-5": 85.8}),
     ("few_labels", "ResNet-50 (1x), 10 %", {"top-1": 65.6, "top-5": 87.8}),
     ("few_labels_broader", "ResNet-50 (2x), 100 %", {"top-1": 79.1, "top-5": 94.8}),
+    ("all_labels", "without broader augmentation, ResNet-50 (4x)", {"top-1": 80.1, "top-5": 95.2}),
+    ("all_labels", "without broader augmentation, ResNet-50 (2x)", {}),
+    ("all_labels", "from scratch, ResNet-50 (2x)", {"top-1": 77.8, "top-5": 93.9}),
+    ("all_labels", "from scratch, ResNet-50 (4x)", {"top-1": 78.4, "top-5": 94.2}),
+    ("all_labels", "from scratch, ResNet-50 (1x)", {"top-1": 76.5}),
+    ("linear", "supervised ResNet-50 (1x)", {"top-1": 76.5}),
+    ("linear_ways", "momentum", {"million parameters": 24, "top-1": 69.3, "top-5": 89.0}),
+    ("networks", "ResNet-50 (2x), 1000 epochs", {"top-1": 74.2}),
+    ("networks", "supervised ResNet-50 (2x)", {"top-1": 77.8}), ("networks", "supervised ResNet-101 (2x)", {}),
+    ("lengths", "batch 8192, 800 epochs", {"top-1": 69.1}), ("lengths", "400 epochs", {"top-1": 68.0}),
+    ("lengths", "batch 16384, 400 epochs", {}),
+    ("supervised_long", "ResNet-50 (1x), 500 epochs, AutoAugment", {}),
     ("supervised_long", "ResNet-50 (4x), 500 epochs, crop, color", {"top-1": 78.4}),
     ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
     ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
@@ -166,13 +179,20 @@ def test_every_table_of_the_paper_has_a_study():
     for number in ("1", "2", "3", "4", "5", "6", "7", "8", "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
         assert studies.find_studies(number)
     assert studies.find_studies("1") == ["color", "color_supervised"] and studies.find_studies("B.1") == ["batches"]
+    assert studies.find_studies("B.7") == ["cifar_batches"]
+    assert studies.find_studies("Figure B.1") == ["batches"] and studies.find_studies("Figure 1") == ["linear"]
     assert studies.find_studies("9") == ["batches"] and studies.find_studies("B.9") == ["cifar_temperature", "cifar10"]
     with pytest.raises(UserError, match="table=99: unknown table. Use one of pairs, "):
         studies.find_studies("99")
 
 
+def configs_of(study, scale="paper"):
+    """Returns the configs of a study's runs."""
+    return [runner.config_of(runner.arguments(run, scale)) for run in studies.STUDIES[study].runs_at(scale)]
+
+
 def test_pairs_study_is_a_7x7_grid_of_augmentations_on_one_branch():
-    configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["pairs"].runs]
+    configs = configs_of("pairs")
     assert len(configs) == 49
     assert all(config.branch_operators[1] == () and not config.blurs_views for config in configs)
     assert {config.branch_operators[0] for config in configs if len(config.branch_operators[0]) == 1} == {
@@ -181,11 +201,111 @@ def test_pairs_study_is_a_7x7_grid_of_augmentations_on_one_branch():
 
 
 def test_losses_in_table_4_use_cross_view_negatives():
-    configs = [runner.config_of(runner.arguments(run, "paper")) for run in studies.STUDIES["losses"].runs]
+    configs = configs_of("losses")
     assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
         ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
         ("nt_xent", False)]
     assert all(config.negatives == "cross_view" for config in configs)
+
+
+def numbers_in(paper, pattern):
+    """Returns one set of numbers for each group of a pattern that the paper's text must contain."""
+    return [set(map(float, re.findall(r"[\d.]+", text))) for text in re.search(pattern, paper).groups()]
+
+
+def test_projections_are_judged_by_a_linear_head_at_the_papers_scale():
+    configs = configs_of("heads")
+    assert len(configs) == 1 + 2 * 2 * 7
+    assert all(config.eval_protocol == "linear_head" and not config.eval_projections for config in configs)
+    on_h, on_projections = ({(config.proj_head_mode, config.proj_out_dim) for config in configs
+                             if config.linear_head_on_projections == value} for value in (False, True))
+    assert on_projections == on_h - {("none", 128)} == {
+        (mode, 2**exponent) for mode in ("linear", "nonlinear") for exponent in range(5, 12)}
+
+
+def test_projections_are_judged_by_logistic_regression_at_the_small_scale():
+    runs = {run.name: runner.arguments(run, "small") for run in studies.STUDIES["heads"].runs_at("small")}
+    recipe = "--flagfile=paper/recipes/study_small.cfg"
+    assert runs["none"] == [recipe, "--proj_head_mode=none", "--eval_protocol=lbfgs"]
+    assert runs["linear 512"] == [recipe, "--proj_head_mode=linear", "--proj_out_dim=512", "--eval_protocol=lbfgs",
+                                  "--eval_projections"]  # Stored results are found by these flags and their order.
+    assert set(runs) == {"none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128"}
+
+
+def test_cifar_studies_have_the_settings_in_appendix_b9(paper):
+    rates, temperatures, batches = numbers_in(
+        paper, r"learning rate in \$\\\{(.+?)\\\}\$, temperature in \$\\\{(.+?)\\\}\$, "
+        r"and batch size in \$\\\{(.+?)\\\}\$")
+    assert (len(rates), len(temperatures), len(batches)) == (3, 3, 5)
+    (limit,) = numbers_in(paper, r"Training epochs \$\\le\$ (\d+)")[0]
+    runs = {(config.temperature, config.train_batch_size, config.learning_rate, config.train_epochs)
+            for config in configs_of("cifar_temperature")}
+    epochs = {run[3] for run in runs}
+    assert min(epochs) <= limit < max(epochs)
+    assert runs == set(itertools.product(temperatures, batches, rates, epochs))
+    assert {run for run in runs if run[0] == 0.5} == {
+        (config.temperature, config.train_batch_size, config.learning_rate, config.train_epochs)
+        for config in configs_of("cifar_batches")}
+    for run in studies.STUDIES["cifar_temperature"].runs:
+        assert run.plot_columns["training"] == ("up to" if run.plot_columns["epochs"] <= limit else "more than"
+                                                ) + f" {limit:g} epochs"
+
+
+def test_longer_training_reaches_the_papers_batch_sizes_and_epochs(paper):
+    (thousands,), (most,) = numbers_in(paper, r"larger batch size \(up to (\d+)K\) and longer \(up to (\d+) epochs\)")
+    (least,), (same,) = numbers_in(paper, r"using batch size of 4096\) are varied from (\d+) to (\d+)")
+    configs = configs_of("lengths")
+    batches, epochs = ({getattr(config, name) for config in configs} for name in ("train_batch_size", "train_epochs"))
+    assert max(batches) == 1024 * thousands and (min(epochs), max(epochs)) == (least, most) == (least, same)
+    assert len(configs) == len(batches) * len(epochs)
+    assert all(config.learning_rate_scaling == "sqrt" and config.learning_rate == 0.075 for config in configs)
+
+
+def test_other_losses_are_tuned_with_and_without_mining(paper):
+    rates, margins, temperatures = numbers_in(
+        paper, r"tune learning rate in \$\\\{(.+?)\\\}\$ for both loss functions. We further tune the margin in "
+        r"\$\\\{(.+?)\\\}\$ for margin loss, the temperature in \$\\\{(.+?)\\\}\$ for logistic loss")
+    configs = configs_of("tuning")
+    for mining in (False, True):
+        usable = margins - {0} if mining else margins  # Mining with a margin of 0 selects no negatives.
+        assert {(config.margin, config.learning_rate) for config in configs if config.semi_hard == mining
+                and config.contrastive_loss == "margin_triplet"} == set(itertools.product(usable, rates))
+        assert {(config.temperature, config.learning_rate) for config in configs if config.semi_hard == mining
+                and config.contrastive_loss == "nt_logistic"} == set(itertools.product(temperatures, rates))
+    assert len(configs) == 2 * 5 * 8 - 5
+
+
+def test_supervised_training_with_autoaugment_includes_the_epochs_in_the_footnote(paper):
+    (first,), (second,) = numbers_in(paper, r"optimal test accuracy can be achieved between (\d+) and (\d+) epochs")
+    epochs = {config.train_epochs for config in configs_of("supervised_long") if config.augmentation == "autoaugment"}
+    assert {first, second, 90.0} <= epochs
+
+
+def test_three_ways_of_linear_evaluation_have_the_settings_in_appendix_b6(paper):
+    (rate,), (factor,), (epochs,) = numbers_in(
+        paper, r"larger learning rate of ([\d.]+) \(following \$\\mathrm\{LearningRate\}=([\d.]+).times.+?\) "
+        r"and longer training of (\d+) epochs")
+    pretraining = runner.config_of(["--flagfile=paper/recipes/imagenet_paper.cfg"])
+    momentum, lars, joint = configs_of("linear_ways")
+    assert (momentum.learning_rate, momentum.train_epochs) == (factor, epochs)
+    assert momentum.learning_rate * momentum.train_batch_size / 256 == pytest.approx(rate)
+    for name in ("optimizer", "learning_rate", "learning_rate_scaling", "momentum", "weight_decay", "warmup_epochs"):
+        assert getattr(lars, name) == getattr(pretraining, name)
+    for config in (momentum, lars):
+        assert (config.train_mode, config.fine_tune_after_block, config.ft_proj_selector) == ("finetune", 4, 0)
+    assert joint == pretraining.replace(train_epochs=1000)
+
+
+def test_figure_7_has_each_network_with_and_without_labels():
+    configs = configs_of("networks")
+    networks = {(config.resnet_depth, config.width_multiplier) for config in configs}
+    assert len(networks) == 15
+    assert {(config.resnet_depth, config.width_multiplier) for config in configs if config.train_mode == "supervised"
+            and config.train_epochs == 90 and not config.color_jitter_strength} == networks
+    assert {(config.resnet_depth, config.width_multiplier) for config in configs if config.pretraining
+            and config.train_epochs == 100} == networks
+    assert {(config.resnet_depth, config.width_multiplier) for config in configs if config.train_epochs == 1000} == {
+        (50, 1), (50, 2), (50, 4)}
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])

@@ -325,15 +325,18 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
     assert not (tmp_path / "small" / "flip.csv").exists()
 
 
-@pytest.mark.parametrize("study, figure", [("pairs", "pairs"), ("batches", "batches"), ("networks", "parameters")])
+@pytest.mark.parametrize("study, figure", [
+    ("pairs", "pairs"), ("batches", "batches"), ("networks", "parameters"), ("lengths", "batches"),
+    ("cifar_batches", "batches --average=learning_rate"), ("cifar_temperature", "temperatures"), ("linear", "methods")])
 def test_figures_can_be_drawn_from_report_csv_files(study, figure, calls, tmp_path, capsys):
     tables.main(["run", study, f"--dir={tmp_path}"])
     capsys.readouterr()
     tables.main(["report", study, f"--dir={tmp_path}"])
     row_with_changed_flags = "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
     assert (row_with_changed_flags in capsys.readouterr().out) == (study == "batches")
-    figures.main([figure, f"--csv={tmp_path / 'small' / study}.csv", f"--out={tmp_path}"])
-    assert (tmp_path / f"{figure}.png").stat().st_size > 5000
+    name, *options = figure.split()
+    figures.main([name, *options, f"--csv={tmp_path / 'small' / study}.csv", f"--out={tmp_path}"])
+    assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
 _STOPS = """
