@@ -34,7 +34,7 @@ def _find_all(names):
 
 
 def _list():
-    rows = [(name, f"{study.source:24} {len(study.runs_at('paper')):3} runs, {len(study.runs_at('small')):2} at the "
+    rows = [(name, f"{study.source:31} {len(study.runs_at('paper')):3} runs, {len(study.runs_at('small')):2} at the "
              f"small scale   {study.title}") for name, study in studies.STUDIES.items()]
     console.log(console.format_table("studies", rows))
 
