@@ -25,7 +25,6 @@ _COLUMNS = {  # column title -> key in a finished run's results
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
 _SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # shown only if the paper's table has them, or in `Study.shown`
-_NOT_CHANGES = ("eval_protocol", "eval_projections")  # small-scale flags that add evaluations to the same run
 _FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # other columns contain fractions, displayed in %
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's metrics that correspond to `runner.accuracy`
 _SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # metrics that have the same name in the paper
@@ -79,7 +78,8 @@ def _row(run, done, scale, directory):
                     **{f"{probe} from {measure}": values[measure] for measure in ("h", "g(h)")}}
     paper = {f"paper, {measure}": number for measure, number in run.paper.items()}
     changed = run.small_flags.items() if scale == "small" else ()
-    changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed if flag not in _NOT_CHANGES)
+    changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed  # Other evaluations are other columns.
+                              if flag not in ("eval_protocol", "eval_projections"))
     accuracy = runner.accuracy(done)
     ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SHARED_MEASURES},
             **{measure: values[measure] for values in probes.values() for measure in ("h", "g(h)")}}
