@@ -115,9 +115,9 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
         module = tf.saved_model.load(directory)
         outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
     except Exception as error:  # SavedModels from other programs can raise any exception.
-        raise UserError(f"MODEL={saved_model}: this path cannot be loaded and called as a SimCLR "
-                        f"SavedModel ({first_line(error)}). If it contains the weights of a SimCLR "
-                        f"network, export them again with `python -m export --checkpoint={saved_model} --export_dir=DIR`.") from error
+        raise UserError(f"MODEL={saved_model}: this path cannot be loaded and called as a SimCLR SavedModel "
+                        f"({first_line(error)}). If it contains the weights of a SimCLR network, export them again "
+                        f"with `python -m export --checkpoint={saved_model} --export_dir=DIR`.") from error
     if name not in outputs:
         remedy = ("Use a model with a linear head" if name == "logits_sup"
                   else f"Use one of {', '.join(sorted(outputs))}")

@@ -86,7 +86,8 @@ class FolderSource(IndexedSource):
                 spec = tfds.core.ReadInstruction.from_spec(name)
                 name, begin, end = spec.split_name, spec.from_, spec.to
                 if name not in self._splits or spec.unit == "shard":
-                    raise ValueError(f"{term} is not a valid slice of a split. Specify its bounds as numbers of images or as percentages")
+                    raise ValueError(f"{term} is not a valid slice of a split. Specify its bounds as numbers of images "
+                                     "or as percentages")
                 begin, end = (self._row(name, boundary, spec.unit == "%") for boundary in (begin, end))
             yield name, slice(begin, end)
 
