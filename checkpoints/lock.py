@@ -1,4 +1,4 @@
-"""Directory locks that prevent concurrent training runs in, and concurrent exports to, the same `model_dir`.
+"""Locks that prevent concurrent training runs in, and concurrent exports to, the same `model_dir`.
 
 This module uses `fcntl.flock` instead of the filelock library, because filelock truncates the file before it acquires
 the lock. A process that fails to acquire the lock would erase the owner's name or another program's data. filelock also
@@ -20,6 +20,14 @@ _MAX_OWNER_CHARACTERS = 300
 _POLL_SECONDS = 0.2
 
 
+class InUse(UserError):
+    """Raised if another process holds a lock. `owner` describes that process."""
+
+    def __init__(self, text: str, owner: str):
+        super().__init__(text)
+        self.owner = owner
+
+
 class Lock:
     """A directory lock, held by the process that trains in the directory or exports to it.
 
@@ -33,11 +41,12 @@ class Lock:
         Args:
           directory: the directory to lock.
           flag: flag that error messages name; its value is `directory`.
-          name: file name of the lock. Locks with different names are independent.
+          name: file name of the lock, relative to `directory`. Locks with different names are independent.
           wait: whether to wait if another process holds the lock.
 
         Raises:
-          UserError: another process holds the lock and `wait` is False, or the lock file cannot be used.
+          InUse: another process holds the lock and `wait` is False.
+          UserError: the lock file cannot be used.
           Stopped: a signal was received while waiting.
         """
         self._path, self._directory, self._flag = os.path.join(directory, name), directory, flag
@@ -58,8 +67,8 @@ class Lock:
         except BlockingIOError as error:
             owner = file.read(_MAX_OWNER_CHARACTERS).strip() or "another process"
             file.close()
-            raise UserError(f"{self._flag}={self._directory}: the directory is in use by {owner}. Wait for that run to "
-                            "end, stop it, or choose another directory.") from error
+            raise InUse(f"{self._flag}={self._directory}: the directory is in use by {owner}. Wait for that run to "
+                        "end, stop it, or choose another directory.", owner) from error
         except OSError:
             file.close()
             return None
@@ -90,7 +99,7 @@ class Lock:
             time.sleep(_POLL_SECONDS)
 
     def __enter__(self) -> Lock:
-        if self._file is None and self._name == TRAIN:
+        if self._file is None and self._name != EXPORT:
             console.log(f"warning: {self._flag}={self._directory}: this storage does not support locks; do not start a "
                         "second run in this directory")
         return self

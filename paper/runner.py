@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import os
 import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
 import config as config_lib
+from checkpoints.lock import InUse, Lock
 from paper import studies
-from runtime import child_processes, progress
+from runtime import child_processes, console, progress, signals
 from runtime.errors import JobFailed, TrainingDiverged, UserError
 from runtime.paths import slug
 
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_POLL_SECONDS = 2.0  # interval between checks of the runs that other processes execute
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -68,6 +73,16 @@ def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) 
     return ["-m", "paper.probes", f"--checkpoint={checkpoint}", f"--dataset={config.dataset}",
             f"--probes={','.join(run.probes)}", f"--train_split={config.train_split}",
             f"--test_split={config.eval_split}", *([f"--flags={shlex.join(data_flags)}"] if data_flags else [])]
+
+
+def commands(run: studies.Run, scale: str, directory: str, weights: str | None = None,
+             extra: dict | None = None) -> list[list[str]]:
+    """Returns all commands of a run: training or transfer, followed by the run's probes. See `command`."""
+    run_commands = [command(run, scale, directory, weights, extra)]
+    if run.probes:
+        config = config_of([*arguments(run, scale), *config_lib.as_flags(extra or {})])
+        run_commands.append([*probe_command(run, config, directory), f"--out={os.path.join(directory, 'probes.json')}"])
+    return run_commands
 
 
 def config_of(run_arguments: list[str]) -> config_lib.Config:
@@ -141,8 +156,9 @@ def settings_of(run: studies.Run, scale: str, extra: dict | None = None) -> dict
     return json.loads(json.dumps(dict(settings, start=start, probes=run.probes)))
 
 
-def _key(settings):
-    return json.dumps(settings, sort_keys=True)
+def settings_digest(settings: dict) -> str:
+    """Returns a digest of a run's settings (see `settings_of`). Identical runs have the same digest."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def is_current(run: studies.Run, scale: str, done: dict) -> bool:
@@ -157,11 +173,20 @@ def is_current(run: studies.Run, scale: str, done: dict) -> bool:
     return done["settings"] == settings_of(run, scale, extra)
 
 
+class InProgress(UserError):
+    """Raised if another process executes a run. The message names the run and the process."""
+
+
 class Runner:
-    """An executor for runs at one scale. Skips finished runs, and reuses the results of identical runs."""
+    """An executor for runs at one scale. Skips finished runs, and reuses the results of identical runs.
+
+    Any number of processes, also on different machines, can use the same directory. While a process executes a run, it
+    holds a lock whose name is the digest of the run's settings, so no other process executes that run or an identical
+    run of another study.
+    """
 
     def __init__(self, base: str, scale: str, extra: dict | None = None):
-        """Finds the finished runs.
+        """Creates an executor.
 
         Args:
           base: directory for all results.
@@ -174,12 +199,7 @@ class Runner:
         for name in config_lib.settings_with("output"):
             if name in (extra or {}):
                 raise UserError(f"--flags: --{name} is set by paper.tables. Remove it.")
-        self._base, self._scale, self._extra, self._finished = base, scale, extra or {}, {}
-        for name, study in studies.STUDIES.items():
-            for run in study.runs_at(scale):
-                done = read_done(directory_of(base, scale, name, run))
-                if done is not None and done["same_as"] is None:
-                    self._finished[_key(done["settings"])] = directory_of(base, scale, name, run)
+        self._base, self._scale, self._extra = base, scale, extra or {}
 
     def check(self, study: str, run: studies.Run) -> None:
         """Raises `UserError` if a run's arguments are invalid or change settings that its study compares."""
@@ -196,6 +216,38 @@ class Runner:
 
             grid_search.check_settings(run.transfer, _split_settings(run, self._extra)[1])
 
+    def run_all(self, runs: list[tuple[str, studies.Run]]) -> Iterator[tuple[str, studies.Run, dict]]:
+        """Executes runs, given as pairs of study name and run. Yields study name, run and done.json of finished runs.
+
+        Runs that other processes execute are postponed. When no other runs remain, waits for them. If the other process
+        ends before it finishes a run, this process executes that run.
+
+        Raises:
+          UserError, errors.Stopped: see `run`.
+        """
+        remaining, logged, is_waiting = runs, [], False
+        while remaining:
+            postponed = []
+            for study, run in remaining:
+                signals.safe_point()
+                try:
+                    done = self.run(study, run)
+                except InProgress as error:
+                    postponed.append((study, run))
+                    if (study, run) not in logged:
+                        console.log(f"postponed {study}, {run.name}: {error}")
+                        logged.append((study, run))
+                else:
+                    yield study, run, done
+            if len(postponed) < len(remaining):
+                is_waiting = False
+            else:
+                if not is_waiting:
+                    console.log(f"waiting for other processes; postponed runs: {len(postponed)}")
+                is_waiting = True
+                time.sleep(_POLL_SECONDS)
+            remaining = postponed
+
     def run(self, study: str, run: studies.Run) -> dict:
         """Executes a run, preceded by the run that it starts from, if any. Output is written to run.log.
 
@@ -206,29 +258,50 @@ class Runner:
           identical run, relative to `base`, or None.
 
         Raises:
+          InProgress: another process executes the run, an identical run, or the run that it starts from.
           UserError: the run failed without diverging, or its stored results have different settings.
           errors.Stopped: the run was stopped. The same call resumes it.
         """
         directory, settings = directory_of(self._base, self._scale, study, run), settings_of(
             run, self._scale, self._extra)
-        done = read_done(directory)
+        done = _read_done_with(settings, directory)
         if done is not None:
-            if done["settings"] != settings:
-                name = next(name for name in {**settings, **done["settings"]}
-                            if settings.get(name) != done["settings"].get(name))
-                raise UserError(f"{directory}: the stored run has {name}={done['settings'].get(name)}, not "
-                                f"{settings.get(name)}. Remove the directory, or use another --dir.")
             return done
         os.makedirs(directory, exist_ok=True)
-        identical = self._finished.get(_key(settings))
-        if identical is None:
-            done = dict(self._run_new(run, directory), settings=settings, same_as=None)
-            self._finished[_key(settings)] = directory
-        else:
-            done = {**read_done(identical), "same_as": os.path.relpath(identical, self._base)}
-        done = dict(done, arguments=_all_arguments(run, self._scale, self._extra))
-        write_done(directory, done)
+        with self._lock(study, run, settings):
+            _refresh_cache(directory)
+            done = _read_done_with(settings, directory)  # Another process may have finished the run before the lock.
+            if done is None:
+                identical = self._find_finished(settings)
+                if identical is None:
+                    done = dict(self._run_new(run, directory), settings=settings, same_as=None)
+                else:
+                    done = {**read_done(identical), "same_as": os.path.relpath(identical, self._base)}
+                done = dict(done, arguments=_all_arguments(run, self._scale, self._extra))
+                write_done(directory, done)
         return done
+
+    def _lock(self, study, run, settings):
+        """Locks all runs with the given settings. Raises `InProgress` if another process holds the lock."""
+        locks = os.path.join(self._scale, "locks")
+        os.makedirs(os.path.join(self._base, locks), exist_ok=True)
+        try:
+            return Lock(self._base, "--dir", os.path.join(locks, f"{settings_digest(settings)}.lock"))
+        except InUse as error:
+            raise InProgress(f"{study}, {run.name} is in progress in {error.owner}") from error
+
+    def _find_finished(self, settings):
+        """Returns the directory of a finished run of any study with the given settings, or None."""
+        _refresh_cache(os.path.join(self._base, self._scale))
+        for name, study in studies.STUDIES.items():
+            _refresh_cache(os.path.join(self._base, self._scale, name))
+            for run in study.runs_at(self._scale):
+                directory = directory_of(self._base, self._scale, name, run)
+                _refresh_cache(directory)
+                done = read_done(directory)
+                if done is not None and done["same_as"] is None and done["settings"] == settings:
+                    return directory
+        return None
 
     def _run_new(self, run, directory):
         start = run.starts_from and self.run(run.starts_from[0], studies.find_run(run.starts_from))
@@ -247,13 +320,12 @@ class Runner:
 
     def _execute(self, run, directory, weights):
         """Executes the programs of a run and returns their results."""
-        _call(command(run, self._scale, directory, weights, self._extra), directory)
+        for run_command in commands(run, self._scale, directory, weights, self._extra):
+            _call(run_command, directory)
         done = dict(results=_read_results(directory, "result.json"), probes={}, diverged=False)
         if not run.transfer:
             done["million_parameters"] = count_parameters(directory) / 1e6
         if run.probes:
-            config = config_of([*arguments(run, self._scale), *config_lib.as_flags(self._extra)])
-            _call([*probe_command(run, config, directory), f"--out={directory}/probes.json"], directory)
             done["probes"] = _read_results(directory, "probes.json")
         return done
 
@@ -261,6 +333,23 @@ class Runner:
         """Returns the directory with the weights of a finished run."""
         directory = directory_of(self._base, self._scale, run_key[0], studies.find_run(run_key))
         return os.path.abspath(directory if same_as is None else os.path.join(self._base, same_as))
+
+
+def _read_done_with(settings, directory):
+    """Returns a finished run's done.json, or None. Raises `UserError` if the run was executed with other settings."""
+    done = read_done(directory)
+    if done is not None and done["settings"] != settings:
+        name = next(name for name in {**settings, **done["settings"]}
+                    if settings.get(name) != done["settings"].get(name))
+        raise UserError(f"{directory}: the stored run has {name}={done['settings'].get(name)}, not "
+                        f"{settings.get(name)}. Remove the directory, or use another --dir.")
+    return done
+
+
+def _refresh_cache(directory):
+    """Lists a directory. Otherwise, NFS may report for a minute that a file from another machine does not exist."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.listdir(directory)
 
 
 @contextlib.contextmanager

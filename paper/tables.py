@@ -3,12 +3,20 @@
     python -m paper.tables list
     python -m paper.tables show 4                   # the paper's results, by table number or study name
     python -m paper.tables commands 4               # the command for each run, at the paper's scale
+    python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see below)
     python -m paper.tables run 4 --scale=small [--dir=runs/tables] [--flags='--data_dir=DIR']
     python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
 At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes interrupted ones. If a
-run starts from another run's weights, `run` executes that run first. In the output of `commands`, --checkpoint shows
-which table's commands must be executed first. Birdsnap and FGVC Aircraft are not in TFDS, so they are read from
+run starts from another run's weights, `run` executes that run first. Several processes, also on different machines, can
+`run` the same tables in the same --dir: a run that another process executes is postponed.
+
+`commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those of stage 2 start
+from the weights of runs in stage 1. The output includes the runs of other tables that these runs start from. Identical
+runs are printed once. By default, the lines show all flags of run.py, but `report` does not find their results until
+`run` has been executed for the same tables. With --runner, each line is a `run` command that executes one run and
+stores its results for `report`. With --stage, only the lines of one stage are printed, for job arrays. See
+docs/clusters.md. Birdsnap and FGVC Aircraft are not in TFDS, so they are read from
 data/birdsnap and data/aircraft. `report` prints Markdown tables and writes report.md, report.html and one CSV file per
 table to the scale's sub-folder of --dir.
 """
@@ -18,11 +26,10 @@ from __future__ import annotations
 import argparse
 import html
 import os
-import shlex
 
 import config as config_lib
-from paper import runner, studies
-from runtime import command_line, console, signals, tensorflow_startup
+from paper import runner, schedule, studies
+from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
 
@@ -67,26 +74,55 @@ def _with_runs(names, scale):
     return names_with_runs
 
 
-def _commands(names, scale, base):
-    for key in _with_runs(names, scale):
-        for run in studies.STUDIES[key].runs_at(scale):
-            directory, start = runner.directory_of(base, scale, key, run), run.starts_from
-            weights = start and runner.directory_of(base, scale, start[0], studies.find_run(start))
-            console.log(shlex.join(["python", *runner.command(run, scale, directory, weights)]))
-            if run.probes:
-                config = runner.config_of(runner.arguments(run, scale))
-                console.log(shlex.join(["python", *runner.probe_command(run, config, directory)]))
+def _runs_of(names, scale):
+    """Returns the pairs of study name and run of all runs of studies. Raises `UserError` if there are none."""
+    return [(name, run) for name in _with_runs(names, scale) for run in studies.STUDIES[name].runs_at(scale)]
 
 
-def _run(names, scale, base, extra):
-    """Executes the runs in sequence and logs their accuracies."""
-    runs = [(name, run) for name in _with_runs(names, scale) for run in studies.STUDIES[name].runs_at(scale)]
+def _commands(names, scale, base, extra, stage, use_runner):
+    """Prints the commands of all stages, with comments, or only the commands of one stage."""
+    if extra:
+        _create_runner(_runs_of(names, scale), scale, base, extra)
+    runs = schedule.schedule(_with_runs(names, scale), scale, extra)
+    num_stages = runs[-1].stage
+    if stage is not None and not 1 <= stage <= num_stages:
+        raise UserError(f"--stage={stage}: the runs have {num_stages} stage{'s' * (num_stages > 1)}. Use a number from "
+                        f"1 to {num_stages}.")
+    command = schedule.runner_command if use_runner else schedule.direct_command
+    for number in range(1, num_stages + 1) if stage is None else [stage]:
+        in_stage = [scheduled for scheduled in runs if scheduled.stage == number]
+        if stage is None:
+            start = "no dependencies" if number == 1 else f"start from the weights of stage {number - 1}"
+            console.log(f"# stage {number} ({len(in_stage)} run{'s' * (len(in_stage) > 1)}): {start}")
+        for scheduled in in_stage:
+            console.log(command(scheduled, scale, base, extra))
+            if scheduled.identical and stage is None and not use_runner:
+                console.log(f"# identical to the run above: {' '.join(map(schedule.name_of, scheduled.identical))}")
+
+
+def _select(runs, only, scale):
+    """Returns the runs whose names are in `only`, in order, or all runs if `only` is empty."""
+    names = [schedule.name_of((study, run.name)) for study, run in runs]
+    for name in only:
+        if name not in names:
+            raise UserError(f"--only={name}: the tables have no such run at the {scale} scale. Use a name such as "
+                            f"{names[0]}; `commands --runner` prints all names.")
+    return [pair for name, pair in zip(names, runs, strict=True) if not only or name in only]
+
+
+def _create_runner(runs, scale, base, extra):
+    """Returns a `Runner`. Raises `UserError` if the additional flags are invalid for one of the runs."""
     executor = runner.Runner(base, scale, extra)
     for name, run in runs:
-        executor.check(name, run)  # Reports invalid flags before the first run starts.
-    for index, (name, run) in enumerate(runs, 1):
-        signals.safe_point()
-        done = executor.run(name, run)
+        executor.check(name, run)
+    return executor
+
+
+def _run(names, scale, base, extra, only):
+    """Executes the runs and logs their accuracies."""
+    runs = _select(_runs_of(names, scale), only, scale)
+    executor = _create_runner(runs, scale, base, extra)  # Reports invalid flags before the first run starts.
+    for index, (name, run, done) in enumerate(executor.run_all(runs), 1):
         accuracy = runner.accuracy(done)
         result = "diverged" if done["diverged"] else "no accuracy" if accuracy is None else f"{accuracy:.4f}"
         duration = console.format_duration(done["seconds"])
@@ -129,8 +165,15 @@ def _parser():
         command.add_argument("--scale", choices=("paper", "small"), default=default, help="paper: ImageNet, for "
                              "accelerators; small: minutes per run on CPUs (default: %(default)s)")
         command.add_argument("--dir", default="runs/tables", help="directory for all results (default: %(default)s)")
-    subparsers.choices["run"].add_argument("--flags", default="",
-                                           help="additional run.py flags for every run, such as '--data_dir=DIR'")
+    for name in ("commands", "run"):
+        subparsers.choices[name].add_argument("--flags", default="", help="additional run.py flags for every run, such "
+                                              "as '--data_dir=DIR'")
+    subparsers.choices["commands"].add_argument("--stage", type=int, help="print only the commands of this stage, "
+                                                "without comments (default: all stages)")
+    subparsers.choices["commands"].add_argument("--runner", action="store_true", help="print `run --only` commands, "
+                                                "which store results for `report` and lock their runs")
+    subparsers.choices["run"].add_argument("--only", action="append", default=[], metavar="STUDY/RUN", help="execute "
+                                           "only this run, such as color/1_2; can be repeated (default: all)")
     return parser
 
 
@@ -146,7 +189,8 @@ def main(argv: list[str] | None = None) -> None:
         elif options.command == "show":
             _show(_find_all(options.table))
         elif options.command == "commands":
-            _commands(_find_all(options.table), options.scale, options.dir)
+            extra = config_lib.parse_settings(options.flags)
+            _commands(_find_all(options.table), options.scale, options.dir, extra, options.stage, options.runner)
         else:
             tensorflow_startup.load("tensorflow")
             _run_or_report(options)
@@ -158,7 +202,8 @@ def _run_or_report(options):
     """Executes `run` or `report`. Raises `UserError` if --dir cannot be used."""
     try:
         if options.command == "run":
-            _run(_find_all(options.table), options.scale, options.dir, config_lib.parse_settings(options.flags))
+            extra = config_lib.parse_settings(options.flags)
+            _run(_find_all(options.table), options.scale, options.dir, extra, options.only)
         else:
             _report(_find_all(options.table), options.scale, options.dir)
     except OSError as error:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import pathlib
 import shlex
 import signal
@@ -15,9 +16,10 @@ import tensorflow as tf
 
 import config as config_lib
 import model as model_lib
+from checkpoints.lock import Lock
 from config import Config
-from paper import figures, runner, studies, tables
-from runtime.errors import JobFailed, TrainingDiverged, UserError
+from paper import figures, runner, schedule, studies, tables
+from runtime.errors import STOPPED_STATUS, JobFailed, TrainingDiverged, UserError
 from runtime.paths import slug
 from support import ROOT, hostile
 from transfer import cli, tasks
@@ -390,6 +392,191 @@ def test_unknown_tables_and_runs_without_accuracy_are_reported(calls, tmp_path, 
     assert "flip, with: no accuracy" in capsys.readouterr().out
 
 
+# ------------------------------------------------------------------------------------------------- several processes
+
+
+_WORKER = """
+import json, os, pathlib, sys, time
+import tensorflow
+from paper import runner, tables
+
+directory, name, *arguments = sys.argv[1:]
+
+def call(command, run_directory):
+    start = next((argument.split("=")[1] for argument in command if argument.startswith("--checkpoint=")), None)
+    start_is_finished = start is None or os.path.exists(start + "/done.json")
+    settings = [argument for argument in command if not argument.startswith("--model_dir=")]
+    with open(directory + "/executions", "a") as file:
+        file.write(json.dumps([name, settings, start_is_finished]) + "\\n")
+    time.sleep(0.2)
+    pathlib.Path(run_directory, "result.json").write_text('{"eval/lbfgs_top_1_accuracy": 0.5}')
+
+runner._call, runner.count_parameters, runner._POLL_SECONDS = call, lambda directory: 1, 0.1
+pathlib.Path(directory, name).touch()
+while not all(os.path.exists(f"{directory}/{other}") for other in ("one", "two")):
+    time.sleep(0.02)
+tables.main(["run", *arguments, f"--dir={directory}/tables"])
+"""
+
+
+def test_two_processes_execute_every_run_once(tmp_path):
+    names = ["color", "flip", "few_labels"]
+    processes = {name: subprocess.Popen([sys.executable, "-c", _WORKER, str(tmp_path), name, *names], cwd=ROOT,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                 for name in ("one", "two")}
+    for process in processes.values():
+        printed, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        assert len([line for line in printed.splitlines() if ": 0.5000 (" in line]) == 12
+    executions = [json.loads(line) for line in (tmp_path / "executions").read_text().splitlines()]
+    assert {name for name, _, _ in executions} == set(processes)
+    # `few_labels` needs two runs of `linear`. One of them, one of `color` and one of `flip` are identical.
+    assert len(executions) == len({tuple(settings) for _, settings, _ in executions}) == 12
+    assert all(start_is_finished for _, _, start_is_finished in executions)
+    assert all(runner.read_done(runner.directory_of(tmp_path / "tables", "small", name, run))
+               for name in names for run in studies.STUDIES[name].runs_at("small"))
+
+
+def _lock_file(key):
+    """Returns the path of a run's lock, relative to --dir."""
+    settings = runner.settings_of(studies.find_run(key), "small")
+    return f"small/locks/{runner.settings_digest(settings)}.lock"
+
+
+def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(calls, tmp_path, monkeypatch, capsys):
+    (tmp_path / "small" / "locks").mkdir(parents=True)
+    code = ("import sys, time\nfrom checkpoints.lock import Lock\nlock = Lock(*sys.argv[1:])\nprint(1, flush=True)\n"
+            "time.sleep(60)")
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), "--dir", _lock_file(("color", "1/2"))],
+                             cwd=ROOT, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"1\n"
+
+    def kill(seconds):
+        assert seconds == runner._POLL_SECONDS and len(calls) == 1
+        other.kill()
+        other.communicate()
+
+    monkeypatch.setattr(runner.time, "sleep", kill)
+    tables.main(["run", "flip", f"--dir={tmp_path}"])  # The run with flips is identical to the locked one.
+    lines = capsys.readouterr().out.splitlines()
+    assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
+    assert [line.split(" (")[0] for line in lines[1:]] == [
+        "1/2  flip, without: 0.5100", "waiting for other processes; postponed runs: 1", "2/2  flip, with: 0.5200"]
+
+
+def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch, capsys):
+    key = ("linear", "ResNet-50 (2x)")
+    run, directory = studies.find_run(key), tmp_path / "small" / "linear" / "ResNet-50__2x_"
+    directory.mkdir(parents=True)
+    (tmp_path / "small" / "locks").mkdir()
+    with Lock(str(tmp_path), "--dir", _lock_file(key)) as lock:
+
+        def finish_run(seconds):
+            runner.write_done(str(directory), dict(
+                arguments=runner.arguments(run, "small"), settings=runner.settings_of(run, "small"), seconds=1,
+                results={runner.LBFGS: 0.5}, probes={}, commits=[], hardware="", diverged=False, same_as=None))
+            lock.__exit__()
+
+        monkeypatch.setattr(runner.time, "sleep", finish_run)
+        tables.main(["run", "few_labels", f"--dir={tmp_path}"])
+    printed = capsys.readouterr().out
+    assert "postponed few_labels, ResNet-50 (2x), 1 %: linear, ResNet-50 (2x) is in progress in process " in printed
+    assert len(calls) == 5 and not any("study_small.cfg" in call[1] and "--width_multiplier=2" in call
+                                       for call in calls)
+    assert [f"--checkpoint={directory}" in call for call in calls] == [False, False, False, True, True]
+
+
+def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(calls, tmp_path, monkeypatch):
+    class LateLock(Lock):
+        def __init__(self, *arguments):
+            with monkeypatch.context() as patch:
+                patch.setattr(runner, "Lock", Lock)
+                runner.Runner(str(tmp_path), "small").run("flip", studies.find_run(("flip", "with")))
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(runner, "Lock", LateLock)
+    tables.main(["run", "--only=flip/with", f"--dir={tmp_path}"])
+    assert len(calls) == 1
+
+
+def test_waiting_for_other_processes_can_be_stopped(calls, tmp_path, monkeypatch, capsys):
+    (tmp_path / "small" / "locks").mkdir(parents=True)
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    with Lock(str(tmp_path), "--dir", _lock_file(("flip", "without"))), pytest.raises(SystemExit) as stopped:
+        tables.main(["run", "flip", f"--dir={tmp_path}"])
+    assert stopped.value.code == STOPPED_STATUS and len(calls) == 1
+    assert "stopped by SIGTERM: finished work is kept; run the same command again" in capsys.readouterr().out
+
+
+def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls, tmp_path, capsys):
+    tables.main(["commands", "color", "flip", "few_labels", "--scale=small", "--runner", f"--dir={tmp_path}",
+                 "--flags=--data_dir='a b'"])
+    lines = capsys.readouterr().out.splitlines()
+    commands = [shlex.split(line) for line in lines if not line.startswith("#")]
+    for count, (*program, arguments) in enumerate(([*command[:3], command[3:]] for command in commands), 1):
+        assert program == ["python", "-m", "paper.tables"]
+        tables.main(arguments)
+        assert len(calls) == count  # Each line executes one run.
+    assert len(commands) == 12 and all("--data_dir=a b" in call for call in calls)
+    assert all(runner.read_done(runner.directory_of(tmp_path, "small", name, run))
+               for name in ("color", "flip", "few_labels") for run in studies.STUDIES[name].runs_at("small"))
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["run", "flip", "--only=color/1_2"], "--only=color/1_2: the tables have no such run at the small scale. Use a "
+     "name such as flip/with; `commands --runner` prints all names."),
+    (["commands", "transfer", "--stage=3"], "--stage=3: the runs have 2 stages. Use a number from 1 to 2."),
+    (["commands", "flip", "--stage=0"], "--stage=0: the runs have 1 stage. Use a number from 1 to 1."),
+    (["commands", "flip", "--flags=--temperature=-1"], "--temperature=-1"),
+    (["commands", "5", "--flags=--temperature=0.3"], "--flags: --temperature is set to 0.05 by the run")])
+def test_invalid_selections_of_runs_are_reported(arguments, message, calls, tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        tables.main([*arguments, f"--dir={tmp_path / 'out'}"])
+    printed = capsys.readouterr()
+    assert error.value.code == 2 and message in printed.err and printed.err.count("\n") == 1 and not printed.out
+    assert not calls and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_runs_are_scheduled_once_and_after_the_runs_that_they_start_from(scale):
+    names = [name for name, study in studies.STUDIES.items() if study.runs_at(scale)]
+    for selection in (names, ["few_labels"], ["transfer"]):
+        scheduled = schedule.schedule(selection, scale)
+        assert [run.stage for run in scheduled] == sorted(run.stage for run in scheduled)
+        requested = [(name, run.name) for name in selection for run in studies.STUDIES[name].runs_at(scale)]
+        keys = [key for run in scheduled for key in (run.key, *run.identical)]
+        assert len(keys) == len(set(keys)) and set(requested) <= set(keys)
+        settings = [json.dumps(runner.settings_of(studies.find_run(run.key), scale)) for run in scheduled]
+        assert len(settings) == len(set(settings))
+        stage_of = {run.key: run.stage for run in scheduled}
+        for run in scheduled:
+            start = studies.find_run(run.key).starts_from
+            assert run.stage == (1 if start is None else stage_of[run.weights] + 1)
+            if start is not None:
+                assert runner.settings_of(studies.find_run(start), scale) == runner.settings_of(
+                    studies.find_run(run.weights), scale)
+
+
+def test_commands_are_grouped_by_stage(capsys):
+    arguments = ["commands", "few_labels", "color", "flip", "--scale=small", "--dir=out"]
+    tables.main(arguments)
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (index for index, line in enumerate(lines) if line.startswith("# stage"))
+    assert lines[first] == "# stage 1 (8 runs): no dependencies"
+    assert lines[second] == "# stage 2 (4 runs): start from the weights of stage 1"
+    # An identical run provides the weights of `linear, ResNet-50 (1x)`.
+    starts = ["out/small/color/1_2", "out/small/linear/ResNet-50__2x_"] * 2
+    for start, line in zip(starts, lines[second + 1:], strict=True):
+        assert f"--checkpoint={start}" in shlex.split(line)
+        assert any(f"--model_dir={start}" in shlex.split(other) for other in lines[:second])
+    assert "# identical to the run above: flip/with" in lines
+    assert not any(line.endswith("flip/with") for line in lines if line.startswith("python"))
+    subprocess.run(["bash", "-n"], input="\n".join(lines), text=True, check=True)
+    for stage, expected in ((1, lines[:second]), (2, lines[second:])):
+        tables.main([*arguments, f"--stage={stage}"])
+        assert capsys.readouterr().out.splitlines() == [line for line in expected if not line.startswith("#")]
+
+
 @pytest.mark.slow
 def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
     run = studies.Run("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
@@ -408,13 +595,14 @@ def test_subcommands_list_studies_and_print_paper_results_and_commands():
     assert "NT-Xent                 top-1 63.9" in shown
     printed = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True,
                              check=True).stdout
-    lines = [shlex.split(line) for line in printed.splitlines()]
-    assert len(lines) == 2 and lines[1][2:] == [
+    comment, *lines = printed.splitlines()
+    assert comment == "# stage 1 (2 runs): no dependencies" and len(lines) == 2
+    assert shlex.split(lines[1])[2:] == [
         "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/tables/paper/flip/without"]
     printed = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True,
                              check=True).stdout
-    assert printed.count("python run.py") == printed.count("python -m paper.probes") == 4
-    assert "--dataset=imagenet2012" in printed
+    assert printed.count("python run.py") == printed.count(" && python -m paper.probes") == 4
+    assert "--dataset=imagenet2012" in printed and printed.count("/probes.json\n") == 4
     failed = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert failed.returncode == 2 and "Use --scale=small." in failed.stderr
     failed = subprocess.run([*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False)

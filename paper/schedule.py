@@ -1,0 +1,76 @@
+"""The distinct runs of several studies, in stages: each run starts from the weights of a run in an earlier stage."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+
+import config as config_lib
+from paper import runner, studies
+from runtime.paths import slug
+
+Key = tuple[str, str]  # (study name, run name)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduledRun:
+    """A run to execute. `identical` are the keys of the requested runs that share its results."""
+
+    key: Key
+    identical: tuple[Key, ...]
+    stage: int  # 1 if the run starts from no other run, otherwise one more than the stage of the run it starts from
+    weights: Key | None  # the scheduled run whose weights the run starts from, or None
+
+
+def schedule(names: list[str], scale: str, extra: dict | None = None) -> list[ScheduledRun]:
+    """Returns the runs of studies and the runs that they start from, sorted by stage.
+
+    Args:
+      names: names of the studies.
+      scale: paper or small.
+      extra: additional run.py settings.
+    """
+    requested = [(name, run.name) for name in names for run in studies.STUDIES[name].runs_at(scale)]
+    keys_by_digest = {}
+    # The requested runs are first, so they have priority over identical runs of other studies.
+    starts = [start for key in requested for start in _starts(key)]
+    for key in dict.fromkeys([*requested, *starts]):
+        keys_by_digest.setdefault(_digest(key, scale, extra), []).append(key)
+    runs = []
+    for first, *others in keys_by_digest.values():
+        start = studies.find_run(first).starts_from
+        weights = start and keys_by_digest[_digest(start, scale, extra)][0]
+        identical = tuple(key for key in others if key in requested)
+        runs.append(ScheduledRun(first, identical, len(_starts(first)) + 1, weights))
+    return sorted(runs, key=lambda scheduled: scheduled.stage)
+
+
+def _starts(key):
+    """Returns the key of the run that a run starts from, of the run that this one starts from, and so on."""
+    start = studies.find_run(key).starts_from
+    return [] if start is None else [start, *_starts(start)]
+
+
+def _digest(key, scale, extra):
+    return runner.settings_digest(runner.settings_of(studies.find_run(key), scale, extra))
+
+
+def name_of(key: Key) -> str:
+    """Returns a run's name for `python -m paper.tables run --only`: its directory, relative to that of the scale."""
+    study, run = key
+    return f"{study}/{slug(run)}"
+
+
+def direct_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) -> str:
+    """Returns a shell command that executes the programs of a run, with all their flags."""
+    directory, weights = (key and runner.directory_of(base, scale, key[0], studies.find_run(key))
+                          for key in (scheduled.key, scheduled.weights))
+    run_commands = runner.commands(studies.find_run(scheduled.key), scale, directory, weights, extra)
+    return " && ".join(shlex.join(["python", *run_command]) for run_command in run_commands)
+
+
+def runner_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) -> str:
+    """Returns a shell command that executes a run with `python -m paper.tables run`, and stores all its results."""
+    only = [f"--only={name_of(key)}" for key in (scheduled.key, *scheduled.identical)]
+    flags = [f"--flags={shlex.join(config_lib.as_flags(extra))}"] if extra else []
+    return shlex.join(["python", "-m", "paper.tables", "run", *only, f"--scale={scale}", f"--dir={base}", *flags])
