@@ -13,12 +13,13 @@ run starts from another run's weights, `run` executes that run first. Several pr
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those of stage 2 start
 from the weights of runs in stage 1. The output includes the runs of other tables that these runs start from. Identical
-runs are printed once. By default, the lines show all flags of run.py, but `report` does not find their results until
-`run` has been executed for the same tables. With --runner, each line is a `run` command that executes one run and
-stores its results for `report`. With --stage, only the lines of one stage are printed, for job arrays. See
-docs/clusters.md. Birdsnap and FGVC Aircraft are not in TFDS, so they are read from
-data/birdsnap and data/aircraft. `report` prints Markdown tables and writes report.md, report.html and one CSV file per
-table to the scale's sub-folder of --dir.
+runs are printed once. By default, the lines show all flags of run.py, but do not store results for `report`. With
+--runner, each line is a `run` command that locks and executes one run, and stores its results for `report`. With
+--stage, only the lines of one stage are printed, for job arrays. docs/clusters.md explains how to use them with Slurm
+and GNU parallel.
+
+Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft. `report` prints
+Markdown tables and writes report.md, report.html and one CSV file per table to the scale's sub-folder of --dir.
 """
 
 from __future__ import annotations
