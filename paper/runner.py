@@ -23,7 +23,7 @@ from runtime.paths import slug
 
 _RECIPES = "paper/recipes"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_POLL_SECONDS = 2.0  # interval between checks of the runs that other processes execute
+_POLL_SECONDS = 5.0  # interval between checks of the runs that other processes execute
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -245,7 +245,8 @@ class Runner:
                 if not is_waiting:
                     console.log(f"waiting for other processes; postponed runs: {len(postponed)}")
                 is_waiting = True
-                time.sleep(_POLL_SECONDS)
+                with signals.interruptible():
+                    time.sleep(_POLL_SECONDS)
             remaining = postponed
 
     def run(self, study: str, run: studies.Run) -> dict:

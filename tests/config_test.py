@@ -232,7 +232,9 @@ def test_documents_mention_only_existing_flags():
         "flagfile", "logdir", "help", "upgrade", "saved", "output", "export_dir", "archive", "out", "flags", "csv",
         "task", "metric", "train", "test", "validation", "jobs", "steps", "learning_rates", "weight_decays",
         "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters", "train_summary_steps",
-        "variable_schema", "measure", "average"}
+        "variable_schema", "measure", "average", "runner", "stage"}
+    other_programs_flags |= {"array", "cpus", "dependency", "env", "gpus", "job", "mem", "nodes", "nonblock", "ntasks",
+                             "open", "parsable", "requeue", "signal", "sshlogin", "time", "workdir"}  # clusters.md
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "paper" / "recipes").glob("*.cfg")):
         for name in re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text()):
             assert name in other_programs_flags or name in Config.__dataclass_fields__ or (

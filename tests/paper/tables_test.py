@@ -19,7 +19,8 @@ import model as model_lib
 from checkpoints.lock import Lock
 from config import Config
 from paper import figures, runner, schedule, studies, tables
-from runtime.errors import STOPPED_STATUS, JobFailed, TrainingDiverged, UserError
+from runtime import signals
+from runtime.errors import JobFailed, Stopped, TrainingDiverged, UserError
 from runtime.paths import slug
 from support import ROOT, hostile
 from transfer import cli, tasks
@@ -499,13 +500,14 @@ def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(ca
     assert len(calls) == 1
 
 
-def test_waiting_for_other_processes_can_be_stopped(calls, tmp_path, monkeypatch, capsys):
+def test_waiting_for_other_processes_can_be_stopped(calls, tmp_path, monkeypatch):
     (tmp_path / "small" / "locks").mkdir(parents=True)
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
-    with Lock(str(tmp_path), "--dir", _lock_file(("flip", "without"))), pytest.raises(SystemExit) as stopped:
-        tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert stopped.value.code == STOPPED_STATUS and len(calls) == 1
-    assert "stopped by SIGTERM: finished work is kept; run the same command again" in capsys.readouterr().out
+    runs = [("flip", run) for run in studies.STUDIES["flip"].runs_at("small")]
+    with Lock(str(tmp_path), "--dir", _lock_file(("flip", "with"))), signals.StopSignals(), pytest.raises(
+            Stopped, match="stopped by SIGTERM: finished work is kept; run the same command again"):
+        list(runner.Runner(str(tmp_path), "small").run_all(runs))
+    assert len(calls) == 1 and "--norandom_flip" in calls[0]
 
 
 def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls, tmp_path, capsys):
