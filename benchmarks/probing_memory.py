@@ -111,10 +111,10 @@ def logistic_regression_baseline(count):
 
 def mlp_ours(count):
     """Trains and tests a probe of Table 3."""
-    from paper import transformation_probes
+    from probing import mlp
 
-    transformation_probes._MAX_EPOCHS = 1
-    transformation_probes.probe_accuracy(in_file(count, 2), in_file(1000, 2))
+    mlp._MAX_EPOCHS = 1
+    mlp.mlp_accuracy(in_file(count, 2), in_file(1000, 2))
 
 
 def mlp_baseline(count):

@@ -56,6 +56,7 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
             directory = runner.directory_of(base, scale, name, run)
             source = directory if done["same_as"] is None else os.path.join(base, done["same_as"])
             rows.append(_row(run, done, scale, source))
+    _add_changes(studies.STUDIES[name], rows)
     _mark_best(rows)
     return rows
 
@@ -86,12 +87,14 @@ def _row(run, done, scale, directory):
     parameters = _finite_or_none(done.get("million_parameters"))  # None for transfer runs.
     plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
     return {"run": run.name, "changed flags": changed_flags or None, **paper, **results,
-            **_differences(run.paper, ours), "status": "diverged" if done["diverged"] else None,
+            **(_differences(run.paper, ours) if scale == "paper" else {}),
+            "status": "diverged" if done["diverged"] else None,
             "minutes": f"{done['seconds'] / 60:.1f}", **run.plot_columns,
             **(run.small_plot_columns if scale == "small" else {}), "accuracy": accuracy,
             "million parameters": None if parameters is None else round(parameters, 3),
             "_plotted": ours.get(plotted, accuracy), "_paper": run.paper.get(plotted), "_done": done,
-            "_directory": directory}
+            "_directory": directory, "_probe_changes": probes and (
+                _change(ours["h"], ours["g(h)"], 100), _change(run.paper.get("h"), run.paper.get("g(h)"), 1))}
 
 
 def _finite_or_none(value):
@@ -100,11 +103,39 @@ def _finite_or_none(value):
 
 
 def _differences(paper, ours):
-    """Returns the differences (ours minus the paper's) as text, for all metrics that both report."""
+    """Returns the differences (ours minus the paper's) as text, for all metrics that both report.
+
+    They are only meaningful at the paper's scale, since other data sets and batch sizes change all metrics.
+    """
     pairs = {measure: (ours[measure], number) for measure, number in paper.items() if ours.get(measure) is not None}
     return {"difference" if measure in _MAIN_MEASURES else f"difference, {measure}":
             f"{value - number:+.2f}" if measure == "entropy" else f"{100 * value - number:+.1f}"
             for measure, (value, number) in pairs.items()}
+
+
+def _add_changes(study, rows):
+    """Adds each run's change of the accuracy from its baseline run, ours and the paper's, in percentage points.
+
+    For Table 3, the change is that from g(h) to h in the same run.
+    """
+    rows_by_name = {row["run"]: row for row in rows}
+    for row in rows:
+        baseline = rows_by_name.get(study.baseline_of(row["run"]))
+        ours, paper = row.pop("_probe_changes") or (
+            (_change(row["_plotted"], baseline["_plotted"], 100), _change(row["_paper"], baseline["_paper"], 1))
+            if baseline else (None, None))
+        agrees = {True: "yes", False: "no"}[ours * paper > 0] if ours is not None and paper else None
+        row |= {"_change": ours, "_paper_change": paper, "baseline": None if baseline is None else baseline["run"],
+                "change": _signed(ours), "change in the paper": _signed(paper), "same direction": agrees}
+
+
+def _change(value, baseline, scale):
+    """Returns the difference between two values, multiplied by `scale`, or None if one of them is missing."""
+    return None if value is None or baseline is None else scale * (value - baseline)
+
+
+def _signed(change):
+    return None if change is None else f"{change:+.1f}"
 
 
 def _mark_best(rows):
@@ -155,12 +186,58 @@ def shown_table(rows: list[dict], shown: tuple[str, ...] = ()) -> tuple[list[str
       shown: columns to show even if the paper's table does not have them.
     """
     column_order = ("run", "changed flags", *_titles_with(rows, "paper, "), "million parameters", *_COLUMNS,
-                    "majority baseline", *_titles_with(rows, " from "), *_titles_with(rows, "difference"), "status",
-                    "minutes")
+                    "majority baseline", *_titles_with(rows, " from "), *_titles_with(rows, "difference"), "baseline",
+                    "change", "change in the paper", "same direction", "status", "minutes")
     in_paper = {title.removeprefix("paper, ") for title in _titles_with(rows, "paper, ")}
     titles = [title for title in dict.fromkeys(column_order) if any(row.get(title) is not None for row in rows)
-              and (title not in _SHOWN_WITH_PAPER or title in in_paper or title in shown)]
+              and (title not in _SHOWN_WITH_PAPER or title in in_paper or title in shown)
+              and (title != "baseline" or len(_baselines(rows)) > 1)]
     return titles, [[_displayed(title, row) for title in titles] for row in rows]
+
+
+def _baselines(rows):
+    """Returns the set of the runs that others are compared with."""
+    return {row["baseline"] for row in rows} - {None}
+
+
+def _without_constant_columns(titles, texts):
+    """Removes the columns that have the same text in all of several rows. Returns the table and a sentence on them."""
+    constant = {index for index, column in enumerate(zip(*texts)) if len(texts) > 1 and len(set(column)) == 1}
+    sentence = "; ".join(f"{titles[index]}: {texts[0][index]}" for index in sorted(constant))
+    table = [[text for index, text in enumerate(row) if index not in constant] for row in (titles, *texts)]
+    return (table[0], table[1:]), f"In all rows, {sentence}." if sentence else ""
+
+
+def _results(name, rows, base, scale):
+    """Returns a study's table (None if there are no rows), the sentences above it, and the sentences below it."""
+    study = studies.STUDIES[name]
+    above = [_finding(study, rows, scale)]
+    if not rows:
+        how = f"`python -m paper.tables run {name} --scale={scale} --dir={shlex.quote(base)}` executes the runs."
+        return None, above + [f"Not run. {how}"] * bool(study.runs_at(scale)), []
+    table, constant = _without_constant_columns(*shown_table(rows, study.shown))
+    above += ["Accuracies in %.", constant]
+    if any(row["change"] for row in rows):
+        above += [_meaning_of_change(rows)]
+    below = [_seeds_text(base, scale)] if "change" in table[0] and scale == "small" else []
+    return table, list(filter(None, above)), [*filter(None, below), *_correlation_texts(name, base, scale)]
+
+
+def _meaning_of_change(rows):
+    """Returns a sentence that explains the column `change`."""
+    baselines = _baselines(rows)
+    start = "g(h) to h" if not baselines else "the run in the column baseline" if len(baselines) > 1 else (
+        f"the run {baselines.pop()}")
+    return f"Changes of the accuracy from {start} are in percentage points."
+
+
+def _seeds_text(base, scale):
+    """Returns a sentence on the standard deviation over seeds, or "" if it has not been measured."""
+    group = next((group for group in averages("seeds", rows_of("seeds", base, scale))
+                  if group["standard deviation"] is not None), None)
+    return "" if group is None else (
+        f"For comparison: the standard deviation of the accuracy over {group['runs']} seeds of the default run is "
+        f"{100 * group['standard deviation']:.1f} points (study seeds).")
 
 
 def _displayed(title, row):
@@ -178,14 +255,10 @@ def _displayed(title, row):
 def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
     """Returns the report on a study as lines of Markdown. For the arguments, see `rows_of`."""
     study = studies.STUDIES[name]
-    lines = [f"### {study.title} ({study.source})", f"{_finding(study, rows, scale)} Accuracies in %.", ""]
-    if rows:
-        lines += _markdown_table(*shown_table(rows, study.shown))
-    elif study.runs_at(scale):
-        lines += ["Not run."]
-    sentences = [line for text in _correlation_texts(name, base, scale) for line in ("", text)]
-    return [*lines, *sentences, "", *_markdown_averages(averages(name, rows)), *_markdown_flags(rows),
-            *_markdown_cited(study)]
+    table, above, below = _results(name, rows, base, scale)
+    lines = [f"### {study.title} ({study.source})", " ".join(above), "", *(_markdown_table(*table) if table else [])]
+    return [*lines, *(line for text in below for line in ("", text)), "", *_markdown_averages(averages(name, rows)),
+            *_markdown_flags(rows), *_markdown_cited(study)]
 
 
 def _finding(study, rows, scale):
@@ -359,6 +432,8 @@ def summary(rows_by_study: dict[str, list[dict]]) -> str:
     machines = sorted({_without_control(content["hardware"]) for content in done.values()})
     versions = sorted({_without_control(version) for content in done.values() for version in content["commits"]
                        if version})
+    if not done:
+        return "No finished runs. `python -m paper.tables run 1 --scale=small` executes those of Table 1, for example."
     duration = console.format_duration(sum(content["seconds"] for content in done.values()))
     sentences = [f"{len(done)} runs, {duration} in total"]
     sentences += ["; ".join(machines)] * bool(machines) + [f"Version {', '.join(versions)}"] * bool(versions)
@@ -393,35 +468,44 @@ def _finalize(value):
 def _section(name, rows, base, scale):
     """Returns a study's text, tables and plot for the template."""
     study, groups = studies.STUDIES[name], averages(name, rows)
+    table, above, below = _results(name, rows, base, scale)
     return dict(
-        name=name, title=study.title, source=study.source, finding=_finding(study, rows, scale),
-        table=shown_table(rows, study.shown) if rows else None, not_run=not rows and bool(study.runs_at(scale)),
-        plot=_plot(rows), averages=_averages_table(groups) if groups else None,
-        sentences=_correlation_texts(name, base, scale) if rows else [], flags=_flags_table(rows) if rows else None,
-        cited=_cited_table(study) if study.cited else None)
+        name=name, title=study.title, source=study.source, above=" ".join(above).replace("`", ""), table=table,
+        plot=_plot(rows, scale), averages=_averages_table(groups) if groups else None, below=below,
+        flags=_flags_table(rows) if rows else None, cited=_cited_table(study) if study.cited else None)
 
 
-def _plot(rows):
-    """Returns a base64-encoded SVG plot of our accuracies (dots) and the paper's (diamonds), or "" if there are none.
+def _plot(rows, scale):
+    """Returns a base64-encoded SVG plot of our results (dots) and the paper's (diamonds), or "" if there are none.
 
-    For Table 3, the plot shows the accuracies of predictions from h.
+    At the paper's scale, the results are accuracies (for Table 3, of predictions from h). At the small scale, whose
+    accuracies are not comparable with the paper's, they are changes from the baseline run if there is one, and
+    otherwise our accuracies.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [row for row in rows if row["_plotted"] is not None]
-    if not rows:
+    plots_changes = scale == "small" and any(row["_change"] is not None for row in rows)
+    if plots_changes:
+        points = [(row["run"], row["_change"], row["_paper_change"]) for row in rows if row["_change"] is not None]
+    else:
+        points = [(row["run"], 100 * row["_plotted"], row["_paper"] if scale == "paper" else None)
+                  for row in rows if row["_plotted"] is not None]
+    if not points:
         return ""
-    figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(rows)))
-    heights = np.arange(len(rows))[::-1]
-    axis.scatter([100 * row["_plotted"] for row in rows], heights, color="black", label="ours", zorder=3)
-    paper_points = [(row["_paper"], height) for height, row in zip(heights, rows) if row["_paper"] is not None]
+    names, ours, paper = zip(*points)
+    figure, axis = plt.subplots(figsize=(7, 0.6 + 0.26 * len(points)))
+    heights = np.arange(len(points))[::-1]
+    axis.scatter(ours, heights, color="black", label="ours", zorder=3)
+    paper_points = [(value, height) for height, value in zip(heights, paper) if value is not None]
     if paper_points:
         axis.scatter(*zip(*paper_points), marker="D", color="black", facecolors="white", label="paper", zorder=3)
-    axis.set_yticks(heights, [row["run"] for row in rows], fontsize=8)
-    axis.set_xlabel("accuracy, %")
+    if plots_changes:
+        axis.axvline(0, color="0.6", linewidth=1)
+    axis.set_yticks(heights, names, fontsize=8)
+    axis.set_xlabel("change of the accuracy, percentage points" if plots_changes else "accuracy, %")
     axis.grid(axis="y", color="0.85")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     buffer = io.BytesIO()

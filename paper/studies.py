@@ -11,6 +11,8 @@ import dataclasses
 import itertools
 import math
 import pathlib
+import re
+from collections.abc import Callable
 
 from runtime.errors import UserError
 
@@ -47,6 +49,13 @@ class Study:
     cited: tuple = ()  # (name, metric -> number or text) for the paper's rows without runs, such as other methods
     averaged_over: tuple = ()  # plot columns; the report shows mean and standard deviation over their values
     shown: tuple = ()  # result columns of the report that are shown although the paper prints no such numbers
+    # Name of the run that the other runs are compared with, or a function that returns it for the name of a run.
+    baseline: str | Callable[[str], str] = ""
+
+    def baseline_of(self, run: str) -> str | None:
+        """Returns the name of the run that a run is compared with, or None. It may not exist at the small scale."""
+        name = self.baseline(run) if callable(self.baseline) else self.baseline
+        return None if name == run else name or None
 
     def runs_at(self, scale: str) -> list[Run]:
         """Returns the runs for the given scale (`paper` or `small`)."""
@@ -519,36 +528,62 @@ def _named_rows(table, header):
                  for row in read_numbers(table))
 
 
+def _replace(pattern, replacement):
+    """Returns a function that replaces a regular expression in the name of a run by that of its baseline."""
+    return lambda name: re.sub(pattern, replacement, name)
+
+
+def _baseline_of_batch(name):
+    """Returns the baseline of linear scaling, which is square-root scaling, and of batches, which is size 512."""
+    return name.replace("linear", "sqrt") if "linear" in name else re.sub(r"sqrt \d+", "sqrt 512", name)
+
+
+def _baseline_of_network(name):
+    """Returns the network pretrained for 100 epochs, or, for such a run, the smallest network."""
+    same_network = name.removeprefix("supervised ").removesuffix(", 1000 epochs")
+    return _network(1, 18) if same_network == name else same_network
+
+
+def _baseline_of_transfer(name):
+    """Returns the supervised encoder, or, for transfer to digits, training from scratch."""
+    if "digits" in name:
+        return name.replace("finetune, SimCLR", "scratch, random")
+    return name.replace("SimCLR", "supervised")
+
+
 STUDIES = {
     "pairs": Study(
         "Pairs of transformations", "Figure 5", "no single transformation suffices; crop combined with color stands "
-        "out", _pairs(), tuple(f"{first} {second}" for first in _SMALL_OPERATORS for second in _SMALL_OPERATORS)),
+        "out", _pairs(), tuple(f"{first} {second}" for first in _SMALL_OPERATORS for second in _SMALL_OPERATORS),
+        baseline="crop color"),
     "color": Study(
         "Strength of color distortion, contrastive", "Table 1", "stronger color distortion helps, up to the default "
-        "strength; AutoAugment helps less", _color_strengths("SimCLR")),
+        "strength; AutoAugment helps less", _color_strengths("SimCLR"), baseline="1"),
     "color_supervised": Study(
         "Strength of color distortion, supervised", "Table 1", "stronger color distortion does not help supervised "
         "training", _color_strengths("Supervised", **_SUPERVISED),
-        ("1/8", "1/2", "1 + blur", "AutoAugment")),
-    "flip": Study("Random flips", "Appendix A", "flips help but are not essential", _flips()),
+        ("1/8", "1/2", "1 + blur", "AutoAugment"), baseline="1/8"),
+    "flip": Study("Random flips", "Appendix A", "flips help but are not essential", _flips(),
+                  baseline="with"),
     "broader": Study("Broader augmentation", "Appendix B.2", "Sobel, equalize, solarize and motion blur help a little",
-                     _broader(), ("simclr (1x)", "broader (1x)")),
-    "losses": Study("Losses", "Table 4", "semi-hard negatives help the other losses; NT-Xent is far better", _losses()),
+                     _broader(), ("simclr (1x)", "broader (1x)"), baseline=_replace("broader", "simclr")),
+    "losses": Study("Losses", "Table 4", "semi-hard negatives help the other losses; NT-Xent is far better", _losses(),
+                    baseline="NT-Xent"),
     "tuning": Study("Tuning of the other losses", "Appendix B.10", "hyper-parameter grids; Table 4 shows the best runs",
                     _tuning(), (
         "margin 0.0, rate 0.1", "margin 1.6, rate 0.1", "NT-Logistic, temperature 0.2, rate 0.1",
         "NT-Logistic, temperature 1.0, rate 0.1", "margin 0.4, rate 0.1, semi-hard",
         "margin 1.6, rate 0.1, semi-hard", "NT-Logistic, temperature 0.2, rate 0.1, semi-hard",
-        "NT-Logistic, temperature 1.0, rate 0.1, semi-hard")),
+        "NT-Logistic, temperature 1.0, rate 0.1, semi-hard"), baseline=_replace(", semi-hard", "")),
     "temperature": Study(
         "Temperature and l2 normalization", "Table 5", "both matter; without normalization, contrastive accuracy is "
         "higher but the representation is worse (entropy and contrastive accuracy are computed on batches of 4096 "
         "images, or 256 at the small scale)",
-        _temperatures()),
+        _temperatures(), baseline="l2 norm, 0.1"),
     "heads": Study(
         "Projection heads", "Figure 8", "a nonlinear head is better than a linear one (by 3 %) and much better than "
         "none (by 10 %); h is better than g(h) (by 10 %); the output dimension does not matter", _heads(),
-        ("none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128")),
+        ("none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128"), baseline="nonlinear 128"),
     "probes": Study(
         "Information in h and g(h)", "Table 3", "h retains information about the transformation that g(h) discards",
         _probes(), ("color", "rotation", "sobel")),
@@ -557,70 +592,79 @@ STUDIES = {
         "training is short; square-root scaling helps with small batches", _batches(),
         tuple(f"{scaling} {batch}, {epochs} epochs" for scaling, batch, epochs in (
             ("sqrt", 512, 100), ("sqrt", 2048, 100), ("sqrt", 512, 400), ("sqrt", 2048, 400), ("linear", 512, 100),
-            ("linear", 2048, 100))), shown=("top-5",)),
+            ("linear", 2048, 100))), shown=("top-5",), baseline=_baseline_of_batch),
     "networks": Study(
         "Depth and width", "Figure 7", "larger networks are better; the gap to supervised training shrinks with size",
         (*_networks((18, 34, 50, 101, 152), _WIDTHS), *_long_networks()),
-        ("ResNet-18 (1x)", "supervised ResNet-18 (1x)"), _networks((10,), (1, 2))),
+        ("ResNet-18 (1x)", "supervised ResNet-18 (1x)"), _networks((10,), (1, 2)), baseline=_baseline_of_network),
     "cifar_batches": Study(
         "Batch size and epochs on CIFAR-10", "Figure B.7", "as on ImageNet, training longer helps; the largest batch "
         "is slightly worse (averages over three learning rates)", _cifar_batches(),
         tuple(f"batch {batch}, {epochs} epochs, rate {rate}" for batch in (1024, 2048) for epochs in (500, 1000)
-              for rate in _CIFAR_RATES), averaged_over=("learning_rate",)),
+              for rate in _CIFAR_RATES), averaged_over=("learning_rate",),
+        baseline=_replace(r"batch \d+", "batch 1024")),
     "cifar_temperature": Study(
         "Temperature and batch size on CIFAR-10", "Figure B.8, Appendix B.9", "temperature 0.5 is best at every batch "
         "size; temperature 0.1 improves with larger batches (averages over learning rates and epochs)",
         _cifar_temperatures(), tuple(
             f"temperature {temperature}, batch {batch}{ending}" for temperature in (0.1, 0.5)
             for batch in (1024, 2048) for ending in ("", ", rate 0.5, 1000 epochs", ", rate 1.5, 1000 epochs")),
-        averaged_over=("learning_rate", "epochs")),
+        averaged_over=("learning_rate", "epochs"), baseline=_replace(r"temperature [\d.]+", "temperature 0.5")),
     "linear": Study("Linear evaluation", "Table 6, Figure 1", "SimCLR outperforms earlier methods; wider networks are "
-                    "better still", _linear(), (_network(1), _network(2)), cited=tuple(
+                    "better still", _linear(), (_network(1), _network(2)), baseline=_network(1), cited=tuple(
                         (name, _linear_numbers(row)) for name, row in _cited_rows("table_6"))),
     "linear_ways": Study("Ways of linear evaluation", "Appendix B.6", "training a linear head on the frozen encoder, "
-                         "with momentum or LARS, or during pretraining, gives similar results", _linear_ways()),
+                         "with momentum or LARS, or during pretraining, gives similar results", _linear_ways(),
+                         baseline="momentum"),
     "few_labels": Study("Few labels", "Table 7, Table B.4", "with few labels, fine-tuning is far better than training "
                         "from scratch", _few_labels(_widths_after("linear"), _few_labels_columns(
                             _FEW, {"top-1": _simclr_rows("table_b4"), "top-5": _simclr_rows("table_7")})),
                         tuple(f"{_network(width)}, {text}" for width in (1, 2) for text in ("1 %", "10 %")),
-                        cited=_few_labels_cited()),
+                        cited=_few_labels_cited(), baseline=_replace(r"\(\dx\)", "(1x)")),
     "few_labels_broader": Study(
         "Few labels after broader augmentation", "Table B.2", "accuracy is slightly higher than after the default "
         "augmentation; with all labels, pretraining helps wide networks", _few_labels(
             _widths_after("broader", "broader ({}x)".format), _few_labels_columns(
                 _LABEL_FRACTIONS, dict.fromkeys(("top-1", "top-5"), _by_width(read_numbers("table_b2"))))),
-        tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %"))),
+        tuple(f"{_network(1)}, {text}" for text in ("1 %", "10 %", "100 %")),
+        baseline=_replace(r"\(\dx\)", "(1x)")),
     "all_labels": Study(
         "All labels", "Appendix B.2", "with all labels, fine-tuning wide networks is better than training from "
         "scratch; broader augmentation in pretraining (few_labels_broader) improves it a little", _all_labels(),
-        (f"without broader augmentation, {_network(1)}", f"from scratch, {_network(1)}")),
+        (f"without broader augmentation, {_network(1)}", f"from scratch, {_network(1)}"),
+        baseline=_replace("without broader augmentation", "from scratch")),
     "lengths": Study(
         "Longer training and larger batches", "Figure B.2", "longer training is better, up to 3200 epochs; batches "
         "above 8192 do not help", _lengths(), (
             *(f"{epochs} epochs" for epochs in (50, 100, 200, 400)),
-            *(f"batch {batch}, {epochs} epochs" for batch in (16384, 32768) for epochs in (100, 400)))),
+            *(f"batch {batch}, {epochs} epochs" for batch in (16384, 32768) for epochs in (100, 400))),
+        baseline=lambda name: re.sub(r"batch \d+, ", "", name) if "batch" in name else "100 epochs"),
     "few_labels_lengths": Study(
         "Few labels after longer training", "Figure B.5", "accuracy after fine-tuning is almost linear in "
         "linear-evaluation accuracy; longer training helps more with fewer labels",
         _few_labels([(f"{epochs} epochs", ("lengths", f"{epochs} epochs"), {}) for epochs in _LENGTHS],
                     _few_labels_columns(_FEW)),
-        tuple(f"{epochs} epochs, {labels}" for labels in ("1 %", "10 %") for epochs in (50, 100, 200, 400))),
+        tuple(f"{epochs} epochs, {labels}" for labels in ("1 %", "10 %") for epochs in (50, 100, 200, 400)),
+        baseline=_replace(r"^\d+ epochs", "100 epochs")),
     "few_labels_networks": Study(
         "Few labels with other networks", "Figure B.6", "larger networks benefit more from fine-tuning on few labels",
         _few_labels(_depths_and_widths((18, 34, 50, 101, 152), _WIDTHS), _few_labels_columns(_FEW)), (),
-        _few_labels([*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))], _few_labels_columns(_FEW))),
+        _few_labels([*_depths_and_widths((10,), (1, 2)), *_depths_and_widths((18,), (1,))], _few_labels_columns(_FEW)),
+        baseline=_replace(r"^.*(?=, \d+ %)", _network(1, 18))),
     "supervised_long": Study(
         "Longer supervised training", "Table B.3", "neither longer training nor stronger augmentation helps "
         "supervised training much", _supervised_long(),
         tuple(f"{_network(1)}, {epochs} epochs, {name}" for epochs in (90, 500) for name in (
-            "crop", "crop, color", "crop, color, blur", "AutoAugment"))),
+            "crop", "crop, color", "crop, color, blur", "AutoAugment")),
+        baseline=_replace(r", \d+ epochs, .*", ", 90 epochs, crop")),
     "transfer": Study("Transfer, ResNet-50 (4x)", "Table 8", "with fine-tuning, SimCLR is better than supervised "
                       "pretraining on 5 data sets, equal on 5 and worse on 2", _transfers(4, "table_8"), (),
-                      _small_transfers()),
+                      _small_transfers(), baseline=_baseline_of_transfer),
     "transfer_1x": Study("Transfer, ResNet-50", "Table B.5", "for this smaller network, supervised pretraining is "
-                         "better", _transfers(1, "table_b5"), ()),
+                         "better", _transfers(1, "table_b5"), (), baseline=_baseline_of_transfer),
     "cifar10": Study("CIFAR-10", "Appendix B.9", "SimCLR nearly matches supervised training", _cifar(),
-                     cited=tuple((row["Method"], _top_1(row["Top 1"])) for row in read_numbers("appendix_b9")[2:])),
+                     baseline="supervised", cited=tuple(
+                         (row["Method"], _top_1(row["Top 1"])) for row in read_numbers("appendix_b9")[2:])),
     "formulas": Study("Losses and their gradients", "Table 2", "formulas, where u' is u transposed; objective.py "
                       "implements these losses, and Table 4 compares them", (), cited=_named_rows("table_2", "Name")),
     "designs": Study("Design choices of other methods", "Table C.1", "descriptions without numbers to compare", (),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
@@ -12,7 +10,7 @@ import data_util
 from augmentation import operators
 from config import Config
 from paper import common
-from probing import features
+from probing import features, mlp
 from runtime import progress, rng
 from runtime.errors import UserError
 from sources import datasets
@@ -20,12 +18,6 @@ from sources.source import Source
 
 _SEED = 1
 _BATCH_SIZE = 256
-_HIDDEN_UNITS = 256
-# Early stopping, with the default values of scikit-learn's MLPClassifier: training stops after `_PATIENCE` epochs in
-# which the accuracy on held-out examples did not increase by more than `_MIN_GAIN`.
-_VALIDATION_FRACTION, _PATIENCE, _MIN_GAIN = 0.1, 10, 1e-4
-_MAX_EPOCHS = 100
-_BLOCK_ROWS = 10_000  # number of examples in memory; a multiple of the MLP's batch size of 200
 
 
 def _with_identity(function):
@@ -90,49 +82,6 @@ def probe_features(model: keras.Model, source: Source, split: str, probe: str, s
     return [h_file.read(f"h of {split}"), z_file.read(f"g(h) of {split}"), np.concatenate(all_classes)]
 
 
-def probe_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> float:
-    """Returns the test accuracy of an MLP with one hidden layer, trained by Adam with early stopping.
-
-    Only one block of examples at a time is in memory, apart from memory maps.
-
-    Args:
-      train: (features [n, d], classes [n]).
-      test: (features [m, d], classes [m]).
-    """
-    from sklearn import model_selection, neural_network, preprocessing
-
-    vectors, classes = train
-    fit, validation = model_selection.train_test_split(
-        np.arange(len(classes)), test_size=_VALIDATION_FRACTION, stratify=classes, random_state=_SEED)
-    scaler = preprocessing.StandardScaler()
-    for rows in _blocks(np.sort(fit)):
-        scaler.partial_fit(vectors[rows])
-    network = neural_network.MLPClassifier(_HIDDEN_UNITS, random_state=_SEED)
-    random, labels = np.random.default_rng(_SEED), np.unique(classes)
-    best_accuracy, best_network, num_epochs_without_gain = -1.0, None, 0
-    for _ in range(_MAX_EPOCHS):
-        for rows in _blocks(random.permutation(fit)):
-            network.partial_fit(scaler.transform(vectors[rows]), classes[rows], classes=labels)
-        accuracy = _accuracy(network, scaler, vectors, classes, validation)
-        num_epochs_without_gain = 0 if accuracy > best_accuracy + _MIN_GAIN else num_epochs_without_gain + 1
-        if accuracy > best_accuracy:
-            best_accuracy, best_network = accuracy, copy.deepcopy(network)
-        if num_epochs_without_gain >= _PATIENCE:
-            break
-    return _accuracy(best_network, scaler, *test, np.arange(len(test[1])))
-
-
-def _blocks(rows):
-    """Divides row indices [n] into blocks of at most `_BLOCK_ROWS`."""
-    return np.split(rows, range(_BLOCK_ROWS, len(rows), _BLOCK_ROWS))
-
-
-def _accuracy(network, scaler, vectors, classes, rows):
-    """Returns the accuracy of a network on the given rows of vectors [n, d]."""
-    hits = [network.predict(scaler.transform(vectors[block])) == classes[block] for block in _blocks(rows)]
-    return float(np.concatenate(hits).mean())
-
-
 def run_probes(model: keras.Model, config: Config, probes: list[str], train_split: str, test_split: str
                ) -> dict[str, dict[str, float]]:
     """Runs the probes on a network.
@@ -158,6 +107,6 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
         train_h, train_z, train_classes = probe_features(model, source, train_split, probe, *preprocessing)
         test_h, test_z, test_classes = probe_features(model, source, test_split, probe, *preprocessing)
         results[probe] = {"majority_baseline": max(probability for probability, _ in PROBES[probe]),
-                          "h": probe_accuracy((train_h, train_classes), (test_h, test_classes)),
-                          "z": probe_accuracy((train_z, train_classes), (test_z, test_classes))}
+                          "h": mlp.mlp_accuracy((train_h, train_classes), (test_h, test_classes)),
+                          "z": mlp.mlp_accuracy((train_z, train_classes), (test_z, test_classes))}
     return results

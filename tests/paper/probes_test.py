@@ -1,7 +1,6 @@
 """Table 3 probes: transformed images, their classes, and plausible accuracies."""
 
 import json
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from checkpoints import run_directory
 from config import Config
 from export import saving
 from paper import common, probes, transformation_probes
-from probing import features
 from runtime.errors import UserError
 from support.images import photographs
 
@@ -46,35 +44,6 @@ def test_each_class_has_the_right_transformation_and_share_of_images(probe):
     else:
         differences = (transformed - photo).std((1, 2, 3))
         assert differences.min() > 0.02 and differences.std() > 0.02
-
-
-def test_mlp_separates_clusters_and_rings_and_is_at_chance_level_on_noise():
-    random = np.random.default_rng(0)
-    classes = random.integers(0, 4, 1500)
-    clusters = np.eye(4)[classes] @ random.standard_normal((4, 20)) * 3 + random.standard_normal((1500, 20)) * 0.3
-    noise = random.standard_normal((1500, 20))
-    for vectors, low, high in ((clusters, 0.99, 1.0), (noise, 0.17, 0.33)):
-        train_set, test_set = (vectors[:1000], classes[:1000]), (vectors[1000:], classes[1000:])
-        accuracy = transformation_probes.probe_accuracy(train_set, test_set)
-        assert low <= accuracy <= high
-    rings = random.integers(0, 2, 1500)
-    angles = random.uniform(0, 2 * np.pi, 1500)
-    points = ((1 + rings) * np.stack([np.cos(angles), np.sin(angles)])).T  # No line separates the two circles.
-    assert transformation_probes.probe_accuracy((points[:1000], rings[:1000]), (points[1000:], rings[1000:])) > 0.97
-
-
-def test_memory_of_the_mlp_does_not_grow_with_the_number_of_examples(monkeypatch):
-    monkeypatch.setattr(transformation_probes, "_BLOCK_ROWS", 1000)
-    monkeypatch.setattr(transformation_probes, "_MAX_EPOCHS", 1)
-    random, file = np.random.default_rng(0), features.VectorFile()
-    for _ in range(40):
-        file.append(random.normal(size=(1000, 128)))
-    vectors, classes = file.read("h"), random.integers(0, 2, 40_000)
-    tracemalloc.start()
-    transformation_probes.probe_accuracy((vectors, classes), (vectors, classes))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 0.5 * vectors.nbytes
 
 
 def test_probes_run_from_the_command_line(tmp_path, capsys):

@@ -80,17 +80,21 @@ def test_runs_from_changed_studies_or_recipes_are_omitted(tmp_path):
     assert [row["run"] for row in report.rows_of("color", str(tmp_path), "small")] == ["1/8", "1"]
 
 
-def test_every_metric_of_the_paper_has_a_difference_column(tmp_path):
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_metrics_are_subtracted_from_the_papers_only_at_the_papers_scale(scale, tmp_path):
     finish(tmp_path, "temperature", studies.find_run(("temperature", "l2 norm, 0.1")), {
-        runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0})
-    finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
+        runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0}, scale)
+    finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5}, scale,
            probes=dict(rotation=dict(guess=0.25, h=0.7, z=0.3)))  # Earlier versions wrote the key "guess".
     finish(tmp_path, "linear", studies.find_run(("linear", "ResNet-50 (1x)")), {
-        runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9})
+        runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9}, scale)
     shown = {}
     for name in ("temperature", "probes", "linear"):
-        titles, (texts,) = report.shown_table(report.rows_of(name, str(tmp_path), "small"))
+        titles, (texts,) = report.shown_table(report.rows_of(name, str(tmp_path), scale))
         shown[name] = dict(zip(titles, texts))
+    if scale == "small":
+        assert not [title for texts in shown.values() for title in texts if "difference" in title]
+        return
     assert {title: text for title, text in shown["temperature"].items() if "difference" in title} == {
         "difference, entropy": "-0.50", "difference, contrastive accuracy": "+2.2", "difference": "-14.4"}
     assert {title: text for title, text in shown["probes"].items() if "difference" in title} == {
@@ -98,6 +102,56 @@ def test_every_metric_of_the_paper_has_a_difference_column(tmp_path):
     assert shown["probes"]["majority baseline"] == "25.0"
     assert (shown["linear"]["difference"], shown["linear"]["difference, top-5"]) == ("-19.3", "+1.0")
     assert (shown["linear"]["paper, million parameters"], shown["linear"]["million parameters"]) == ("24", "4.9")
+
+
+def finish_color_runs(base, accuracies):
+    """Marks runs of the study color as finished with the given accuracies."""
+    for name, accuracy in accuracies.items():
+        finish(base, "color", studies.find_run(("color", name)), {runner.LBFGS: accuracy})
+
+
+def test_changes_from_the_baseline_run_are_compared_with_the_papers(tmp_path):
+    """In the paper, the accuracies are 59.6 (1/8), 62.6 (1/2), 63.2 (1) and 64.5 (1 + blur)."""
+    finish_color_runs(tmp_path, {"1/8": 0.40, "1/2": 0.45, "1": 0.44, "1 + blur": 0.45})
+    rows = report.rows_of("color", str(tmp_path), "small")
+    assert [tuple(row[title] for title in ("run", "change", "change in the paper", "same direction"))
+            for row in rows] == [("1/8", "-4.0", "-3.6", "yes"), ("1/2", "+1.0", "-0.6", "no"),
+                                 ("1", None, None, None), ("1 + blur", "+1.0", "+1.3", "yes")]
+    lines = report.markdown("color", rows, str(tmp_path), "small")
+    assert "Changes of the accuracy from the run 1 are in percentage points." in lines[1]
+    assert "over 3 seeds" not in "".join(lines)
+    for seed, accuracy in zip((1, 2, 3), (0.44, 0.45, 0.46)):
+        finish(tmp_path, "seeds", studies.find_run(("seeds", f"seed {seed}")), {runner.LBFGS: accuracy})
+    lines = report.markdown("color", rows, str(tmp_path), "small")
+    assert ("For comparison: the standard deviation of the accuracy over 3 seeds of the default run is 1.0 points "
+            "(study seeds).") in lines
+
+
+def test_changes_of_probes_are_those_from_g_of_h_to_h(tmp_path):
+    """In the paper, the accuracies for rotation are 67.6 from h and 25.6 from g(h)."""
+    finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
+           probes=dict(rotation=dict(majority_baseline=0.25, h=0.3, z=0.4)))
+    row, = report.rows_of("probes", str(tmp_path), "small")
+    assert (row["change"], row["change in the paper"], row["same direction"]) == ("-10.0", "+42.0", "no")
+    assert "Changes of the accuracy from g(h) to h are" in report.markdown("probes", [row], str(tmp_path), "small")[1]
+
+
+def test_constant_columns_are_described_in_a_sentence(tmp_path):
+    finish_color_runs(tmp_path, {"1/8": 0.40, "1": 0.44})
+    lines = report.markdown("color", report.rows_of("color", str(tmp_path), "small"), str(tmp_path), "small")
+    assert "In all rows, minutes: 1.5." in lines[1]
+    assert not any("minutes" in line for line in lines[2:])
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_every_study_with_several_runs_compares_them(scale):
+    for name, study in studies.STUDIES.items():
+        names = {run.name for run in study.runs_at(scale)}
+        compared = [run for run in names if study.baseline_of(run) in names]
+        exempt = {"seeds", "probes"} | ({"few_labels_broader"} if scale == "small" else set())  # all different data
+        assert compared or len(names) < 2 or name in exempt, name
+        if scale == "paper":
+            assert not [run for run in names if study.baseline_of(run) not in {*names, None}], name
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
@@ -267,7 +321,8 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     assert not page.open and set(page.links) == {f"#{name}" for name in page.ids}
     assert page.ids == ["color", "color_supervised", "flip", "transfer", "designs"]
     assert COMMIT in text and HARDWARE in text and "9 runs, 0:13:30 in total" in text
-    assert "--color_jitter_strength=0.125" in text and "-9.6" in text and "Not run." in text
+    assert "--color_jitter_strength=0.125" in text and "-3.6" in text
+    assert "Not run. python -m paper.tables run" in text
     assert "Fast AutoAug." in text and "top-5" not in text  # Table 1 of the paper has no top-5 accuracies.
     for image in page.images:
         prefix, content = image.split(",")
@@ -276,6 +331,6 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     assert len(page.images) == 3
     markdown = (tmp_path / "small" / "report.md").read_text()
     assert markdown.strip().split("\n", 2)[2].strip() in capsys.readouterr().out
-    assert "| 1/8 | 59.6 | 50.0 | 40.0 | -9.6 | 1.5 |" in markdown
+    assert "| 1/8 | 59.6 | +0.0 | -3.6 | no |" in markdown
     assert f"9 runs, 0:13:30 in total. {HARDWARE}. Version {COMMIT}." in markdown
     assert "| 1/8 | `--flagfile=paper/recipes/study_small.cfg --color_jitter_strength=0.125 --nouse_blur` |" in markdown
