@@ -219,7 +219,9 @@ def _results(name, rows, base, scale):
     above += ["Accuracies in %.", constant]
     if any(row["change"] for row in rows):
         above += [_meaning_of_change(rows)]
-    below = [_seeds_text(base, scale)] if "change" in table[0] and scale == "small" else []
+    recipes = {run.small_recipe for run in study.runs_at(scale)}
+    seeds_apply = scale == "small" and "change" in table[0] and recipes == {"study_small.cfg"}
+    below = [_seeds_text(base, scale)] if seeds_apply else []
     return table, list(filter(None, above)), [*filter(None, below), *_correlation_texts(name, base, scale)]
 
 
@@ -227,7 +229,7 @@ def _meaning_of_change(rows):
     """Returns a sentence that explains the column `change`."""
     baselines = _baselines(rows)
     start = "g(h) to h" if not baselines else "the run in the column baseline" if len(baselines) > 1 else (
-        f"the run {baselines.pop()}")
+        f'the run "{baselines.pop()}"')
     return f"Changes of the accuracy from {start} are in percentage points."
 
 
@@ -501,7 +503,7 @@ def _plot(rows, scale):
     axis.scatter(ours, heights, color="black", label="ours", zorder=3)
     paper_points = [(value, height) for height, value in zip(heights, paper) if value is not None]
     if paper_points:
-        axis.scatter(*zip(*paper_points), marker="D", color="black", facecolors="white", label="paper", zorder=3)
+        axis.scatter(*zip(*paper_points), marker="D", color="black", facecolors="none", label="paper", zorder=3)
     if plots_changes:
         axis.axvline(0, color="0.6", linewidth=1)
     axis.set_yticks(heights, names, fontsize=8)

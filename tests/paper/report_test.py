@@ -118,7 +118,7 @@ def test_changes_from_the_baseline_run_are_compared_with_the_papers(tmp_path):
             for row in rows] == [("1/8", "-4.0", "-3.6", "yes"), ("1/2", "+1.0", "-0.6", "no"),
                                  ("1", None, None, None), ("1 + blur", "+1.0", "+1.3", "yes")]
     lines = report.markdown("color", rows, str(tmp_path), "small")
-    assert "Changes of the accuracy from the run 1 are in percentage points." in lines[1]
+    assert 'Changes of the accuracy from the run "1" are in percentage points.' in lines[1]
     assert "over 3 seeds" not in "".join(lines)
     for seed, accuracy in zip((1, 2, 3), (0.44, 0.45, 0.46)):
         finish(tmp_path, "seeds", studies.find_run(("seeds", f"seed {seed}")), {runner.LBFGS: accuracy})
