@@ -1,4 +1,4 @@
-"""Losses (paper, Table 2), compared with loop implementations and the table's gradients, on one and two replicas."""
+"""Losses of the paper's Table 2, compared with loops and with the gradients in the table, on one and two replicas."""
 
 import math
 
@@ -17,7 +17,7 @@ TEMPERATURE, MARGIN = 0.4, 0.6
 
 
 def unit_views(images, width=5):
-    """Returns unit vectors [images, width] for two views. Not all of them are most similar to their positives."""
+    """Returns unit vectors [images, width] of two views. For some vectors, the positive is not the most similar one."""
     random = np.random.default_rng(images)
     first = random.standard_normal((images, width))
     views = first, first + random.standard_normal((images, width))
@@ -126,18 +126,18 @@ def test_gradients_match_table_2(name, count):
 
 def test_hardest_negative_within_the_margin_is_selected():
     positive = tf.constant([0.5, 0.5, 0.5, 0.5])
-    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest; the first equals the positive.
+    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest. The first equals the positive.
                           [0.9, 0.5, 0.1, -1.0],     # Only the third is within the margin of 0.45.
                           [0.9, 0.05, -0.1, 0.04],   # None is within the margin.
-                          [0.3, 0.3, 0.4, 0.1]])     # The third is not a negative; the first two are tied.
+                          [0.3, 0.3, 0.4, 0.1]])     # The third is not a negative. The first two are tied.
     negatives = tf.constant([[True] * 4] * 3 + [[True, True, False, True]])
     np.testing.assert_array_equal(objective.semi_hard_negatives(positive, others, negatives, 0.45), [
         [False, True, False, False], [False, False, True, False], [False] * 4, [True, False, False, False]])
 
 
 @pytest.mark.parametrize("both_views", [False, True])
-def test_two_replicas_compute_the_same_losses_as_one(both_views, two_replicas):
-    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])  # 3 first views, 3 second views
+def test_two_replicas_compute_the_same_losses_as_one_replica(both_views, two_replicas):
+    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])  # 3 first, then 3 second views
                              for rows in (slice(0, 3), slice(3, 6))])
     local_z = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(z_by_replica[context.replica_id_in_sync_group]))

@@ -34,7 +34,7 @@ def test_flags_from_the_original_keep_their_names_types_defaults_and_choices():
         assert flag.help
 
 
-# The commands in the READMEs of google-research/simclr and its folder tf2/, verbatim.
+# Verbatim commands from the READMEs of google-research/simclr and of its folder tf2/.
 PUBLISHED_COMMANDS = r"""
 python run.py --train_mode=pretrain \
   --train_batch_size=512 --train_epochs=1000 \
@@ -82,7 +82,7 @@ RECIPES_OF_COMMANDS = {0: "cifar10", 1: "imagenet", 2: "cifar10_linear"}  # inde
 
 
 def published_arguments(command):
-    """Returns the arguments of a published command, with values for its environment variables."""
+    """Returns the arguments of a published command, with its environment variables replaced by values."""
     variables = dict(DATA_DIR="/data", MODEL_DIR="/run", CHKPT_DIR="/pretrained", TPU_NAME="tpu")
     program, *arguments = shlex.split(string.Template(command.replace("\\\n", "")).substitute(variables))[1:]
     assert program == "run.py"
@@ -172,7 +172,7 @@ def test_settings_stored_under_old_names_are_converted():
     assert config_lib.select_settings(stored) == {"corrupt_images": "skip", "negatives": "cross_view", "train_steps": 3}
 
 
-def test_default_model_dir_depends_on_what_identifies_the_run_but_not_on_its_length():
+def test_default_model_dir_depends_on_the_identity_of_the_run_but_not_on_its_length():
     config = Config(dataset="imagenet2012_subset/1pct")
     assert config.default_model_dir().startswith("runs/imagenet2012_subset_1pct_resnet50_")
     assert config.replace(train_steps=5, mode="eval", data_dir="/x").default_model_dir() == config.default_model_dir()
@@ -294,7 +294,7 @@ _TWO = ("2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {0}\n\t [[{{{{node Dec
         "0 derived errors ignored. [Op:__inference_step_425]")
 
 
-@pytest.mark.parametrize("text", [  # messages from TensorFlow 2.15 and (with _MAP) 2.21
+@pytest.mark.parametrize("text", [  # messages from TensorFlow 2.15, or 2.21 with _MAP
     _OP + _PNG + "\n\t [[{{node DecodePng}}]] [Op:IteratorGetNext] name: ", _OP + _MAP + _PNG + " [Op:IteratorGetNext]",
     _GRAPH + _NO_TRACE + _PNG + _NODES, _GRAPH + _NO_TRACE + _MAP + _PNG + _NODES, _GRAPH + _TRACE + _PNG + _NODES,
     (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG), _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),

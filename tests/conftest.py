@@ -5,7 +5,7 @@ import pathlib
 import signal
 import sys
 
-# The matrices in the tests are small, and the BLAS threads of concurrent test processes would slow each other down.
+# The matrices in the tests are small. With more BLAS threads, concurrent test processes would slow each other down.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -40,7 +40,7 @@ def two_replicas():
 
 @pytest.fixture
 def default_sighup():
-    """Restores the default SIGHUP handler for one test. Under nohup, the test would otherwise ignore the signal."""
+    """Restores the default SIGHUP handler for one test, because processes started with nohup ignore the signal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -48,7 +48,7 @@ def default_sighup():
 
 @pytest.fixture
 def float64():
-    """Sets Keras to double precision for one test."""
+    """Makes float64 the default dtype of Keras for one test."""
     keras.backend.set_floatx("float64")
     yield
     keras.backend.set_floatx("float32")
@@ -56,7 +56,7 @@ def float64():
 
 @pytest.fixture
 def unoptimized_graphs():
-    """Disables Grappler for tests with few steps, because graph optimization would take longer than execution."""
+    """Disables Grappler for tests with few steps, in which graph optimization would take longer than the steps."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -64,7 +64,7 @@ def unoptimized_graphs():
 
 @pytest.fixture(scope="session", autouse=True)
 def draw_curves():
-    """Returns the function that draws curves.png, and replaces it in all runs, because it takes half a second."""
+    """Replaces the slow function that draws curves.png in all tests. Yields the original function."""
     original = training_log.draw_curves
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_log, "draw_curves", lambda rows: b"replaced by conftest.py")

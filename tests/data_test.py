@@ -89,7 +89,7 @@ def test_folder_without_classes_is_unlabeled(tmp_path, names):
 
 @pytest.fixture
 def log_lines(monkeypatch):
-    """Returns a list to which the test's log lines are appended."""
+    """Returns a list to which all log lines of the test are appended."""
     lines = []
     monkeypatch.setattr(console, "log", lines.append)
     return lines
@@ -206,7 +206,7 @@ def keys_of(source, split):
 
 
 def test_adding_or_removing_images_does_not_move_others_between_slices(tmp_path):
-    """An image's key is the first 62 bits of the SHA-256 hash of its path relative to the root."""
+    """Checks that percent slices depend only on hashes of the image paths relative to the root."""
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     write_images(tmp_path, *names)
     fractions = {name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names}
@@ -456,7 +456,7 @@ def test_views_depend_on_seed_and_epoch_but_not_on_the_example_order():
 
 
 def test_views_do_not_depend_on_the_batch_size():
-    """Each batch of 1, 6 or 20 images is one chunk, so its size determines which images are augmented together."""
+    """Uses batches of one chunk each, so the batch size determines which images are augmented together."""
     source = digits.digits_source()
     reference = None
     for batch_size in (1, 6, 20):
@@ -636,12 +636,12 @@ def test_unknown_data_sets_and_splits_are_rejected():
 
 
 @pytest.mark.parametrize("split, count", [("train[:1438]", 1437), ("test[-361:]", 360)])
-def test_slices_longer_than_the_split_are_reported_with_its_size(split, count, tmp_path):
+def test_error_for_a_slice_longer_than_the_split_contains_the_split_size(split, count, tmp_path):
     with pytest.raises(UserError, match=rf"the slice is longer than the split, which has {count} examples"):
         datasets.check_split(digits.digits_source(), "train_split", split)
 
 
-def test_slices_longer_than_a_folder_are_reported_with_its_size(tmp_path, tiny_tfds):
+def test_error_for_a_slice_longer_than_a_folder_or_tfds_split_contains_the_split_size(tmp_path, tiny_tfds):
     write_images(tmp_path, "1.png", "2.png")
     for dataset, data_dir, count in ((f"folder:{tmp_path}", None, 2), ("tiny_shapes", tiny_tfds, None)):
         source = datasets.open_source(dataset, data_dir)
@@ -657,7 +657,7 @@ def test_an_existing_folder_is_suggested_for_an_unknown_data_set(tmp_path, monke
         datasets.open_source("photos")
 
 
-def test_missing_package_for_hugging_face_data_sets_is_named():
+def test_missing_package_for_hugging_face_data_sets_is_reported():
     with pytest.raises(UserError, match="--dataset=huggingface:x: cannot be loaded .* Run `pip install datasets`"):
         datasets.open_source("huggingface:x")
 
@@ -665,7 +665,7 @@ def test_missing_package_for_hugging_face_data_sets_is_named():
 @pytest.mark.parametrize("given, hold_out, expected", [
     ([], True, ("train[:80%]", "train[80%:]")), ([], False, ("train", "validation")),
     (["train_split"], True, ("train", "validation")), (["eval_split"], True, ("train", "validation"))])
-def test_a_fifth_is_held_out_if_there_is_only_one_split(given, hold_out, expected, tmp_path):
+def test_a_fifth_of_the_examples_is_held_out_if_there_is_only_one_split(given, hold_out, expected, tmp_path):
     write_images(tmp_path, *(f"{index}.png" for index in range(50)))
     source = folders.folder_source(str(tmp_path))
     splits = datasets.choose_splits(source, "train", "validation", given, hold_out)

@@ -222,8 +222,8 @@ def test_random_numbers_are_uniform_and_independent():
     nearby = [rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
               for number in (1, 2, 3) for level in range(3)]
     nearby += [rng.uniforms(rng.nth_seed(rng.nth_seed(seed_rows(20_000), number), 1, rng.DRAW), 1).numpy()[:, 0]
-               for number in (1, 2, 3)]  # each operator's second draws
-    # The second array contains the draws from the next seed.
+               for number in (1, 2, 3)]  # the second draws of each operator
+    # The second array contains the draws for the next seed in the batch.
     columns = np.concatenate([draws, draws[np.r_[1:20_000, 0]], np.stack(nearby, 1)], 1)
     correlations = np.corrcoef(columns.T) - np.eye(columns.shape[1])
     assert np.abs(correlations).max() < 5 / np.sqrt(20_000)

@@ -18,7 +18,7 @@ from support.images import write_images
 from support.runs import TINY, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
-# With two steps per epoch.
+# An epoch has two steps.
 SETTINGS = dict(train_steps=5, checkpoint_steps=3, keep_checkpoint_max=9, linear_head_learning_rate=0.1)
 
 
@@ -41,7 +41,7 @@ def read_results(directory):
 
 @pytest.fixture(scope="module")
 def runs_with_and_without(tmp_path_factory):
-    """Returns the directories of two equal runs, of which only the second evaluates during training."""
+    """Returns the directories of two runs. They differ only in that the second evaluates during training."""
     directories = [tmp_path_factory.mktemp(name) for name in ("without", "with")]
     for directory, epochs in zip(directories, (0, 1)):
         run(directory, mode="train_then_eval", eval_epochs=epochs, **SETTINGS)
@@ -84,7 +84,7 @@ def test_the_history_and_tensorboard_contain_the_results(runs_with_and_without):
     assert steps == {2, 4}
 
 
-def test_training_only_also_evaluates_the_last_step(tmp_path):
+def test_mode_train_also_evaluates_the_last_step(tmp_path):
     run(tmp_path, mode="train", eval_epochs=9, **SETTINGS)
     assert read_results(tmp_path).keys() == {"result.json", "result_5.json"}
 
@@ -112,7 +112,8 @@ def test_a_stopped_evaluation_is_repeated_when_the_run_resumes(runs_with_and_wit
     assert_same_bits(runs_with_and_without[0], tmp_path)
 
 
-def test_a_signal_between_checkpoint_and_evaluation_loses_nothing(runs_with_and_without, tmp_path, monkeypatch):
+def test_a_signal_between_checkpoint_and_evaluation_does_not_change_results(runs_with_and_without, tmp_path,
+                                                                            monkeypatch):
     save = train._save
 
     def save_and_signal(config, state, *arguments):
@@ -128,14 +129,14 @@ def test_a_signal_between_checkpoint_and_evaluation_loses_nothing(runs_with_and_
     assert read_results(tmp_path) == read_results(runs_with_and_without[1])
 
 
-def test_keep_best_follows_the_evaluations(tmp_path, monkeypatch):
+def test_keep_best_keeps_the_checkpoint_with_the_best_evaluation(tmp_path, monkeypatch):
     accuracies = {2: 0.9, 4: 0.8, 5: 0.7}
     monkeypatch.setattr(evaluate.Evaluator, "linear_head", lambda self, step: {evaluate.LINEAR_TOP_1: accuracies[step]})
     run(tmp_path, mode="train", eval_epochs=1, keep_best=True, **SETTINGS)
     assert {path.stem for path in (tmp_path / "best").glob("ckpt-*.index")} == {"ckpt-2"}
 
 
-def test_keep_best_uses_the_nearest_neighbors_without_a_linear_head(tmp_path, monkeypatch):
+def test_keep_best_uses_the_knn_accuracy_if_there_is_no_linear_head(tmp_path, monkeypatch):
     accuracies = {2: 0.8, 4: 0.9, 5: 0.7}
     monkeypatch.setattr(evaluate.Evaluator, "probe_frozen_encoder", lambda self, step: {evaluate.KNN: accuracies[step]})
     run(tmp_path, mode="train", eval_epochs=1, keep_best=True, lineareval_while_pretraining=False,
@@ -143,14 +144,14 @@ def test_keep_best_uses_the_nearest_neighbors_without_a_linear_head(tmp_path, mo
     assert {path.stem for path in (tmp_path / "best").glob("ckpt-*.index")} == {"ckpt-4"}
 
 
-def test_images_without_labels_are_evaluated_by_the_contrastive_loss(tmp_path):
+def test_images_without_labels_are_evaluated_with_the_contrastive_loss(tmp_path):
     write_images(tmp_path / "photos", *(f"{index}.png" for index in range(40)))
     run(tmp_path / "run", mode="train_then_eval", dataset=f"folder:{tmp_path / 'photos'}", train_split="train",
         eval_epochs=1, **{**SETTINGS, "train_steps": 2, "linear_head_learning_rate": None})
     assert "eval/contrast_loss" in read_results(tmp_path / "run")["result_1.json"]
 
 
-def test_unlabeled_training_examples_are_evaluated_by_the_contrastive_loss(monkeypatch):
+def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_loss(monkeypatch):
     source = digits.digits_source()
     config = Config(**TINY, eval_split="test", mode="train", eval_epochs=1)
     assert evaluate.config_during_training(config, source).eval_protocols == ("linear_head", "knn")
@@ -178,13 +179,13 @@ def test_keep_best_requires_labels(tmp_path):
         run(tmp_path / "run", mode="train_then_eval", **settings)
 
 
-def test_a_train_split_alone_requires_a_held_out_part(tmp_path):
+def test_eval_epochs_is_rejected_if_the_data_set_has_only_a_train_split(tmp_path):
     write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
     with pytest.raises(UserError, match="--eval_epochs=1: .* has only a train split. Use --mode=train_then_eval, "):
         run(tmp_path / "run", mode="train", dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1)
 
 
-def test_replicas_evaluate_together(two_replicas, tmp_path, monkeypatch):
+def test_evaluation_during_training_works_on_two_replicas(two_replicas, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lib, "connect", lambda config: two_replicas)
     printed = []
     monkeypatch.setattr(console, "log", printed.append)

@@ -14,7 +14,7 @@ LEVEL = 1 / 255
 
 
 def apply(operator, images, *amounts, **parameters):
-    """Applies an operator to uint8 images [n, h, w, 3]; returns float images."""
+    """Applies an operator to uint8 images [n, h, w, 3]. Returns float32 images."""
     channels = data_util.to_channels(tf.constant(images / 255, tf.float32))
     tensors = [tf.constant(amount, tf.int32 if np.asarray(amount).dtype == int else tf.float32) for amount in amounts]
     return data_util.from_channels(list(operator(channels, *tensors, **parameters))).numpy()
@@ -33,7 +33,7 @@ def backend(request, monkeypatch):
         pytest.skip("tensorflow-addons is not installed")
 
 
-PIL = {  # name -> (our function, PIL's function, one strength for each of two images, maximum pixel difference)
+PIL = {  # name -> (our function, PIL's function, one strength for each of two images, maximum difference in 1/255)
     "invert": (operators.invert, ImageOps.invert, [], 0),
     "solarize": (operators.solarize, lambda image, t: ImageOps.solarize(image, round(t * 255)), [[0.2, 128 / 255]], 0),
     "solarize_add": (operators.solarize_add, lambda image, a: image.point(

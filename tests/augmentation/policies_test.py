@@ -28,7 +28,7 @@ def make_seeds(count, start=0):
 
 
 def apply(operator, image, count=COUNT, **parameters):
-    """Applies a random operator `count` times to a uint8 image [h, w, 3]; returns float images [count, h, w, 3]."""
+    """Applies a random operator `count` times to a uint8 image [h, w, 3]. Returns float images [count, h, w, 3]."""
     channels = data_util.to_channels(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
     return data_util.from_channels(list(operator(channels, make_seeds(count), **parameters))).numpy()
 
@@ -100,7 +100,7 @@ def test_motion_blur_preserves_the_mean_and_has_uniformly_distributed_directions
     assert (results > 0.01).sum((1, 2)).max() <= 3 * 11
 
 
-def test_random_resized_crop_returns_windows_and_flips_half_of_them():
+def test_random_resized_crop_crops_all_images_and_flips_half_of_them():
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 10, np.arange(24) * 10, 0), -1).astype(np.uint8)
     results = apply(operators.random_resized_crop, ramp)
     slopes = results[:, 12, 16, 1] - results[:, 12, 8, 1]
@@ -134,7 +134,7 @@ def transform_pil(image, matrix):
 
 
 def apply_pil(image, name, level, sign):
-    """Applies an operator of AutoAugment's Table 9 to a PIL image."""
+    """Applies an operator from Table 9 of the AutoAugment paper to a PIL image."""
     fraction = level / 9
     if name == "rotate":
         return image.rotate(sign * 30 * fraction, fillcolor=(128,) * 3)
@@ -150,13 +150,13 @@ def apply_pil(image, name, level, sign):
 
 
 def apply_pil_v0(image, name, level, sign):
-    """Applies an operator of the policy v0 to a PIL image, with the published code's arithmetic on 8-bit integers."""
+    """Applies an operator of policy v0 to a PIL image, with the same 8-bit integer arithmetic as the published code."""
     fraction = level / 10
     if name == "rotate":
         return image.rotate(sign * 30 * fraction, fillcolor=(128,) * 3)
     if name in ("shear_x", "shear_y", "translate_y"):
         amount = sign * fraction * (250 if name == "translate_y" else 0.3)
-        offset = -amount / 2  # PIL measures positions from the corner of the image instead of from its first pixel.
+        offset = -amount / 2  # PIL measures positions from the corner of the image, not from the center of a pixel.
         return transform_pil(image, {"shear_x": (1, amount, offset, 0, 1, 0), "shear_y": (1, 0, 0, amount, 1, offset),
                                      "translate_y": (1, 0, 0, 0, 1, amount)}[name])
     if name == "color":
@@ -175,7 +175,7 @@ def apply_pil_v0(image, name, level, sign):
 
 
 def test_autoaugment_policies_are_unchanged():
-    """Checks that the sub-policies have not changed since they were verified against published ImageNet code."""
+    """Checks that the sub-policies have not changed since they were compared with the published code."""
     assert zlib.crc32(repr(autoaugment.SUB_POLICIES).encode()) == 1486113717
     assert zlib.crc32(repr(autoaugment.SUB_POLICIES_V0).encode()) == 1569931607
     assert not set(autoaugment.SUB_POLICIES) & set(autoaugment.SUB_POLICIES_V0)
@@ -204,7 +204,7 @@ def test_autoaugment_outputs_match_pil_and_have_the_expected_frequencies(policy,
 
     matched = np.stack([matches(result) for result in results])
     assert matched.any(1).all()
-    # Different sub-policies may produce nearly equal outputs, so one result may match several of these outputs.
+    # Different sub-policies may produce nearly equal images, so one result may match several PIL images.
     match_probabilities = probabilities @ np.stack([matches(image) for image in pil_images])
     assert probabilities.sum() == pytest.approx(1) and (match_probabilities > 0.02).sum() > 8
     tolerance = 4 * np.sqrt(match_probabilities / 1000) + 0.01

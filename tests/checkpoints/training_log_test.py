@@ -62,7 +62,7 @@ def test_valid_lines_of_an_incomplete_history_are_kept(tmp_path):
         {"step": 1, "a": 2.0, "b": 3.0}, {"step": 2, "a": 4.0}, {"step": 4, "a": 5.0, "b": 6.0}]
 
 
-def test_tensorboard_shows_the_settings_and_the_scalars(tmp_path):
+def test_tensorboard_events_contain_the_settings_and_the_scalars(tmp_path):
     log = training_log.TrainingLog(str(tmp_path), 0, {"temperature": 0.1, "dataset": "digits"})
     log.add(3, TRAINING)
     values = {value.tag: value.tensor for value in tensorboard_values(tmp_path)}
@@ -100,4 +100,4 @@ def test_curves_have_one_panel_per_metric(draw_curves):
     four = tf.io.decode_png(draw_curves(evaluated)).shape
     assert two[1] / two[0] == pytest.approx(2 * 4.5 / 3.2, rel=0.01)
     assert four[1] / four[0] == pytest.approx(3 * 4.5 / (2 * 3.2), rel=0.01)
-    assert tf.io.decode_png(draw_curves([])).shape[-1] == 4  # without panels
+    assert tf.io.decode_png(draw_curves([])).shape[-1] == 4  # an image without panels

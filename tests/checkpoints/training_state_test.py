@@ -15,7 +15,7 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 
 def write_key_by_key(path, tensors):
-    """Writes a checkpoint one tensor at a time, without trackable objects. Returns its prefix."""
+    """Writes a dict of tensors as a checkpoint without an object graph. Returns the checkpoint prefix."""
     tf.raw_ops.SaveV2(prefix=path, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
                       tensors=[tf.constant(value) for value in tensors.values()])
     return path

@@ -39,9 +39,16 @@ def config_of(name):
 
 
 def computed_weights_file(directory, shapes, suffix, extra=()):
-    """Writes a checkpoint with weights from `golden.computed_weight`, one tensor at a time.
+    """Writes a checkpoint with weights from `golden.computed_weight` and without an object graph.
 
-    `extra` contains the names of additional scalars.
+    Args:
+      directory: `pathlib.Path` of the output directory.
+      shapes: dict mapping names to shapes.
+      suffix: string that is appended to each name in `shapes`.
+      extra: names of additional scalars.
+
+    Returns:
+      The checkpoint prefix.
     """
     path = str(directory / "ckpt-7")
     tensors = {f"{name}{suffix}": golden.computed_weight(name, tuple(shape)) for name, shape in shapes.items()}
@@ -100,7 +107,7 @@ def saved_models(tmp_path_factory):
     module = tf.Module()
     module.saved_model = model
     save("original", module)
-    # As in models converted from TF1, the variables are in a list and are identified only by name.
+    # As in models converted from TF1, the variables are in a list, and only their names identify them.
     module = tf.Module()
     names = tf1_names.tf1_names(restoring.variables_by_key(model=model))
     module.variables_ = [tf.Variable(variable, name=names[key])
@@ -229,7 +236,7 @@ def test_newest_saved_model_of_a_run_is_used(saved_models, tmp_path):
 
 @pytest.mark.parametrize("selector, rejected", [(1, True), (-1, True), (0, False), (-3, False)])
 def test_classifier_on_a_projection_layer_requires_the_projection_weights(selector, rejected, tmp_path):
-    """Without the projection head's weights, the classifier would use the output of a randomly initialized layer."""
+    """Checks that missing projection weights are an error if the classifier would use a randomly initialized layer."""
     path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
                     train_mode="finetune", ft_proj_selector=selector)
@@ -273,14 +280,14 @@ def test_describe_prints_a_summary_or_a_one_line_error(tmp_path):
 
 @pytest.mark.parametrize("content", [
     None, b"", b"\xff", b"[]", b'model_checkpoint_path: "ckpt-8"', b'model_checkpoint_path: "/elsewhere/ckpt-7"'])
-def test_newest_checkpoint_is_found_without_a_usable_checkpoint_file(content, tmp_path):
+def test_newest_checkpoint_is_found_without_a_valid_checkpoint_state_file(content, tmp_path):
     path = computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     if content is not None:
         (tmp_path / "checkpoint").write_bytes(content)
     assert weight_files.locate(str(tmp_path)) == (path, False)
 
 
-def test_checkpoint_file_containing_a_glob_pattern_is_rejected(tmp_path):
+def test_checkpoint_state_file_with_a_glob_pattern_is_rejected(tmp_path):
     computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-*.index").touch()
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-*"')

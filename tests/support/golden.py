@@ -1,4 +1,4 @@
-"""Golden values, and weights computed from checkpoint keys."""
+"""Recorded (golden) values, and weights computed from checkpoint keys."""
 
 import json
 import zlib
@@ -23,14 +23,14 @@ def load_json(name):
 
 
 def config_of(arrays, case):
-    """Returns the `Config` and the settings of a network with recorded outputs."""
+    """Returns the `Config` of a recorded case, and a dict of all settings in the recording."""
     settings = json.loads(str(arrays[f"{case}/config"]))
     names = Config.__dataclass_fields__
     return Config(**{name: value for name, value in settings.items() if name in names}), settings
 
 
 def computed_weight(key, shape):
-    """Returns a deterministic weight for a key and shape. Networks with recorded outputs have the same weights."""
+    """Returns an array that depends only on the key and shape. The golden outputs were recorded with these weights."""
     x = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(shape).astype(np.float32)
     leaf = key.rsplit("/", 1)[-1]
     if leaf == "kernel":

@@ -1,4 +1,4 @@
-"""Process that acts as one host in `hosts_test.py` and uses double precision.
+"""Program that acts as one host in `hosts_test.py` and computes in double precision.
 
     TF_CONFIG=... python tests/support/host_worker.py SETTINGS_JSON
 """
@@ -21,7 +21,7 @@ from runtime.errors import UserError
 
 
 def run(settings):
-    """Runs training. If `mode` is "train", skips the slow export."""
+    """Calls `run.main` with the given settings. With mode="train", skips the slow export."""
     config = Config(**settings)
     with contextlib.ExitStack() as stack:
         if config.mode == "train":

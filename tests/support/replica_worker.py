@@ -1,4 +1,4 @@
-"""Training steps for `replicas_test.py`, on one or two replicas, or on four in a separate process.
+"""Training steps for `replicas_test.py`: on one or two replicas, or on four replicas in a separate process.
 
     python tests/support/replica_worker.py 4 OUT.npz '{"use_blur": true}'
 """
@@ -61,7 +61,7 @@ def batch_of(config):
 
 
 def build_model(config):
-    """Returns a model with fixed weights. All gammas are 1, so gradients reach all layers."""
+    """Returns a model with fixed weights. Every batch norm gamma is 1, so gradients reach all layers."""
     keras.utils.set_random_seed(3)
     with unittest.mock.patch.dict(resnet.DEPTHS, {config.resnet_depth: TWO_BLOCKS}):
         model = model_lib.build_model(config, CLASSES)
@@ -79,7 +79,12 @@ def distributed_batches(config, strategy):
 
 
 def train_case(strategy, settings):
-    """Takes three training steps. Returns a dict of the first step's scalars and gradients, and the final variables."""
+    """Takes three training steps.
+
+    Returns:
+      A dict that contains the scalars, gradients and moving statistics of the first step, and the variables and
+      momentum slots after the last step.
+    """
     config = make_config(settings)
     with strategy.scope():
         model = build_model(config)

@@ -10,7 +10,7 @@ TINY = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=32
 
 
 def run(model_dir, given=(), with_export=False, **settings):
-    """Runs run.py's `main` in this process. The export is optional because it takes several seconds."""
+    """Calls `run.main` in the test process. The export is optional because it takes several seconds."""
     with pytest.MonkeyPatch.context() as patch:
         if not with_export:
             for name in ("export_to_model_dir", "export_evaluated"):

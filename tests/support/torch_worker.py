@@ -1,11 +1,11 @@
-"""Executes the code of a model card with PyTorch, in a Python installation without TensorFlow.
+"""Program that executes the PyTorch code in a model card, in a Python environment without TensorFlow.
 
     python tests/support/torch_worker.py CARD.md IMAGES.npy LIBRARY OUT.npz
 
 The images are float32 [n, height, width, 3]. LIBRARY is torchvision or timm. OUT.npz contains h and, if the card
 describes the heads, z and logits. If `stock:NAME` is given instead of CARD.md, the program builds the library's model
-NAME with random weights and replaces its max pooling with this project's. It writes the weights to
-OUT.npz.safetensors and the logits to OUT.npz.
+NAME with random weights, and replaces its max pooling with the max pooling of this project. It then writes the weights
+to OUT.npz.safetensors and the logits to OUT.npz.
 """
 
 import importlib
@@ -20,13 +20,13 @@ from torch import library
 
 
 def define_missing_operators():
-    """Defines the operators that torchvision's Python code expects, if its compiled library does not load.
+    """Defines the operators that torchvision's Python code expects from its compiled library.
 
-    The usual packages of torchvision are compiled for PyTorch with CUDA. With PyTorch for CPUs, the compiled library
-    does not load, and the import fails because the operators are unknown. ResNets do not use them.
+    The usual torchvision packages are compiled for PyTorch with CUDA. With PyTorch for CPUs, their compiled library
+    does not load, and the import fails because the operators are unknown. ResNets do not use these operators.
 
     Returns:
-      The PyTorch operator library that contains the operators. They are removed when it is garbage-collected.
+      The PyTorch operator library that contains the operators. They are removed when this object is garbage-collected.
     """
     operators = library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
@@ -35,7 +35,7 @@ def define_missing_operators():
 
 
 def import_torchvision():
-    """Imports torchvision, and defines its operators if necessary. Returns an object that must be kept."""
+    """Imports torchvision, and defines missing operators if necessary. Returns an object that must be kept alive."""
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
@@ -46,7 +46,7 @@ def import_torchvision():
 
 
 def card_code(card, title):
-    """Returns the code blocks in a section of the card."""
+    """Returns the joined Python code blocks in the section `title` of a model card."""
     match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", card, re.DOTALL | re.MULTILINE)
     return "" if match is None else "".join(re.findall(r"```python\n(.*?)```", match[1], re.DOTALL))
 
@@ -67,7 +67,7 @@ def stock_network(name, library, path):
 
 
 def main():
-    """Runs the program."""
+    """Executes the model card or builds the stock model, and writes the outputs."""
     source, images, library, out = sys.argv[1:]
     torch.set_num_threads(2)
     operators = import_torchvision()  # noqa: F841

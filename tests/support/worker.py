@@ -1,6 +1,6 @@
 """run.py with a network that is fast to trace: `python tests/support/worker.py FLAGS...`.
 
-With REPLICAS=2 in the environment, two logical devices share each batch.
+If the environment variable REPLICAS is set, two logical devices share each batch.
 """
 
 import os
