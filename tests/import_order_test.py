@@ -66,7 +66,7 @@ def listed_settings(tree):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "config"], ids=name_of)
 def test_settings_are_classified_only_in_config(path):
-    """Settings are classified by role in config.py. Other lists of settings must be short and local to a function."""
+    """Checks that modules other than config.py contain only short lists of settings, within functions."""
     tree = ast.parse(path.read_text())
     constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
     assert not [names for node in constants for names in listed_settings(node) if len(names) > 1]
@@ -83,13 +83,13 @@ def test_packages_have_no_import_cycles(package):
     assert set(order) >= set(graph)
 
 
-def test_tests_do_not_import_each_other():
+def test_test_modules_do_not_import_each_other():
     names = {path.stem for path in ROOT.glob("tests/**/*_test.py")}
     for path in ROOT.glob("tests/**/*.py"):
         assert not any(set(imported.split(".")) & names for imported in imports(path)), path
 
 
-def test_keras_is_always_tf_keras():
+def test_code_uses_tf_keras_instead_of_keras():
     for path in ROOT.glob("**/*.py"):
         if ".venv" not in str(path):
             assert "keras" not in {imported.split(".")[0] for imported in imports(path)}, path

@@ -14,7 +14,7 @@ NAMES = [str(name) for name in ARRAYS["names"]]
 
 
 def run_case(case, **changes):
-    """Yields the variables after each of the four steps in a recorded case."""
+    """Yields the step index and the variables after each of the four steps in a recorded case."""
     variables = [tf.Variable(ARRAYS[f"{case}/init/{name}"], name=name) for name in NAMES]
     settings = {**json.loads(str(ARRAYS[f"{case}/config"])), **changes}
     optimizer = LARSOptimizer(**settings)

@@ -68,7 +68,7 @@ def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
 
 
 def case_views(arrays, case, size):
-    """Returns the recorded input, with all first views before all second views."""
+    """Returns the input of a recorded case, with all first views before all second views."""
     pairs = np.random.default_rng(int(arrays[f"{case}/views_seed"])).uniform(0, 1, (4, size, size, 6))
     pairs = pairs.astype(np.float32)
     return np.concatenate([pairs[..., :3], pairs[..., 3:]])
@@ -258,7 +258,7 @@ def test_moving_statistics_do_not_depend_on_the_number_of_replicas(two_replicas)
 # ---------------------------------------------------------------------------------------------------- weight decay
 
 
-def test_loss_includes_the_weight_decay_that_the_optimizer_omits():
+def test_loss_includes_the_weight_decay_that_the_optimizer_does_not_apply():
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     kernel = model.supervised_head.linear_layer.dense.kernel
     expected = 0.25 * np.sum(np.square(kernel))

@@ -29,7 +29,7 @@ def classes_of(index):
 
 @pytest.fixture(scope="module")
 def tiny_voc(tmp_path_factory):
-    """Writes a TFDS data set with the same features as voc/2007. A channel is bright if its class is present."""
+    """Writes a TFDS data set with labels as in voc/2007. A color channel is bright if its class is present."""
     import tensorflow_datasets as tfds
 
     def make_examples(first, last):
@@ -90,7 +90,7 @@ def test_multi_label_loss_and_accuracy_match_a_loop_implementation():
 def test_average_precision_11_matches_hand_computed_values():
     # Precision is 1 at recall 1/3, 2/3 at recall 2/3, and 1/2 at recall 1.
     relevant, scores = np.array([1, 0, 1, 0, 0, 1], bool), np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    # The precision is 1 at recall levels 0 to 0.3, 2/3 at levels 0.4 to 0.6, and 1/2 at levels 0.7 to 1.
+    # Interpolated precision is 1 at recall levels 0 to 0.3, 2/3 at levels 0.4 to 0.6, and 1/2 at levels 0.7 to 1.
     expected = (4 * 1 + 3 * 2 / 3 + 4 / 2) / 11
     assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
     shuffled = np.random.default_rng(0).permutation(6)
@@ -132,14 +132,14 @@ def test_accuracies_match_scikit_learn():
 def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
     labels = np.array([[1, 0, 0], [0, -1, 0], [1, 1, 0], [0, 0, 0]])
     scores = np.array([[4, 1, 0], [3, 9, 0], [2, 8, 0], [1, 0, 0.0]])
-    # The first class has precision 1 up to recall 0.5, then 2/3. The second class has precision 1; its unknown label is
-    # ignored.
+    # The first class has precision 1 up to recall 0.5, then 2/3. The second class has precision 1, because its unknown
+    # label is ignored.
     expected = ((6 * 1 + 5 * 2 / 3) / 11 + 1) / 2
     assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
 
 
 def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, monkeypatch, capsys):
-    # This test must run before those that use `tiny_resnet`, whose architecture cannot be inferred from checkpoints.
+    # This test must run before the tests with `tiny_resnet`, whose architecture cannot be inferred from checkpoints.
     settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
     path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps(settings))

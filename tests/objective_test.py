@@ -68,7 +68,7 @@ def value_and_gradient(function, z):
 
 
 def plain(z, hidden_norm=True, temperature=1.0, strategy=None):
-    """Returns the loss and metrics computed without blocks."""
+    """Returns the loss, accuracy and entropy, computed without blocks."""
     loss, logits_ab, labels = objective.add_contrastive_loss(z, hidden_norm, temperature, strategy)
     return loss, metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
 
@@ -183,7 +183,7 @@ def test_block_size_does_not_exceed_loss_block_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["plain", "one block", "blocks", "static shapes"])
-def test_two_replicas_compute_the_same_loss_metrics_and_gradient_as_one(two_replicas, form, monkeypatch):
+def test_loss_metrics_and_gradient_are_the_same_on_one_and_two_replicas(two_replicas, form, monkeypatch):
     monkeypatch.setattr(blocked_nt_xent, "_needs_static_shapes", lambda strategy: form == "static shapes")
     block_rows = {"blocks": 2, "static shapes": 2}.get(form, 0)
     z = similar_views(6, 5, tf.float64).numpy()

@@ -46,8 +46,8 @@ def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
             np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_trainable_variables_list_holds_the_trained_variables_as_in_the_original(saved_model):
-    exported = tf.saved_model.load(saved_model)  # not the shared fixture, since calls with trainable=True change it
+def test_trainable_variables_list_contains_the_trained_variables_as_in_the_original(saved_model):
+    exported = tf.saved_model.load(saved_model)  # A call with trainable=True would change `exported`.
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
     assert len(exported.trainable_variables_list) == len(model.trainable_variables) > 20
@@ -60,7 +60,7 @@ def test_trainable_variables_list_holds_the_trained_variables_as_in_the_original
     assert sum(gradient is not None for gradient in gradients) > 20
 
 
-def test_calls_with_trainable_true_have_no_random_blur(saved_model):
+def test_calls_with_trainable_true_do_not_blur_images(saved_model):
     exported = tf.saved_model.load(saved_model)
     first, second = (exported(tf.constant(IMAGES), trainable=True) for _ in range(2))
     for name in OUTPUTS:
@@ -221,10 +221,10 @@ def test_new_export_is_kept_if_exports_of_later_steps_exist(tmp_path, quick_save
 
 @pytest.mark.parametrize("keep, names", [(1, {"30"}), (2, {"20", "30"}), (3, {"15", "20", "30"}),
                                          (0, {"10", "15", "20", "30"})])
-def test_export_of_an_evaluated_checkpoint_keeps_those_of_later_steps(keep, names, tmp_path, quick_save, capsys):
+def test_exporting_an_evaluated_checkpoint_keeps_exports_of_later_steps(keep, names, tmp_path, quick_save, capsys):
     export_steps(tmp_path, 10, 20, 30, keep=3)
     config = Config(**TINY, model_dir=str(tmp_path), mode="eval", keep_hub_module_max=keep)
-    if keep in (1, 2):  # Keep what a training process with this setting would keep.
+    if keep in (1, 2):  # Delete the exports that training with this setting would delete.
         for step in (10, 20)[:3 - keep]:
             shutil.rmtree(tmp_path / "saved_model" / str(step))
     path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-15"))
@@ -243,7 +243,7 @@ with Lock(sys.argv[1], name=EXPORT):
 """
 
 
-def test_exports_of_two_processes_wait_for_each_other(tmp_path, quick_save, monkeypatch, capsys):
+def test_export_waits_until_another_process_releases_the_lock(tmp_path, quick_save, monkeypatch, capsys):
     config = Config(**TINY, model_dir=str(tmp_path))
     path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-1"))
     with subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True,
@@ -270,7 +270,7 @@ def test_waiting_for_another_export_can_be_stopped_by_a_signal(tmp_path, quick_s
         lock.Lock(str(tmp_path), name=lock.EXPORT, wait=True)
 
 
-def test_directories_with_other_files_are_never_deleted(tmp_path, quick_save, capsys):
+def test_directories_that_contain_other_files_are_never_deleted(tmp_path, quick_save, capsys):
     root, elsewhere = tmp_path / "saved_model", tmp_path / "elsewhere"
     for name in ("1/notes.txt", "2/assets.extra/labels.txt", "3/saved_model.pb", "unfinished_abcdefgh/mine",
                  "4.unfinished/mine", "4/mine", "\u00b2/mine", "unfinished_12345678/saved_model/mine"):
@@ -323,7 +323,7 @@ def test_link_at_an_export_path_is_moved_and_its_target_is_kept(tmp_path, quick_
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """Writes a run directory: flags, classes, results, and a checkpoint with weights from `golden.computed_weight`."""
+    """Writes a run directory with flags, classes, results, and a checkpoint with computed weights."""
     directory = tmp_path_factory.mktemp("run")
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
@@ -436,7 +436,7 @@ def test_network_is_inferred_from_the_tensors_not_from_recorded_settings(run_dir
 
 
 def naive_vectors(exported, folder, names, output):
-    """Computes endpoint vectors one file at a time."""
+    """Returns the vectors [n, d] that an endpoint computes for files, one file at a time."""
     rows = []
     for name in names:
         image = tf.io.decode_image((folder / name).read_bytes(), channels=3, dtype=tf.float32)
@@ -708,7 +708,8 @@ def test_failed_archive_leaves_no_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["empty link", "empty", "link to nothing", "n" * 255, "--new", "sp ace", "n\u00e9w/"])
-def test_empty_linked_and_unusually_named_export_dirs_work(name, run_dir, tmp_path, quick_save, monkeypatch, capsys):
+def test_export_dir_may_be_empty_or_a_link_or_have_an_unusual_name(name, run_dir, tmp_path, quick_save, monkeypatch,
+                                                                   capsys):
     monkeypatch.chdir(tmp_path)
     for directory in ("empty", "target", "new.unfinished"):
         (tmp_path / directory).mkdir()
@@ -748,7 +749,8 @@ REJECTED_EXPORTS = [
 
 
 @pytest.mark.parametrize("arguments, message", REJECTED_EXPORTS)
-def test_invalid_export_paths_are_rejected_before_loading(arguments, message, tmp_path, monkeypatch, capsys):
+def test_invalid_export_paths_are_rejected_before_loading_the_checkpoint(
+        arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("README.md", "notes.tar.gz", "full/file"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

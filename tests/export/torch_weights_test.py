@@ -1,4 +1,4 @@
-"""PyTorch weights: export, import, and comparison with a ResNet in NumPy and with torchvision and timm."""
+"""PyTorch weights: export, import, and comparisons with torchvision, timm and a ResNet in NumPy."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ DOWNSAMPLE = "layer1.0.downsample."
 
 
 def make_checkpoint(directory, **settings):
-    """Writes a run directory with weights from `golden.computed_weight`. Returns the model and the path."""
+    """Writes a run with weights from `golden.computed_weight`. Returns the model and the checkpoint prefix."""
     config = Config(**{"num_proj_layers": 2, "proj_out_dim": 16, **settings})
     model = model_lib.build_model(config, len(CLASSES))
     golden.assign_computed_weights(model)
@@ -40,7 +40,10 @@ def make_checkpoint(directory, **settings):
 
 
 def computed_checkpoint(directory, shapes, suffix=""):
-    """Writes a checkpoint with weights from `golden.computed_weight`. `shapes` maps names to shapes."""
+    """Writes a checkpoint with weights from `golden.computed_weight`.
+
+    `shapes` maps names without `suffix` to shapes. Returns the checkpoint prefix.
+    """
     tensors = {f"{name}{suffix}": golden.computed_weight(name, tuple(shape)) for name, shape in shapes.items()}
     tf.raw_ops.SaveV2(prefix=str(directory / "ckpt"), tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
                       tensors=list(tensors.values()))
@@ -48,7 +51,7 @@ def computed_checkpoint(directory, shapes, suffix=""):
 
 
 def export(checkpoint, directory):
-    """Exports a checkpoint. Returns the path of the encoder's file."""
+    """Exports a checkpoint as PyTorch weights. Returns the path of the encoder file."""
     path = str(directory / "torch" / "encoder.safetensors")
     cli.main(["torch", f"--checkpoint={checkpoint}", f"--out={path}"])
     return path
@@ -63,20 +66,20 @@ def metadata_of(path):
 
 
 def windows(inputs, size, stride, padding, value=0.0):
-    """Returns the windows of [n, c, h, w], padded by (before, after) on both axes: [n, c, h', w', size, size]."""
+    """Returns windows [n, c, h', w', size, size] of inputs [n, c, h, w], after padding both axes by (before, after)."""
     padded = np.pad(inputs, [(0, 0), (0, 0), padding, padding], constant_values=value)
     return np.lib.stride_tricks.sliding_window_view(padded, (size, size), (2, 3))[:, :, ::stride, ::stride]
 
 
 def numpy_resnet(tensors, images):
-    """Computes torchvision's ResNet in float64, with the changes that the model card describes.
+    """Computes the outputs of torchvision's ResNet in float64, with the changes that the model card describes.
 
     Args:
       tensors: dict mapping names to arrays.
       images: [n, h, w, 3].
 
     Returns:
-      The pooled features, [n, c].
+      The pooled features [n, c].
     """
     def conv(name, inputs, stride=1):
         kernel = tensors[f"{name}.weight"].astype(np.float64)
@@ -129,7 +132,7 @@ def random_images(size):
     dict(resnet_depth=18, image_size=16, stem="cifar"), dict(resnet_depth=10, image_size=33, width_multiplier=2),
     dict(resnet_depth=50, image_size=31, stem="imagenet"), dict(resnet_depth=50, image_size=16, stem="cifar")],
     ids=str)
-def test_exported_encoder_equals_a_resnet_in_numpy(settings, tmp_path):
+def test_exported_encoder_matches_a_resnet_in_numpy(settings, tmp_path):
     model, checkpoint = make_checkpoint(tmp_path, **settings)
     path = export(checkpoint, tmp_path)
     images = random_images(settings["image_size"])
@@ -142,7 +145,7 @@ def test_exported_encoder_equals_a_resnet_in_numpy(settings, tmp_path):
     assert {tensors[name].dtype for name in tensors} == {np.dtype(np.float32), np.dtype(np.int64)}
 
 
-def test_exported_heads_equal_the_model(tmp_path, capsys):
+def test_exported_heads_match_the_heads_of_the_model(tmp_path, capsys):
     model, checkpoint = make_checkpoint(tmp_path, resnet_depth=10, image_size=8)
     path = export(checkpoint, tmp_path)
     head = load_file(path.replace("encoder.", "encoder.projection_head."))
@@ -175,7 +178,7 @@ def test_documented_code_equals_the_code_of_a_model_card():
     assert all(block in documentation for block in blocks[:2]) and "torchvision" in blocks[0] and "timm" in blocks[1]
 
 
-def test_network_without_heads_writes_no_files_for_heads(tmp_path):
+def test_export_of_a_network_without_heads_writes_no_head_files(tmp_path):
     path = export(make_checkpoint(tmp_path, resnet_depth=10, image_size=8, proj_head_mode="none",
                                   lineareval_while_pretraining=False)[1], tmp_path)
     assert sorted(os.listdir(os.path.dirname(path))) == ["encoder.md", "encoder.safetensors"]
@@ -194,7 +197,7 @@ def test_tf1_checkpoint_is_exported(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["resnet_depth=50_sk_ratio=0.0625_image_size=64", "resnet_depth=18_se_ratio=0.25"])
-def test_networks_with_sk_and_se_are_rejected(name, tmp_path, capsys):
+def test_networks_with_sk_or_se_are_rejected(name, tmp_path, capsys):
     shapes = next(shapes for key, shapes in golden.load_json("checkpoint_keys").items() if key.startswith(name))
     checkpoint = computed_checkpoint(tmp_path, shapes, "/.ATTRIBUTES/VARIABLE_VALUE")
     with pytest.raises(SystemExit) as stop:
@@ -211,7 +214,7 @@ def test_networks_with_sk_and_se_are_rejected(name, tmp_path, capsys):
     ("c.safetensors", "c.linear_head.safetensors already exists"), ("gs://bucket/a.safetensors", "on a local disk"),
     ("a*.safetensors", "contains *"), ("a.safetensors/b.safetensors", "is not a writable directory"),
     ("n" * 250 + ".safetensors", "File name too long")])
-def test_invalid_paths_are_rejected_before_loading(out, message, tmp_path, monkeypatch, capsys):
+def test_invalid_paths_are_rejected_before_loading_the_checkpoint(out, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inspection, "inspect_checkpoint", pytest.fail)
     for name in ("a.safetensors", "b.md", "c.linear_head.safetensors"):
@@ -261,7 +264,7 @@ def test_round_trip_keeps_all_weights_of_the_encoder(settings, tmp_path, capsys)
     assert "PyTorch weights" in table and "all tensors" in table and f"--image_size={settings['image_size']}" in table
 
 
-def test_expected_shapes_equal_those_of_the_model():
+def test_encoder_shapes_match_the_model():
     for depth, width, stem in ((18, 1, "cifar"), (50, 2, "imagenet")):
         config = Config(resnet_depth=depth, width_multiplier=width, stem=stem, proj_head_mode="none")
         with tf.Graph().as_default():
@@ -274,7 +277,7 @@ def test_expected_shapes_equal_those_of_the_model():
 
 
 def stock_tensors(depth=18, classes=3, stem=7):
-    """Returns a stock ResNet's tensors, with random values."""
+    """Returns the tensors of a stock ResNet, with random values."""
     shapes = torch_files.encoder_shapes(*resnet.DEPTHS[depth], 64, stem)
     tensors = {torch_names.torch_name(key): torch_names.to_torch(golden.computed_weight(key, shape))
                for key, shape in shapes.items()}
@@ -305,7 +308,7 @@ def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
     assert not any("not loaded: projection head" in line for line in loaded.lines)
 
 
-def test_classifier_that_does_not_fit_is_not_loaded(tmp_path):
+def test_mismatched_or_incomplete_classifier_is_not_loaded(tmp_path):
     path = str(tmp_path / "stock.safetensors")
     save_file(stock_tensors(10), path)
     config = Config(resnet_depth=10, image_size=40, train_mode="finetune", proj_head_mode="none")
@@ -392,7 +395,7 @@ def test_corrupt_files_are_rejected(fault, tmp_path):
     assert str(error.value).startswith(f"--checkpoint={path}: ") and "\n" not in str(error.value)
 
 
-def test_non_finite_weights_and_settings_of_other_runs_are_not_used(tmp_path):
+def test_settings_of_other_runs_are_ignored_and_non_finite_weights_are_rejected(tmp_path):
     make_checkpoint(tmp_path, resnet_depth=10, image_size=24)
     tensors, path = stock_tensors(10, len(CLASSES)), str(tmp_path / "stock.safetensors")
     save_file(tensors, path, {"image_size": "two"})
@@ -419,7 +422,7 @@ def test_half_precision_is_converted(tmp_path):
 
 @pytest.fixture(scope="module")
 def torch_python():
-    """Returns a Python interpreter with PyTorch."""
+    """Returns the path of a Python interpreter that can import PyTorch."""
     path = os.environ.get("SIMCLR_TORCH_PYTHON")
     if path is None and not importlib.util.find_spec("torch"):
         pytest.skip("PyTorch is not installed; `make test-torch` runs this test")
@@ -427,13 +430,13 @@ def torch_python():
 
 
 def photographs(size):
-    """Returns two photographs, [2, size, size, 3] in [0, 1]."""
+    """Returns two photographs: float32 [2, size, size, 3], with values in [0, 1]."""
     images = np.stack(sklearn.datasets.load_sample_images().images) / 255
     return np.clip(tf.image.resize(images, [size, size], "bicubic"), 0, 1).astype(np.float32)
 
 
 def run_worker(python, source, images, library, directory):
-    """Runs tests/support/torch_worker.py in another interpreter. Returns its outputs."""
+    """Runs tests/support/torch_worker.py in another interpreter. Returns the arrays that the program writes."""
     np.save(directory / "images.npy", images)
     out = directory / f"{library}.npz"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -466,7 +469,7 @@ def test_code_of_the_model_card_reproduces_the_outputs_with_torchvision_and_timm
 @pytest.mark.slow
 @pytest.mark.parametrize("name, library", [
     ("resnet18", "torchvision"), ("resnet34", "timm"), ("resnet50", "timm"), ("resnet101", "torchvision")])
-def test_stock_networks_have_the_same_outputs_here(name, library, torch_python, tmp_path):
+def test_stock_networks_have_the_same_outputs_as_in_pytorch(name, library, torch_python, tmp_path):
     images = photographs(224)
     expected = run_worker(torch_python, f"stock:{name}", images, library, tmp_path)["logits"]
     path = str(tmp_path / f"{library}.npz.safetensors")

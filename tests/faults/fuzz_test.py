@@ -63,9 +63,9 @@ def test_settings_are_accepted_or_give_one_line_errors(settings):
 
 
 def plausible_values(field):
-    """Returns a strategy for values with which most runs on `digits` finish in seconds.
+    """Returns a strategy for values of a setting with which most runs on `digits` finish in seconds.
 
-    Returns None if no such values are known for the setting.
+    Returns None if no such values are known.
     """
     name, choices = field.name, field.metadata["choices"]
     values_by_name = dict(
@@ -108,7 +108,7 @@ def call(function, argv):
 
 
 def assert_one_line_error(status, error_text):
-    """Asserts that a run succeeded silently or failed with a one-line error that names a flag.
+    """Asserts that a run succeeded without errors, or failed with a one-line error that mentions a flag.
 
     Status 3 means that training diverged.
     """

@@ -133,7 +133,7 @@ def test_unusable_images_are_reported_with_a_reason(name, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Creates a folder with valid images from two classes and unusable images of every kind."""
+    """Creates a folder that contains valid images of two classes and all types of unusable images."""
     for index in range(12):
         for name in ("cat", "dog"):
             path = tmp_path / "images" / name / f"{index}.png"
@@ -229,7 +229,7 @@ def test_image_folder_may_be_a_link(folder, tmp_path):
 # ------------------------------------------------------------------------------------------------------ during a run
 
 
-def test_deleted_folder_stops_training_with_a_one_line_error(folder, tmp_path, monkeypatch):
+def test_deleting_the_images_stops_training_with_a_one_line_error(folder, tmp_path, monkeypatch):
     check = image_checks.check_images
 
     def check_and_remove(config, source, is_chief):
@@ -264,7 +264,7 @@ def test_corrupt_record_file_stops_training_with_a_one_line_error(tmp_path, monk
 
 @pytest.mark.parametrize("name", ["rgb.jpg", "rgb.png", "animated.gif", "bitmap.bmp", "cmyk.jpg", "lossless.webp",
                                   "rgb.tiff", "smooth.avif"])
-def test_checking_randomly_corrupted_images_never_raises(name, tmp_path):
+def test_checking_randomly_corrupted_images_never_raises_an_exception(name, tmp_path):
     random, path = np.random.default_rng(0), tmp_path / name
     reasons = set()
     for _ in range(200):
@@ -315,7 +315,7 @@ def test_pixel_limit_applies_to_one_frame(name, tmp_path):
 
 
 def test_tiles_and_canvases_larger_than_the_image_count_toward_the_pixel_limit(tmp_path):
-    """Pillow allocates whole TIFF tiles and the whole canvas of a WebP file."""
+    """Checks the pixel limit for TIFF tiles and WebP canvases, because Pillow always allocates them in full."""
     tags = {TiffImagePlugin.IMAGEWIDTH: 10, TiffImagePlugin.IMAGELENGTH: 10, TiffImagePlugin.BITSPERSAMPLE: 8,
             TiffImagePlugin.COMPRESSION: 8, TiffImagePlugin.PHOTOMETRIC_INTERPRETATION: 1,
             TiffImagePlugin.TILEWIDTH: 48_000, TiffImagePlugin.TILELENGTH: 48_000, TiffImagePlugin.TILEOFFSETS: 8,

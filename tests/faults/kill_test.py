@@ -116,7 +116,7 @@ with command_line.reporting_errors("x"), signals.StopSignals() as stop, stop.int
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as process:
         assert process.stdout.readline() == "busy\n"
-        time.sleep(0.5)  # Until `print` has returned. Otherwise, the interrupted flush would print the line again.
+        time.sleep(0.5)  # Wait until `print` has returned. Otherwise, the interrupted flush would print the line again.
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == STOPPED_STATUS
         assert process.stdout.read().startswith("stopped by SIGTERM: ")
@@ -190,7 +190,7 @@ def uninterrupted_hosts(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim, signal_number", [(1, signal.SIGTERM), (0, signal.SIGKILL)])
-def test_losing_one_host_stops_both_and_both_resume(victim, signal_number, uninterrupted_hosts, tmp_path):
+def test_losing_one_host_stops_both_hosts_and_both_can_resume(victim, signal_number, uninterrupted_hosts, tmp_path):
     hosts = start_hosts(tmp_path / "run", **HOSTS_FLAGS)
     processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run_0", hosts[0])
     hosts[victim].send_signal(signal_number)

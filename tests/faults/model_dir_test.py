@@ -175,7 +175,7 @@ def test_temporary_read_error_is_not_treated_as_corruption(trained, run, tmp_pat
     trained(3)
     data = tmp_path / "run" / "ckpt-3.data-00000-of-00001"
     data.rename(tmp_path / "backup")
-    data.symlink_to("/proc/self/mem")  # Reading its first byte fails with an I/O error.
+    data.symlink_to("/proc/self/mem")  # Reading the first byte of this file fails with an I/O error.
     before = set((tmp_path / "run").rglob("*"))
     with pytest.raises(UserError, match="ckpt-3 is temporarily unreadable .*Restore access") as error:
         run(train_steps=6)
@@ -205,7 +205,7 @@ def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_
     for name in temporary_files + others:
         (run_dir / name).parent.mkdir(exist_ok=True)
         (run_dir / name).write_text("half")
-        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))  # A new file may be in use.
+        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))  # A recent file may be in use.
     logged = run(train_steps=3)
     assert not any((run_dir / name).exists() for name in [*temporary_files, "ckpt-6_temp"])
     assert all((run_dir / name).read_text() == "half" for name in others)
@@ -374,7 +374,7 @@ def small_disk(path, kilobytes):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can mount a file system")
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
 def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
-    large = dict(proj_out_dim=8192)  # Makes checkpoints larger than the run's other files.
+    large = dict(proj_out_dim=8192)  # This makes checkpoints larger than the other files of the run.
     run(train_steps=6, **large)
     expected = processes.tensors(tmp_path / "run", 6)
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
@@ -529,7 +529,7 @@ def test_evaluation_does_not_need_the_lock(run, tmp_path):
 
 @pytest.fixture
 def accuracies(monkeypatch):
-    """Returns a list to fill with linear-head accuracies. Each evaluation returns the next one."""
+    """Returns a list that tests fill with linear-head accuracies. Each evaluation removes and reports the first one."""
     values = []
     monkeypatch.setattr(run_lib.evaluate.Evaluator, "linear_head", lambda *_: {
         "eval/label_top_1_accuracy": values.pop(0), "eval/label_top_5_accuracy": 1.0})

@@ -9,7 +9,7 @@ DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reliability.m
 
 
 def documented_loop():
-    """Returns the document's indented block that starts with `trap`."""
+    """Returns the indented block of the document that starts with `trap`."""
     lines = DOCUMENT.read_text().splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("    trap "))
     last = next(index for index in range(first, len(lines)) if not lines[index].startswith("    "))
@@ -17,7 +17,7 @@ def documented_loop():
 
 
 def run_loop(directory, statuses):
-    """Runs the loop. Returns its exit status and the number of times it started `python`.
+    """Runs the loop. Returns the exit status of the loop and the number of times that it started `python`.
 
     The fake `python` exits with each of `statuses` in turn and then with 99.
     """

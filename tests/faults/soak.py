@@ -28,11 +28,11 @@ from support.addresses import free_addresses, tf_config  # noqa: E402
 
 _STEPS = dict(device=400, replicas=200, hosts=100)
 _TITLES = dict(device="one device", replicas="two replicas", hosts="two hosts")
-_MIN_SECONDS = 3  # Minimum time before a kill. The maximum is the duration of the uninterrupted run.
+_MIN_SECONDS = 3  # Minimum time until a kill. The maximum is the duration of the uninterrupted run.
 
 
 def environments(setup):
-    """Returns the environment variables for each process of a run."""
+    """Returns a list with the additional environment variables of each process of a run."""
     if setup == "hosts":
         addresses = free_addresses(2)
         return [{"TF_CONFIG": tf_config({"worker": addresses}, index=index)} for index in range(2)]
@@ -56,7 +56,7 @@ def last_line(directory, index):
 
 
 def stop(setup, run_processes, directory, generator):
-    """Sends a random signal to one or all processes. Returns the signal's name, or None if the run had finished."""
+    """Sends a random signal to one or all processes. Returns the signal name, or None if the run had finished."""
     signal_number = generator.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
     victims = generator.choice([run_processes, run_processes[:1], run_processes[-1:]])
     if any(process.poll() is not None for process in run_processes):
@@ -108,7 +108,7 @@ def run_uninterrupted(setup, directory):
 
 
 def run_with_kills(setup, reference, max_seconds, directory, generator, counts):
-    """Kills and restarts a run, each time within `max_seconds`, until it finishes. Compares it with `reference`."""
+    """Kills and restarts a run until it finishes, each time within `max_seconds`. Compares it with `reference`."""
     while True:
         run_processes = start(setup, directory)
         deadline = time.monotonic() + generator.uniform(_MIN_SECONDS, max_seconds)

@@ -30,20 +30,20 @@ def smooth_image(random, side=48):
 
 
 def encode_pixels(path):
-    """Returns a deterministic vector of an image file: its 8 x 8 pixels and their differences, centered."""
+    """Returns a vector that depends only on an image: its 8 x 8 pixels, centered, and their vertical differences."""
     pixels = np.asarray(Image.open(path).convert("RGB").resize((8, 8)), np.float32) / 255
     return np.concatenate([(pixels - 0.5).ravel(), 2 * np.diff(pixels, axis=0).ravel()])
 
 
 def write_vectors(folder, out, encode=encode_pixels):
-    """Writes the vectors of all images in a folder as `embed` does. Returns the names."""
+    """Writes the vectors of all images in a folder in the same format as `embed`. Returns the file names."""
     names = endpoints.find_images([str(folder)])
     np.savez(out, files=list(names.values()), vectors=np.stack([encode(path) for path in names]).astype(np.float32))
     return list(names.values())
 
 
 def run_gallery(folder, vectors, out, *arguments):
-    """Runs `python -m inference gallery` with given vectors in place of a model."""
+    """Runs `python -m inference gallery` with the given vectors instead of a model."""
     inference_cli.main(["gallery", "some model", str(folder), f"--vectors={vectors}", f"--out={out}", *arguments])
 
 
@@ -70,7 +70,7 @@ def page(photos, tmp_path_factory):
 
 
 def section(text, name):
-    """Returns the part of a page from one heading of the second level to the next."""
+    """Returns the part of a page between the level-2 heading with the given ID and the next one."""
     return text.partition(f'<h2 id="{name}">')[2].partition("<h2")[0]
 
 
@@ -132,7 +132,7 @@ def test_spreadsheets_do_not_evaluate_file_names(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_small_folders_have_a_gallery(count, tmp_path):
+def test_gallery_supports_small_folders(count, tmp_path):
     for number in range(count):
         Image.new("RGB", (8, 8), (60 * number, 9, 200)).save(tmp_path / f"{number}.png")
     write_vectors(tmp_path, tmp_path / "v.npz")
@@ -140,7 +140,7 @@ def test_small_folders_have_a_gallery(count, tmp_path):
     assert set(captions((tmp_path / "g.html").read_text())) == {f"{number}.png" for number in range(count)}
 
 
-def test_equal_vectors_and_zero_vectors_have_a_gallery(photos, tmp_path):
+def test_gallery_supports_equal_vectors_and_zero_vectors(photos, tmp_path):
     for value in (0.0, 1.0):
         write_vectors(photos, tmp_path / "v.npz", lambda path, value=value: np.full(4, value))
         run_gallery(photos, tmp_path / "v.npz", tmp_path / "g.html")
@@ -148,7 +148,7 @@ def test_equal_vectors_and_zero_vectors_have_a_gallery(photos, tmp_path):
         assert f"Mean similarity of all pairs of images: {value:.3f}" in text and "nan" not in text.split("<script")[0]
 
 
-def test_model_vectors_and_unreadable_images(photos, tmp_path, monkeypatch, capsys):
+def test_gallery_computes_vectors_with_a_model_and_lists_unreadable_images(photos, tmp_path, monkeypatch, capsys):
     """Runs a gallery without --vectors, with a function in place of a SavedModel."""
     (photos / "broken.jpg").write_bytes(b"no image")
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
@@ -163,7 +163,7 @@ def test_model_vectors_and_unreadable_images(photos, tmp_path, monkeypatch, caps
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.html", "g.pairs.csv"]
 
 
-def test_signal_leaves_no_files(photos, tmp_path, monkeypatch, capsys):
+def test_gallery_leaves_no_files_if_stopped_by_a_signal(photos, tmp_path, monkeypatch, capsys):
     def stopped(images):
         signal.raise_signal(signal.SIGTERM)
         return tf.zeros([len(images), 3])
@@ -207,7 +207,7 @@ def test_invalid_arguments_give_one_line_errors(arguments, words, photos, tmp_pa
 
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory):
-    """Writes images of 3 classes in two splits, with vectors in which two images of class a look like class b."""
+    """Writes images of three classes in two splits, and vectors. Two images of class a have vectors of class b."""
     folder, random = tmp_path_factory.mktemp("labeled"), np.random.default_rng(1)
     centers = dict(zip("abc", np.eye(3)))
     vectors = {}
@@ -315,7 +315,7 @@ def test_umap_is_used_if_it_is_installed(monkeypatch):
 
 def test_thumbnails_are_upright_and_keep_their_aspect_ratio(tmp_path):
     image = np.zeros([40, 200, 3], np.uint8)
-    image[:, :100] = 255  # The left half is white; orientation 6 rotates it to the top.
+    image[:, :100] = 255  # The left half is white. Orientation 6 rotates this half to the top.
     exif = Image.Exif()
     exif[0x112] = 6
     Image.fromarray(image).save(tmp_path / "rotated.jpg", exif=exif)
@@ -364,7 +364,7 @@ def test_gallery_of_a_run_omits_excluded_files_and_samples_large_splits(labeled,
         assert len(texts) == shown and "train/a/3.png" not in texts and all(name.startswith(split) for name in texts)
 
 
-def test_unfinished_page_does_not_replace_an_older_one(photos, tmp_path, monkeypatch):
+def test_unfinished_page_does_not_replace_an_existing_page(photos, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 

@@ -21,7 +21,7 @@ LEVELS = {"cat/a.png": 40, "cat/b.png": 80, "dog/a.png": 120, "dog/b.png": 160, 
 
 @pytest.fixture
 def photos(tmp_path):
-    """Writes gray images in two classes, and one corrupt image."""
+    """Writes gray images of two classes, and one corrupt image."""
     for name, level in LEVELS.items():
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def test_file_names_with_tabs_are_escaped_and_unlabeled_images_have_one_column(t
     assert read(tmp_path / "out")[2] == ["a\\tb.png", "c\\nd.png"]
 
 
-def test_signal_leaves_no_files(photos, tmp_path, monkeypatch, capsys):
+def test_embed_leaves_no_projector_files_if_stopped_by_a_signal(photos, tmp_path, monkeypatch, capsys):
     def stopped(images):
         signal.raise_signal(signal.SIGTERM)
         return tf.zeros([len(images), 3])
@@ -110,7 +110,7 @@ def test_thumbnails_fit_in_the_largest_sprite(count, side):
     assert side * int(np.ceil(np.sqrt(count))) <= 8192
 
 
-def test_images_that_the_projector_would_not_show_are_omitted(photos, tmp_path, monkeypatch, capsys):
+def test_images_above_the_point_limit_of_the_projector_are_omitted(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(projector, "_MAX_POINTS", 3)
     inference_cli.main(["embed", "model", str(photos), f"--projector={tmp_path / 'out'}"])
     assert "the projector shows at most 3 images" in capsys.readouterr().out

@@ -9,14 +9,18 @@ from inference import similarity
 
 
 def clustered(count, width, seed=0):
-    """Returns normalized vectors around a few random centers, in random order; float32 [count, width]."""
+    """Returns normalized float32 vectors [count, width] around five random centers, in random order."""
     random = np.random.default_rng(seed)
     centers = random.normal(size=[5, width])
     return similarity.normalize(centers[random.integers(0, 5, count)] + 0.3 * random.normal(size=[count, width]))
 
 
 def naive(vectors, k, threshold):
-    """Returns neighbor indices and similarities, and pairs with similarities, from the full matrix in float64."""
+    """Finds neighbors and similar pairs in the full similarity matrix, in float64.
+
+    Returns:
+      The neighbor indices, the similarities of the neighbors, and a list of pairs (i, j, similarity).
+    """
     matrix = np.asarray(vectors, np.float64) @ np.asarray(vectors, np.float64).T
     pairs = [(i, j, matrix[i, j]) for i, j in itertools.combinations(range(len(matrix)), 2)
              if matrix[i, j] >= threshold]
@@ -58,14 +62,14 @@ def test_equally_similar_neighbors_with_the_smallest_indices_are_selected(block_
     assert [tuple(pair) for pair in found.pairs] == [pair[:2] for pair in expected]
 
 
-def test_a_duplicate_is_a_neighbor_although_a_vector_is_not_its_own_neighbor():
+def test_duplicates_are_neighbors_but_a_vector_is_not_its_own_neighbor():
     vectors = clustered(50, 6)
     vectors[[13, 40]] = vectors[2]
     found = similarity.search(vectors, 4, 1.0, block_rows=16)
     assert not (found.indices == np.arange(50)[:, None]).any()
     for row, others in {2: {13, 40}, 13: {2, 40}, 40: {2, 13}}.items():
         assert set(found.indices[row, :2]) == others
-    # A threshold of 1 lists identical vectors in spite of rounding.
+    # With a threshold of 1, pairs of identical vectors are found despite rounding errors.
     assert {tuple(pair) for pair in found.pairs} == {(2, 13), (2, 40), (13, 40)} and found.num_pairs == 3
     assert found.similarities.max() <= 1
 
