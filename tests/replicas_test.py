@@ -1,4 +1,4 @@
-"""Training on two or four replicas matches training on one. Local batch norm is computed per replica."""
+"""Checks that training on two or four replicas matches training on one, and that local batch norm is per replica."""
 
 import json
 import subprocess
@@ -17,10 +17,10 @@ BLUR, PLAIN, LOCAL = ({"use_blur": True}, {"use_blur": False}, {"use_blur": Fals
 
 
 def assert_equal(results, expected, rtol=1e-9):
-    """Asserts that arrays match within `rtol` times their largest absolute value, or 1e-12 if that is greater."""
+    """Asserts that arrays match within the larger of 1e-12 and `rtol` times their largest absolute value."""
     assert set(results) == set(expected)
     for name, value in expected.items():
-        # Logged scalars are float32.
+        # Only logged scalars have the type float32.
         tolerance = 2e-7 if np.asarray(value).dtype == np.float32 else rtol
         np.testing.assert_allclose(results[name], value, rtol=0, atol=max(tolerance * np.abs(value).max(), 1e-12),
                                    err_msg=name)
@@ -35,7 +35,7 @@ def assert_different(results, expected, words):
 
 @pytest.fixture(scope="module")
 def four_replicas(tmp_path_factory):
-    """Starts a process with four replicas. Returns a function that waits for it and returns its results."""
+    """Starts a process with four replicas. Yields a function that waits for the process and returns its results."""
     out = tmp_path_factory.mktemp("four") / "out.npz"
     command = [sys.executable, replica_worker.__file__, "4", str(out), json.dumps(BLUR)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -49,7 +49,7 @@ def four_replicas(tmp_path_factory):
     process.kill()
 
 
-def test_two_replicas_match_one_and_local_batch_norm_matches_a_naive_implementation(
+def test_two_replicas_match_one_replica_and_local_batch_norm_matches_a_naive_implementation(
         four_replicas, two_replicas, float64):
     one, two, local = (replica_worker.train_case(*case) for case in (
         (ONE, PLAIN), (two_replicas, PLAIN), (two_replicas, LOCAL)))
@@ -88,12 +88,12 @@ def naive_local_step(config, replicas):
         **{f"step 1: {key}": np.mean([values[key] for values in statistics], axis=0) for key in statistics[0]}}
 
 
-def test_four_replicas_with_blur_match_one(four_replicas, float64):
+def test_four_replicas_with_blur_match_one_replica(four_replicas, float64):
     assert_equal(four_replicas(), replica_worker.train_case(ONE, BLUR))
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-9)])
-def test_first_loss_on_two_replicas_matches_that_on_one_in_float32_and_float64(dtype, rtol, two_replicas, request):
+def test_first_loss_is_the_same_on_one_and_two_replicas(dtype, rtol, two_replicas, request):
     if dtype == "float64":
         request.getfixturevalue("float64")
     one, two = (replica_worker.first_loss(strategy, BLUR) for strategy in (ONE, two_replicas))
@@ -102,7 +102,7 @@ def test_first_loss_on_two_replicas_matches_that_on_one_in_float32_and_float64(d
 
 
 def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
-    hidden = np.random.default_rng(1).standard_normal((2, 6, 5))  # axes: replica; 3 first and 3 second views; width
+    hidden = np.random.default_rng(1).standard_normal((2, 6, 5))  # [replica, 3 first and 3 second views, width]
     parts = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(hidden[context.replica_id_in_sync_group]))
     function = tf.function(lambda parts: two_replicas.run(
@@ -116,4 +116,4 @@ def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
         np.testing.assert_allclose(logits[replica], hidden[replica, :3] @ all_b.T / 0.5, rtol=1e-12)
     operations = {node.op for graph in (function.get_concrete_function(parts).graph.as_graph_def(),)
                   for node in graph.node}
-    assert any(operation.startswith("CollectiveGather") for operation in operations)  # instead of a padded all-reduce
+    assert any(operation.startswith("CollectiveGather") for operation in operations)  # not a padded all-reduce

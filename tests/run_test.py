@@ -161,7 +161,7 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
     shutil.rmtree(directory / "saved_model")
     with pytest.MonkeyPatch.context() as patch:
-        # The training settings of the evaluation differ from those of the run.
+        # The evaluation is started with a different temperature than the run.
         patch.setattr(train, "train", None)
         run(directory, with_export=True, mode="eval", train_steps=4, keep_hub_module_max=0, temperature=0.7)
     assert {path.name for path in (directory / "saved_model").iterdir()} == {"3", "4"}
@@ -177,14 +177,14 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete
         np.testing.assert_allclose(logits, model(images, training=False)["logits_sup"], rtol=1e-4, atol=1e-6)
 
 
-def test_evaluating_another_checkpoint_exports_nothing_into_the_run(complete_run, tmp_path):
+def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(complete_run, tmp_path):
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
     shutil.rmtree(directory / "saved_model")
     run(directory, with_export=True, mode="eval", checkpoint=str(complete_run[0] / "ckpt-3"), eval_steps=1)
     assert (directory / "result_3.json").exists() and not (directory / "saved_model").exists()
 
 
-def test_with_eval_name_saved_models_are_written_to_the_sub_folder(complete_run, tmp_path):
+def test_eval_name_writes_saved_models_to_a_subdirectory_of_this_name(complete_run, tmp_path):
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
     before = (directory / "saved_model" / "4" / "saved_model.pb").stat().st_mtime_ns
     run(directory, with_export=True, mode="eval", train_steps=4, eval_name="second", eval_steps=1)
@@ -235,7 +235,8 @@ def test_unsuitable_settings_are_reported(settings, warning):
     assert run_lib.unsuitable_settings(config, source) == []
     line, = run_lib.unsuitable_settings(config.replace(**settings), source)
     assert warning in line
-    no_warnings = dict(train_mode="supervised", linear_head_learning_rate=None)  # These do not need large batches.
+    # Supervised training does not need large batches.
+    no_warnings = dict(train_mode="supervised", linear_head_learning_rate=None)
     assert run_lib.unsuitable_settings(config.replace(**no_warnings, train_batch_size=16), source) == []
 
 
@@ -260,7 +261,7 @@ def test_continuous_evaluation_ends_after_the_timeout(complete_run, capsys):
     assert results[evaluate.LINEAR_TOP_1] * 90 == pytest.approx(round(results[evaluate.LINEAR_TOP_1] * 90))
 
 
-def test_without_labels_only_the_contrastive_task_is_trained_and_evaluated(tmp_path, capsys):
+def test_runs_without_labels_train_and_evaluate_only_the_contrastive_task(tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{number}.png" for number in range(40)))
     run(tmp_path / "run", dataset=f"folder:{tmp_path / 'images'}", train_split="train[:32]", eval_split="train[32:]",
         given=["eval_split"], mode="train_then_eval", train_steps=1, train_batch_size=16, eval_batch_size=8)
@@ -301,7 +302,7 @@ def small_model():
 
 
 def set_moving_means(model, value):
-    """Sets the moving means of the encoder's batch norm, which do not affect the weight decay."""
+    """Sets the moving means in the encoder's batch norm to `value`. They do not affect the weight decay."""
     for variable in model.resnet_model.non_trainable_variables:
         if "moving_mean" in variable.name:
             variable.assign(tf.fill(variable.shape, value))
@@ -571,7 +572,7 @@ def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
 
 
 def read(dataset):
-    """Reads a data set in a compiled function, as training does."""
+    """Reads one element of a data set in a compiled function, as training does."""
     tf.function(lambda iterator: next(iterator), autograph=False)(iter(dataset))
 
 
@@ -587,7 +588,7 @@ def too_few_examples_outside_of_an_iterator():
     raise tf.errors.FailedPreconditionError(None, None, "Input dataset was expected to contain 5 elements")
 
 
-def too_large_a_tensor():
+def tensor_that_is_too_large():
     read(tf.data.Dataset.from_tensors(10**6).map(lambda side: tf.zeros([side, side, side])))
 
 
@@ -612,7 +613,7 @@ def missing_file():
     (broken_png, r"--dataset=digits: the data can no longer be read \(Invalid PNG. Failed to initialize decoder.\)"),
     (too_few_examples, "--dataset=digits: the data can no .*to contain 5 elements but contained only 0 elements.\\)"),
     (too_few_examples_outside_of_an_iterator, "--dataset=digits: the data can no .*expected to contain 5 elements"),
-    (too_large_a_tensor, r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size"),
+    (tensor_that_is_too_large, r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size"),
     (out_of_memory_in_numpy, r"--train_batch_size=32: out of memory \(Unable to allocate"),
     (full_disk_in_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
     (full_disk_in_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
@@ -626,7 +627,7 @@ def test_errors_during_a_run_become_one_line_messages_with_a_remedy(fail, words)
 # ------------------------------------------------------------------------------------------------------- replicas
 
 
-def test_evaluation_on_two_replicas_matches_evaluation_on_one(two_replicas):
+def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replicas):
     config = Config(**{**TINY, "train_split": "train[:30]"}).replace(eval_split="test[:101]", eval_batch_size=14)
     source, results = digits.digits_source(), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):
@@ -666,8 +667,8 @@ def test_gallery_of_an_unlabeled_folder_is_written_without_corrupt_images(tmp_pa
 
 @pytest.mark.parametrize("gallery, has_classes, is_written", [
     (None, False, True), (None, True, False), (True, True, True), (False, False, False)])
-def test_gallery_is_written_by_default_only_without_classes(gallery, has_classes, is_written, stem_only_resnet,
-                                                            tmp_path, monkeypatch, capsys):
+def test_gallery_is_written_by_default_only_for_data_without_classes(
+        gallery, has_classes, is_written, stem_only_resnet, tmp_path, monkeypatch, capsys):
     folders = ("a/", "b/") if has_classes else ("",)
     write_images(tmp_path / "photos", *(f"{folder}{number}.png" for folder in folders for number in range(16)))
     splits = []
@@ -680,7 +681,7 @@ def test_gallery_is_written_by_default_only_without_classes(gallery, has_classes
     run(tmp_path / "run", dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_split="train",
         train_batch_size=8, eval_batch_size=8, mode="train_then_eval", train_steps=1, eval_protocol="contrastive",
         lineareval_while_pretraining=False, gallery=gallery)
-    printed = capsys.readouterr().out  # A failure is only a warning.
+    printed = capsys.readouterr().out  # A failure causes only a warning.
     assert splits == ([("not made", "train", 7)] if is_written else [])
     assert ("warning: the gallery was not written: no page today" in printed) == is_written
     assert "run directory" in printed and not (tmp_path / "run" / "gallery.html").exists()

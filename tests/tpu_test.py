@@ -1,4 +1,4 @@
-"""The parts of TPU support that can be tested on a CPU: connection, errors, and XLA support for all operations."""
+"""Parts of TPU support that can be tested on a CPU: connection, errors, and XLA support for all operations."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ class FakeTpu:
             monkeypatch.setattr(owner, name, record(name))
 
     def close(self):
-        """Does nothing. `create_connection` returns this object in place of a socket."""
+        """Does nothing. `create_connection` returns this object instead of a socket."""
 
     @property
     def names(self):

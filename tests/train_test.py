@@ -122,7 +122,7 @@ def test_steps_with_one_micro_batch_match_steps_without_micro_batches(float64, t
 def test_micro_batches_give_the_same_results_on_one_and_two_replicas(two_replicas, float64, tmp_path):
     config = Config(**SMALL, micro_batch_size=4, use_blur=False, linear_head_learning_rate=0.1)
     one, two = make_state(config, tmp_path), make_state(config, tmp_path, two_replicas)
-    # A micro-batch of four rows contains two from each replica.
+    # A micro-batch of four rows contains two rows from each replica.
     expected = take_steps(config, one, order=[0, 1, 4, 5, 2, 3, 6, 7])
     reported = take_steps(config, two, strategy=two_replicas)
     for scalars, expected_scalars in zip(reported, expected):
@@ -130,7 +130,7 @@ def test_micro_batches_give_the_same_results_on_one_and_two_replicas(two_replica
     assert_same_variables(two, one)
 
 
-def test_fine_tuning_is_the_same_with_and_without_micro_batches(float64, tmp_path):
+def test_fine_tuning_gives_the_same_weights_with_and_without_micro_batches(float64, tmp_path):
     config = Config(**SMALL, train_mode="finetune", optimizer="momentum", fine_tune_after_block=4)
     states = []
     for micro in (0, 4):  # Batch norm statistics are frozen, so micro-batches make no difference.
@@ -173,7 +173,7 @@ def test_variables_and_head_outputs_stay_in_float32():
     for variable, value in zip(full.variables, half.variables):
         variable.assign(value)
     expected = full(images, training=False)
-    assert expected["block_group2"].dtype == tf.float32  # One model's precision policy must not affect the next.
+    assert expected["block_group2"].dtype == tf.float32  # Each model has its own precision policy.
     for name in ("final_avg_pool", "proj_head_output", "logits_sup"):
         assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
 

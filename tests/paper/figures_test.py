@@ -1,4 +1,4 @@
-"""Figures: non-blank images, their data as CSV files, and errors for unusable input."""
+"""Figures: images that are not blank, CSV files with the plotted data, and errors for invalid input."""
 
 import csv
 import statistics
@@ -19,7 +19,7 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=1, proj_head_mode="l
 
 
 def draw(tmp_path, name, *arguments):
-    """Plots a figure, checks its files, and returns the rows of its CSV file."""
+    """Plots a figure, checks the files of the figure, and returns the rows of the CSV file."""
     figures.main([name, *arguments, f"--out={tmp_path / 'out'}"])
     picture = tf.io.decode_png((tmp_path / "out" / f"{name}.png").read_bytes(), channels=1).numpy()
     assert min(picture.shape[:2]) > 150 and picture.std() > 10 and len(np.unique(picture)) > 20
@@ -33,7 +33,7 @@ def draw(tmp_path, name, *arguments):
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """Returns the checkpoint of a network with a square linear projection head, and the head's kernel."""
+    """Returns the checkpoint prefix of a network with a square linear projection head, and the kernel of the head."""
     model = model_lib.build_model(Config(**SMALL), 10)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path_factory.mktemp("network") / "ckpt-1"))
     return path, model._projection_head.linear_layers[0].dense.kernel.numpy()
@@ -56,7 +56,7 @@ def test_histograms_count_every_pixel_value(tmp_path):
 
 
 def test_color_jitter_shifts_the_brightness_of_a_black_image_as_in_the_paper(tmp_path):
-    path = tmp_path / "black.png"  # Multiplicative brightness would leave it black.
+    path = tmp_path / "black.png"  # Multiplicative brightness would leave this image black.
     path.write_bytes(tf.io.encode_png(tf.zeros([64, 64, 3], tf.uint8)).numpy())
     for operator in ("color jitter", "crop and color"):
         rows = [row for row in draw_black(tmp_path, "operators", path) if row[0] == operator]
@@ -68,7 +68,7 @@ def test_color_jitter_shifts_the_brightness_of_a_black_image_as_in_the_paper(tmp
 
 
 def draw_black(tmp_path, name, path):
-    """Plots the figure for one image and returns the rows of its CSV file."""
+    """Plots the figure for the image at `path` and returns the rows of the CSV file."""
     figures.main([name, f"--image={path}", f"--out={tmp_path / 'out'}"])
     with open(tmp_path / "out" / f"{name}.csv", newline="") as file:
         return list(csv.reader(file))[1:]
@@ -92,7 +92,7 @@ def test_tsne_plots_every_example_of_the_split(tmp_path, network):
     assert len(rows) == 60 and {row[0] for row in rows} == set("0123456789")
 
 
-def test_tsne_draws_ten_random_classes_by_seed(tmp_path, network):
+def test_seed_determines_the_ten_random_classes_in_the_tsne_figure(tmp_path, network):
     names = [f"class{index:02}" for index in range(14)]
     write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in names for number in range(3)))
     drawn = [[row[0] for row in draw(
@@ -148,7 +148,7 @@ def test_temperatures_figure_averages_runs_with_the_same_training_length(tmp_pat
         assert deviation == "" if len(values) == 1 else float(deviation) == pytest.approx(statistics.stdev(values))
 
 
-PAPER_METHODS = {  # Table 6, and Table B.3 for the supervised ResNet-50, copied by hand
+PAPER_METHODS = {  # copied by hand from Table 6 and (supervised ResNet-50) Table B.3
     "Local Agg., ResNet-50": (24, 60.2), "MoCo, ResNet-50": (24, 60.6), "PIRL, ResNet-50": (24, 63.6),
     "CPC v2, ResNet-50": (24, 63.8), "SimCLR, ResNet-50": (24, 69.3), "Rotation, RevNet-50 (4x)": (86, 55.4),
     "BigBiGAN, RevNet-50 (4x)": (86, 61.3), "AMDIM, Custom-ResNet": (626, 68.1), "CMC, ResNet-50 (2x)": (188, 68.4),
@@ -156,7 +156,7 @@ PAPER_METHODS = {  # Table 6, and Table B.3 for the supervised ResNet-50, copied
     "SimCLR, ResNet-50 (4x)": (375, 76.5), "supervised, ResNet-50": (24, 76.5)}
 
 
-def test_methods_figure_shows_the_papers_numbers_and_ours(tmp_path):
+def test_methods_figure_shows_the_results_of_the_paper_and_of_our_runs(tmp_path):
     rows = draw(tmp_path, "methods")
     assert {name: (float(size), pytest.approx(100 * float(accuracy)))
             for name, size, accuracy, _ in rows} == PAPER_METHODS
@@ -219,7 +219,7 @@ def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_averaging_requires_the_column_and_distinct_runs(tmp_path, capsys):
+def test_averaging_requires_an_existing_column_and_distinct_runs(tmp_path, capsys):
     text = "epochs,batch_size,seed,accuracy\n1,8,1,0.5\n1,8,1,0.6\n"
     for column, words in (("rate", "column rate is missing"), ("seed", "two rows have accuracies for batch_size=8")):
         with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""Table 3 probes: transformed images, their classes, and plausible accuracies."""
+"""Probes for Table 3: transformed images and their classes, accuracies, memory, and command-line errors."""
 
 import json
 
@@ -24,7 +24,7 @@ def seeds_of(count):
 
 
 @pytest.mark.parametrize("probe", transformation_probes.PROBES)
-def test_each_class_has_the_right_transformation_and_share_of_images(probe):
+def test_each_class_has_the_right_transformation_and_fraction_of_images(probe):
     photo = photographs(16, 16)[0] / np.float32(255)
     images = tf.constant(np.repeat(photo[np.newaxis], COUNT, 0))
     outputs, classes = (tensor.numpy() for tensor in transformation_probes.transform(images, probe, seeds_of(COUNT)))
@@ -54,7 +54,7 @@ def test_probes_run_from_the_command_line(tmp_path, capsys):
                  "--train_split=train[:300]", "--test_split=test[:100]", f"--out={tmp_path / 'out.json'}"])
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
     assert set(results) == {"sobel", "color"} and results["sobel"]["majority_baseline"] == 0.5
-    assert results["sobel"]["h"] > 0.8  # Even random features separate edge images from digits.
+    assert results["sobel"]["h"] > 0.8  # Even random features separate Sobel-filtered images from digits.
     assert abs(results["color"]["h"] - 0.8) < 0.12  # Digits are gray, so accuracy should match the majority baseline.
     assert "sobel" in printed and "majority baseline 0.500" in printed
 
@@ -75,7 +75,7 @@ def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, wor
     assert error.value.code == 2 and words in message and message.count("\n") == 1
 
 
-def test_checkpoints_and_saved_models_load_with_their_training_image_size(tmp_path):
+def test_checkpoints_and_saved_models_are_loaded_with_their_training_image_size(tmp_path):
     config = Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, model_dir=str(tmp_path))
     model = model_lib.build_model(config, 10)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))

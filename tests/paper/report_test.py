@@ -1,4 +1,4 @@
-"""Reports: results compared with the paper's, significance tests, correlations, and a self-contained HTML page."""
+"""Reports: comparisons with the paper's results, significance tests, correlations, and a self-contained HTML page."""
 
 import base64
 import csv
@@ -28,7 +28,10 @@ def finish(base, study, run, results, scale="small", **entries):
 
 
 def finish_transfer_runs(base, accuracies):
-    """Marks the digits runs (linear evaluation, fine-tuning and from scratch) as finished with the given accuracies."""
+    """Marks the transfer runs on digits as finished, with the given accuracies.
+
+    The runs are linear evaluation, fine-tuning and training from scratch.
+    """
     random, labels = np.random.default_rng(0), np.arange(400) % 10
     for run, accuracy in zip(studies.STUDIES["transfer"].runs_at("small"), accuracies, strict=True):
         predictions = np.where(random.random(400) < accuracy, labels, (labels + 1) % 10)
@@ -39,7 +42,7 @@ def finish_transfer_runs(base, accuracies):
 
 @pytest.mark.parametrize("accuracies, best", [
     ((0.6, 0.9, 0.89), [True, True, True]), ((0.6, 0.7, 0.9), [True, False, True])])
-def test_runs_not_significantly_worse_than_the_best_are_shown_in_bold(accuracies, best, tmp_path):
+def test_runs_that_are_not_significantly_worse_than_the_best_are_shown_in_bold(accuracies, best, tmp_path):
     finish_transfer_runs(tmp_path, accuracies)  # The linear evaluation is the only run in its group.
     rows = report.rows_of("transfer", str(tmp_path), "small")
     assert [row["best"] for row in rows] == best
@@ -155,7 +158,7 @@ def test_every_study_with_several_runs_compares_them(scale):
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
-def test_coordinates_for_the_figures_are_those_of_the_reports_scale(scale, tmp_path):
+def test_plotted_columns_match_the_settings_at_the_scale_of_the_report(scale, tmp_path):
     for study in ("batches", "networks", "lengths", "cifar_batches", "cifar_temperature"):
         runs = studies.STUDIES[study].runs_at(scale)
         for run in runs:
@@ -180,7 +183,7 @@ def test_runs_with_different_learning_rates_are_averaged(tmp_path, capsys):
     for rate, accuracy in accuracies.items():
         run = studies.find_run(("cifar_batches", f"batch 512, 300 epochs, rate {rate}"))
         finish(tmp_path, "cifar_batches", run, {runner.TOP_1: accuracy}, "paper")
-    for rate, results in ((0.5, {runner.TOP_1: 0.8}), (1.0, {})):  # The second one diverged.
+    for rate, results in ((0.5, {runner.TOP_1: 0.8}), (1.0, {})):  # The second run diverged.
         run = studies.find_run(("cifar_batches", f"batch 1024, 300 epochs, rate {rate}"))
         finish(tmp_path, "cifar_batches", run, results, "paper", diverged=not results)
     rows = report.rows_of("cifar_batches", str(tmp_path), "paper")

@@ -1,4 +1,4 @@
-"""Studies: the values in paper/numbers match the paper's LaTeX source and are assigned to the right runs."""
+"""Studies: values in paper/numbers that match the paper's LaTeX source, their runs, and the settings of the runs."""
 
 import csv
 import itertools
@@ -65,7 +65,7 @@ def argument(text):
 
 
 def read_rows(latex):
-    """Returns a LaTeX table's rows as lists of plain text. Cells that span multiple rows or columns are repeated."""
+    """Returns the rows of a LaTeX table as lists of plain text. Repeats cells that span multiple rows or columns."""
     rows, spanning = [], {}  # spanning: column -> (remaining rows, text)
     for line in re.split(r"\\\\(?:\s*\[\d+pt\])?", latex):
         row = []
@@ -102,7 +102,7 @@ def read_tabular(latex):
 
 
 def split_slashes(table):
-    """Splits each cell of Table B.1 at the slash into two columns: linear and square-root scaling."""
+    """Splits each cell of Table B.1 at its slash, to get one column for linear and one for square-root scaling."""
     (first, *epochs), *rows = table
     header = [first.split("\\")[0], *(f"{number}:{scaling}" for number in epochs for scaling in ("linear", "sqrt"))]
     return [header, *([row[0], *(number for cell in row[1:] for number in cell.split("/"))] for row in rows)]
@@ -209,11 +209,11 @@ def test_losses_in_table_4_use_cross_view_negatives():
 
 
 def numbers_in(paper, pattern):
-    """Returns one set of numbers for each group of a pattern that the paper's text must contain."""
+    """Searches the paper's text for a pattern. Returns one set of numbers for each group of the pattern."""
     return [set(map(float, re.findall(r"[\d.]+", text))) for text in re.search(pattern, paper).groups()]
 
 
-def test_projections_are_judged_by_a_linear_head_at_the_papers_scale():
+def test_projections_are_evaluated_with_a_linear_head_at_the_paper_scale():
     configs = configs_of("heads")
     assert len(configs) == 1 + 2 * 2 * 7
     assert all(config.eval_protocol == "linear_head" and not config.eval_projections for config in configs)
@@ -223,12 +223,12 @@ def test_projections_are_judged_by_a_linear_head_at_the_papers_scale():
         (mode, 2**exponent) for mode in ("linear", "nonlinear") for exponent in range(5, 12)}
 
 
-def test_projections_are_judged_by_logistic_regression_at_the_small_scale():
+def test_projections_are_evaluated_with_logistic_regression_at_the_small_scale():
     runs = {run.name: runner.arguments(run, "small") for run in studies.STUDIES["heads"].runs_at("small")}
     recipe = "--flagfile=paper/recipes/study_small.cfg"
     assert runs["none"] == [recipe, "--proj_head_mode=none", "--eval_protocol=lbfgs"]
     assert runs["linear 512"] == [recipe, "--proj_head_mode=linear", "--proj_out_dim=512", "--eval_protocol=lbfgs",
-                                  "--eval_projections"]  # Stored results are found by these flags and their order.
+                                  "--eval_projections"]  # These flags, in this order, identify stored results.
     assert set(runs) == {"none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128"}
 
 
@@ -251,7 +251,7 @@ def test_cifar_studies_have_the_settings_in_appendix_b9(paper):
                                                 ) + f" {limit:g} epochs"
 
 
-def test_longer_training_reaches_the_papers_batch_sizes_and_epochs(paper):
+def test_lengths_study_has_the_same_limits_on_batch_size_and_epochs_as_the_paper(paper):
     (thousands,), (most,) = numbers_in(paper, r"larger batch size \(up to (\d+)K\) and longer \(up to (\d+) epochs\)")
     (least,), (same,) = numbers_in(paper, r"using batch size of 4096\) are varied from (\d+) to (\d+)")
     configs = configs_of("lengths")
@@ -261,13 +261,13 @@ def test_longer_training_reaches_the_papers_batch_sizes_and_epochs(paper):
     assert all(config.learning_rate_scaling == "sqrt" and config.learning_rate == 0.075 for config in configs)
 
 
-def test_other_losses_are_tuned_with_and_without_mining(paper):
+def test_other_losses_are_tuned_with_and_without_semi_hard_mining(paper):
     rates, margins, temperatures = numbers_in(
         paper, r"tune learning rate in \$\\\{(.+?)\\\}\$ for both loss functions. We further tune the margin in "
         r"\$\\\{(.+?)\\\}\$ for margin loss, the temperature in \$\\\{(.+?)\\\}\$ for logistic loss")
     configs = configs_of("tuning")
     for mining in (False, True):
-        usable = margins - {0} if mining else margins  # Mining with a margin of 0 selects no negatives.
+        usable = margins - {0} if mining else margins  # Semi-hard mining with a margin of 0 selects no negatives.
         assert {(config.margin, config.learning_rate) for config in configs if config.semi_hard == mining
                 and config.contrastive_loss == "margin_triplet"} == set(itertools.product(usable, rates))
         assert {(config.temperature, config.learning_rate) for config in configs if config.semi_hard == mining

@@ -62,7 +62,7 @@ def best_l2_per_example(inputs, labels):
 
 
 def test_regularization_strength_is_selected_on_held_out_examples():
-    """The strongest regularization is best for pure noise, and the weakest is best for separable classes."""
+    """Checks that the strongest regularization is selected for noise, and the weakest for separable classes."""
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(100, 40)), np.arange(100) % 2
     assert best_l2_per_example(inputs, labels) == max(logistic_regression.L2_PER_EXAMPLE_CHOICES)
@@ -85,7 +85,7 @@ def test_lbfgs_accuracy_matches_scipy(sets):
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_fits_in_blocks_equal_fits_in_memory(multi_label, sets, monkeypatch):
+def test_fits_in_blocks_match_fits_in_memory(multi_label, sets, monkeypatch):
     (inputs, labels), (test_inputs, _) = sets
     labels = np.eye(3, dtype=np.int64)[labels] if multi_label else labels
     expected = logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)
@@ -97,11 +97,10 @@ def test_fits_in_blocks_equal_fits_in_memory(multi_label, sets, monkeypatch):
 
 @pytest.mark.parametrize("cached_bytes", [0, 2**30])
 @pytest.mark.parametrize("count", [4, 200])  # fewer and more examples than features
-def test_standardized_fits_on_some_rows_equal_fits_on_their_standardized_features(count, cached_bytes, sets,
-                                                                                  monkeypatch):
+def test_fits_with_standardization_match_fits_on_standardized_features(count, cached_bytes, sets, monkeypatch):
     monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", cached_bytes)
     (inputs, labels), (test_inputs, _) = sets
-    inputs = np.insert(inputs, 2, 0.1, axis=1)  # a constant feature
+    inputs = np.insert(inputs, 2, 0.1, axis=1)  # Insert a constant feature.
     test_inputs = np.insert(test_inputs, 2, 0.1, axis=1)
     rows = np.random.default_rng(0).permutation(240)[:count]
     mean, deviation = inputs[rows].mean(0), inputs[rows].std(0)
@@ -111,7 +110,7 @@ def test_standardized_fits_on_some_rows_equal_fits_on_their_standardized_feature
     path = logistic_regression.LogisticPath(inputs, labels, rows, standardize=True).fit(1.0)
     np.testing.assert_allclose(path.scores(test_inputs), expected, atol=1e-5)
     held_out = np.setdiff1d(np.arange(240), rows)
-    # The four rows do not include all classes.
+    # Classes without examples in `rows` have probability 1e-12.
     log_probabilities = np.maximum(special.log_softmax(path.scores(inputs[held_out]), 1), np.log(1e-12))
     assert path.cross_entropy(inputs, labels, held_out) == pytest.approx(
         -log_probabilities[np.arange(len(held_out)), labels[held_out]].mean())
@@ -129,7 +128,7 @@ def test_memory_of_fits_does_not_grow_with_the_number_of_examples(monkeypatch):
     logistic_regression.LogisticPath(inputs, labels, standardize=True).fit(1.0).accuracy(inputs, labels)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < inputs.nbytes  # With all examples in float64, the peak would be over twice as high.
+    assert peak < inputs.nbytes  # A copy of all examples in float64 would need twice this size.
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])

@@ -31,7 +31,7 @@ while not other_marker.exists():
 
 
 def test_jobs_run_in_parallel(tmp_path):
-    """Each of the two jobs waits for the other, so they would never finish if they ran sequentially."""
+    """Runs two jobs that wait for each other. If they ran one after the other, neither would finish."""
     markers = [str(tmp_path / name) for name in "ab"]
     jobs = [job(tmp_path / "0", WAIT, *markers), job(tmp_path / "1", WAIT, *reversed(markers))]
     with child_processes.Launcher() as launcher:
@@ -108,7 +108,7 @@ def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_signals_before_and_between_jobs_stop_the_launcher(tmp_path):
+def test_signals_before_and_after_a_job_stop_the_launcher(tmp_path):
     touch = job(tmp_path / "0", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "started"))
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     with signals.StopSignals(), pytest.raises(Stopped):

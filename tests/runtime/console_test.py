@@ -1,4 +1,4 @@
-"""Console output, and how all commands report errors and signals."""
+"""Console output, and reports of errors and signals by all commands."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ from support import ROOT
 
 
 class Terminal(io.StringIO):
-    """A terminal that records its output."""
+    """Terminal that records its output."""
 
     def isatty(self):
         return True
@@ -209,7 +209,7 @@ sys.exit(3)
 
 
 def run_program(path, redirection):
-    """Runs PROGRAM in a shell with `redirection`. It writes to `path`, prints output, and exits with status 3."""
+    """Runs PROGRAM in a shell with `redirection`. PROGRAM writes to `path`, prints text, and exits with status 3."""
     command = f'"$0" -c "$1" {redirection}'
     return subprocess.run(["bash", "-o", "pipefail", "-c", command, sys.executable, PROGRAM.format(path=str(path))],
                           cwd=ROOT, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})

@@ -145,7 +145,7 @@ def test_a_single_host_behaves_as_if_tf_config_were_unset(monkeypatch):
 @pytest.mark.parametrize("settings, message", [
     (dict(seed=None), "--seed: not set"), (dict(seed=1, mode="eval"), "--mode=eval: this mode runs on one host"),
     (dict(seed=1, use_tpu=True), "--use_tpu: one process")])
-def test_settings_that_multi_host_training_does_not_support_are_rejected(settings, message, monkeypatch):
+def test_settings_that_training_on_multiple_hosts_does_not_support_are_rejected(settings, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
     with pytest.raises(UserError, match=message):
         hosts.check_multi_host_settings(**{"use_tpu": False, "mode": "train", **settings})
@@ -238,7 +238,7 @@ TOLERANCE = 1e-9
 
 
 def run_hosts(directories, settings, seconds=300, status=0):
-    """Runs one host process per `model_dir` in `directories`, and returns the outputs of the processes.
+    """Runs one host process for each model directory in `directories`. Returns the outputs of the processes.
 
     `settings` is a dict for all hosts, or a list with one dict per host. If any process does not exit with `status`
     within `seconds`, the test fails and shows all outputs.
@@ -280,7 +280,7 @@ def assert_same_checkpoint(one, two, step):
 
 
 @pytest.mark.slow
-def test_two_hosts_train_resume_and_evaluate_like_one_host(tmp_path, float64):
+def test_training_resuming_and_evaluation_on_two_hosts_match_one_host(tmp_path, float64):
     one, two, elsewhere = (tmp_path / name for name in ("one", "two", "elsewhere"))
     host_worker.run({**SETTINGS, "model_dir": str(one)})
     run_hosts([two, elsewhere], SETTINGS)

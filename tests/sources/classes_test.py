@@ -1,4 +1,4 @@
-"""Tests for matching a data set's classes to linear-head columns by name."""
+"""Tests for matching the classes of a data set to the columns of a linear head by name."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def test_match_columns_maps_class_names_to_head_columns(names, head_names, colum
     assert classes.match_columns(names, head_names) == columns
 
 
-def test_differences_lists_the_unmatched_names_on_both_sides():
+def test_description_of_differences_lists_the_unmatched_names_on_both_sides():
     text = classes.differences(["a", "b"], ["b", "c", "d", "e", "f"], "the data set", "the run")
     assert text == "only in the data set: a; only in the run: c, d, e and 1 more"
 
@@ -46,7 +46,7 @@ def test_multi_label_vectors_are_mapped_to_columns():
 
 
 def write_folder(root, names):
-    """Writes eight images per class, all in the class's color. Returns the value for `--dataset`."""
+    """Writes eight images per class, with the color of the class. Returns the value for `--dataset`."""
     for name in names:
         random = np.random.default_rng(len(name))
         (root / name).mkdir(parents=True)
@@ -67,7 +67,7 @@ def run(model_dir, dataset, **settings):
 
 @pytest.fixture(scope="module")
 def trained(tiny_resnet, tmp_path_factory):
-    """Trains on the classes blue, green and red. Returns the parent directory, the labels, and the head's logits."""
+    """Trains on the classes blue, green and red. Returns the parent directory, the labels, and the logits."""
     root = tmp_path_factory.mktemp("colors")
     run(root / "run", write_folder(root / "data", ["blue", "green", "red"]), mode="train_then_eval",
         save_predictions=True)

@@ -31,9 +31,9 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 @pytest.fixture(scope="module")
 def feature_sets():
-    """Returns training, validation and test sets.
+    """Returns training, validation and test sets with four overlapping classes.
 
-    They have four overlapping classes, and positive features on different scales.
+    The features are non-negative and have different scales.
     """
     random = np.random.default_rng(0)
     centers, scales = random.normal(size=(4, 12)), 10.0 ** random.uniform(-0.5, 0.5, 12)
@@ -77,7 +77,7 @@ def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
 
 
 def test_l2_path_reaches_the_loss_of_separate_fits_with_more_features_than_examples():
-    """The classes are separable, so weak regularization leads to large weights and near-zero losses."""
+    """Uses separable classes, for which weak regularization leads to large weights and near-zero losses."""
     from sklearn import linear_model
 
     random = np.random.default_rng(4)
@@ -92,7 +92,7 @@ def test_l2_path_reaches_the_loss_of_separate_fits_with_more_features_than_examp
 
 
 def test_fit_on_two_classes_matches_binary_logistic_regression(feature_sets):
-    """The softmax splits the binary weights between the two classes, so |W|^2 is half as large."""
+    """Doubles the l2 strength for the softmax, because two classes share the binary weights, which halves |W|^2."""
     from sklearn import linear_model
 
     inputs, labels = feature_sets[0]
@@ -129,7 +129,7 @@ def test_multi_label_path_matches_separate_binary_fits(feature_sets):
 
     inputs, labels = feature_sets[0]
     multi_labels = np.eye(4, dtype=np.int64)[labels]
-    multi_labels[:40, 1], multi_labels[:, 3] = -1, 0  # Some labels are unknown; class 3 has no positives.
+    multi_labels[:40, 1], multi_labels[:, 3] = -1, 0  # Some labels are unknown. Class 3 has no positives.
     scores = logistic_regression.LogisticPath(inputs, multi_labels).fit(10.0).fit(1.0).scores(inputs)
     for column in range(3):
         rows = multi_labels[:, column] >= 0
@@ -172,7 +172,7 @@ def test_ties_select_the_strongest_regularization(feature_sets):
 
 @pytest.fixture
 def few_iterations(monkeypatch):
-    """Shortens the fits, whose quality is checked in the tests above."""
+    """Reduces the number of iterations of each fit. The tests above check the quality of the fits."""
     monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
 
 
@@ -201,7 +201,7 @@ def test_linear_evaluation_saves_features_and_predictions(network, few_iteration
         saved = np.load(out / f"features_{name}.npz")
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         feature_sets[name] = saved["vectors"], saved["labels"]
-    assert results["metric"] == "top_1" and results["test"] > 0.15  # Even random features beat chance.
+    assert results["metric"] == "top_1" and results["test"] > 0.15  # Even random features exceed chance level.
     predictions = np.load(out / "predictions.npz")
     expected, scores = linear_evaluation.linear(*feature_sets.values(), "top_1")
     np.testing.assert_array_equal(predictions["logits"], scores)
@@ -253,7 +253,7 @@ def test_non_finite_features_are_an_error(network, tmp_path, monkeypatch, capsys
 
 
 def test_features_use_the_central_square_of_the_image(network, few_iterations, tmp_path, monkeypatch):
-    """The full shorter side is kept even if it exceeds 32 pixels, unlike in SimCLR's own evaluation (paper, B.8.1)."""
+    """Checks that the whole shorter side is kept (paper, B.8.1), without the center crop of other evaluations."""
     random, images = np.random.default_rng(0), {}
     for split in ("train", "validation", "test"):
         for name in ("cat", "dog"):
@@ -426,9 +426,9 @@ with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Replaces run.py with a fake, and returns a function that lists the calls of the fake.
+    """Replaces run.py with a fake program. Returns a function that returns the flags of each call of the program.
 
-    The fake is most accurate with learning rate 0.1 and without weight decay.
+    The reported accuracy is highest for learning rate 0.1 without weight decay.
     """
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
@@ -493,7 +493,7 @@ def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     assert float(finetune["batch_norm_decay"]) == 0.9  # 0.9 is the minimum; 1 - 10 / (1150 / 256) is negative.
     settings = grid_search.trial_settings("finetune", tasks.TASKS["food101"], 75750, 0.1, 0.0, 20000)
     assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
-    for call in (finetune, scratch, final):  # run.py accepts these flags.
+    for call in (finetune, scratch, final):  # Check that run.py accepts these flags.
         values = make_flags()
         values(["run.py", *(f"--{name}={value}" if value else f"--{name}" for name, value in call.items())])
         config_lib.from_flags(values)
@@ -563,7 +563,7 @@ def test_invalid_metric_is_an_error(metric, network, tmp_path, program, capsys):
 
 
 def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, capsys):
-    """Only the exit status indicates divergence, even if the trial's log says that training has diverged."""
+    """Checks that only the exit status determines whether a trial diverged, even if the log reports divergence."""
     killed = "print('run.py: error: training diverged at step 3', flush=True); os.kill(os.getpid(), 9)\n"
     (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("rate = float", f"{killed}rate = float"))
     single_trial = ("--learning_rates=0.1", "--weight_decays=0")
@@ -590,7 +590,7 @@ def test_saved_trials_with_different_settings_are_rejected(network, tmp_path, pr
         message = capsys.readouterr().err
         assert error.value.code == 2 and path.name in message and expected in message and message.count("\n") == 1
     path.write_text(json.dumps(trial))
-    with pytest.raises(SystemExit):  # File names give rates to three significant digits, so both rates share one file.
+    with pytest.raises(SystemExit):  # File names contain three significant digits, so both rates share one file.
         grid(network, tmp_path / "out", "--learning_rates=0.1001", "--weight_decays=0")
     assert "rate_0.1_decay_0.json: the file was written with different settings" in capsys.readouterr().err
     assert len(program()) == 2
@@ -747,7 +747,7 @@ def test_permutation_test_on_mean_per_class_accuracies_matches_a_naive_implement
     assert result["p"] == pytest.approx(naive_p(correct, other_correct, mean_per_class), abs=4 * np.sqrt(0.25 / 4000))
 
 
-def test_multi_label_predictions_are_compared_on_accuracy():
+def test_multi_label_predictions_are_compared_by_accuracy():
     random = np.random.default_rng(3)
     labels = random.integers(-1, 2, (50, 4))
     labels[:, 0] = np.maximum(labels[:, 0], 0)
@@ -773,7 +773,7 @@ MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
     (LABELS, LOGITS), (LABELS.astype(np.uint8), LOGITS.astype(np.float16)), (LABELS + 5, LOGITS),
     (MULTI_LABELS, LOGITS), (LABELS, np.where(LOGITS > 0, 1.0, -np.inf)), (MULTI_LABELS - [1, 0], LOGITS)])
 def test_valid_predictions_are_accepted(labels, logits, tmp_path):
-    """Classes that were not learned have logits of -inf."""
+    """Checks valid predictions, including logits of -inf, which mean that a class was not learned."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     read_labels, read_logits = output.read_predictions(str(tmp_path / "x.npz"))
     assert read_labels.tolist() == labels.tolist() and read_logits.tolist() == logits.tolist()
