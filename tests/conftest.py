@@ -64,7 +64,7 @@ def unoptimized_graphs():
 
 @pytest.fixture(scope="session", autouse=True)
 def draw_curves():
-    """Replaces the slow function that draws curves.png in all tests. Yields the original function."""
+    """Replaces the function that draws curves.png, because it is slow. Yields the original function."""
     original = training_log.draw_curves
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_log, "draw_curves", lambda rows: b"replaced by conftest.py")

@@ -205,7 +205,7 @@ def keys_of(source, split):
     return {str(pathlib.Path(path).relative_to(source.root)): int(key) for key, path in zip(keys, paths)}
 
 
-def test_adding_or_removing_images_does_not_move_others_between_slices(tmp_path):
+def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp_path):
     """Checks that percent slices depend only on hashes of the image paths relative to the root."""
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     write_images(tmp_path, *names)
@@ -636,12 +636,12 @@ def test_unknown_data_sets_and_splits_are_rejected():
 
 
 @pytest.mark.parametrize("split, count", [("train[:1438]", 1437), ("test[-361:]", 360)])
-def test_error_for_a_slice_longer_than_the_split_contains_the_split_size(split, count, tmp_path):
+def test_split_size_is_in_the_error_for_slices_longer_than_the_split(split, count, tmp_path):
     with pytest.raises(UserError, match=rf"the slice is longer than the split, which has {count} examples"):
         datasets.check_split(digits.digits_source(), "train_split", split)
 
 
-def test_error_for_a_slice_longer_than_a_folder_or_tfds_split_contains_the_split_size(tmp_path, tiny_tfds):
+def test_split_size_is_in_the_error_for_too_long_slices_of_folders_and_tfds_data_sets(tmp_path, tiny_tfds):
     write_images(tmp_path, "1.png", "2.png")
     for dataset, data_dir, count in ((f"folder:{tmp_path}", None, 2), ("tiny_shapes", tiny_tfds, None)):
         source = datasets.open_source(dataset, data_dir)
@@ -674,7 +674,7 @@ def test_a_fifth_of_the_examples_is_held_out_if_there_is_only_one_split(given, h
         assert sum(map(source.num_examples, splits)) == 50 and 3 <= source.num_examples(splits[1]) <= 20
 
 
-def test_evaluation_split_falls_back_to_test_only_if_unset():
+def test_evaluation_split_falls_back_to_test_unless_it_is_set():
     source = digits.digits_source()
     assert datasets.choose_splits(source, "train", "validation", [], True) == ("train", "test")
     for split in ("validation", "train[:10%]"):

@@ -55,13 +55,13 @@ def test_evaluations_change_neither_the_weights_nor_the_results(runs_with_and_wi
     assert read_results(without)["result.json"] == read_results(with_evaluations)["result.json"]
 
 
-def test_every_nth_epoch_is_evaluated_after_its_checkpoint(runs_with_and_without):
+def test_every_nth_epoch_is_evaluated_after_its_checkpoint_is_written(runs_with_and_without):
     directory = runs_with_and_without[1]
     assert read_results(directory).keys() == {"result.json", "result_2.json", "result_4.json", "result_5.json"}
     assert {path.stem for path in directory.glob("ckpt-*.index")} == {f"ckpt-{step}" for step in (2, 3, 4, 5)}
 
 
-def test_the_results_equal_those_of_a_separate_evaluation(runs_with_and_without):
+def test_the_results_match_the_results_of_a_separate_evaluation(runs_with_and_without):
     directory = runs_with_and_without[1]
     before = read_results(directory)
     run(directory, mode="eval", eval_name="separate", eval_protocol="linear_head,knn", **SETTINGS)

@@ -114,6 +114,7 @@ def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
         np.testing.assert_array_equal(np.sum(labels[replica], 1), [1, 1, 1])
         assert labels[replica].shape == [3, 12]
         np.testing.assert_allclose(logits[replica], hidden[replica, :3] @ all_b.T / 0.5, rtol=1e-12)
+    # Views must be gathered, not summed by a padded all-reduce.
     operations = {node.op for graph in (function.get_concrete_function(parts).graph.as_graph_def(),)
                   for node in graph.node}
-    assert any(operation.startswith("CollectiveGather") for operation in operations)  # not a padded all-reduce
+    assert any(operation.startswith("CollectiveGather") for operation in operations)

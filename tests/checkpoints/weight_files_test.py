@@ -123,7 +123,7 @@ def assert_computed_weights(model):
 
 @pytest.mark.parametrize("exporter, file_format", [
     ("ours", "SavedModel"), ("original", "SavedModel"), ("converted", "SavedModel (TF1 names)")])
-def test_weights_load_from_saved_models_written_by_all_exporters(exporter, file_format, saved_models):
+def test_weights_are_loaded_from_saved_models_of_all_exporters(exporter, file_format, saved_models):
     model = model_lib.build_model(Config(**SMALL), 4)
     assert restoring.load_model(model, saved_models[exporter]).format == file_format
     assert_computed_weights(model)

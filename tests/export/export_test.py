@@ -47,7 +47,8 @@ def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
 
 
 def test_trainable_variables_list_contains_the_trained_variables_as_in_the_original(saved_model):
-    exported = tf.saved_model.load(saved_model)  # A call with trainable=True would change `exported`.
+    # The shared fixture `exported` is not used, because a call with trainable=True would change it.
+    exported = tf.saved_model.load(saved_model)
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
     assert len(exported.trainable_variables_list) == len(model.trainable_variables) > 20
@@ -426,7 +427,7 @@ def test_checkpoint_without_run_files_is_exported_without_training_settings(run_
     assert description["class_names"] == [f"class {index}" for index in range(10)] and description["image_size"] == 16
 
 
-def test_network_is_inferred_from_the_tensors_not_from_recorded_settings(run_dir, tmp_path):
+def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"}))
@@ -538,7 +539,7 @@ def test_predict_writes_the_probabilities_of_all_images_in_a_folder(suffix, save
     assert classes == [CLASSES[index] for index in expected.argmax(-1)]
 
 
-def test_files_and_folders_can_be_combined(saved_model, photos, tmp_path):
+def test_embed_accepts_files_and_folders_in_one_command(saved_model, photos, tmp_path):
     inputs = [str(photos / "a.jpg"), str(photos / "b")]
     assert embedding.embed(saved_model, inputs, str(tmp_path / "v.npz")) == (3, {})
     with np.load(tmp_path / "v.npz") as arrays:

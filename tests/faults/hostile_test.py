@@ -1,4 +1,4 @@
-"""Security: untrusted files are treated only as data. Code in these files is not executed, and nothing is unpickled."""
+"""Security: untrusted files are treated only as data. No code in these files is executed, and nothing is unpickled."""
 
 import ast
 

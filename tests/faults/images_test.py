@@ -90,7 +90,7 @@ UNUSABLE = {  # name -> (content, reason)
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_images_in_all_formats_decode_to_the_expected_pixels(name, tmp_path):
+def test_images_in_all_formats_are_decoded_to_the_expected_pixels(name, tmp_path):
     content, pixels, difference = VALID[name]
     (tmp_path / name).write_bytes(content)
     assert image_files.why_unusable(str(tmp_path / name)) is None
@@ -206,7 +206,7 @@ def test_folder_with_only_corrupt_images_is_rejected(folder, tmp_path):
 # ---------------------------------------------------------------------------------------------------------- links
 
 
-def test_links_to_files_outside_the_folder_require_follow_links(folder, tmp_path):
+def test_links_to_files_outside_the_folder_require_the_follow_links_flag(folder, tmp_path):
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     for name in ("a.png", "deep/b.png"):
         (tmp_path / "elsewhere" / name).write_bytes(PNG)

@@ -30,7 +30,7 @@ def smooth_image(random, side=48):
 
 
 def encode_pixels(path):
-    """Returns a vector that depends only on an image: its 8 x 8 pixels, centered, and their vertical differences."""
+    """Returns a vector for an image file: 8 x 8 pixels minus 0.5, and the differences between their rows."""
     pixels = np.asarray(Image.open(path).convert("RGB").resize((8, 8)), np.float32) / 255
     return np.concatenate([(pixels - 0.5).ravel(), 2 * np.diff(pixels, axis=0).ravel()])
 
@@ -70,7 +70,7 @@ def page(photos, tmp_path_factory):
 
 
 def section(text, name):
-    """Returns the part of a page between the level-2 heading with the given ID and the next one."""
+    """Returns the part of a page from the level-2 heading with ID `name` to the next level-2 heading."""
     return text.partition(f'<h2 id="{name}">')[2].partition("<h2")[0]
 
 
@@ -207,7 +207,10 @@ def test_invalid_arguments_give_one_line_errors(arguments, words, photos, tmp_pa
 
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory):
-    """Writes images of three classes in two splits, and vectors. Two images of class a have vectors of class b."""
+    """Writes images of three classes in two splits, and a vector for each image.
+
+    Two images of class a have vectors like those of class b.
+    """
     folder, random = tmp_path_factory.mktemp("labeled"), np.random.default_rng(1)
     centers = dict(zip("abc", np.eye(3)))
     vectors = {}

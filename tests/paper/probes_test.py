@@ -46,7 +46,7 @@ def test_each_class_has_the_right_transformation_and_fraction_of_images(probe):
         assert differences.min() > 0.02 and differences.std() > 0.02
 
 
-def test_probes_run_from_the_command_line(tmp_path, capsys):
+def test_probes_can_be_run_from_the_command_line(tmp_path, capsys):
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16), 10)
     tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps({"image_size": 8}))

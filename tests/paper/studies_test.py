@@ -1,4 +1,4 @@
-"""Studies: values in paper/numbers that match the paper's LaTeX source, their runs, and the settings of the runs."""
+"""Checks that paper/numbers matches the paper's LaTeX source, and that studies have the right runs and settings."""
 
 import csv
 import itertools
@@ -296,7 +296,7 @@ def test_three_ways_of_linear_evaluation_have_the_settings_in_appendix_b6(paper)
     assert joint == pretraining.replace(train_epochs=1000)
 
 
-def test_figure_7_has_each_network_with_and_without_labels():
+def test_figure_7_study_trains_each_network_with_and_without_labels():
     configs = configs_of("networks")
     networks = {(config.resnet_depth, config.width_multiplier) for config in configs}
     assert len(networks) == 15

@@ -128,7 +128,7 @@ def test_memory_of_fits_does_not_grow_with_the_number_of_examples(monkeypatch):
     logistic_regression.LogisticPath(inputs, labels, standardize=True).fit(1.0).accuracy(inputs, labels)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < inputs.nbytes  # A copy of all examples in float64 would need twice this size.
+    assert peak < inputs.nbytes  # A float64 copy would be twice as large as `inputs`.
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])

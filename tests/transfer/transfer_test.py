@@ -92,7 +92,7 @@ def test_l2_path_reaches_the_loss_of_separate_fits_with_more_features_than_examp
 
 
 def test_fit_on_two_classes_matches_binary_logistic_regression(feature_sets):
-    """Doubles the l2 strength for the softmax, because two classes share the binary weights, which halves |W|^2."""
+    """Uses twice the l2 strength for the softmax, because splitting the weights between two classes halves |W|^2."""
     from sklearn import linear_model
 
     inputs, labels = feature_sets[0]
@@ -235,7 +235,7 @@ def test_linear_evaluation_on_a_folder_uses_the_given_splits(network, few_iterat
     (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
     (("--dataset=digits", "--metric=mean_average_precision"), "one label per example. Use top_1 or mean_per_class."),
     (("--dataset=digits", "--out=/proc/none/out"), "--out=/proc/none/out: the directory cannot be created")])
-def test_user_errors_are_one_line_and_create_no_directory(arguments, expected, network, tmp_path, capsys):
+def test_user_errors_give_one_line_messages_and_create_no_directory(arguments, expected, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         run(f"--checkpoint={network}", f"--out={tmp_path / 'out'}", *arguments)
     message = capsys.readouterr().err
