@@ -427,7 +427,7 @@ with Lock(sys.argv[1]):
 """
 
 
-def test_lock_rejects_a_second_run_and_a_killed_run_releases_it(tmp_path):
+def test_lock_rejects_a_second_run_and_is_released_when_the_first_run_is_killed(tmp_path):
     command = [sys.executable, "-c", _HOLD, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -501,7 +501,7 @@ def test_lock_file_that_is_not_text_is_rejected(file_type, tmp_path):
         Lock(str(tmp_path))
 
 
-def test_links_named_like_temporary_files_are_kept(tmp_path):
+def test_links_with_the_names_of_temporary_files_are_kept(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for name in ("ckpt-7_temp", "flags.json.9.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")

@@ -68,7 +68,7 @@ def test_color_jitter_shifts_the_brightness_of_a_black_image_as_in_the_paper(tmp
 
 
 def draw_black(tmp_path, name, path):
-    """Plots the figure for the image at `path` and returns the rows of the CSV file."""
+    """Plots the figure `name` for the image at `path`. Returns the rows of the CSV file."""
     figures.main([name, f"--image={path}", f"--out={tmp_path / 'out'}"])
     with open(tmp_path / "out" / f"{name}.csv", newline="") as file:
         return list(csv.reader(file))[1:]
