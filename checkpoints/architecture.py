@@ -13,8 +13,8 @@ def infer_flags(weights: WeightFile) -> dict | None:
     """Infers a network's settings from the number and shapes of the tensors in its weight file.
 
     Returns:
-      A dict that maps names of `Config` settings to values. It also contains `num_classes`, which is None if there
-      is no linear head. If this program does not support the encoder, the result is None.
+      A dict that maps names of `Config` settings to values, or None if this program does not support the encoder. The
+      dict also contains `num_classes`, which is None if there is no linear head.
     """
     kernels = _encoder_kernels(weights)
     encoder = _encoder_flags(weights, kernels)

@@ -1,8 +1,8 @@
 """Checkpoint files: listing, writing and pruning checkpoints, and moving corrupt ones to a separate directory.
 
 The checkpoint of step N is complete if its directory contains `ckpt-N.index` and all files `ckpt-N.data-<i>-of-<n>`.
-TensorFlow writes the index last. Files are listed and deleted by exact name. This program also writes the `checkpoint`
-file for TensorFlow's functions, but does not depend on it.
+TensorFlow writes the index last. Files are listed and deleted by exact name. This module also writes the `checkpoint`
+file, which TensorFlow's functions read, but never reads it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _files_by_step(directory: str) -> dict[int, list[str]]:
 
 
 def _missing_file(step: int, names: list[str]) -> str | None:
-    """Returns the name of a file missing from a step's checkpoint, or None if the checkpoint is complete."""
+    """Returns the name of a file that is missing from a step's checkpoint, or None if the checkpoint is complete."""
     if f"ckpt-{step}.index" not in names:
         return f"ckpt-{step}.index"
     counts = {int(match[3]) for name in names if (match := _FILE_NAME.fullmatch(name))[3]} or {1}
@@ -141,7 +141,7 @@ def repair(directory: str) -> None:
 
 
 def find_corruption(prefix: str) -> str | None:
-    """Returns the reason why a complete checkpoint is corrupt, or None if all its checksums are correct.
+    """Returns the reason why a complete checkpoint is corrupt, or None if all checksums in the checkpoint are correct.
 
     To avoid mistaking transient I/O or permission errors for corruption, a checkpoint counts as corrupt only if
     TensorFlow rejects it twice although all bytes of its files are readable.

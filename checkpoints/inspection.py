@@ -30,7 +30,7 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint's network, and the recorded information about its training."""
+    """The network in a checkpoint, and the recorded information about its training."""
 
     config: Config
     class_names: list | None
@@ -41,9 +41,9 @@ class CheckpointInfo:
 
 
 def network_flags(file: WeightFile) -> dict | None:
-    """Returns the settings of the network in a weight file, as `architecture.infer_flags` does.
+    """Returns the settings of the network in a weight file, as inferred by `architecture.infer_flags`.
 
-    Includes `image_size` if the run or the SavedModel that contains the file recorded it.
+    If the run or SavedModel that contains the file records the image size, the dict also contains `image_size`.
     """
     flags, (description, settings) = architecture.infer_flags(file), _recorded_settings(file)
     size = description.get("image_size") or (select_settings(settings or {}) or {}).get("image_size")
@@ -51,8 +51,8 @@ def network_flags(file: WeightFile) -> dict | None:
 
 
 def _recorded_settings(file):
-    """Returns the description of the SavedModel that contains a weight file, and the training settings."""
-    if file.is_torch:  # Its directory may be the run directory of another network.
+    """Returns the description of the SavedModel that contains a weight file, and the recorded settings or None."""
+    if file.is_torch:  # The file may be in the run directory of another network.
         return {} if file.image_size is None else dict(image_size=file.image_size), None
     directory = os.path.dirname(file.path)
     is_saved_model = file.format.startswith("SavedModel")

@@ -1,8 +1,9 @@
-"""Locks that prevent concurrent training runs in, and concurrent exports to, the same `model_dir`.
+"""Locks for training in a directory, for exporting to it, and for runs of the paper's tables.
 
-This module uses `fcntl.flock` instead of the filelock library, because filelock truncates the file before it acquires
-the lock. A process that fails to acquire the lock would erase the owner's name or another program's data. filelock also
-does not support checks between opening and locking, and it deletes the file on release.
+Only one process at a time can hold a lock. This module uses `fcntl.flock` instead of the filelock library, because
+filelock truncates the lock file before it acquires the lock. A process that cannot acquire the lock would thus erase
+the owner's name or another program's data. In addition, filelock does not support checks between opening and locking,
+and deletes the file on release.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Lock:
 
         Args:
           directory: the directory to lock.
-          flag: flag that error messages name; its value is `directory`.
+          flag: the flag whose value is `directory`, for error messages.
           name: file name of the lock, relative to `directory`. Locks with different names are independent.
           wait: whether to wait if another process holds the lock.
 
@@ -109,7 +110,7 @@ class Lock:
             self._file.close()
 
     def check(self) -> None:
-        """Raises `UserError` if the directory was removed or replaced, because another process may now train in it."""
+        """Raises `UserError` if the directory was removed or replaced. Another process may then be training in it."""
         if self._file is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Loads weights into a model, part by part. A part is loaded only if all its tensors match."""
+"""Loads weights into a model, part by part. A part is loaded only if the names and shapes of all its tensors match."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
 
 
 def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple]) -> list[str]:
-    """Compares two dicts that map names to shapes. Returns one line of text per difference between model and file."""
+    """Compares two dicts that map names to shapes. Returns one line of text for each difference."""
     lines = [f"missing: {name}" for name in model_shapes if name not in file_shapes]
     lines += [f"unexpected: {name}" for name in file_shapes if name not in model_shapes]
     return lines + [f"{name} has shape {list(file_shapes[name])} instead of {list(shape)}"
@@ -52,7 +52,12 @@ def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple
 
 
 def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
-    """Returns a dict mapping names of variables in a file to shapes. `names` maps the keys of `variables` to names."""
+    """Returns a dict mapping the names of variables in a file to their shapes.
+
+    Args:
+      variables: dict mapping checkpoint keys to variables.
+      names: dict mapping the same keys to names in the file.
+    """
     return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
 
 
@@ -120,13 +125,13 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
     Args:
       model: a built `model_lib.Model`.
       path: see `weight_files.locate`.
-      required: names of the parts that must match, from `PARTS`.
-      flag: the flag that error messages name.
+      required: parts that must match; keys of `PARTS`.
+      flag: the flag whose value is `path`, for error messages.
       class_names: class names of the model's linear head. If the file records different names, head columns are mapped
         by class name. If neither set of names contains the other, the head is not loaded. None disables the mapping.
 
     Returns:
-      `LoadResult`.
+      A `LoadResult`.
 
     Raises:
       UserError: a required part does not match. The message lists the first differences and the matching flags.
@@ -168,7 +173,7 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
 
 
 def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> WeightFile:
-    """Loads all parts of `model`, all of which must match (see `load_parts`). Returns the `WeightFile`."""
+    """Loads all parts of `model`, and returns the `WeightFile`. All parts must match (see `load_parts`)."""
     return load_parts(model, path, PARTS, flag).file
 
 

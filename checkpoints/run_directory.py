@@ -96,7 +96,7 @@ def write_flags(directory: str, config: Config, class_names: list[str] | None, m
 
 
 def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool, directory: str) -> None:
-    """Copies the training run's flags.json and classes.json to `directory`. Writes missing files from the arguments."""
+    """Copies the training run's flags.json and classes.json to `directory`, or writes them if they are missing."""
     write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, weight_files.CLASSES_FILE):
         content = storage.read_json(os.path.join(config.model_dir, name), (dict, list))
@@ -112,8 +112,8 @@ def check_flags(config: Config) -> None:
     """
     recorded = read_flags(config.model_dir)
     if recorded is None:
-        console.log(f"warning: {config.model_dir} has no readable {_FLAGS}: cannot check whether the flags have "
-                    "changed since the run was started")
+        console.log(f"warning: {config.model_dir} has no readable {_FLAGS}, so the program cannot check "
+                    "whether the flags have changed since the run was started")
         return
     now = dataclasses.asdict(config)
     before = {field.name: recorded.get(field.name, field.default) for field in dataclasses.fields(Config)}
@@ -145,8 +145,8 @@ def check_data(config: Config, source: Source) -> None:
     """
     described = storage.read_json(os.path.join(config.model_dir, _DATA))
     if described is None or not isinstance(described.get("splits"), dict):
-        console.log(f"warning: {config.model_dir} has no readable {_DATA}: cannot check whether the data has "
-                    "changed since the run was started")
+        console.log(f"warning: {config.model_dir} has no readable {_DATA}, so the program cannot check "
+                    "whether the data has changed since the run was started")
         described = {}
     changes = _data_changes(described, json.loads(json.dumps(source.describe_data())))
     before, _ = weight_files.read_classes(config.model_dir)
@@ -159,11 +159,11 @@ def check_data(config: Config, source: Source) -> None:
     if not config.allow_flag_changes:
         raise UserError(f"{text}. Restore the data, choose another --model_dir, or accept the change with "
                         "--allow_flag_changes.")
-    console.log(f"--allow_flag_changes: {text}")
+    console.log(f"warning: {text}; accepted because of --allow_flag_changes")
 
 
 def _data_changes(before, now):
-    """Returns one line of text per difference between two results of `Source.describe_data`."""
+    """Returns one line of text for each difference between two results of `Source.describe_data`."""
     changes = []
     for name, value in before.items():
         if name == "splits":

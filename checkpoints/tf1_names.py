@@ -39,7 +39,10 @@ def tf1_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def call_order(layer: str) -> list[int]:
-    """Returns a key for sorting an encoder's layers (checkpoint keys without the variable name) in call order."""
+    """Returns a sort key that puts the layers of an encoder in call order.
+
+    `layer` is a checkpoint key without the variable name.
+    """
     part_order = {"initial_conv_relu_max_pool": 0, "block_groups": 1, "layers": 0, "projection_layers": 0,
                   "shortcut_layers": 0, "conv_relu_dropblock_layers": 1, "conv2d_bn_layers": 1, "se_layer": 2,
                   "conv2d_fixed_padding": 0, "conv2d": 0, "bn": 0, "batch_norm_relu": 1, "conv2d_0": 2,

@@ -1,4 +1,4 @@
-"""Reads PyTorch ResNets from safetensors files whose tensors have the names of torchvision and timm."""
+"""Reads PyTorch ResNets from safetensors files whose tensors are named as in torchvision and timm."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _IDENTITY_SHORTCUT = "layer1.0.downsample."
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """Names and shapes of the weights in a file, and its metadata."""
+    """The names and shapes of the weights in a file, and the metadata of the file."""
 
-    tensors: dict[str, str]  # checkpoint key -> name; `reader` computes tensors that are missing in the file
+    tensors: dict[str, str]  # checkpoint key -> name; `reader` computes tensors that are missing from the file
     shapes: dict[str, tuple]  # checkpoint key -> shape in the layout of the checkpoint
     num_other_tensors: int  # such as batch norm counters, or a classifier without bias
     image_size: int | None  # None if it is not recorded
@@ -40,7 +40,7 @@ class Contents:
 
 
 def read_contents(path: str, flag: str) -> Contents:
-    """Reads the header of the file at `path`. `flag` is the flag that error messages name.
+    """Reads the header of the file at `path`. `flag` is the flag whose value is `path`, for error messages.
 
     Raises:
       UserError: the file cannot be read, or it does not contain a ResNet that this program supports.
@@ -74,7 +74,8 @@ def read_contents(path: str, flag: str) -> Contents:
                      "computes the identity; in training, its batch norm uses batch statistics")
     if "resnet_depth" not in metadata:
         notes.append("PyTorch weights: unlike in most PyTorch networks, images are not normalized by mean and standard "
-                     "deviation, and max pooling pads even sizes only at the bottom and right (docs/pytorch.md)")
+                     "deviation, and max pooling pads inputs of even size only at the bottom and right "
+                     "(docs/pytorch.md)")
     channels = shapes["bn1.weight"][0]
     file_shapes = {key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
                    for key, name in names.items()}
@@ -167,7 +168,10 @@ def encoder_shapes(bottleneck: bool, blocks: tuple[int, ...], width: int, stem_k
 
 
 def _replaced_tensor(name, channels):
-    """Returns a tensor of the convolution and batch norm that compute the identity, float32 in PyTorch's layout."""
+    """Returns one tensor of the convolution and batch norm that replace the identity shortcut.
+
+    The tensor is float32, in PyTorch's layout.
+    """
     layer, _, variable_name = name.removeprefix(_IDENTITY_SHORTCUT).partition(".")
     if layer == "0":
         return np.eye(channels, dtype=np.float32)[:, :, np.newaxis, np.newaxis]

@@ -1,4 +1,4 @@
-"""Names and layouts of weights in PyTorch's ResNets (torchvision and timm)."""
+"""Names and layouts of the weights in the ResNets of torchvision and timm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VARIABLE_NAMES = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta"
 
 
 def torch_name(key: str) -> str:
-    """Maps the checkpoint key of a variable of the encoder to its name in PyTorch.
+    """Maps the checkpoint key of an encoder variable to the name of the variable in PyTorch.
 
     Networks with selective kernels, squeeze-and-excitation or ResNet-D's stem have no equivalent in torchvision.
     """
@@ -33,8 +33,8 @@ def head_names(keys: list[str]) -> dict[str, dict[str, str]]:
       keys: checkpoint keys of a model.
 
     Returns:
-      A dict with `projection_head` and `linear_head`, each a dict mapping keys to names, which is empty if the model
-      does not have the head. The names are layer0.linear.weight, layer0.bn.weight, ... for the projection head, and
+      A dict that maps `projection_head` and `linear_head` to dicts of names by key. The dict of a head that the model
+      does not have is empty. The names are layer0.linear.weight, layer0.bn.weight, ... for the projection head, and
       weight and bias for the linear head.
     """
     names = {"projection_head": {}, "linear_head": {}}

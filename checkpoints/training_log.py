@@ -17,7 +17,7 @@ from runtime.errors import UserError, first_line
 
 FILES = _HISTORY, _CURVES = "history.csv", "curves.png"
 _SECONDS_BETWEEN_DRAWINGS = 60.0  # Drawing takes about a second.
-# Title of each panel -> dict of names of scalars and their labels. Panels without data are not drawn.
+# Panel title -> dict mapping names of scalars to labels. Panels without data are not drawn.
 _PANELS = {
     "contrastive loss": {"train/contrast_loss": "training", "eval/contrast_loss": "evaluation"},
     "contrastive accuracy": {"train/contrast_acc": "training", "eval/contrast_acc": "evaluation"},
@@ -58,16 +58,16 @@ class TrainingLog:
             console.log(f"warning: TensorBoard events for step {step} could not be written ({first_line(error)})")
 
     def add_results(self, step: int, results: Mapping[str, float]) -> None:
-        """Adds the results of an evaluation, which has written its TensorBoard events, and writes both files."""
+        """Adds the results of an evaluation, and writes history.csv and curves.png, but no TensorBoard events."""
         row = {"step": step, **{name: value for name, value in results.items() if name != "global_step"}}
         # When a run resumes, the evaluation of its last step is repeated.
         self._rows = [other for other in self._rows if other["step"] != step or other.keys() != row.keys()] + [row]
         self.write(is_last=True)
 
     def write(self, is_last: bool) -> None:
-        """Writes history.csv and, at most once a minute or if `is_last`, curves.png.
+        """Writes history.csv and curves.png, but curves.png at most once a minute unless `is_last` is True.
 
-        If a file cannot be written, logs a warning, because training must continue.
+        If a file cannot be written, logs a warning instead of raising an error, because training must continue.
         """
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         text = io.StringIO()
@@ -110,7 +110,7 @@ def read_history(directory: str) -> list[dict[str, float]]:
 
 def draw_curves(rows: list[dict[str, float]]) -> bytes:
     """Returns a PNG image with one panel per metric. `rows` contains dicts of `step` and scalars."""
-    from matplotlib import figure as mpl_figure  # Imported here because it takes half a second.
+    from matplotlib import figure as mpl_figure  # Imported here because the import takes half a second.
 
     names = {name for row in rows for name in row}
     panels = {title: lines for title, lines in _PANELS.items() if names & lines.keys()}

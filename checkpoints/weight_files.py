@@ -52,7 +52,7 @@ class WeightFile:
 
     path: str  # prefix of the checkpoint or of a SavedModel's variables, or the path of a PyTorch file
     format: str  # used in messages, such as "TF2 checkpoint"
-    is_tf1: bool  # `tensors` contains TF1 names
+    is_tf1: bool  # whether `tensors` contains TF1 names
     tensors: dict  # name (our checkpoint key without suffix, or the TF1 name) -> key in the file
     shapes: dict  # name -> shape, a tuple
     num_other_tensors: int  # tensors other than weights: optimizer slots, counters
@@ -91,13 +91,14 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
     """Finds the weights at `path`.
 
     Args:
-      path: a directory of checkpoints or of SavedModels named by step (the latest is used), a SavedModel, a checkpoint
-        prefix, a PyTorch file (FILE.safetensors), or a TF Hub handle (https://...), which is downloaded. All of
-        TensorFlow's file systems, such as gs://, are supported, but PyTorch files must be on a local disk.
-      flag: the flag that error messages name.
+      path: a SavedModel, a checkpoint prefix, a PyTorch file (FILE.safetensors), a TF Hub handle (https://...) to
+        download, or a directory of checkpoints or numbered SavedModels, of which the latest is used. PyTorch files must
+        be on a local disk. All other files may be on any of TensorFlow's file systems, such as gs://.
+      flag: the flag whose value is `path`, for error messages.
 
     Returns:
-      The checkpoint prefix or the path of the PyTorch file, and whether it belongs to a SavedModel.
+      A tuple of the path and a boolean. The path is a checkpoint prefix, or the path of a PyTorch file. The boolean is
+      True if the path belongs to a SavedModel.
 
     Raises:
       UserError: `path` contains no weights.
@@ -134,7 +135,7 @@ def _locate(path, flag):
 
 
 def _newest(directory):
-    """Returns the prefix in the `checkpoint` file if it exists, else the newest checkpoint's prefix, else None."""
+    """Returns the prefix of the checkpoint listed in the `checkpoint` file, or of the newest checkpoint, or None."""
     try:
         state = tf.train.get_checkpoint_state(directory)
     except ValueError:  # The `checkpoint` file is empty or not text.
@@ -149,7 +150,7 @@ def _newest(directory):
 
 
 def _remedy(path):
-    """Returns the remedy for a directory without checkpoints. It suggests a checkpoint prefix if there is one."""
+    """Returns the remedy for a directory without checkpoints, with a suggested checkpoint prefix if there is one."""
     names = sorted(name[:-len(".index")] for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     if names:
         return f"Pass a checkpoint prefix, such as {path.rstrip('/')}/{names[-1]}."
@@ -258,14 +259,14 @@ def _step(reader, shapes, dtypes):
 
 
 def _flat_keys(tensors):
-    """Returns the tensors with keys of the form `model/...` (name without suffix -> key)."""
+    """Returns a dict mapping names (keys without suffix) to keys, for tensors whose keys start with `model/`."""
     names = {key[:-len(SUFFIX)]: key for key in tensors if key.endswith(SUFFIX) and SLOT not in key}
     return {name: key for name, key in names.items() if _KEY.fullmatch(name.removeprefix("model/"))
             and name.startswith("model/")}
 
 
 def _tf1_keys(tensors):
-    """Returns a dict mapping tensors' TF1 names to keys. Removes scope prefixes, which TF Hub modules may add."""
+    """Returns a dict mapping TF1 names to keys. Removes the scope prefixes that TF Hub modules may add to names."""
     keys = {}
     for name, key in tensors.items():
         match = _TF1_NAME.search(name)

@@ -3,8 +3,8 @@
     python -m export --checkpoint=CHECKPOINT --export_dir=DIR [--archive=FILE.tar.gz]
     python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
 
-The first command writes a SavedModel. The second command writes the encoder with the names of torchvision's and timm's
-ResNets, the heads, and a model card FILE.md with the code that loads them (see `python -m export torch --help`).
+The first command writes a SavedModel. The second command writes the encoder and the heads for PyTorch, and a model card
+FILE.md with the code that loads them (see `python -m export torch --help`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _TORCH = """Writes the weights of a SimCLR network for PyTorch.
 
     python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
 
-FILE.safetensors contains the encoder with the names of torchvision's and timm's ResNets, without a classifier.
-FILE.projection_head.safetensors and FILE.linear_head.safetensors contain the heads, if the network has them. The model
-card FILE.md contains the code that loads these files, and lists the differences from stock ResNets. Networks with
+FILE.safetensors contains the encoder, without a classifier. The tensors are named as in the ResNets of torchvision and
+timm. FILE.projection_head.safetensors and FILE.linear_head.safetensors contain the heads, if the network has them. The
+model card FILE.md contains the code that loads these files, and lists the differences from stock ResNets. Networks with
 selective kernels or squeeze-and-excitation are not supported.
 """
 

@@ -46,7 +46,7 @@ Representations* (Chen, Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709).{dat
 
 ```python
 import tensorflow_hub as hub
-layer = hub.KerasLayer(HANDLE, trainable=False, output_key="final_avg_pool")  # trainable=True fine-tunes
+layer = hub.KerasLayer(HANDLE, trainable=False, output_key="final_avg_pool")  # trainable=True enables fine-tuning
 h = layer(images)  # float32 [n, height, width, 3] in [0, 1], no mean subtraction
 ```
 

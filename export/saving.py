@@ -62,9 +62,10 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
       config: the model's settings.
 
     Returns:
-      (module, signatures). The module is called as `module(images, trainable=False)`, as in the original, or as
-      `module(images, training=False)`. Images are float32 [n, h, w, 3] in [0, 1], without mean subtraction. If
-      `trainable` or `training` is True, batch norm uses batch statistics and updates its moving averages.
+      A tuple of the module and a dict mapping the names of signatures to functions. The module is called as
+      `module(images, trainable=False)`, as in the original, or as `module(images, training=False)`. Images are float32
+      [n, h, w, 3] in [0, 1], without mean subtraction. If `trainable` or `training` is True, batch norm uses batch
+      statistics and updates the moving averages.
     """
     # AutoTrackable, because tf.Module does not allow setting trainable_variables.
     module = tf.__internal__.tracking.AutoTrackable()
@@ -119,7 +120,7 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
       results: evaluation results to record in the description.
       has_training_config: whether `config` also contains training settings, which are then recorded.
       step: training step to record if the checkpoint does not contain it.
-      multi_label: whether the labels are multi-label (recorded in the description).
+      multi_label: whether examples may have multiple labels; recorded in the description.
       replace: whether to replace an existing SavedModel from this program at `export_dir`.
       check: called before a directory is replaced; may raise `UserError`.
     """
@@ -167,7 +168,7 @@ def _atomic_directory(export_dir, replace, check):
 
 
 def _foreign_content(path):
-    """Returns the reason to keep `path`, or None if it is a directory that contains only this program's SavedModel."""
+    """Returns the reason to keep `path`, or None if this directory contains only a SavedModel from this program."""
     remote = "://" in path
     if not remote and (os.path.islink(path) or not os.path.isdir(path)):
         return "it is a link or a file"
@@ -213,7 +214,8 @@ def export_evaluated(config: Config, directory: str, checkpoint_path: str, resul
     """Exports a checkpoint that `--mode=eval` has evaluated to <directory>/saved_model/<step>/ and returns that path.
 
     Unlike `export_to_model_dir`, keeps the SavedModels of later steps, such as that of the last step, which the
-    training process exports. If there are `keep_hub_module_max` of them, exports nothing and returns None.
+    training process exports. If `keep_hub_module_max` SavedModels of later steps exist, exports nothing and returns
+    None.
 
     Args:
       config: settings of the evaluation. The training settings are read from the run.
@@ -228,8 +230,8 @@ def export_evaluated(config: Config, directory: str, checkpoint_path: str, resul
         step = checkpoint_files.step_from_prefix(checkpoint_path)
         num_later = sum(int(name) > step for name in _step_names(root))
         if config.keep_hub_module_max and num_later >= config.keep_hub_module_max:
-            console.log(f"step {step} is not exported, because {root} contains later steps (--keep_hub_module_max="
-                        f"{config.keep_hub_module_max})")
+            console.log(f"step {step} is not exported, because {root} contains SavedModels of later steps "
+                        f"(--keep_hub_module_max={config.keep_hub_module_max})")
             return None
         console.log("exporting the SavedModel")
         return _export_and_prune(settings, info.class_names, checkpoint_path, root, results,

@@ -23,8 +23,8 @@ def torch_card(config: Config, step: int | None, class_names: list[str] | None,
       config: settings of the network.
       step: training step, or None if unknown.
       class_names: names of the linear head's classes, or None if unknown.
-      tensors: dict with the tensors of `encoder`, `projection_head` and `linear_head`, each a dict mapping names to
-        arrays, which is empty if the network does not have the head.
+      tensors: dict that maps `encoder`, `projection_head` and `linear_head` to dicts of arrays by name. The dict of a
+        head that the network does not have is empty.
       file_name: name of the encoder's file.
     """
     size = config.image_size
@@ -36,13 +36,13 @@ def torch_card(config: Config, step: int | None, class_names: list[str] | None,
     code = {library: "\n".join(_loading_lines(config, library, file_name)) for library in ("torchvision", "timm")}
     resized = round(size / data_util.CROP_PROPORTION) if config.center_crop_eval else size
     pooling = "" if config.cifar_stem else f"""
-The code is for images of {size} x {size} pixels, and for all heights and widths with the remainder
+The code is for images of {size} x {size} pixels, and for all heights and widths that leave a remainder of
 {"0 or 3" if _pools_even_size(size) else "1 or 2"} when divided by 4. For other sizes, {_other_pooling(size)}.
 """
     return f"""# Encoder {config.network_name} for PyTorch
 
 The encoder of a SimCLR network{steps}: a ResNet-{config.resnet_depth} with {stem} and {width}. The
-weights have the names of torchvision's and timm's ResNets. There is no classifier: the output is the representation h,
+tensors are named as in torchvision's and timm's ResNets. There is no classifier: the output is the representation h,
 [n, {_num_features(config)}].
 
 ## torchvision
@@ -72,8 +72,9 @@ preprocess = transforms.Compose([
     transforms.ToTensor()])
 ```
 
-This is the preprocessing of the evaluation, except that it reduces images with antialiasing, which `tf.image.resize`
-does not apply by default. The network was trained on random crops with values in the same range.
+The evaluation preprocesses images in the same way, with one difference: `Resize` applies antialiasing when it shrinks
+an image, which `tf.image.resize` does not do by default. The network was trained on random crops with values in the
+same range.
 
 {_heads_section(config, class_names, tensors, file_name)}## Differences from stock ResNets
 
@@ -144,7 +145,7 @@ def _loading_lines(config, library, file_name):
 
 
 def _differences(config):
-    """Returns rows of the table of differences."""
+    """Returns the rows of the table of differences: tuples of the part, this network, and stock ResNets."""
     rows = []
     if config.cifar_stem:
         rows.append(("stem", "a 3x3 convolution with stride 1, no max pooling",
@@ -156,7 +157,7 @@ def _differences(config):
         rows.append(("shortcut of the first block (`layer1.0`)", "1x1 convolution and batch norm", "identity"))
     if config.width_multiplier > 1:
         rows.append(("number of channels", f"{config.width_multiplier} times as many in all layers",
-                     "`width_per_group` and `base_width` only widen the inner convolution of bottleneck blocks"))
+                     "`width_per_group` and `base_width` widen only the inner convolution of bottleneck blocks"))
     return [*rows, ("input", "RGB in [0, 1]", "normalized by the mean and standard deviation of ImageNet")]
 
 

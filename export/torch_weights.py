@@ -91,12 +91,12 @@ def _add_missing_tensors(tensors):
     for name in list(tensors):
         layer = name.removesuffix(".running_mean")
         if layer != name:
-            tensors[f"{layer}.num_batches_tracked"] = np.array(0, np.int64)  # Unused unless momentum is None.
+            tensors[f"{layer}.num_batches_tracked"] = np.array(0, np.int64)  # PyTorch uses it only if momentum is None.
             tensors.setdefault(f"{layer}.bias", np.zeros_like(tensors[name]))
 
 
 def _write(tensors, paths, metadata, class_names, card):
-    """Writes all files to a temporary directory, and renames them in the order of `paths`, which is returned."""
+    """Writes all files to a temporary directory, renames them in the order of `paths`, and returns `paths`."""
     directory = os.path.dirname(paths["encoder"]) or "."
     os.makedirs(directory, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=saving.TEMP_PREFIX, dir=directory) as scratch:

@@ -305,7 +305,7 @@ def test_changed_data_is_rejected_unless_flag_changes_are_allowed(changes, messa
         run_directory.check_data(config, Data(**{"files": "a", **changes}))
     assert "\n" not in str(error.value)
     run_directory.check_data(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
-    assert "--allow_flag_changes: --dataset=digits: the data has changed" in capsys.readouterr().out
+    assert "warning: --dataset=digits: the data has changed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"splits": 5}', '{"splits": ["train"]}', "\x80"])
@@ -315,7 +315,7 @@ def test_unreadable_data_json_causes_a_warning(content, tmp_path, capsys):
     if content is not None:
         (tmp_path / "data.json").write_text(content)
     run_directory.check_data(config, Data(splits={"train": 1}))
-    assert "has no readable data.json: cannot check" in capsys.readouterr().out
+    assert "has no readable data.json, so the program cannot check" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["", "5", '{"names": 5}', "[1, 2, 3]", "[{}]", "[null]"])
