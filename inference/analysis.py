@@ -15,7 +15,7 @@ _BLOCK_ROWS = 4096  # rows processed at a time, to bound the memory
 _MINI_BATCH_IMAGES = 10_000  # With more vectors, k-means uses mini-batches.
 _MAX_DEFAULT_CLUSTERS = 20
 _MIN_MAP_IMAGES = 10  # With fewer vectors, neighborhoods have no meaning, and principal components are shown.
-_MAP_COMPONENTS = 50  # t-SNE and UMAP start from this number of principal components.
+_MAP_COMPONENTS = 50  # number of principal components that t-SNE and UMAP receive
 
 
 def outlier_scores(neighbors: similarity.Neighbors, k: int) -> np.ndarray:
@@ -24,7 +24,7 @@ def outlier_scores(neighbors: similarity.Neighbors, k: int) -> np.ndarray:
 
 
 def mean_similarity(vectors: np.ndarray) -> float:
-    """Returns the mean cosine similarity over all pairs of different vectors; NaN for a single vector.
+    """Returns the mean cosine similarity over all pairs of vectors, or NaN if there is only one vector.
 
     Args:
       vectors: result of `similarity.normalize`, float32 [n, d].
@@ -38,8 +38,8 @@ def mean_similarity(vectors: np.ndarray) -> float:
 def _one_thread():
     """Returns a context manager that limits scikit-learn to one thread.
 
-    The result then does not depend on the number of cores. With a few hundred vectors, threads would also spend most of
-    their time waiting for each other.
+    With one thread, the result does not depend on the number of cores. With a few hundred vectors, multiple threads
+    would also spend most of the time waiting for each other.
     """
     import threadpoolctl
 
@@ -65,16 +65,19 @@ class Clusters:
 
 
 def default_num_clusters(count: int) -> int:
-    """Returns the square root of half the number of vectors, rounded, from 2 to 20 and at most `count`."""
+    """Returns the default number of clusters for `count` vectors.
+
+    This is the square root of `count` / 2, rounded and limited to the range from 2 to 20, but at most `count`.
+    """
     return min(max(2, min(round((count / 2) ** 0.5), _MAX_DEFAULT_CLUSTERS)), count)
 
 
 def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical: int) -> Clusters:
-    """Clusters vectors with k-means, with mini-batches if there are more than 10,000.
+    """Clusters vectors with k-means, or with mini-batch k-means if there are more than 10,000 vectors.
 
     Args:
       vectors: result of `similarity.normalize`, float32 [n, d].
-      num_clusters: maximum number of clusters, at most n. There are fewer if there are fewer different vectors.
+      num_clusters: maximum number of clusters, at most n. Fewer distinct vectors result in fewer clusters.
       seed: seed for the initial centers.
       num_typical: maximum number of typical vectors per cluster.
     """
@@ -85,7 +88,7 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
     else:
         estimator = cluster.KMeans(num_clusters, random_state=seed, n_init=3)
     with warnings.catch_warnings(), _one_thread():
-        warnings.simplefilter("ignore")  # Duplicates may leave clusters empty; these are dropped below.
+        warnings.simplefilter("ignore")  # Duplicates may leave clusters empty. Empty clusters are dropped below.
         found = estimator.fit_predict(vectors)
     sizes = np.bincount(found, minlength=num_clusters)
     order = np.argsort(-sizes, kind="stable")[:np.count_nonzero(sizes)]
@@ -162,7 +165,7 @@ def predict_from_neighbors(indices: np.ndarray, labels: np.ndarray, num_classes:
       num_classes: number of classes.
 
     Returns:
-      The most frequent label of the neighbors, int [n]. In case of a tie, the smallest one, as in scikit-learn.
+      The most frequent label among the neighbors, int [n]. Ties are resolved to the smallest label, as in scikit-learn.
     """
     predictions = np.zeros(len(indices), np.int64)
     for begin in range(0, len(indices), _BLOCK_ROWS):
@@ -191,7 +194,7 @@ class Confusion:
 
 
 def confusions(labels: np.ndarray, predictions: np.ndarray, limit: int) -> list[Confusion]:
-    """Returns the pairs of true and predicted class with the most errors, at most `limit`, most frequent first."""
+    """Returns at most `limit` pairs of a true and a predicted class: those with the most errors, most errors first."""
     wrong = np.flatnonzero(labels != predictions)
     counts = collections.Counter(zip(labels[wrong].tolist(), predictions[wrong].tolist()))
     most_frequent = sorted(counts, key=lambda pair: (-counts[pair], pair))[:limit]

@@ -58,7 +58,7 @@ def _log_unreadable(unreadable):
     for path, reason in list(unreadable.items())[:_MAX_LISTED]:
         console.log(f"skipped {console.printable_name(path)}: {console.printable_name(reason)}")
     if len(unreadable) > _MAX_LISTED:
-        console.log(f"skipped {len(unreadable) - _MAX_LISTED} more")
+        console.log(f"skipped {len(unreadable) - _MAX_LISTED} more files")
 
 
 def _parser():

@@ -21,7 +21,7 @@ NOTHING_WRITTEN = "nothing was written; run the same command again"
 
 
 def uses_center_crop(description: dict, size: int) -> bool:
-    """Returns whether, according to a model description, evaluation with image size `size` uses center crops."""
+    """Returns whether a model with the given description is evaluated on center crops at image size `size`."""
     return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).center_crop_eval
 
 
@@ -29,8 +29,8 @@ def find_images(inputs: list[str]) -> dict[str, str]:
     """Returns a dict mapping the paths of image files to names for the output.
 
     Args:
-      inputs: image files, and folders that are searched recursively. If there is only one folder, names are relative to
-        it.
+      inputs: image files, and folders to search recursively. If the only input is a folder, names are relative to this
+        folder.
 
     Raises:
       UserError: an input does not exist, or there are no images.
@@ -53,7 +53,7 @@ def find_images(inputs: list[str]) -> dict[str, str]:
 def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
     """Returns a dict mapping the paths of images to their class names; empty if the images have no classes.
 
-    Images have classes only if the single input is a folder in which `folders.folder_source` finds several classes.
+    Images have classes only if the only input is a folder in which `folders.folder_source` finds at least two classes.
 
     Args:
       inputs: see `find_images`.
@@ -74,7 +74,7 @@ def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
 
 
 def nothing_readable(unreadable: dict[str, str]) -> UserError:
-    """Returns the error for inputs of which none can be read. `unreadable` maps paths to reasons."""
+    """Returns the error to raise if no image can be read. `unreadable` maps paths to reasons."""
     path, reason = next(iter(unreadable.items()))
     return UserError(f"INPUT={path}: no image can be read ({reason}). Check the files.")
 
@@ -134,7 +134,8 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
 def preprocessing(size: int, crop: bool) -> Callable[[bytes], tf.Tensor]:
     """Returns a function that maps the content of an image file to the network's input, float32 [size, size, 3].
 
-    It is compiled, because executing its many small operations one by one takes longer than the network.
+    The function is compiled, because executing its many small operations one by one would take longer than running the
+    network.
     """
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
     def preprocess(content):
@@ -145,7 +146,10 @@ def preprocessing(size: int, crop: bool) -> Callable[[bytes], tf.Tensor]:
 
 
 def load_image(path: str, preprocess: Callable[[bytes], tf.Tensor]) -> tf.Tensor | Exception:
-    """Loads an image file with the result of `preprocessing`. If the file cannot be read, returns the exception."""
+    """Loads an image file. If the file cannot be read, returns the exception.
+
+    `preprocess` is a function returned by `preprocessing`.
+    """
     try:
         with image_files.checked_content(path) as content:
             return preprocess(image_files.convert(content))
@@ -154,15 +158,19 @@ def load_image(path: str, preprocess: Callable[[bytes], tf.Tensor]) -> tf.Tensor
 
 
 def _reason(error):
-    """Returns why an image cannot be read, for a `load_image` exception."""
+    """Returns the reason why an image cannot be read. `error` is an exception that `load_image` returned."""
     return "truncated or corrupt" if isinstance(error, tf.errors.OpError) else str(error).rstrip(".")
 
 
 def compute_endpoint(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
                      ) -> Iterator[tuple[list[str], np.ndarray, dict[str, str]]]:
-    """Yields (readable paths, values [number of readable paths, d], unreadable paths and reasons) for each batch.
+    """Computes the values of an endpoint for image files, in batches.
 
     Decodes the next batch while the network processes the current one.
+
+    Yields:
+      For each batch, a tuple of the n readable paths, their values [n, d], and a dict mapping unreadable paths to
+      reasons.
     """
     preprocess = preprocessing(size, crop)
     with futures.ThreadPoolExecutor() as pool:

@@ -22,7 +22,7 @@ from sources.folders import FolderSource
 
 _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # neighbors shown for each query
-_NUM_PAIRS = 24  # number of pairs shown, and of neighbors searched: see `similarity.closest_pairs`
+_NUM_PAIRS = 24  # number of pairs shown, and of neighbors to search for (see `similarity.closest_pairs`)
 _NUM_OUTLIERS = 24
 _NUM_TYPICAL = 8  # images shown for each cluster
 _MAX_CLASSES = 30  # classes shown
@@ -42,10 +42,10 @@ class Images:
     Attributes:
       paths: paths of the files.
       names: names to show.
-      vectors: their vectors, finite; float32 [n, d].
+      vectors: vectors of the images, float32 [n, d], all finite.
       classes: class names of the images, or None if there are no classes.
       unreadable: dict mapping the names of unreadable images to reasons.
-      total: number of images from which these were chosen at random, or None if they are not a sample.
+      total: number of images from which the images were chosen at random, or None if they are not a random sample.
     """
 
     paths: list[str]
@@ -72,8 +72,8 @@ def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "
       output: name of the endpoint.
       image_size: image size in pixels. None: the model's image size, or 224 if unknown.
       vectors_file: a .npz file from `embedding.embed` with the vectors of the images, or None to compute them.
-      queries: images whose nearest neighbors are shown in addition to those of random images: names relative to the
-        only folder, or paths.
+      queries: images whose nearest neighbors are shown in addition to those of random images. Each query is a path or,
+        if the only input is a folder, a name relative to this folder.
       threshold, num_clusters, seed: see `write_page`.
 
     Returns:
@@ -107,13 +107,13 @@ def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "
 
 
 def write_sample(saved_model: str, source: FolderSource, split: str, directory: str, seed: int) -> list[str]:
-    """Writes a gallery of at most 2,000 random images of a split, without the files that the source excludes.
+    """Writes a gallery of at most 2,000 random images of a split. Images that the source excludes are not used.
 
     Args:
       saved_model: see `endpoints.load_endpoint`.
       source: the image folder.
       split: the split, or a slice of it.
-      directory: directory for the page, gallery.html, and the CSV file, gallery.pairs.csv.
+      directory: output directory for gallery.html and gallery.pairs.csv.
       seed: seed for the sample, and for the random choices of the page.
 
     Returns:
@@ -182,12 +182,14 @@ def _read_vectors(path, names):
         raise UserError(f"{flag}: the file cannot be read ({reason}). Write it with `python -m inference embed ... "
                         "--out=FILE.npz`.") from error
     if files.ndim != 1 or vectors.ndim != 2 or len(files) != len(vectors) or vectors.dtype.kind != "f":
-        raise UserError(f"{flag}: the shapes of the arrays do not match: files {list(files.shape)}, vectors "
-                        f"{list(vectors.shape)}. Write the file with `python -m inference embed ... --out=FILE.npz`.")
+        raise UserError(f"{flag}: the arrays are not file names [n] and floating-point vectors [n, d] (files: "
+                        f"{list(files.shape)}, vectors: {vectors.dtype} {list(vectors.shape)}). Write the file with "
+                        "`python -m inference embed ... --out=FILE.npz`.")
     row_of = {str(name): row for row, name in enumerate(files)}
     paths = [path for path, name in names.items() if name in row_of]
     if not paths:
-        raise UserError(f"{flag}: none of its files is among the images of INPUT. Use the folder that was embedded.")
+        raise UserError(f"{flag}: none of the listed files is among the images of INPUT. Use the folder that was "
+                        "embedded.")
     vectors = vectors[[row_of[names[path]] for path in paths]].astype(np.float32)
     _check_finite(flag, vectors)
     missing = len(files) - len(paths)
@@ -197,7 +199,7 @@ def _read_vectors(path, names):
 
 
 def _find_queries(queries, names):
-    """Returns the paths of the images that `--query` names: names relative to the folder, or paths."""
+    """Returns the paths of the images in `queries`, which contains paths, and names relative to the folder."""
     path_of = {os.path.abspath(path): path for path in names}
     path_of.update({name: path for path, name in names.items()})
     found = []
@@ -220,7 +222,7 @@ def pairs_path(out: str) -> str:
 
 def write_page(images: Images, model: str, out: str, queries: Collection[int] = (),
                threshold: float = similarity.DEFAULT_THRESHOLD, num_clusters: int | None = None, seed: int = 0) -> None:
-    """Writes the page, and the pairs of near-duplicates as a CSV file (`first`, `second`, `similarity`) next to it.
+    """Writes the page, and next to it a CSV file of near-duplicates with columns `first`, `second` and `similarity`.
 
     Both files are replaced only when they are complete. The page is self-contained. The same images, model and seed
     give the same page.
@@ -228,7 +230,7 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
     Args:
       images: the images.
       model: name of the model, for the header.
-      out: path of the page; see `pairs_path` for that of the CSV file.
+      out: path of the page. `pairs_path` returns the path of the CSV file.
       queries: indices of images whose neighbors are shown in addition to those of random images.
       threshold: minimum cosine similarity of near-duplicates, in [-1, 1].
       num_clusters: maximum number of clusters. None: see `analysis.default_num_clusters`.
@@ -283,7 +285,7 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
 
 
 def _rows(neighbors, query):
-    """Returns (index, similarity) for the shown neighbors of an image."""
+    """Returns a list of (index, similarity) for those neighbors of an image that the page shows."""
     return list(zip(neighbors.indices[query, :_NUM_NEIGHBORS].tolist(),
                     neighbors.similarities[query, :_NUM_NEIGHBORS].tolist()))
 
@@ -297,7 +299,7 @@ def _most_common(classes, selected):
 
 
 def _map(images, vectors, clusters, rows, seed):
-    """Returns the template values for the map, whose points are colored by class or, without classes, by cluster."""
+    """Returns the template values for the map. Points are colored by class or, without classes, by cluster."""
     points, method = analysis.map_points(vectors[rows], seed)
     if images.classes is None:
         groups = [f"cluster {number + 1}" for number in clusters.assignments[rows]]
@@ -315,7 +317,7 @@ def _map(images, vectors, clusters, rows, seed):
 
 
 def _classes(classes, neighbors):
-    """Returns the leave-one-out accuracy of a nearest-neighbor classifier, per class, and the confused classes."""
+    """Returns the template values on the classes: accuracies of leave-one-out nearest neighbors, and confusions."""
     names, labels = np.unique(classes, return_inverse=True)
     predictions = analysis.predict_from_neighbors(neighbors.indices[:, :KNN_NEIGHBORS], labels, len(names))
     rows = []
@@ -379,5 +381,5 @@ def _render(page):
 
 
 def _finalize(value):
-    """Escapes control characters in a template value. Leaves the output of macros and filters, which is HTML, as is."""
+    """Escapes control characters in a template value, except in the output of macros and filters, which is HTML."""
     return console.printable_name(value) if type(value) is str and not isinstance(value, markupsafe.Markup) else value

@@ -26,8 +26,8 @@ def predict(saved_model: str, inputs: list[str], image_size: int | None = None, 
 
     Returns:
       A dict mapping each path to a list of (class name, probability), most probable class first, and a dict mapping the
-      paths of unreadable images to reasons. Multi-label models use independent probabilities (sigmoid instead of
-      softmax).
+      paths of unreadable images to reasons. The probabilities are computed with softmax or, for multi-label models,
+      with sigmoid.
 
     Raises:
       UserError: an argument is invalid, or no image can be read.
@@ -66,7 +66,7 @@ def write_predictions(saved_model: str, inputs: list[str], out: str, image_size:
         batches = stack.enter_context(contextlib.closing(
             _predict_batches(saved_model, list(names), image_size, unreadable)))
         for paths, classes, probabilities in batches:
-            if add is None:  # The names of the classes are known only now.
+            if add is None:  # The class names are known only after the first batch.
                 add = stack.enter_context(writers.open_writer(out, "probabilities", classes))
             add({"file": [names[path] for path in paths],
                  "class": [classes[index] for index in probabilities.argmax(-1)]}, probabilities)

@@ -18,7 +18,7 @@ from runtime.paths import check_path, check_writable_parent
 
 _MAX_SPRITE_SIDE = 8192  # pixels; limit of the projector, because browsers limit the size of textures
 _MAX_THUMBNAIL_SIDE = 64
-_MAX_POINTS = 100_000  # The projector shows no more points than this.
+_MAX_POINTS = 100_000  # maximum number of points that the projector shows
 _CONFIG = """embeddings {
   tensor_name: "vectors"
   tensor_path: "vectors.tsv"
@@ -71,7 +71,7 @@ def open_writer(directory: str, count: int, has_classes: bool
         count = _MAX_POINTS
     side = thumbnail_side(count)
     if side < _MAX_THUMBNAIL_SIDE:
-        console.log(f"projector: the thumbnails have only {side} x {side} pixels, because there are {count:,}")
+        console.log(f"projector: the thumbnails have only {side} x {side} pixels, because there are {count:,} images")
     columns = math.ceil(math.sqrt(count))
     sprite = Image.new("RGB", (columns * side, math.ceil(count / columns) * side))
     written = 0
@@ -80,7 +80,7 @@ def open_writer(directory: str, count: int, has_classes: bool
         with contextlib.ExitStack() as stack:
             vectors_file, metadata = (stack.enter_context(open(os.path.join(scratch, name), "w", encoding="utf-8"))
                                       for name in FILES[:2])
-            if has_classes:  # A file with a single column has no header.
+            if has_classes:  # A metadata file with a single column has no header.
                 metadata.write("file\tclass\n")
 
             def add(paths, names, classes, vectors):

@@ -10,8 +10,8 @@ from runtime import progress, signals
 
 NOT_WRITTEN = "the gallery was not written; run the same command again"
 DEFAULT_THRESHOLD = 0.95
-BLOCK_ROWS = 1024  # A block of similarities then takes 4 MB.
-MAX_PAIRS = 1_000_000  # If all vectors are equal, all of the about n^2 / 2 pairs reach the threshold.
+BLOCK_ROWS = 1024  # A block of similarities takes 4 MiB.
+MAX_PAIRS = 1_000_000  # If all vectors are equal, all n (n - 1) / 2 pairs reach the threshold.
 _ROUNDING = 1e-5  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
 
 
@@ -21,10 +21,11 @@ class Neighbors:
 
     Attributes:
       indices: the k nearest neighbors of each vector, most similar first; int32 [n, k].
-      similarities: their cosine similarities, in [-1, 1]; float32 [n, k].
+      similarities: cosine similarities of these neighbors, in [-1, 1]; float32 [n, k].
       pairs: pairs (i, j) of vectors with i < j that reach the threshold, most similar first; int32 [p, 2].
-      pair_similarities: their cosine similarities; float32 [p].
-      num_pairs: number of pairs that reach the threshold. If it is greater than p, `pairs` has only the most similar.
+      pair_similarities: cosine similarities of these pairs; float32 [p].
+      num_pairs: number of pairs that reach the threshold. If it is greater than p, `pairs` contains only the p most
+        similar pairs.
     """
 
     indices: np.ndarray
@@ -49,10 +50,10 @@ def search(vectors: np.ndarray, k: int, threshold: float, max_pairs: int = MAX_P
            ) -> Neighbors:
     """Finds the nearest neighbors of all vectors, and all pairs of similar vectors, in one pass.
 
-    Each block of the similarity matrix V V^T above the diagonal is computed once: its rows and its columns both provide
-    candidates for neighbors. The time is quadratic in n, but the memory is not: in addition to the vectors and the
-    result, it consists of a few blocks. A vector is never its own neighbor, but its duplicates are its neighbors. Of
-    equally similar neighbors, those with the smallest indices are selected.
+    Only the blocks on and above the diagonal of the similarity matrix V V^T are computed. The rows and the columns of a
+    block both provide candidates for neighbors. The time is quadratic in n. The memory is not: only a few blocks are
+    stored in addition to the vectors and the result. A vector is never its own neighbor, but it is a neighbor of its
+    duplicates. Of equally similar neighbors, those with the smallest indices are selected.
 
     Args:
       vectors: result of `normalize`, float32 [n, d]. The similarity of a zero vector to any vector is 0.
@@ -92,16 +93,16 @@ def _add_candidates(indices, similarities, block, offset):
 
     Args:
       indices: the neighbors found so far, most similar first; int32 [n, k].
-      similarities: their similarities; float32 [n, k].
+      similarities: similarities of these neighbors; float32 [n, k].
       block: similarities of the n vectors to the vectors offset, ..., offset + m - 1; float32 [n, m].
-      offset: see `block`. It is larger than all `indices`.
+      offset: see `block`. Larger than all elements of `indices`.
     """
     k = similarities.shape[1]
     if not k:
         return
-    # Most blocks contain few vectors that are more similar than the current neighbors. Only those are sorted.
+    # Sort only the vectors that are more similar than the current neighbors. Most blocks contain few such vectors.
     better = block > similarities[:, -1:]
-    if similarities[0, -1] == -np.inf and block.shape[1] > k:  # At first, all vectors would be.
+    if similarities[0, -1] == -np.inf and block.shape[1] > k:  # Initially, there are only placeholders.
         better &= block >= np.partition(block, -k, axis=1)[:, -k:-k + 1 or None]
     rows, columns = np.nonzero(better)
     if not len(rows):
@@ -118,16 +119,16 @@ def _add_candidates(indices, similarities, block, offset):
 
 
 class _ClosestPairs:
-    """The most similar pairs among all pairs that reach a threshold. Holds at most twice `limit` pairs and a block."""
+    """The `limit` most similar pairs that reach a threshold. Stores at most 2 * `limit` pairs and one more block."""
 
     def __init__(self, threshold, limit):
         self.count = 0  # number of pairs that reach the threshold
         self._threshold, self._limit = threshold, limit
-        self._above = -np.inf  # Less similar pairs cannot be among the most similar ones.
+        self._above = -np.inf  # Pairs with at most this similarity are not needed.
         self._parts, self._held = [], 0
 
     def add(self, block, first, second):
-        """Adds the similarities of the vectors first, first + 1, ... to second, second + 1, ...; float32 [n, m]."""
+        """Adds a block of similarities, float32 [n, m]. Element [i, j] is for the vectors first + i and second + j."""
         reaches = block >= self._threshold
         count = int(np.count_nonzero(reaches))
         self.count += count
@@ -158,8 +159,8 @@ class _ClosestPairs:
 def closest_pairs(neighbors: Neighbors, limit: int) -> list[tuple[int, int, float]]:
     """Returns the most similar pairs (i, j, similarity) with i < j, whether or not they reach the threshold.
 
-    Exact if `limit` does not exceed the number k of neighbors: if j is not among the k nearest neighbors of i, then k
-    pairs are at least as similar as (i, j).
+    The result is exact if `limit` does not exceed the number k of neighbors: if j is not among the k nearest neighbors
+    of i, then k pairs are at least as similar as (i, j).
     """
     count, k = neighbors.indices.shape
     first, second = np.repeat(np.arange(count), k), neighbors.indices.ravel()

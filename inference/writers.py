@@ -22,7 +22,7 @@ Add = Callable[[dict, np.ndarray], None]
 def check_out(out: str, suffixes: Collection[str] | None = None) -> str:
     """Returns the absolute path of an output file. Raises `UserError` if the file cannot be written.
 
-    `suffixes` contains the allowed suffixes. None: those that `open_writer` supports.
+    `suffixes` contains the allowed suffixes. None: all suffixes that `open_writer` supports.
     """
     suffixes = suffixes or _WRITERS
     out = check_path("out", out)
@@ -66,7 +66,7 @@ def _write_strings(file, strings, chunk_size=4096):
 
 @contextlib.contextmanager
 def _npz_writer(path, name, columns):
-    """Writes the arrays `files` and, if there are any, `classes` [n], the values, and `class_names` [d]."""
+    """Writes the arrays `files` [n], `name` [n, d] and, if there are classes, `classes` [n] and `class_names` [d]."""
     strings, widths = {}, set()
     with tempfile.TemporaryFile(dir=os.path.dirname(path)) as raw:
         def add(texts, values):
@@ -118,7 +118,7 @@ def _quote(text):
 
 @contextlib.contextmanager
 def _parquet_writer(path, name, columns):
-    """Writes columns of strings and a column of lists. The metadata of the schema contain the class names."""
+    """Writes columns of strings and a column of lists. The metadata of the schema contains the class names."""
     import pyarrow  # Imported here because only this format requires it.
     from pyarrow import parquet
 

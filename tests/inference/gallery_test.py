@@ -185,8 +185,8 @@ def test_gallery_leaves_no_files_if_stopped_by_a_signal(photos, tmp_path, monkey
     (["--seed=-1"], "--seed"), (["--query=missing.jpg"], "--query=missing.jpg: this file is not among the images"),
     (["--vectors=missing.npz"], "--vectors=missing.npz: the file cannot be read (No such file"),
     (["--vectors=text.npz"], "it is not a .npz file with the arrays files and vectors"),
-    (["--vectors=other.npz"], "other.npz: none of its files is among the images"),
-    (["--vectors=shapes.npz"], "shapes.npz: the shapes of the arrays do not match"),
+    (["--vectors=other.npz"], "other.npz: none of the listed files is among the images"),
+    (["--vectors=shapes.npz"], "shapes.npz: the arrays are not file names [n] and"),
     (["--vectors=nan.npz"], "nan.npz: 1 of 1 vectors contain NaN or Inf")])
 def test_invalid_arguments_give_one_line_errors(arguments, words, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
