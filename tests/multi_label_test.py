@@ -148,7 +148,7 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
                "--validation=train[50%:]"]
     with pytest.raises(SystemExit):  # With one example, no class has both positives and negatives.
         cli.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
-    assert "too few labeled examples" in capsys.readouterr().err
+    assert "there are too few labeled examples" in capsys.readouterr().err
     cli.main([*command, "--train=train[:50%]", f"--out={tmp_path / 'out'}"])
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     saved = np.load(tmp_path / "out" / "predictions.npz")

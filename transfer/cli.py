@@ -75,18 +75,18 @@ def _parser():
 def _add_common(command, run):
     """Adds the flags that linear, finetune and scratch share."""
     command.set_defaults(run=run)
-    command.add_argument("--checkpoint", required=True, help="any SimCLR weights, as for run.py")
+    command.add_argument("--checkpoint", required=True, help="path of any SimCLR weights, as for run.py")
     command.add_argument("--task", choices=tasks.TASKS, help="one of the paper's data sets")
-    command.add_argument("--dataset", help="data set, as for run.py (default: the task's)")
+    command.add_argument("--dataset", help="data set, as for run.py (default: the data set of --task)")
     command.add_argument("--data_dir", help="directory of prepared TFDS data sets")
     command.add_argument("--follow_links", action="store_true",
                          help="follow symbolic links that point outside the image folder")
     command.add_argument("--metric", choices=tasks.METRICS, help="metric for model selection and testing (default: the "
-                         "task's, or top_1)")
+                         "task's metric, or top_1)")
     command.add_argument("--train", metavar="SPLIT",
                          help="training split (default: the task's training split, or train)")
     command.add_argument("--validation", metavar="SPLIT", help="split for model selection (default: the "
-                         "task's or the data set's validation split, or the last 20 %% of train)")
+                         "validation split of the task or of the data set, or the last 20 %% of train)")
     command.add_argument("--test", metavar="SPLIT", help="test split (default: the task's test split, or test)")
     command.add_argument("--corrupt_images", choices=("error", "skip"), default="error",
                          help="report unusable images in a folder and stop, or skip them (default: error)")
@@ -116,7 +116,7 @@ def _translate_errors():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command-line program. `command_line.run_stoppable` handles errors and signals."""
+    """Runs the command-line program. See `command_line.run_stoppable` for the handling of errors and signals."""
     parser = _parser()
     arguments = parser.parse_args(arguments)
 

@@ -52,7 +52,7 @@ def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: 
 
 
 def check_settings(protocol: str, extra_settings: dict) -> None:
-    """Raises `UserError` if extra settings for the trials are invalid or are ones that the search itself sets."""
+    """Raises `UserError` if extra settings for the trials are invalid, or if the search itself sets them."""
     settings = trial_settings(protocol, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
     reserved = {*settings, "train_split", "eval_split", "checkpoint", "seed",
                 *config_lib.settings_with("network", "length", "output", "data_access")}
@@ -80,7 +80,7 @@ class GridSearch:
           source: `source.Source` of the task's data set.
           shared_settings: run.py settings that all trials share.
           out: output directory.
-          settings: all settings that affect the results, except learning rates and weight decays; used for the digests.
+          settings: all settings that affect the results, except learning rates and weight decays. The digests contain them.
           batch_size: images per step.
           extra_settings: additional run.py settings from the user.
 
@@ -158,7 +158,7 @@ class GridSearch:
         return output.json_digest([self._settings, *(f"{value:.6g}" for value in pair)])
 
     def _read_trial(self, name, pair):
-        """Returns a finished trial's record, or None if there is none. Raises `UserError` if the settings differ."""
+        """Returns the record of a trial, or None if the trial is not finished. Raises `UserError` if settings differ."""
         path = os.path.join(self._out, f"{name}.json")
         trial = storage.read_json(path)
         if trial is None:

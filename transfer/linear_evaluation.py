@@ -63,8 +63,8 @@ def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str
       sweep_arguments: `previous` and `on_result`; see `sweep`.
 
     Returns:
-      A dict of entries for result.json (`l2`: the selected strength; `validation`: a list of dicts with `l2` and
-      `metric`), and the scores [n, classes] of the test examples.
+      A dict of entries for result.json, and the scores [n, classes] of the test examples. In the dict, `l2` is the
+      selected strength, and `validation` is a list of dicts with the entries `l2` and `metric`.
     """
     best, values = sweep(train, validation, metric, l2_of_sum_choices, **sweep_arguments)
     trainval = (np.concatenate(pair) for pair in zip(train, validation))
@@ -95,8 +95,8 @@ def _read_or_extract_features(config, source, task, arguments, digest):
     train, validation, test = feature_sets
     if not logistic_regression.has_two_classes(train[1]) or not len(validation[1]) or not len(test[1]):
         raise UserError(
-            f"--train={task.train_split}, --validation={task.validation_split}, --test={task.test}: too few labeled "
-            "examples. Use a training split with at least two classes (or, with multiple labels per example, a label "
+            f"--train={task.train_split}, --validation={task.validation_split}, --test={task.test}: there are too few "
+            "labeled examples. Use a training split with at least two classes (or, with multiple labels per example, a label "
             "that some examples have and others lack), and validation and test splits with labeled examples.")
     return feature_sets
 

@@ -25,7 +25,7 @@ def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
 
     Args:
       metric: key of `METRICS`.
-      labels: int [n]; or [n, classes] with values 1, 0 and -1 (unknown).
+      labels: int [n], or int [n, classes] with values 1, 0 and -1 (unknown).
       scores: float [n, classes]; -inf for classes that could not be fitted.
 
     Raises:

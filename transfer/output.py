@@ -89,7 +89,7 @@ def _adapt_splits(task, source, arguments):
     """Returns the task with its default splits adapted to the user's own data set.
 
     A `validation` split is used for model selection. If `train` is the only split, its last fifth becomes the test
-    split, and a fifth of the rest the validation split.
+    split, and the last fifth of the remaining examples becomes the validation split.
     """
     if arguments.dataset and source.split_names == ["train"] and not (
             arguments.train or arguments.validation or arguments.test):
@@ -107,7 +107,7 @@ def _adapt_splits(task, source, arguments):
 def weights_digest(file: WeightFile) -> str:
     """Returns a digest of a checkpoint's weights.
 
-    This is a hash of the PyTorch file or, in other formats, of the index file, which contains all tensors' checksums.
+    This is a hash of the PyTorch file or, in other formats, of the index file, which contains the checksums of all tensors.
     """
     digest = hashlib.sha256()
     with tf.io.gfile.GFile(file.path if file.is_torch else f"{file.path}.index", "rb") as content:
@@ -173,7 +173,7 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
       path: .npz file with the arrays `labels` and `logits`.
 
     Returns:
-      labels: int64 [n]; or [n, classes] with values 1, 0 and -1 (unknown).
+      labels: int64 [n], or int64 [n, classes] with values 1, 0 and -1 (unknown).
       logits: float [n, classes]; -inf for classes that could not be fitted.
 
     Raises:
@@ -197,7 +197,7 @@ def read_predictions(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_label_problem(labels: np.ndarray) -> str | None:
-    """Returns the problem with an array of labels, or None if the labels are valid."""
+    """Returns a description of the problem with an array of labels, or None if the labels are valid."""
     if labels.dtype.kind not in "iu" or labels.ndim not in (1, 2):
         return f"labels are {labels.dtype} {labels.shape}, not integers [n] or [n, classes]"
     if not labels.size:

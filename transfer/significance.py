@@ -21,9 +21,9 @@ def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.
     is random. Examples with differences of the same magnitude share a single binomial draw.
 
     Args:
-      correct: [n] in [0, 1], correctness of the first model's predictions; usually booleans.
+      correct: [n] in [0, 1], correctness of the first model's predictions, usually as booleans.
       other_correct: correctness of the second model's predictions, in the same form as `correct`.
-      labels: int [n], to compare mean per-class accuracies; None to compare accuracies over all examples.
+      labels: int [n]. If set, mean per-class accuracies are compared, and otherwise accuracies over all examples.
       num_permutations: number of samples from the null distribution.
       seed: random seed.
 
@@ -47,7 +47,7 @@ def compare(labels: np.ndarray, scores: np.ndarray, other_scores: np.ndarray, me
             num_permutations: int = NUM_PERMUTATIONS) -> dict[str, float]:
     """Runs `permutation_test` on two models' scores [n, classes] for the same examples.
 
-    Average precision is not a mean of per-example scores, so multi-label predictions are compared on accuracy instead.
+    Average precision is not a mean of per-example scores, so multi-label predictions are compared by accuracy instead.
     """
     if labels.ndim == 2:
         correct, other_correct = (
