@@ -1,12 +1,12 @@
 # `make help` lists commands and targets.
 # The targets require Python 3.10 to 3.13. PYTHON=/path/to/python selects the interpreter of a new virtual environment.
-# requirements.txt selects the version of TensorFlow by the version of Python.
+# In requirements.txt, the version of TensorFlow depends on the version of Python.
 is_supported = -c 'import ensurepip, sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, $(END)))'
 find_python = $(shell for python in $(1); do if $$python $(is_supported) >/dev/null 2>&1; then echo $$python; break; fi; done)
 END = 14
 PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3 python)
-# The tests run in two processes, because they spend most of their time tracing graphs, which uses only one core. Tests
-# in the same file share fixtures, so they run in the same process.
+# The tests run in two processes, because most of the time is spent tracing graphs, which uses only one core. Tests in
+# the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
 .PHONY: quickstart install help test test-all soak test-tf2.15 test-all-tf2.15 test-torch lint clean

@@ -27,7 +27,7 @@ _PROTOCOLS = ("--mode=eval", "--eval_split=test[:180]", "--eval_protocol=linear_
 
 
 def make_checkpoints(directory: pathlib.Path, count: int):
-    """Trains for one step, and creates links to its checkpoint, named ckpt-2 to ckpt-<count>."""
+    """Trains for one step, and creates links named ckpt-2 to ckpt-<count> to the checkpoint."""
     subprocess.run([sys.executable, "run.py", f"--model_dir={directory}", "--train_steps=1", *_SETTINGS], check=True,
                    stdout=subprocess.DEVNULL)
     for step in range(2, count + 1):
@@ -44,7 +44,7 @@ def resident_megabytes(pid: int) -> float:
 
 
 def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
-    """Evaluates `count` checkpoints in one process; returns a dict mapping evaluation counts to resident MB."""
+    """Evaluates `count` checkpoints in one process. Returns a dict mapping numbers of evaluations to resident MB."""
     command = [sys.executable, "run.py", f"--model_dir={directory}", f"--train_steps={count}", *_SETTINGS, *_PROTOCOLS]
     # For such small fits, multiple BLAS threads would mostly wait for each other.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,

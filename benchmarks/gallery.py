@@ -1,4 +1,4 @@
-"""Time and peak memory of the similarity search of `python -m inference gallery` by number of images.
+"""Time and peak memory of the similarity search of `python -m inference gallery`, for several numbers of images.
 
     python -m benchmarks.gallery
 
@@ -35,7 +35,7 @@ def clustered_vectors(count):
     random = np.random.default_rng(0)
     centers = similarity.normalize(random.normal(size=[_CLUSTERS, _WIDTH]))
     vectors = np.empty([count, _WIDTH], np.float32)
-    for rows in np.array_split(vectors, -(-count // 1000)):  # Copies lie at most 1,000 rows from their originals.
+    for rows in np.array_split(vectors, -(-count // 1000)):  # Copies are fewer than 1,000 rows from their originals.
         rows[:] = centers[random.integers(0, _CLUSTERS, len(rows))]
         rows += 0.5 * _WIDTH**-0.5 * random.standard_normal(rows.shape, np.float32)
         originals, copies = random.choice(len(rows), [2, len(rows) // 100], replace=False)
@@ -50,7 +50,7 @@ def blocked(vectors):
 
 
 def plain(vectors):
-    """Does the same as `blocked`, but computes the full similarity matrix."""
+    """Returns the result of `blocked`, computed from the full similarity matrix."""
     matrix = vectors @ vectors.T
     np.fill_diagonal(matrix, -np.inf)
     order = np.argpartition(-matrix, _NEIGHBORS, axis=1)[:, :_NEIGHBORS]

@@ -1,4 +1,4 @@
-"""Speed of our input pipeline and of the original's, in view pairs per second.
+"""Speed of our input pipeline and of a reimplementation of the original's, in view pairs per second.
 
     python -m benchmarks.input_pipeline --tfds_dir=DIR --photos_dir=DIR
 
@@ -44,7 +44,7 @@ def pairs_per_second(dataset, batch_size, seconds):
 
 
 def compare(datasets, batch_size, rounds, seconds):
-    """Measures the datasets alternately, so that background load affects all equally, and returns the median rates."""
+    """Returns the median rates. Measures the datasets alternately, so that background load affects all equally."""
     rates = {name: [] for name in datasets}
     for _ in range(rounds):
         for name, dataset in datasets.items():
@@ -101,11 +101,11 @@ def cases(arguments):
 def parse_arguments():
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tfds_dir", required=True, help="TFDS directory with the prepared cifar10 data set.")
-    parser.add_argument("--photos_dir", required=True, help="Directory of JPEG photographs.")
-    parser.add_argument("--rounds", type=int, default=5, help="Measurements per pipeline; the median is reported.")
-    parser.add_argument("--seconds", type=float, default=2.0, help="Seconds per measurement.")
-    parser.add_argument("--only", default="", help="Run only the cases whose names contain this text.")
+    parser.add_argument("--tfds_dir", required=True, help="TFDS directory with the prepared cifar10 data set")
+    parser.add_argument("--photos_dir", required=True, help="directory of JPEG photographs")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements per pipeline; the median is reported")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement")
+    parser.add_argument("--only", default="", help="run only the cases whose names contain this text")
     return parser.parse_args()
 
 

@@ -1,12 +1,13 @@
-"""Time and losses of the linear evaluation sweep over 45 l2 strengths, compared with those of 45 independent fits.
+"""Time and losses of the linear evaluation sweep over 45 l2 strengths, compared with 45 independent fits.
 
     python -m benchmarks.l2_path [--features=FILE.npz] [--examples=N] [--skip_sklearn]
 
 FILE is a features_train.npz written by `python -m transfer linear`. By default, the features are activations of a
-random layer of 512 ReLUs on digits. Our implementation starts each fit at the previous solution. The three baselines
-initialize each fit to zero: our L-BFGS; scikit-learn on centered inputs, with the same tolerance and maximum number of
-iterations (takes hours for tens of thousands of examples); and scikit-learn with SciPy's BLAS limited to one thread, as
-in our L-BFGS. All minimize the same loss, which is reported per example.
+random layer of 512 ReLUs on digits. Our implementation starts each fit from the previous solution. Three baselines
+initialize each fit to zero. The first baseline is our L-BFGS. The second is scikit-learn on centered inputs, with the
+same tolerance and maximum number of iterations, which takes hours for tens of thousands of examples. The third is the
+second with SciPy's BLAS limited to one thread, as in our L-BFGS. All minimize the same loss, which is reported per
+example.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def time_fits(fits, name):
 def main():
     """Prints one JSON line per baseline."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--features", help="a .npz file of vectors and labels")
+    parser.add_argument("--features", help=".npz file with the arrays vectors and labels (default: see above)")
     parser.add_argument("--examples", type=int, help="number of examples to use (default: all)")
     parser.add_argument("--skip_sklearn", action="store_true", help="omit the scikit-learn baselines")
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Time and peak memory of NT-Xent and its gradient by batch size, with and without row blocks.
+"""Time and peak memory of NT-Xent and its gradient for several batch sizes, with and without blocks of rows.
 
     python -m benchmarks.loss
 
 Ours: `large_batch.blocked_nt_xent`. Baseline: `objective.add_contrastive_loss`, which keeps all similarities in
-memory. Prints one JSON line per case. The two are timed alternately in one process. The memory of each is the increase
+memory. Prints one JSON line per case. Both are timed alternately in one process. The memory of each is the increase
 in peak memory, measured in a separate process. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about
 15 GB at 2N = 32,768.
 """

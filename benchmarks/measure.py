@@ -14,7 +14,7 @@ from runtime import child_processes
 
 
 def time_alternately(functions, rounds=5):
-    """Times the functions alternately, so that background load affects all equally, and returns the median times.
+    """Times functions alternately, so that background load affects all of them equally.
 
     Args:
       functions: dict mapping names to functions without arguments that return when their work is done.

@@ -1,4 +1,4 @@
-"""Time of one LARS update of all ResNet variables with our optimizer and with the original's formulas.
+"""Time of a LARS update of all variables of a ResNet, with our optimizer and with the original's formulas.
 
     python -m benchmarks.optimizer
 

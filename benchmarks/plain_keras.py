@@ -25,7 +25,7 @@ def _block(inputs, filters, strides, project):
 
 
 def resnet18(size, out_dim=128, num_layers=3, classes=10):
-    """Builds ResNet-18 with the CIFAR stem: images -> (projections, logits of the linear head)."""
+    """Builds a ResNet-18 with the CIFAR stem, which returns projections and logits of the linear head."""
     images = keras.Input([size, size, 3])
     outputs = _norm_relu(_convolution(images, 64, 3))
     for group, filters in enumerate((64, 128, 256, 512)):

@@ -1,16 +1,16 @@
-"""Peak memory and time of evaluations of a frozen encoder by number of examples.
+"""Peak memory and time of evaluations of a frozen encoder, for several numbers of examples.
 
     python -m benchmarks.probing_memory [logistic_regression | mlp | contrastive]
 
-- `logistic_regression`: `--eval_protocol=lbfgs` on 100 classes with 512 features, 50,000 and 100,000 examples. The
+- `logistic_regression`: `--eval_protocol=lbfgs` on 50,000 and 100,000 examples with 512 features and 100 classes. The
   baseline is scikit-learn's LogisticRegression with StandardScaler, on features in memory.
-- `mlp`: a probe of Table 3 on the same features, with one epoch. The baseline is scikit-learn's MLPClassifier with
-  StandardScaler, on features in memory.
-- `contrastive`: `--eval_protocol=contrastive` for ResNet-50 at 224 pixels, batches of 256, 512 and 1,024 images. The
-  baseline embeds all images of a batch at once.
+- `mlp`: a probe of Table 3 on as many examples with 512 features and two classes, trained for one epoch. The baseline
+  is scikit-learn's MLPClassifier with StandardScaler, on features in memory.
+- `contrastive`: `--eval_protocol=contrastive` for ResNet-50 at 224 pixels, with batches of 256, 512 and 1,024 images.
+  The baseline embeds all images of a batch at once.
 
 Prints two JSON lines per case, for MB and seconds. Each measurement runs in a separate process. The memory is the
-increase in anonymous memory, which excludes memory maps of files, because the system can write these to disk. Requires
+increase in anonymous memory. This excludes memory maps of files, because the system can write them to disk. Requires
 Linux, because memory usage is read from /proc.
 """
 
@@ -39,7 +39,7 @@ def anonymous_megabytes():
 
 
 def measure_call(function):
-    """Calls `function` and returns the seconds and the increase in anonymous memory up to its peak, in MB."""
+    """Calls `function`, and returns the time in seconds and the peak increase in anonymous memory in MB."""
     samples, done = [anonymous_megabytes()], threading.Event()
 
     def sample():
@@ -82,7 +82,7 @@ def in_memory(count, num_classes):
 
 
 def logistic_regression_ours(count):
-    """Fits logistic regressions and returns the selected strength and the accuracy."""
+    """Selects the l2 strength of a logistic regression, fits it and computes the accuracy."""
     from probing import logistic_regression
 
     logistic_regression.lbfgs_accuracy(in_file(count, _CLASSES), in_file(1000, _CLASSES))
@@ -143,12 +143,12 @@ def contrastive_ours(count, part_rows=None):
 
 
 def contrastive_baseline(count):
-    """Evaluates one batch, whose images are embedded at once."""
+    """Evaluates one batch, and embeds all of its images at once."""
     contrastive_ours(count, count)
 
 
 def main():
-    """Prints JSON lines."""
+    """Prints two JSON lines per case."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("evaluation", nargs="?", choices=_SIZES, help="evaluation to measure (default: all)")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -158,7 +158,7 @@ def main():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Fits may stop at the maximum number of iterations.
             if not name.startswith("contrastive"):
-                globals()[name](1000)  # Libraries are loaded and allocate their buffers here.
+                globals()[name](1000)  # Libraries are loaded and allocate their buffers here, outside the measurement.
             print(json.dumps(measure_call(lambda: globals()[name](int(count)))))
         return
     measure.report_machine()

@@ -80,7 +80,7 @@ class GridSearch:
           source: `source.Source` of the task's data set.
           shared_settings: run.py settings that all trials share.
           out: output directory.
-          settings: all settings that affect the results, except learning rates and weight decays. The digests contain them.
+          settings: all settings that affect the results, except learning rates and weight decays, for the digests.
           batch_size: images per step.
           extra_settings: additional run.py settings from the user.
 
@@ -158,7 +158,7 @@ class GridSearch:
         return output.json_digest([self._settings, *(f"{value:.6g}" for value in pair)])
 
     def _read_trial(self, name, pair):
-        """Returns the record of a trial, or None if the trial is not finished. Raises `UserError` if settings differ."""
+        """Returns a trial's record, or None if the trial is not finished. Raises `UserError` if settings differ."""
         path = os.path.join(self._out, f"{name}.json")
         trial = storage.read_json(path)
         if trial is None:

@@ -96,8 +96,8 @@ def _read_or_extract_features(config, source, task, arguments, digest):
     if not logistic_regression.has_two_classes(train[1]) or not len(validation[1]) or not len(test[1]):
         raise UserError(
             f"--train={task.train_split}, --validation={task.validation_split}, --test={task.test}: there are too few "
-            "labeled examples. Use a training split with at least two classes (or, with multiple labels per example, a label "
-            "that some examples have and others lack), and validation and test splits with labeled examples.")
+            "labeled examples. Use a training split with at least two classes (or, with multiple labels per example, a "
+            "label that some examples have and others lack), and validation and test splits with labeled examples.")
     return feature_sets
 
 

@@ -107,7 +107,8 @@ def _adapt_splits(task, source, arguments):
 def weights_digest(file: WeightFile) -> str:
     """Returns a digest of a checkpoint's weights.
 
-    This is a hash of the PyTorch file or, in other formats, of the index file, which contains the checksums of all tensors.
+    This is a hash of the PyTorch file or, in other formats, of the index file, which contains the checksums of all
+    tensors.
     """
     digest = hashlib.sha256()
     with tf.io.gfile.GFile(file.path if file.is_torch else f"{file.path}.index", "rb") as content:
