@@ -18,7 +18,7 @@ endef
 
 define COMMANDS
 Commands (use .venv/bin/python, after `make install`); each has --help:
-  python run.py             pretrains, fine-tunes, evaluates and exports
+  python run.py             pretrains, fine-tunes, evaluates and exports networks
   python -m export          writes a checkpoint as a SavedModel or as PyTorch weights
   python -m inference       embeds images, predicts classes, and shows similar images with a SavedModel
   python -m checkpoints     describes a checkpoint or a SavedModel
