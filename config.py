@@ -30,8 +30,8 @@ from absl import flags
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path, check_weights_path, slug
 
-# depth -> (bottleneck blocks?, number of blocks in each of the four groups). This dict is defined here rather
-# than in resnet.py, because the choices for --resnet_depth must be known before TensorFlow is loaded.
+# depth -> (whether bottleneck blocks are used, number of blocks in each of the four groups). This dict is defined here
+# rather than in resnet.py, because the choices for --resnet_depth must be known before TensorFlow is loaded.
 RESNET_DEPTHS = {
     10: (False, (1, 1, 1, 1)),  # ResNet-10 is not in the paper. It is meant for trials on small machines.
     18: (False, (2, 2, 2, 2)),
@@ -49,7 +49,7 @@ MAX_IMAGE_PIXELS = 100_000_000
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _MAX_INT32 = 2**31 - 1  # TensorFlow uses int32 for many sizes, and no setting needs larger values.
-# These limits keep values within the float32 range, even after multiplication by the batch size or its square root.
+# Values within these limits stay in the float32 range, even when they are multiplied by the batch size.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE = 1e-30, 1e30
 
 
@@ -65,7 +65,7 @@ def as_flags(settings: dict) -> list[str]:
     return [as_flag(*setting) for setting in settings.items()]
 
 
-# Title of each section of `Config` -> its first setting.
+# section title -> name of the section's first setting in `Config`
 SECTIONS = {"Mode and paths": "mode",
             "Data": "dataset",
             "Augmentation (paper, Appendix A)": "min_crop_area",
@@ -75,7 +75,7 @@ SECTIONS = {"Mode and paths": "mode",
             "Evaluation": "eval_epochs",
             "Hardware": "use_tpu"}
 
-_MAX_NAME_BYTES = 255  # limit in common file systems
+_MAX_NAME_BYTES = 255  # limit of common file systems
 # Names reserved in a model_dir; --eval_name must not be one of them.
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)")
 
@@ -84,7 +84,7 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
             above: float | None = None, maximum: float | None = None, identity: bool = False, network: bool = False,
             length: bool = False, order: bool = False, output: bool = False, data_access: bool = False,
             per_host: bool = False, no_effect: bool = False) -> Any:
-    """Returns a `Config` field with its default, help text, limits and roles. `settings_with` lists settings by role.
+    """Returns a `Config` field with a default, help text, limits and roles. `settings_with` lists settings by role.
 
     Args:
       default: value if the flag is not set.
@@ -96,16 +96,16 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
       identity: whether the setting identifies a run. Such a setting is part of the default `model_dir` name, and must
         not change when a run is resumed.
       network: whether the setting describes the network. Such a setting can be inferred from a checkpoint.
-      length: whether the setting determines the training length. Such a setting may change when a run is resumed, which
-        also changes the learning-rate schedule.
+      length: whether the setting determines the training length. Such a setting may change when a run is resumed. The
+        learning-rate schedule then changes as well.
       order: whether the setting affects the order of the examples. Such a setting must not change when a run resumes.
-      output: whether the setting determines which results are written, and where. Such a setting is set by programs
-        that start run.py: the grid search of `python -m transfer`, and `python -m paper.tables`.
+      output: whether the setting determines which results are written, and where. Programs that start run.py set such
+        settings themselves: the grid search of `python -m transfer`, and `python -m paper.tables`.
       data_access: whether the setting determines where and how data set files are read. For such a setting, `python -m
         transfer` defines a flag with the same name.
       per_host: whether the setting may differ between the hosts of a run.
-      no_effect: whether the setting has no effect on results, except through rounding on accelerators and the order of
-        examples.
+      no_effect: whether the setting has no effect on results, except through rounding errors on accelerators and
+        through the order of the examples.
     """
     rules = dict(choices=choices, minimum=minimum, above=above, maximum=maximum)
     roles = dict(identity=identity, network=network, length=length, order=order, output=output,
@@ -121,18 +121,18 @@ class Config:
     mode: str = setting(
         "train",
         "train: train and export a SavedModel; train_then_eval: train, evaluate the last checkpoint and export a "
-        "SavedModel; eval: wait for checkpoints in --model_dir, evaluate each of them once and export it as a "
-        "SavedModel, until the last training step is reached or --eval_timeout expires. If --checkpoint is set to a "
-        "checkpoint other than the one that the run in --model_dir started from, only --checkpoint is evaluated, and "
-        "nothing is exported.",
+        "SavedModel; eval: evaluate each checkpoint in --model_dir once and export it as a SavedModel, waiting for "
+        "new checkpoints until the last training step is reached or --eval_timeout expires. With --mode=eval and "
+        "--checkpoint, only that checkpoint is evaluated and nothing is exported, unless the run in --model_dir "
+        "started from the same checkpoint.",
         choices=("train", "eval", "train_then_eval"),
         output=True,
     )
     train_mode: str = setting(
         "pretrain",
-        "pretrain: contrastive learning; finetune: train the encoder from --checkpoint and a classifier on labeled "
-        "images, augmented only with random crops and flips; supervised: train from scratch on labeled images, with "
-        "the pretraining augmentation and without a projection head.",
+        "pretrain: contrastive learning; finetune: load the encoder from --checkpoint, and train it together "
+        "with a classifier on labeled images, which are augmented only with random crops and flips; supervised: train "
+        "from scratch on labeled images, with the pretraining augmentation and without a projection head.",
         choices=("pretrain", "finetune", "supervised"),
         identity=True,
     )
@@ -147,10 +147,11 @@ class Config:
                                    data_access=True, per_host=True, no_effect=True)
     checkpoint: str | None = setting(
         None,
-        "Initial weights of a new run, or the weights to evaluate (--mode=eval): a directory (its latest checkpoint is "
-        "used), a checkpoint prefix, a SavedModel or a TF Hub handle, from this program or the original (TF2 or TF1), "
-        "or a ResNet from PyTorch (FILE.safetensors). In evaluation and fine-tuning, network settings and --image_size "
-        "are taken from it unless they are set. Not loaded when a run resumes.",
+        "Initial weights of a new run or, with --mode=eval, the weights to evaluate. Weights from this program or the "
+        "original (TF2 or TF1) can be specified as a directory (the latest checkpoint in it is used), a checkpoint "
+        "prefix, a SavedModel or a TF Hub handle, and a ResNet from PyTorch as FILE.safetensors. In evaluation and "
+        "fine-tuning, network settings and --image_size are taken from the checkpoint unless they are set. When a run "
+        "resumes, these weights are not loaded again.",
         identity=True,
     )
     seed: int | None = setting(
@@ -175,9 +176,9 @@ class Config:
     # Data.
     dataset: str = setting(
         "imagenet2012",
-        "A TFDS name, optionally with a config (such as imagenet2012_subset/1pct); digits (scikit-learn's 1,797 "
-        "images, no download required); or folder:PATH (an image folder, whose sub-folders are the classes, "
-        "optionally inside split folders such as train/ and test/).",
+        "A TFDS name, optionally with a config (such as imagenet2012_subset/1pct); digits (scikit-learn's data set of "
+        "1,797 images, which requires no download); or folder:PATH (an image folder). In an image folder, each "
+        "sub-folder is a class. Class folders may be grouped in split folders such as train/ and test/.",
         identity=True,
     )
     train_split: str = setting(
@@ -221,9 +222,9 @@ class Config:
     label_fraction: float = setting(
         1.0,
         "Fraction of the labeled training examples to use for fine-tuning, supervised training, lbfgs and knn. The "
-        "same number of examples is drawn from each class; smaller classes contribute all of their examples (paper, "
-        "section 6). TFDS splits are read once at the start, and the selected examples are kept in memory in encoded "
-        "form.",
+        "same number of examples is drawn from each class, but a class with fewer examples contributes all of them "
+        "(paper, section 6). TFDS splits are read once at the start, and the selected examples are kept in memory in "
+        "encoded form.",
         above=0, maximum=1, identity=True,
     )
     label_seed: int = setting(0, "Seed for selecting examples with --label_fraction.", minimum=0, identity=True)
@@ -233,7 +234,7 @@ class Config:
     # Augmentation (paper, Appendix A).
     min_crop_area: float = setting(
         0.08, "Minimum area of a random crop, as a fraction of the image area. Increase it if small crops carry no "
-        "information. With the default, crops of less than 10 % of the image are rejected, as in the original.",
+        "information. With the default, crops that cover less than 10 % of the image are rejected, as in the original.",
         minimum=1e-4, maximum=1, identity=True,
     )
     random_flip: bool = setting(
@@ -244,9 +245,9 @@ class Config:
         "simclr",
         "Augmentation of both views, except in fine-tuning. simclr: crop, flip, color distortion and blur (paper, "
         "Appendix A); autoaugment: crop, flip, and AutoAugment's policy for ImageNet from Table 9 of Cubuk et "
-        "al. 2019 (CVPR); autoaugment_v0: the same with the policy v0 of the published EfficientNet code, which has no "
-        "pair in common with it (the paper does not say which of the two it uses in Table 1); broader: simclr plus "
-        "random equalization, solarization, Sobel filtering and motion blur (B.2).",
+        "al. 2019 (CVPR); autoaugment_v0: crop, flip, and the policy v0 from the published EfficientNet code; broader: "
+        "simclr plus random equalization, solarization, Sobel filtering and motion blur (B.2). The two AutoAugment "
+        "policies have no operator pair in common, and the SimCLR paper does not say which one it uses in Table 1.",
         choices=("simclr", "autoaugment", "autoaugment_v0", "broader"),
         identity=True,
     )
@@ -271,7 +272,7 @@ class Config:
     )
     brightness: str = setting(
         "multiplicative",
-        "Brightness adjustment in the color distortion: multiplicative (as in SimCLR v2, and by default in the "
+        "Brightness adjustment in the color distortion: multiplicative (as in SimCLR v2; the default of the "
         "original TF2 release) or additive (as in the paper, SimCLR v1).",
         choices=("multiplicative", "additive"),
         identity=True,
@@ -299,7 +300,8 @@ class Config:
     stem: str = setting(
         "auto",
         "First layers of the ResNet. imagenet: 7x7 convolution with stride 2, and max pooling; cifar: 3x3 convolution "
-        "with stride 1, no pooling (paper, B.9); auto: cifar for images of up to 32 pixels, as in the original.",
+        "with stride 1, no pooling (paper, B.9); auto: cifar if --image_size is at most 32, otherwise imagenet, as "
+        "in the original.",
         choices=("auto", "imagenet", "cifar"),
         identity=True,
         network=True,
@@ -319,7 +321,7 @@ class Config:
     ft_proj_selector: int = setting(
         0,
         "Input of the linear head or classifier: 0 for the encoder's output, 1 for the output of the projection "
-        "head's first layer, -1 for the output of its last layer.",
+        "head's first layer, -1 for the output of the projection head's last layer.",
         identity=True,
     )
     lineareval_while_pretraining: bool = setting(
@@ -346,15 +348,15 @@ class Config:
     )
     negatives: str = setting(
         "both",
-        "Negatives for each view of an image. both: both views of all other images; cross_view: only the second views "
-        "of the other images for the first view, and vice versa (used for all losses in the paper's Table 4).",
+        "Negatives for each view of an image. both: both views of all other images; cross_view: for a first view, only "
+        "the second views of the other images, and vice versa (used for all losses in the paper's Table 4).",
         choices=("both", "cross_view"),
         identity=True,
     )
     semi_hard: bool = setting(
         False,
-        "Use only one negative for each view: the most similar one that is less similar than the positive, "
-        "but within --margin of it (paper, 5.1).",
+        "Use only one negative for each view: the most similar of the negatives whose similarity is lower than that of "
+        "the positive, but by less than --margin (paper, 5.1).",
         identity=True,
     )
     margin: float | None = setting(
@@ -370,9 +372,9 @@ class Config:
     loss_block_rows: int = setting(
         0,
         "Maximum number of rows of the similarity matrix that each replica keeps in memory at once. 0: all rows if "
-        "they require at most 64 MB, otherwise blocks of 16 MB, but at least 256 rows (on a TPU, all rows of a view). "
-        "Smaller blocks require less memory but, below a few hundred rows, more time. The loss does not depend on the "
-        "block size.",
+        "they require at most 64 MB; otherwise, blocks of 16 MB with at least 256 rows each (on a TPU, one block per "
+        "view). Smaller blocks require less memory, but blocks of fewer than a few hundred rows take more time. The "
+        "loss does not depend on the block size.",
         minimum=0,
     )
     optimizer: str = setting("lars", "Optimizer. momentum: SGD with Nesterov momentum.",
@@ -393,7 +395,7 @@ class Config:
         "Peak learning rate of the linear head for a batch size of 256, always scaled linearly with the batch size; "
         "try 0.1. If set, the head is trained as if its input were standardized over the batch, so that the scale of "
         "the features does not matter. If not set, the head uses the encoder's learning rate and raw features, as in "
-        "the original; such training is unstable on small data sets. The encoder is not affected.",
+        "the original; training the head is then unstable on small data sets. The encoder is not affected.",
         above=0,
         identity=True,
     )
@@ -418,9 +420,9 @@ class Config:
     keep_checkpoint_max: int = setting(5, "Number of checkpoints to keep.", minimum=1, no_effect=True)
     keep_best: bool = setting(
         False,
-        "Keep the weights with the highest linear-head accuracy (11-point mAP for multi-label data; without a linear "
-        "head, the accuracy of knn) across all evaluations, in model_dir/best, or in model_dir/<eval_name>/best with "
-        "--eval_name.",
+        "Keep the best weights across all evaluations in model_dir/best or, with --eval_name, in "
+        "model_dir/<eval_name>/best. The best weights have the highest linear-head accuracy (for multi-label data, the "
+        "highest 11-point mAP) or, without a linear head, the highest knn accuracy.",
         no_effect=True,
     )
     keep_hub_module_max: int = setting(1, "Number of SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True)
@@ -614,7 +616,7 @@ class Config:
 
     @property
     def network_name(self) -> str:
-        """Returns a short name such as resnet50_2x_sk."""
+        """Returns a short name of the network, such as resnet50_2x_sk."""
         suffixes = [f"_{self.width_multiplier}x"] if self.width_multiplier > 1 else []
         suffixes += ["_sk"] if self.sk_ratio > 0 else []
         suffixes += ["_se"] if self.se_ratio > 0 else []
@@ -690,7 +692,8 @@ def _check_value(field, value):
 def _check_combinations(config):
     """Checks settings that depend on each other."""
     if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
-        raise _error(config, "fine_tune_after_block", "only valid with --train_mode=finetune. Remove this flag.")
+        raise _error(config, "fine_tune_after_block", "this flag is only valid with --train_mode=finetune. Remove "
+                     "it.")
     if config.pretraining and config.label_fraction < 1 and config.mode != "eval":
         raise _error(config, "label_fraction", "pretraining does not use labels. Use this flag only with --mode=eval, "
                      "or pretrain on fewer images with a slice such as --train_split='train[:10%]'.")
@@ -698,8 +701,8 @@ def _check_combinations(config):
         raise _error(config, "checkpoint", "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
                      "--train_mode=finetune.")
     if config.label_seed and config.label_fraction == 1:
-        raise _error(config, "label_seed", "has no effect with --label_fraction=1. Lower --label_fraction, or "
-                     "remove --label_seed.")
+        raise _error(config, "label_seed", "this flag has no effect with --label_fraction=1. Lower --label_fraction, "
+                     "or remove --label_seed.")
     layers = config.effective_num_proj_layers
     if not -(layers + 1) <= config.ft_proj_selector <= layers:
         raise _error(config, "ft_proj_selector", "the projection head has no such layer (type: "
@@ -710,8 +713,8 @@ def _check_combinations(config):
     _check_loss(config)
     _check_augmentation(config)
     if config.micro_batch_size and config.train_batch_size % config.micro_batch_size:
-        raise _error(config, "micro_batch_size", f"does not divide --train_batch_size={config.train_batch_size}. "
-                     f"Use {_largest_divisor(config)}.")
+        raise _error(config, "micro_batch_size", "the value does not divide --train_batch_size="
+                     f"{config.train_batch_size}. Use {_largest_divisor(config)}.")
     if config.zero_init_logits_layer and not config.has_linear_head:
         raise _error(config, "zero_init_logits_layer", "the model has no linear head. Set "
                      "--lineareval_while_pretraining.")
@@ -732,28 +735,30 @@ def _check_evaluation(config):
         raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or "
                      "--mode=eval, --eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
     if config.eval_epochs and config.mode == "eval":
-        raise _error(config, "eval_epochs", "only valid when training. Remove the flag: --mode=eval evaluates every "
-                     "checkpoint.")
+        raise _error(config, "eval_epochs", "this flag is only valid for training. Remove it: --mode=eval evaluates "
+                     "every checkpoint.")
     if config.keep_best and not config.evaluates:
         raise _error(config, "keep_best", "--mode=train does not evaluate. Set --eval_epochs, use "
                      "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.")
     if config.keep_best and not (config.eval_epochs or {"linear_head", "knn"} & set(config.eval_protocols)):
-        raise _error(config, "keep_best", "requires an accuracy. Add linear_head or knn to --eval_protocol.")
+        raise _error(config, "keep_best", "this flag requires an accuracy. Add linear_head or knn to --eval_protocol.")
     if config.gallery and config.mode != "train_then_eval":
         raise _error(config, "gallery", "only --mode=train_then_eval writes a gallery. Use that mode, or `python -m "
                      "inference gallery`.")
     if config.gallery and not config.dataset.startswith("folder:"):
-        raise _error(config, "gallery", "requires an image folder. Use --dataset=folder:PATH, or remove the flag.")
+        raise _error(config, "gallery", "a gallery requires an image folder. Use --dataset=folder:PATH, or remove "
+                     "the flag.")
     for name in ("eval_baselines", "eval_projections"):
         if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
-            raise _error(config, name, "only valid with lbfgs or knn. Add one of them to --eval_protocol.")
+            raise _error(config, name, "this flag is only valid with lbfgs or knn. Add one of them to "
+                         "--eval_protocol.")
     if config.eval_projections and not config.effective_num_proj_layers:
         raise _error(config, "eval_projections", "the model has no projection head. Remove the flag.")
     if config.eval_name and _RESERVED_NAME.fullmatch(config.eval_name):
         raise _error(config, "eval_name", "this name is reserved for the run's files. Use another name.")
     if config.eval_name and (check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
                              or "/" in config.eval_name or len(os.fsencode(config.eval_name)) > _MAX_NAME_BYTES):
-        raise _error(config, "eval_name", "not a valid name for a sub-folder. Use a name of at most "
+        raise _error(config, "eval_name", "the value is not a valid name for a sub-folder. Use a name of at most "
                      f"{_MAX_NAME_BYTES} bytes that contains no / and does not start with . or ~.")
 
 
@@ -770,8 +775,8 @@ def _check_augmentation(config):
     if config.branch_operators is None:
         return
     if config.extra_augmentations:
-        raise _error(config, "augment_extra", "cannot be combined with --augment_left or --augment_right. Remove "
-                     "this flag, and add its operators to those lists.")
+        raise _error(config, "augment_extra", "this flag cannot be combined with --augment_left or --augment_right. "
+                     "Remove it, and add its operators to the lists of those flags.")
     for flag, names in zip(("augment_left", "augment_right"), config.branch_operators):
         unknown = [name for name in names if name not in AUGMENTATIONS]
         if unknown:
@@ -785,8 +790,8 @@ def _check_augmentation(config):
         raise _error(config, flag, "only --train_mode=pretrain uses two views. Remove --augment_left and "
                      "--augment_right.")
     if config.augmentation != "simclr":
-        raise _error(config, "augmentation", "cannot be combined with --augment_left or --augment_right. Remove "
-                     "this flag, or remove those flags.")
+        raise _error(config, "augmentation", "this value cannot be combined with --augment_left or --augment_right. "
+                     "Remove --augmentation, or remove the other two flags.")
 
 
 def _check_loss(config):
@@ -799,13 +804,13 @@ def _check_loss(config):
         raise _error(config, "semi_hard", "nt_xent already weights negatives by their hardness. Remove the flag, or "
                      "use --contrastive_loss=nt_logistic or margin_triplet.")
     if config.margin is not None and config.effective_margin is None:
-        raise _error(config, "margin", "only valid with --contrastive_loss=margin_triplet or --semi_hard. Remove this "
-                     "flag.")
+        raise _error(config, "margin", "this flag is only valid with --contrastive_loss=margin_triplet or --semi_hard. "
+                     "Remove it.")
     if config.semi_hard and config.margin == 0:
-        raise _error(config, "margin", "--semi_hard selects no negatives with a margin of 0. Increase it.")
+        raise _error(config, "margin", "--semi_hard selects no negatives with a margin of 0. Increase --margin.")
     if config.loss_block_rows and (config.contrastive_loss != "nt_xent" or config.negatives != "both"):
-        raise _error(config, "loss_block_rows", "only valid with --contrastive_loss=nt_xent and --negatives=both. "
-                     "Remove this flag.")
+        raise _error(config, "loss_block_rows", "this flag is only valid with --contrastive_loss=nt_xent and "
+                     "--negatives=both. Remove it.")
 
 
 def _largest_divisor(config):
@@ -817,25 +822,27 @@ def _largest_divisor(config):
 def _check_linear_head_learning_rate(config):
     name = "linear_head_learning_rate"
     if not (config.pretraining and config.has_linear_head):
-        raise _error(config, name, "only valid for pretraining with a linear head. Remove this flag.")
+        raise _error(config, name, "this flag is only valid for pretraining with a linear head. Remove it.")
     if config.optimizer == "adam":
-        raise _error(config, name, "not supported with --optimizer=adam, whose updates do not depend on the scale of "
-                     "the gradients. Remove this flag.")
+        raise _error(config, name, "this flag is not supported with --optimizer=adam, whose updates do not depend on "
+                     "the scale of the gradients. Remove it.")
     if config.learning_rate == 0:
-        raise _error(config, name, "follows the schedule of --learning_rate, which is 0. Increase --learning_rate.")
+        raise _error(config, name, "the linear head follows the schedule of --learning_rate, which is 0. Increase "
+                     "--learning_rate.")
 
 
 def _check_tpu(config):
     for name in ("tpu_name", "tpu_zone", "gcp_project", "master"):
         if getattr(config, name) and not config.use_tpu:
-            raise _error(config, name, "only valid with --use_tpu. Add --use_tpu, or remove this flag.")
+            raise _error(config, name, "this flag is only valid with --use_tpu. Add --use_tpu, or remove this flag.")
     if config.use_tpu and config.precision == "mixed_float16":
         raise _error(config, "precision", "TPUs do not support float16. Use mixed_bfloat16.")
     if config.use_tpu and config.micro_batch_size:
-        raise _error(config, "micro_batch_size", "not supported on TPUs. Remove this flag, and use more TPU cores for "
-                     "larger batches.")
+        raise _error(config, "micro_batch_size", "micro-batches are not supported on TPUs. Remove this flag, and use "
+                     "more TPU cores for larger batches.")
     if config.tpu_name and config.master and config.tpu_name != config.master:
-        raise _error(config, "master", f"--tpu_name={config.tpu_name} names a different TPU. Remove one of the flags.")
+        raise _error(config, "master", f"--tpu_name={config.tpu_name} specifies a different TPU. Remove one of the "
+                     "flags.")
 
 
 _RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
@@ -859,7 +866,7 @@ def select_settings(content: dict) -> dict | None:
     return settings
 
 
-# Flags in the commands of the original's READMEs. The original's TF1 code defines them, but its TF2 code does not.
+# Flags in the commands of the original's READMEs. The original's TF1 code defines them, but the TF2 code does not.
 _IGNORED_FLAGS = ("train_summary_steps", "variable_schema")
 _DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, bool: flags.DEFINE_bool, str: flags.DEFINE_string}
 
@@ -882,7 +889,9 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 def describe_ignored_flags(flag_values: flags.FlagValues = flags.FLAGS) -> str | None:
     """Returns one line about the flags that are set but have no effect, or None if there are none."""
     names = [f"--{name}" for name in _IGNORED_FLAGS if flag_values[name].present]
-    return f"no effect: {', '.join(names)} (accepted because the original's READMEs set them)" if names else None
+    if not names:
+        return None
+    return f"flags without effect: {', '.join(names)} (accepted because the original's READMEs set them)"
 
 
 def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
@@ -900,18 +909,23 @@ def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
                                subsequent_indent=" " * 6)
     return "\n".join([*lines, "", "Other flags:", "  --flagfile=FILE", "      Read flags from a file, one per line.",
                       *(f"  --{name}=VALUE" for name in _IGNORED_FLAGS),
-                      "      No effect. Accepted because commands in the original's READMEs set them."])
+                      "      No effect. These flags are accepted because commands in the original's READMEs set them."])
 
 
 def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
-    """Parses run.py's command-line arguments into a `Config`. Raises `UserError`; parse errors name `flag`."""
+    """Parses run.py's command-line arguments into a `Config`.
+
+    Raises:
+      UserError: the arguments are invalid. If they cannot be parsed, the message starts with `flag`.
+    """
     return from_flags(_parse(arguments, flag))
 
 
 def parse_settings(text: str, flag: str = "--flags") -> dict:
     """Parses run.py's flags, quoted as in a shell, into a dict mapping names to values.
 
-    Raises a `UserError` that names `flag` if the flags cannot be parsed.
+    Raises:
+      UserError: the flags cannot be parsed. The message starts with `flag`.
     """
     try:
         arguments = shlex.split(text)

@@ -25,7 +25,7 @@ _ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # indices of random-number streams, fold
 
 
 def _chunk_size(size, batch_size):
-    """Returns the size of a chunk: the number of images to augment together. It divides `batch_size`.
+    """Returns the size of a chunk, which is a group of images to augment together. The size divides `batch_size`.
 
     To fit in the CPU cache, a chunk is either a single image or has no more pixels than 32 images of 32 x 32 pixels.
     Each batch consists of whole chunks, so a resumed run uses the same chunks.
@@ -40,7 +40,8 @@ def _decode_windows(source, item, draw, size):
     Args:
       source: the data set, which decodes items.
       item: an encoded or decoded image.
-      draw: function that maps the image shape [3] to two sequences of int32 [3]: window offsets and window sizes.
+      draw: function that maps the image shape, int32 [3], to two sequences of int32 tensors [3]: the window offsets and
+        the window sizes.
       size: side length, in pixels, to which the windows will be resized.
 
     Returns:
@@ -130,7 +131,7 @@ def _unbatch(tensors):
 
 def _with_seed(seed, references):
     """Returns a dataset of (seed, reference) pairs."""
-    # Use zip instead of map, whose function call per record would dominate the cost of this stage.
+    # Use zip instead of map, because calling a function for every record would dominate the cost of this stage.
     return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), references))
 
 
@@ -139,9 +140,9 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
     """Returns the infinite training dataset for one input pipeline.
 
     The shuffle buffer holds up to `config.shuffle_buffer_mb` MB of encoded examples; for image folders and `digits`, it
-    holds only a permutation of indices (8 bytes per example). `config.cache_dataset` keeps all encoded examples in
-    memory. Each core also holds a few chunks of decoded views, and `tf.data` limits prefetched batches to a fraction of
-    the free memory.
+    holds only a permutation of indices (8 bytes per example). With `config.cache_dataset`, all encoded examples are
+    kept in memory. Each core also holds a few chunks of decoded views, and `tf.data` limits prefetched batches to a
+    fraction of the free memory.
 
     Args:
       config: settings.
@@ -190,9 +191,9 @@ def eval_batch_size(config: Config, source: Source, split: str, replicas: int) -
 
 def build_eval_dataset(config: Config, source: Source, split: str, batch_size: int,
                        input_context: tf.distribute.InputContext | None = None, replicas: int = 1) -> tf.data.Dataset:
-    """Returns a dataset with each example of a split once, in order and in full batches.
+    """Returns a dataset that contains each example of a split once, in order.
 
-    Padding examples have weight 0.
+    Padding examples with weight 0 are appended, so that all batches are full.
 
     Args:
       config: settings.
@@ -225,7 +226,7 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
 
 
 def build_view_pairs(config: Config, source: Source, split: str, seed: int, batch_size: int) -> tf.data.Dataset:
-    """Returns a dataset of augmented views of each example in a split, in order.
+    """Returns a dataset of the augmented views of all examples in a split, in order.
 
     An incomplete last batch is dropped.
 

@@ -1,8 +1,8 @@
 """SimCLR's image operators and its augmentation policy (paper, Appendix A).
 
-Images are float, nominally in [0, 1]. A single image is [height, width, 3]. Operators with per-image parameters
-take channels instead: three tensors [n, height, width] for red, green and blue. Arithmetic on channels is faster than
-on interleaved colors, and batching amortizes the overhead of each operation.
+Images are float tensors, nominally in [0, 1]. A single image has the shape [height, width, 3]. Operators with per-image
+parameters take channels instead: three tensors [n, height, width] for red, green and blue. Arithmetic on channels is
+faster than on interleaved colors, and batching amortizes the overhead of each operation.
 
 Random operators take `seed`, an integer tensor [2], or `seeds` [n, 2] for n images. They are stateless: equal seeds
 give equal results, in eager mode and in `tf.data`, regardless of the other images in the batch. The operators for
@@ -26,7 +26,7 @@ import tensorflow as tf
 from runtime import rng
 
 CROP_PROPORTION = 0.875  # Fraction of the shorter side that the evaluation crop covers (224 of 256).
-_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1  # The original samples from 8 %, but rejects less than 10 %.
+_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1  # The original samples from 8 %, but rejects areas below 10 %.
 _EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference between color values.
 
 
@@ -63,7 +63,7 @@ def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tupl
 
 def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
                   aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)) -> tuple[tf.Tensor, tf.Tensor]:
-    """Samples a window like `random_crop_window`, but returns `tf.slice` arguments: begin [3] and size [3]."""
+    """Samples a window as `random_crop_window` does, and returns it as arguments of `tf.slice`: begin [3], size [3]."""
     # The object is the whole image, so min_object_covered is the minimum area of the window.
     min_covered = _ORIGINAL_MIN_COVERED if area_range[0] == _ORIGINAL_MIN_AREA else min(area_range[0], 1.0)
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
@@ -112,8 +112,8 @@ def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: floa
       image: [h, w, 3], or a batch [n, h, w, 3].
       height: output height in pixels.
       width: output width in pixels.
-      crop_proportion: height of the window as a fraction, in (0, 1], of the height of the largest window with this
-        aspect ratio.
+      crop_proportion: height of the window divided by the height of the largest window with this aspect ratio, in
+        (0, 1].
 
     Returns:
       [height, width, 3], or [n, height, width, 3].
@@ -156,7 +156,8 @@ def switch_per_image(indices: tf.Tensor, functions: list[Callable], channels: li
 
     Args:
       indices: int32 [n].
-      functions: functions of (channels, arguments). Each is called once, with all images that have its index.
+      functions: functions that map (channels, arguments) to channels. Each function is called once, with all images
+        that are assigned to it.
       channels: three tensors [n, h, w]. If n is statically known to be 1, the batch is not partitioned.
       arguments: tensor [n, ...] with one entry per image, such as seeds or amounts.
 
@@ -175,7 +176,8 @@ def switch_per_image(indices: tf.Tensor, functions: list[Callable], channels: li
 # ---------------------------------------------------------------------------------------------------------- color
 
 
-# Each function below takes channels and one amount per image, [n, 1, 1] or a scalar, and returns unclipped channels.
+# Each function below takes channels and an amount, which is either a scalar or a tensor [n, 1, 1] with one value per
+# image. The returned channels are not clipped.
 
 
 def adjust_brightness(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
@@ -189,7 +191,7 @@ def shift_brightness(channels: list[tf.Tensor], shift: tf.Tensor) -> list[tf.Ten
 
 
 def adjust_contrast(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """Multiplies each channel's deviations from its mean by `factor`."""
+    """Multiplies the deviations from the mean of each channel by `factor`."""
     return [channel * factor + tf.reduce_mean(channel, [1, 2], keepdims=True) * (1 - factor) for channel in channels]
 
 
@@ -199,7 +201,7 @@ def _extremes(red, green, blue):
 
 
 def adjust_saturation(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """Multiplies the HSV saturation by `factor` (>= 0), and clips it to 1."""
+    """Multiplies the HSV saturation by `factor` (>= 0), and limits the result to 1."""
     highest, lowest = _extremes(*channels)
     ratio = tf.minimum(factor, highest / tf.maximum(highest - lowest, _EPSILON))
     return [highest - (highest - channel) * ratio for channel in channels]
@@ -238,7 +240,8 @@ def jitter_amounts(seeds: tf.Tensor, strength: float, brightness: str = "multipl
     shifts are uniform in +-0.8 * strength, and hue shifts in +-0.2 * strength (at most half a turn).
 
     Returns:
-      [n, 4] float32 amounts for brightness, contrast, saturation and hue; [n, 4] int32 permutations of these steps.
+      amounts: float32 [n, 4], the amounts for brightness, contrast, saturation and hue.
+      order: int32 [n, 4], a permutation of these four steps for each image.
     """
     factors, hue = (max(1 - 0.8 * strength, 0.0), 1 + 0.8 * strength), min(0.2 * strength, 0.5)
     brightness_range = factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
@@ -254,10 +257,10 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
     Args:
       channels: three tensors [n, h, w].
       seeds: int tensor [n, 2].
-      strength: color distortion strength s; 0 returns the channels unchanged.
+      strength: color distortion strength s. With 0, the channels are returned unchanged.
       brightness: multiplicative or additive.
-      random_order: whether to shuffle the steps separately for each image. If False, they are applied in the order
-        listed above.
+      random_order: whether to shuffle the steps separately for each image. If False, the steps are applied in the
+        order listed above.
 
     Returns:
       Three tensors [n, h, w] in [0, 1], up to rounding.
@@ -409,7 +412,17 @@ def color_distortion(strength: float, brightness: str) -> tuple[Operator, Operat
 
 
 def apply_crop(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Crops and resizes an image as `policy` specifies: from uint8 or float [h, w, 3] to float32 [size, size, 3]."""
+    """Applies the random crop of `policy` to an image, and resizes the crop.
+
+    Args:
+      image: [h, w, 3] uint8, or float in [0, 1].
+      policy: a `Policy`. Its operators are not applied.
+      seed: int tensor [2].
+      size: output height and width in pixels.
+
+    Returns:
+      [size, size, 3] float32; values may fall outside [0, 1].
+    """
     return random_crop_and_resize(image, seed, size, size, area_range=policy.area_range)
 
 
@@ -456,7 +469,7 @@ def apply_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -
 def preprocess_for_eval(image: tf.Tensor, size: int, crop: bool = True) -> tf.Tensor:
     """Center-crops an image [h, w, 3] or a batch [n, h, w, 3], and resizes it to `size`.
 
-    The crop covers 87.5 % of the shorter side, or all of it if `crop` is False.
+    The crop covers 87.5 % of the shorter side, or the whole shorter side if `crop` is False.
     """
     image = center_crop(image, size, size, CROP_PROPORTION if crop else 1.0)
     return tf.clip_by_value(tf.ensure_shape(image, [None] * (image.shape.rank - 3) + [size, size, 3]), 0.0, 1.0)
@@ -481,7 +494,7 @@ def preprocess_image(image: tf.Tensor, height: int, width: int, is_training: boo
       [height, width, 3] float32 in [0, 1].
     """
     if height != width:
-        raise ValueError(f"height={height}, width={width}: output must be square")
+        raise ValueError(f"height={height}, width={width}: the output must be square")
     image = tf.convert_to_tensor(image)
     if is_training:
         return apply_policy(image, simclr_policy(color_jitter_strength, brightness), seed, height)

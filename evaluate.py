@@ -47,7 +47,7 @@ _LABELS = {
     WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} nearest neighbors, weighted",
     "eval/contrast_loss": "contrastive loss", "eval/contrast_acc": "contrastive accuracy",
 }
-# Name of a protocol's method -> description in the log. The other methods take less than a second.
+# method name -> description in the log. Methods that take less than a second are not logged.
 _PHASES = {"linear_head": "linear head", "contrastive": "contrastive loss", "probe_frozen_encoder": "frozen encoder"}
 _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untrained_encoder": ", untrained encoder",
              "/raw_pixels": ", raw pixels"}
@@ -62,7 +62,7 @@ def protocols(config: Config, source: Source) -> list[str]:
 
 
 def config_during_training(config: Config, source: Source) -> Config:
-    """Returns the settings of the evaluations for `--eval_epochs`: linear head and knn, or the contrastive loss."""
+    """Returns settings for `--eval_epochs`, which evaluate the linear head and knn, or the contrastive loss."""
     has_labels = source.num_classes is not None and all(
         _has_labels(source, split) for split in (config.train_split, config.eval_split))
     names = ["linear_head"] if config.has_linear_head and has_labels else []
@@ -104,15 +104,17 @@ def eval_batches(config: Config, source: Source, split: str, strategy: tf.distri
 def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Maps a data set's labels to the columns of a linear head trained on different classes.
 
+    Single-label examples are dropped if the head has no column for their class. With multiple labels, the label is -1
+    in every head column whose class is not in the data set.
+
     Args:
-      labels: int [n] or [n, data set classes], see `sources.source.Source`.
+      labels: int [n], or [n, data set classes] for multi-label data; see `sources.source.Source`.
       logits: [n, head columns].
       columns: the head column of each data set class, or -1 if the head lacks the class.
 
     Returns:
-      Labels [m] or [n, head columns], and logits [m, head columns] or [n, head columns]. Single-label examples whose
-      class has no column are dropped. In multi-label data, columns of classes that the data set
-      lacks get the label -1.
+      labels: int [m], or [n, head columns] for multi-label data. m is the number of examples that are not dropped.
+      logits: [m, head columns], or [n, head columns] for multi-label data.
     """
     columns = np.array(columns)
     if labels.ndim == 1:
@@ -126,7 +128,8 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
 def _head_names(config, source, file):
     """Returns the linear head's class names in a `weight_files.WeightFile`, or None if no mapping is needed.
 
-    Logs how differing names are matched. Raises `UserError` if they cannot be matched.
+    If the names differ from those of the data set, logs how they are matched. Raises `UserError` if they cannot be
+    matched.
     """
     names = source.class_names
     if "linear_head" not in protocols(config, source) or names is None or names == file.class_names:
@@ -142,7 +145,7 @@ def _head_names(config, source, file):
             f"({classes.differences(names, file.class_names, 'the data set', 'the checkpoint')}). Rename the classes, "
             "or evaluate without the linear head (--eval_protocol=lbfgs or knn).")
     missing = [name for name, column in zip(names, columns) if column < 0]
-    ignored = f"; examples of {', '.join(missing)}, on which the head was not trained, are ignored" if missing else ""
+    ignored = f"; examples of other classes ({', '.join(missing)}) are ignored" if missing else ""
     console.log(f"the classes of {source.name} are matched by name with the {len(file.class_names)} classes of the "
                 f"linear head{ignored}")
     return file.class_names
@@ -247,7 +250,7 @@ class Evaluator:
           `eval/regularization_loss`, `global_step`) and the keys defined as constants in this module.
 
         Raises:
-          UserError: results, logits or features contain NaN or Inf, or there are no labels.
+          UserError: results, logits or features contain NaN or Inf, or too few examples have labels.
         """
         results, finished = {"global_step": step}, False
         result_file = os.path.join(results_dir(self._config), f"result_{step}.json")
@@ -290,8 +293,7 @@ class Evaluator:
         """Saves the weights to model_dir/best if they are more accurate than the best so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
-            # result.json is not compared: it is written before the checkpoint, so it may exist without the
-            # checkpoint.
+            # Do not compare with result.json. It is written before the checkpoint, which may therefore be missing.
             saved = checkpoint_files.latest_checkpoint(directory)
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
@@ -301,7 +303,7 @@ class Evaluator:
             is_best = self._is_chief and metric is not None and (
                 not isinstance(best.get(metric), float) or results[metric] > best[metric])
             if self._is_chief and metric is None:
-                console.log("--keep_best: the weights are not kept, because the evaluation has no accuracy")
+                console.log("--keep_best: the weights are not kept, because the evaluation computed no accuracy")
             if is_best and os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
                 console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
                 is_best = False
@@ -326,7 +328,7 @@ class Evaluator:
         return vectors, labels
 
     def regularization(self, step: int) -> dict[str, float]:
-        """Returns the weight-decay loss under the original's key."""
+        """Returns a dict with the weight-decay loss, under the same key as in the original."""
         del step
         decay = model_lib.add_weight_decay(self._model, self._config.weight_decay, self._config.optimizer)
         return {"eval/regularization_loss": float(decay)}
@@ -370,13 +372,13 @@ class Evaluator:
         return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
     def _project_views(self, views, batch_index, first_row, batch_size):
-        """Returns the projections [number of views, rows, d] of the rows of a batch that start at `first_row`."""
+        """Returns projections [number of views, rows, d] of consecutive rows of a batch, starting at `first_row`."""
         images = model_lib.blurred_views(views, self._config, self._config.seed, batch_index, first_row, batch_size)
         z = self._model(images, training=False)["proj_head_output"]
         return tf.reshape(z, [-1, views.shape[0], z.shape[-1]])
 
     def _contrastive_losses(self, z):
-        """Returns the scalars for projections [number of views, batch, d]."""
+        """Returns a dict of the contrastive loss and its metrics for projections [number of views, batch, d]."""
         loss, scalars = model_lib.contrastive_loss(tf.reshape(z, [-1, z.shape[-1]]), self._config, None)
         return {"contrast_loss": loss, **scalars}
 
@@ -390,7 +392,7 @@ class Evaluator:
         return results
 
     def _baseline_functions(self):
-        keras.utils.set_random_seed(self._config.seed + 1)  # Training uses this seed for its initial weights.
+        keras.utils.set_random_seed(self._config.seed + 1)  # Training initializes weights with this seed.
         with self._strategy.scope():
             untrained = model_lib.build_model(self._config, self._source.num_classes)
         functions = {"/untrained_encoder": features.encoder_function(untrained),
@@ -421,7 +423,7 @@ def _check_labels(train_set, test_set, config):
     """Raises `UserError` if the splits have too few labels for training or testing."""
     num_classes = len(set(train_set[1].tolist()))
     if num_classes < 2 or not len(test_set[1]):
-        raise UserError(f"--eval_protocol={config.eval_protocol}: too few labels (classes in --train_split="
+        raise UserError(f"--eval_protocol={config.eval_protocol}: there are too few labels (classes in --train_split="
                         f"{config.train_split}: {num_classes}; labeled examples in --eval_split={config.eval_split}: "
                         f"{len(test_set[1])}). Use a training split with at least two classes, and an evaluation split "
                         "with labels.")
@@ -486,11 +488,11 @@ def _required_parts(config, source):
 
 
 def _build_evaluator(config, source, strategy, is_chief, path, flag):
-    """Returns a model for the weights at `path`, and its `Evaluator`. Error messages start with `flag`."""
+    """Builds a model for the weights at `path`, and an `Evaluator` for the model. Error messages start with `flag`."""
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
     with strategy.scope():
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
-        if not config.pretraining:  # As in training, so that the weight decay covers the same variables.
+        if not config.pretraining:  # Freeze as in training, so that the weight decay is the same.
             model.freeze(config.fine_tune_after_block)
     return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
 
@@ -558,11 +560,11 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
 def _is_usable(path):
     """Returns whether a checkpoint still exists and can be read. If not, logs why it is skipped."""
     if not tf.io.gfile.exists(f"{path}.index"):
-        console.log(f"skipped {path}: removed before it could be read (--keep_checkpoint_max)")
+        console.log(f"skipped {path}: the checkpoint was removed before it could be read (--keep_checkpoint_max)")
         return False
     reason = checkpoint_files.find_corruption(path)
     if reason:
-        console.log(f"warning: skipped {path}: corrupt ({reason})")
+        console.log(f"warning: skipped {path}: the checkpoint is corrupt ({reason})")
     return not reason
 
 

@@ -17,7 +17,7 @@ EETA_DEFAULT = 0.001
 
 
 def _l2_norm(tensor):
-    """Returns the l2 norm in at least float32. Unlike `tf.norm`, this does not store the squares."""
+    """Returns the l2 norm in at least float32. Unlike `tf.norm`, this function does not store the squares."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
 
@@ -83,8 +83,10 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
           momentum: float.
           use_nesterov: whether to use Nesterov momentum.
           weight_decay: float; weight_decay * param is added to the gradient.
-          exclude_from_weight_decay: a predicate on variables, or a list of regular expressions to find in their names.
-          exclude_from_layer_adaptation: the same for the trust ratio. None: the rule in `exclude_from_weight_decay`.
+          exclude_from_weight_decay: rule that selects variables without weight decay: a predicate on variables, or a
+            list of regular expressions that are searched for in variable names.
+          exclude_from_layer_adaptation: rule that selects variables without the trust ratio, in the same form. None:
+            the rule in `exclude_from_weight_decay`.
           classic_momentum: see `lars_update`.
           eeta: trust coefficient.
           name: name of the optimizer.

@@ -19,7 +19,7 @@ def contrastive_accuracy(logits_ab: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
     Args:
       logits_ab: [n, N] similarities.
-      labels: [n, 2N] one-hot, as returned by `objective.add_contrastive_loss`.
+      labels: one-hot [n, N] or [n, 2N], as returned by the contrastive losses in `objective`.
     """
     hits = tf.equal(tf.argmax(labels, 1), tf.argmax(logits_ab, 1))
     return tf.reduce_mean(tf.cast(hits, tf.float32))
@@ -48,26 +48,53 @@ def embedding_std(z: tf.Tensor, strategy: tf.distribute.Strategy | None = None) 
 
 
 def top_1_hits(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns bool [n]: whether each label's logit is the largest. Shapes: labels [n], logits [n, classes]."""
+    """Checks whether the logit of each label is the largest.
+
+    Args:
+      labels: int [n].
+      logits: [n, classes].
+
+    Returns:
+      bool [n].
+    """
     return tf.equal(tf.argmax(logits, 1, output_type=labels.dtype), labels)
 
 
 def top_k_hits(labels: tf.Tensor, logits: tf.Tensor, k: int) -> tf.Tensor:
-    """Returns bool [n]: whether each label's logit is among the k largest. Labels of -1 yield False."""
+    """Checks whether the logit of each label is among the k largest.
+
+    Args:
+      labels: int [n].
+      logits: [n, classes].
+      k: number of largest logits.
+
+    Returns:
+      bool [n], False for labels of -1.
+    """
     k = min(k, logits.shape[-1])
     hits = tf.math.in_top_k(tf.maximum(labels, 0), tf.cast(logits, tf.float32), k)
     return hits & (labels >= 0)
 
 
 def multi_label_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns the fraction of 1 and 0 labels, [n, classes], that match the sign of their logit. Ignores -1 labels."""
+    """Returns the fraction of labels that match the sign of the logit: positive for 1, negative for 0.
+
+    Args:
+      labels: int [n, classes] with values 1, 0 and -1 (ignored).
+      logits: [n, classes].
+    """
     is_known = tf.cast(labels >= 0, tf.float32)
     hits = tf.cast(tf.equal(labels, tf.cast(logits > 0, labels.dtype)), tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(hits), tf.reduce_sum(is_known))
 
 
 def mean_per_class_accuracy(hits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean per-class accuracy over the classes that occur in `labels`, int [n]. `hits` is bool [n]."""
+    """Returns the accuracy per class, averaged over the classes that occur in `labels`.
+
+    Args:
+      hits: bool [n], whether each prediction is correct.
+      labels: int [n].
+    """
     counts = np.bincount(labels)
     return float(np.mean(np.bincount(labels, hits)[counts > 0] / counts[counts > 0]))
 
@@ -79,7 +106,7 @@ def average_precision_11(relevant: np.ndarray, scores: np.ndarray) -> float:
 
     Args:
       relevant: bool [n], with at least one True.
-      scores: [n]; examples are ranked by decreasing score. Ties keep the given order.
+      scores: [n]; examples are ranked by decreasing score. Examples with equal scores keep their order.
     """
     true_positives = np.cumsum(np.asarray(relevant, bool)[np.argsort(-np.asarray(scores), kind="stable")])
     precision = true_positives / np.arange(1, len(true_positives) + 1)

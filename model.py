@@ -1,4 +1,4 @@
-"""The model with its projection head and linear head, its learning-rate schedule, optimizer and weight decay."""
+"""The model (encoder, projection head and linear head), the learning-rate schedule, the optimizer and weight decay."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Model(keras.Model):
     """The encoder f, the projection head g and, if configured, the linear head."""
 
     def __init__(self, config: Config, num_classes: int | None):
-        """Creates the model. `num_classes`, the linear head's number of outputs, is unused without a linear head."""
+        """Creates the model. If `config` enables the linear head, `num_classes` is the number of its outputs."""
         super().__init__(name="model")
         norm = functools.partial(resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn)
         self.resnet_model = resnet.resnet(
@@ -280,7 +280,7 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Step counts: in total, during warm-up, per epoch, between checkpoints, and between evaluations (0: none)."""
+    """Numbers of steps: in total, during warm-up, per epoch, between checkpoints, between evaluations (0: none)."""
 
     train: int
     warmup: int
@@ -289,13 +289,13 @@ class Steps:
     evaluation: int
 
     def next_save(self, step: int) -> int:
-        """Returns the next step after `step` at which a checkpoint is written, which is at most the last step."""
+        """Returns the first step after `step` at which a checkpoint is written, at most the last training step."""
         intervals = [self.checkpoint] + [self.evaluation] * bool(self.evaluation)
         return min(self.train, *(step + interval - step % interval for interval in intervals))
 
 
 def get_train_steps(num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int) -> int:
-    """Returns `train_steps` if positive, else the number of steps in `train_epochs`, rounded as in the original."""
+    """Returns `train_steps` if positive, or else the number of steps in `train_epochs`, rounded as in the original."""
     return train_steps or num_examples * train_epochs // train_batch_size + 1
 
 
@@ -326,7 +326,7 @@ def warmup_and_cosine(step: int | tf.Tensor, peak: float, warmup_steps: int, tra
     """Computes a learning rate with linear warm-up and cosine decay to 0 (paper, 2.3).
 
     Args:
-      step: number or tensor, counted from 0.
+      step: scalar number or tensor. The first step is 0.
       peak: learning rate at the end of the warm-up.
       warmup_steps: length of the warm-up; may be 0.
       train_steps: step at which the learning rate reaches 0.
@@ -434,10 +434,10 @@ def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> 
 
 
 def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Tensor:
-    """Returns weight_decay * sum of |v|^2 / 2 over the variables to which the optimizer does not apply weight decay.
+    """Returns the weight-decay term of the loss: weight_decay * sum of |v|^2 / 2 over variables v.
 
-    LARS itself decays the encoder and the projection head, so the loss includes only the linear head's kernel.
-    With other optimizers, the loss includes all trainable variables except batch norm variables.
+    LARS itself decays the encoder and the projection head, so the sum includes only the kernel of the linear head. With
+    other optimizers, the sum includes all trainable variables except those of batch norm.
 
     Args:
       model: a built `Model`.
@@ -475,15 +475,15 @@ def linear_head_gradients(
 ) -> list[tf.Tensor]:
     """Transforms the linear head's gradients, to implement `--linear_head_learning_rate`.
 
-    The result is scaled by the ratio of the learning rates, and corresponds to a standardized input of the head. The
-    updates of SGD with momentum, and of LARS without the trust ratio, are linear in the gradient, so scaling the
-    gradient is equivalent to scaling the learning rate.
+    The gradients are transformed by `standardized_gradients` and multiplied by `rate_ratio`. The updates of SGD with
+    momentum, and of LARS without the trust ratio, are linear in the gradient, so scaling the gradient is equivalent to
+    scaling the learning rate.
 
     Args:
       head: the linear head.
       variables: trainable variables.
-      gradients: gradients with respect to `variables` on this replica. The result is linear in `gradients` and can be
-        summed over replicas.
+      gradients: gradients with respect to `variables` on this replica. The result is linear in `gradients`, so it
+        can be summed over replicas.
       mean: [inputs], mean of the head's input over the global batch.
       variance: [inputs], variance of the head's input over the global batch.
       rate_ratio: result of `linear_head_rate_ratio`.
@@ -504,10 +504,10 @@ def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor,
                            ) -> tuple[tf.Tensor, tf.Tensor]:
     """Converts a linear layer's gradients so that the layer trains as if its inputs were standardized.
 
-    With standardized inputs x = (h - mean) / s, the layer's output h W + b equals x V + c, where V = s W and
-    c = b + mean W.
-    The result is the gradient with respect to V and c, expressed as an update of W and b. The layer then learns as fast
-    as if it followed a batch norm without scale and offset, yet remains a plain linear layer.
+    Let s be the standard deviation of the inputs h. With standardized inputs x = (h - mean) / s, the layer's output
+    h W + b equals x V + c, where V = s W and c = b + mean W. The result is the gradient with respect to V and c,
+    expressed as an update of W and b. The layer then learns as fast as if it followed a batch norm without scale and
+    offset, yet remains a plain linear layer.
 
     Args:
       kernel_gradient: [inputs, classes], gradient with respect to W.

@@ -101,8 +101,8 @@ def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 # ------------------------------------------------------------------------------------- the other losses of Table 2
 
 # For n anchor views u, each function takes the similarities [n] to their positives v+, the similarities [n, columns] to
-# candidate negatives v-, and a bool mask [n, columns] that selects the negatives among the candidates. It returns the
-# losses [n]. Where Table 2 uses a single negative, the functions average over all negatives.
+# candidate negatives v-, and a bool mask [n, columns] that selects the negatives among the candidates. The functions
+# return the losses [n]. Where Table 2 uses a single negative, the functions average over all negatives.
 
 
 def nt_xent(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float) -> tf.Tensor:
@@ -148,7 +148,8 @@ def add_alternative_contrastive_loss(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns one of the losses in Table 2. Memory use is quadratic in the batch size.
 
-    The loss is scaled as in `add_contrastive_loss`. With name="nt_xent" and default settings, the two losses are equal.
+    The loss is scaled as in `add_contrastive_loss`. With name="nt_xent" and default settings, both functions
+    return the same loss.
 
     Args:
       hidden: [2n, d] projections z, with all first views before all second views. Half-precision input is cast to

@@ -54,7 +54,7 @@ class BatchNorm(keras.layers.Layer):
 
         Args:
           momentum: decay of the moving statistics, in [0, 1].
-          epsilon: added to the variance.
+          epsilon: constant that is added to the variance.
           center: whether to add an offset beta.
           gamma_initializer: "ones" or "zeros".
           across_replicas: whether training uses global batch statistics.
@@ -224,7 +224,7 @@ class SqueezeExcitation(keras.layers.Layer):
         self.se_expand = conv2d(channels)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Multiplies `inputs` [n, h, w, channels] by their channel weights."""
+        """Multiplies `inputs` [n, h, w, channels] by the channel weights."""
         means = tf.reduce_mean(inputs, [1, 2], keepdims=True)
         return tf.sigmoid(self.se_expand(tf.nn.relu(self.se_reduce(means)))) * inputs
 
@@ -240,7 +240,7 @@ def _apply_layers(layers, inputs, training):
 
 
 def _shortcut(filters, strides, sk_ratio, norm):
-    """Returns the layers of a projection shortcut: a 1x1 convolution, after ResNet-D's pooling in SK networks."""
+    """Returns the layers of a projection shortcut: in SK networks, ResNet-D's pooling; 1x1 convolution; batch norm."""
     norm_layer = BatchNormRelu(relu=False, norm=norm)
     if sk_ratio == 0:
         return [Conv2dFixedPadding(filters, 1, strides), norm_layer]
@@ -293,7 +293,7 @@ class BottleneckBlock(keras.layers.Layer):
         self.projection_layers = _shortcut(output_filters, strides, sk_ratio, norm) if use_projection else []
         spatial = [SelectiveKernelConv(filters, strides, sk_ratio, norm)] if sk_ratio > 0 else [
             Conv2dFixedPadding(filters, 3, strides), BatchNormRelu(norm=norm)]
-        # None is a placeholder for the original's DropBlock layers, which it never enables during training.
+        # None is a placeholder for DropBlock layers, which the original never enables during training.
         self.conv_relu_dropblock_layers = [
             Conv2dFixedPadding(filters, 1), BatchNormRelu(norm=norm), None, *spatial, None,
             Conv2dFixedPadding(output_filters, 1), BatchNormRelu(relu=False, init_zero=True, norm=norm), None]
@@ -322,7 +322,7 @@ class BlockGroup(keras.layers.Layer):
 
 
 def _stem(width, cifar_stem, sk_ratio, norm):
-    """Returns the stem's layers, up to batch norm. None stands for a named identity in the original."""
+    """Returns the stem's layers, except max pooling. None is a placeholder for an identity in the original."""
     if cifar_stem:
         convolutions = [Conv2dFixedPadding(width, 3)]
     elif sk_ratio > 0:  # ResNet-D
@@ -367,8 +367,8 @@ class ResNet(keras.layers.Layer):
           training: whether batch norm uses batch statistics.
 
         Returns:
-          A dict with `initial_conv` (before batch norm), `initial_max_pool` (the stem's output) and `block_group1` to
-          `block_group4`, all [n, h', w', c], and `final_avg_pool`, the representation h = f(x), [n, c].
+          A dict. `initial_conv` (before batch norm), `initial_max_pool` (the output of the stem) and `block_group1` to
+          `block_group4` have the shape [n, h', w', c]. `final_avg_pool` is the representation h = f(x), [n, c].
         """
         endpoints = {}
         *convolutions, norm = self.initial_conv_relu_max_pool

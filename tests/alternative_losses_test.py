@@ -167,10 +167,10 @@ def test_two_replicas_compute_the_same_losses_as_one_replica(both_views, two_rep
 
 @pytest.mark.parametrize("settings, message", [
     (dict(semi_hard=True), "--semi_hard: .* use --contrastive_loss=nt_logistic"),
-    (dict(margin=0.4), "--margin=0.4: only valid with --contrastive_loss=margin_triplet"),
+    (dict(margin=0.4), "--margin=0.4: this flag is only valid with --contrastive_loss=margin_triplet"),
     (dict(contrastive_loss="nt_logistic", semi_hard=True, margin=0.0), "--margin=0.0: --semi_hard selects no"),
-    (dict(contrastive_loss="nt_logistic", loss_block_rows=4), "--loss_block_rows=4: only valid with"),
-    (dict(negatives="cross_view", loss_block_rows=4), "--loss_block_rows=4: only valid with"),
+    (dict(contrastive_loss="nt_logistic", loss_block_rows=4), "--loss_block_rows=4: this flag is only valid with"),
+    (dict(negatives="cross_view", loss_block_rows=4), "--loss_block_rows=4: this flag is only valid with"),
     (dict(contrastive_loss="margin_triplet", margin=-0.1), "--margin=-0.1: .* Use at least 0")])
 def test_incompatible_settings_are_rejected(settings, message):
     with pytest.raises(UserError, match=message):

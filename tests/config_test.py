@@ -96,7 +96,7 @@ def test_published_commands_are_accepted_verbatim(index):
     config = config_lib.from_flags(values)
     ignored = [argument.split("=")[0] for argument in arguments if "summary" in argument or "schema" in argument]
     line = config_lib.describe_ignored_flags(values)
-    assert (line or "").startswith("no effect: ") == bool(ignored) and all(name in line for name in ignored)
+    assert (line or "").startswith("flags without effect: ") == bool(ignored) and all(name in line for name in ignored)
     for argument in arguments:
         name, _, text = argument.removeprefix("--").partition("=")
         if f"--{name}" not in ignored:
@@ -111,7 +111,7 @@ def test_published_commands_are_accepted_verbatim(index):
 
 def test_flags_without_effect_are_reported_in_one_line():
     process = run_program("--train_summary_steps=0", "--variable_schema=(?!head)", "--dataset=folder:/none")
-    assert process.stdout.startswith("no effect: --train_summary_steps, --variable_schema (")
+    assert process.stdout.startswith("flags without effect: --train_summary_steps, --variable_schema (")
     assert process.returncode == 2 and "--dataset=folder:/none" in process.stderr
     assert "no effect" not in run_program("--temperature=0").stdout
 

@@ -162,7 +162,7 @@ def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_
 
 
 @pytest.mark.parametrize("settings, message", [
-    (dict(mode="eval", eval_epochs=1), "--eval_epochs=1: only valid when training"),
+    (dict(mode="eval", eval_epochs=1), "--eval_epochs=1: this flag is only valid for training"),
     (dict(mode="train", keep_best=True), "--keep_best: --mode=train does not evaluate. Set --eval_epochs"),
     (dict(mode="train", eval_epochs=1, eval_split="missing"), "--eval_split=missing: digits has no such split"),
 ])
@@ -175,7 +175,7 @@ def test_unusable_settings_give_one_line_errors(tmp_path, settings, message):
 def test_keep_best_requires_labels(tmp_path):
     write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
     settings = dict(dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1, keep_best=True)
-    with pytest.raises(UserError, match="--keep_best: requires an accuracy, but"):
+    with pytest.raises(UserError, match="--keep_best: this flag requires an accuracy, but"):
         run(tmp_path / "run", mode="train_then_eval", **settings)
 
 

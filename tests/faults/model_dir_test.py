@@ -148,7 +148,7 @@ def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path
     corrupt(tmp_path / "run" / "ckpt-6.data-00000-of-00001", "truncated")
     (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # Evaluation does not need this file.
     log = run(mode="eval", eval_timeout=0.1)
-    assert "ckpt-6: corrupt (" in log and log.count("warning: skipped") == 1
+    assert "ckpt-6: the checkpoint is corrupt (" in log and log.count("warning: skipped") == 1
     assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {"result_3.json", "result_9.json"}
 
 
