@@ -41,7 +41,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         _fail(config_lib.describe_parse_error(error))
     except ValueError as error:  # absl does not catch decoding errors in flag files.
         _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
-    if warnings.getvalue():  # Only printed if a flag file includes itself; absl ignores the inclusion.
+    if warnings.getvalue():  # absl ignores a flag file that includes itself, and prints a warning.
         _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from that file.")
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
@@ -90,10 +90,10 @@ _FEWER_EXAMPLES = "Input dataset was expected to contain"  # error message of `t
 
 
 def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_lib.Config:
-    """Returns the settings for evaluation or fine-tuning with the network and the image size of the checkpoint.
+    """Returns `config` with the network and the image size of the weights to evaluate or to fine-tune.
 
-    The settings are read from the run in `--model_dir` if it exists, and otherwise from `--checkpoint`. Settings listed
-    in `given` do not change. Logs the others that change.
+    These settings are read from the run in `--model_dir` if it exists, and otherwise from `--checkpoint`. Settings
+    listed in `given` do not change. All changes are logged.
 
     Raises:
       UserError: the checkpoint cannot be read, or its network is incompatible with other settings.
@@ -109,7 +109,7 @@ def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_l
         network, path = inspection.network_flags(weight_files.open_weights(config.checkpoint)), config.checkpoint
     else:
         return config
-    # Whether there is a linear head depends on the labels of the data set.
+    # lineareval_while_pretraining is not adopted, because a linear head requires labels in the data set.
     names = [*config_lib.settings_with("network"), "image_size"]
     changes = {name: network[name] for name in names if name not in given and name in (network or {})
                and name != "lineareval_while_pretraining" and network[name] != getattr(config, name)}
@@ -126,7 +126,7 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
     `given` lists the settings that the user set.
     """
     if config.model_dir is None:
-        # Its name depends only on the given settings, so a run is found even if its initial checkpoint is gone.
+        # The name depends only on the given settings, so a run is found even if its initial checkpoint was deleted.
         config = config.replace(model_dir=config.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
     if config.mode == "eval" and config.checkpoint is None:
@@ -136,7 +136,7 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
         source, config.train_split, config.eval_split, given, hold_out=config.mode != "train")
     recorded = run_directory.read_flags(config.model_dir) or {}
     if config.mode != "eval" and "train_split" not in given:
-        train_split = recorded.get("train_split", train_split)  # A resumed run keeps its training images.
+        train_split = recorded.get("train_split", train_split)  # A resumed run keeps its training split.
     if eval_split == datasets.HELD_OUT_SPLITS[1] and "eval_split" not in given:
         console.log(f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train split, so a "
                     "fifth of its images is held out for evaluation)")
@@ -176,7 +176,8 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
         _check_unlabeled(config, source)
     if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
         raise UserError(f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example, but "
-                        f"{source.name} has multiple labels. Use linear_head, or `python -m transfer linear`.")
+                        f"{source.name} has multiple labels per example. Use linear_head, or `python -m transfer "
+                        "linear`.")
     if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
         raise UserError(f"--model_dir={config.model_dir}: this directory is also the image folder, so a resumed run "
                         "would use its own views.png as a training image. Choose another directory.")
@@ -208,7 +209,7 @@ def _check_unlabeled(config, source):
         raise UserError(f"--eval_protocol={config.eval_protocol}: {source.name} has no labels. {remedy}, or use "
                         "--eval_protocol=contrastive.")
     if config.keep_best:
-        raise UserError(f"--keep_best: requires an accuracy, but {source.name} has no labels. Remove the flag.")
+        raise UserError(f"--keep_best: this flag requires an accuracy, but {source.name} has no labels. Remove it.")
 
 
 def unsuitable_settings(config: config_lib.Config, source: Source) -> list[str]:
@@ -347,7 +348,7 @@ def _translate_errors(config):
         if "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError) or (
                 isinstance(error, tf.errors.FailedPreconditionError) and _FEWER_EXAMPLES in str(error)):
             raise UserError(f"--dataset={config.dataset}: the data can no longer be read ({reason}). Repair or restore "
-                            f"it, and {again}.") from error
+                            f"the data, and {again}.") from error
         if hosts.is_lost_host(error):
             raise Stopped("another host has stopped or is unreachable. Check its output, then run the same command "
                           "again on all hosts to resume from the newest checkpoint.") from error
@@ -397,7 +398,7 @@ def _prepare_directory(config, source, strategy):
     if devices.is_chief(strategy):
         run_directory.remove_temporary_files(config.model_dir)
         checkpoint_files.repair(config.model_dir)
-    hosts.barrier(strategy)  # The other hosts must not read the checkpoints until they have been repaired.
+    hosts.barrier(strategy)  # The other hosts must not read checkpoints before the chief has repaired them.
     if checkpoint_files.latest_checkpoint(config.model_dir) is not None:
         run_directory.check_flags(config)
         run_directory.check_data(config, source)
@@ -406,16 +407,16 @@ def _prepare_directory(config, source, strategy):
 
 
 def _write_gallery(config, source, saved_model, check):
-    """Writes the gallery, if `--gallery` or its default requests it, and returns its path, or None.
+    """Writes the gallery if the settings request it. Returns the path of the page, or None if it was not written.
 
-    Errors are only logged, because the results of the run are complete.
+    Errors are only logged, because the results of the run are already complete.
     """
     is_default = config.mode == "train_then_eval" and isinstance(source, FolderSource) and source.num_classes is None
     if not (is_default if config.gallery is None else config.gallery):
         return None
     try:
         console.log("writing the gallery")
-        with tempfile.TemporaryDirectory() as scratch:  # `model_dir` may be on gs://.
+        with tempfile.TemporaryDirectory() as scratch:  # `model_dir` may be a gs:// path.
             files = gallery.write_sample(saved_model, source, config.train_split, scratch, config.seed)
             check()
             for file in files:

@@ -90,7 +90,7 @@ class TrainStep:
         return self.update(gradients, losses, metrics, self.linear_head_moments(endpoints))
 
     def network_input(self, views: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
-        """Returns the network's input for `views`, which start at row `first` of this replica's batch."""
+        """Returns the network's input for `views`, whose first row is row `first` of this replica's batch."""
         views = tf.cast(views, keras.backend.floatx())
         if not self.config.uses_pretraining_augmentation:
             return views
@@ -107,14 +107,14 @@ class TrainStep:
         return model_lib.supervised_loss(endpoints["logits_sup"], labels)
 
     def weight_decay(self) -> tf.Tensor:
-        """Returns the loss term for any weight decay not applied by the optimizer."""
+        """Returns the weight-decay term of the loss (see `model.add_weight_decay`)."""
         return model_lib.add_weight_decay(self.model, self.config.weight_decay, self.config.optimizer)
 
     def replica_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss that this replica differentiates.
 
-        The loss is divided by the number of replicas, because gradients are summed over replicas. In float16, it is
-        also scaled.
+        The loss is divided by the number of replicas, because gradients are summed over replicas. With
+        float16, the loss is also multiplied by the loss scale.
         """
         share = loss / self.strategy.num_replicas_in_sync
         return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
@@ -189,7 +189,7 @@ def sum_losses(losses: dict[str, tf.Tensor]) -> tf.Tensor:
 
 
 def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Returns a bool scalar: whether all elements of all tensors are finite."""
+    """Returns whether all elements of all tensors are finite, as a bool scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
@@ -233,12 +233,12 @@ class TrainingResult:
     step: int
     checkpoint: str  # prefix of the last checkpoint
     images_per_second: float  # mean rate, excluding compilation and saving; 0 if training was already complete
-    skipped_steps: int  # due to float16 gradient overflow, since the run was last resumed
+    skipped_steps: int  # number of steps with float16 gradient overflow since the run was last started or resumed
     log: TrainingLog
 
 
 class _StepsPerCall:
-    """Number of steps per device call: one while compiling and measuring the speed, then about one second's worth."""
+    """Number of steps per device call: 1 until the speed is known, and then as many as fit into about one second."""
 
     def __init__(self):
         self._seconds_per_step = None
@@ -264,7 +264,7 @@ class _StepsPerCall:
 
 
 def check_agreement(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if hosts differ in their settings, their data, or the checkpoint to resume from."""
+    """Raises `UserError` if the settings, the data or the newest checkpoints of the hosts differ."""
     newest = checkpoint_files.latest_checkpoint(config.model_dir)
     may_differ = settings_with("per_host")
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ}
@@ -289,11 +289,11 @@ def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy
         size = getattr(config, flag)
         if size % num_replicas:
             nearest = max(round(size / num_replicas), 1) * num_replicas
-            raise UserError(f"--{flag}={size}: must be divisible by the number of replicas ({num_replicas}). Use "
-                            f"{nearest}.")
+            raise UserError(f"--{flag}={size}: the value must be divisible by the number of replicas ({num_replicas}). "
+                            f"Use {nearest}.")
     if config.micro_batch_size % num_replicas:
-        raise UserError(f"--micro_batch_size={config.micro_batch_size}: must be divisible by the number of replicas "
-                        f"({num_replicas}). Use a multiple of {num_replicas} that divides --train_batch_size="
+        raise UserError(f"--micro_batch_size={config.micro_batch_size}: the value must be divisible by the number of "
+                        f"replicas ({num_replicas}). Use a multiple of {num_replicas} that divides --train_batch_size="
                         f"{config.train_batch_size}.")
     examples = source.num_examples(config.train_split)
     if config.mode != "eval" and config.train_batch_size > examples:
@@ -357,7 +357,7 @@ def train_dataset(config: Config, source: Source, strategy: tf.distribute.Strate
 
 
 def _fit(image, size):
-    """Resizes an image to fit into a square, and pads it: float32 [size, size, 3] in [0, 1]."""
+    """Resizes an image to fit into a square, and pads it. Returns float32 [size, size, 3] in [0, 1]."""
     height, width = image.shape[:2]
     shape = [max(1, round(side * size / max(height, width))) for side in (height, width)]
     resized = tf.image.convert_image_dtype(tf.cast(tf.image.resize(image, shape, antialias=True), tf.uint8), tf.float32)
@@ -365,7 +365,7 @@ def _fit(image, size):
 
 
 def write_preview(config: Config, source: Source, directory: str, writer: tf.summary.SummaryWriter) -> None:
-    """Writes a grid to views.png and to TensorBoard: one column per image, with its views below the original."""
+    """Writes a grid of images to views.png and to TensorBoard. Each column shows an image with its views below it."""
     count = min(_PREVIEW_EXAMPLES, source.num_examples(config.train_split))
     views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, count)))
     if config.uses_pretraining_augmentation:
@@ -425,7 +425,7 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
         evaluations = _Evaluations(config, steps, state.model, make_evaluator, log if is_chief else None)
         stack.callback(evaluations.close)
         if step:
-            evaluations.run_if_due(step)  # The process may have been stopped before or during this evaluation.
+            evaluations.run_if_due(step)  # The process may have been stopped before this evaluation was complete.
         while step < steps.train:
             next_save = steps.next_save(step)
             count, profile = steps_per_call.limited_to(next_save - step), contextlib.nullcontext()
@@ -467,14 +467,14 @@ class _Evaluations:
     """Evaluations during training (`--eval_epochs`)."""
 
     def __init__(self, config, steps, model, make_evaluator, log):
-        """`log` is the `TrainingLog` for the results, or None on all hosts except the chief."""
+        """Stores the arguments. `log` is the `TrainingLog` for the results, or None on all hosts except the chief."""
         self._steps, self._model, self._make_evaluator, self._log = steps, model, make_evaluator, log
-        self._evaluates_last_step = config.mode == "train"  # --mode=train_then_eval evaluates it after the training.
+        self._evaluates_last_step = config.mode == "train"  # --mode=train_then_eval evaluates it after training.
         self._evaluator = None
         self.results = {}
 
     def run_if_due(self, step):
-        """Evaluates the model if an evaluation is due at `step`. At such steps, a checkpoint has been written."""
+        """Evaluates the model if an evaluation is due at `step`. The checkpoint of this step must already exist."""
         is_last = step == self._steps.train
         is_due = self._evaluates_last_step if is_last else step % max(self._steps.evaluation, 1) == 0
         if not self._steps.evaluation or not is_due:

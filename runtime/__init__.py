@@ -1,1 +1,1 @@
-"""Utilities independent of SimCLR: errors, console, devices, hosts, signals, child processes, files, random numbers."""
+"""Utilities that are not specific to SimCLR: errors, console, devices, hosts, signals, processes and files."""

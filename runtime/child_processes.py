@@ -1,4 +1,4 @@
-"""Runs child processes in parallel. Each writes its own log, and all are stopped together."""
+"""Runs child processes in parallel. Each process has its own log, and all are stopped together."""
 
 from __future__ import annotations
 

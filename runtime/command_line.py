@@ -1,4 +1,4 @@
-"""Code shared by all commands: argument parsing, error messages, exit statuses."""
+"""Code shared by all commands: argument parsing, error messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime import console, signals
 from runtime.errors import STOPPED_STATUS, Stopped, UserError, first_line
 
 _T = TypeVar("_T")
-# TensorFlow's file, memory and connection errors. All other TensorFlow errors are bugs in the program.
+# TensorFlow's file, memory and connection errors. All other TensorFlow errors indicate bugs in the program.
 _ENVIRONMENT_ERRORS = ("ResourceExhaustedError", "PermissionDeniedError", "NotFoundError", "AlreadyExistsError",
                        "FailedPreconditionError", "UnavailableError", "DataLossError")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -28,7 +28,7 @@ def exit_with_error(program: str, message: object, status: int = UserError.statu
 
 
 def exit_not_a_program(path: str, command: str = "python run.py") -> NoReturn:
-    """Exits with status 2 and an error that names the command to run instead of the module at `path`."""
+    """Prints an error with the command to run instead of the module at `path`, and exits with status 2."""
     exit_with_error(os.path.basename(path),
                     f"this module is not a program. Use `{command}`; `make help` lists all commands.")
 
@@ -84,7 +84,7 @@ def run_command(program: str, function: Callable[[], _T]) -> _T:
 
 
 def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
-    """Like `run_command`, but calls `function` inside `signals.StopSignals`, so signals stop it at a safe point."""
+    """Calls `function` as in `run_command`, but inside `signals.StopSignals`, so signals stop it at a safe point."""
     with reporting_errors(program), signals.StopSignals():
         return function()
 

@@ -11,8 +11,8 @@ import sys
 
 import tqdm
 
-# Control characters (except newlines), Unicode line separators and directional formatting characters, and bytes that
-# are not valid UTF-8.
+# Matches control characters except newlines, Unicode line separators, directional formatting characters, and
+# surrogates, which stand for bytes that are not valid UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def printable_name(name: str) -> str:
-    """Like `printable`, but also escapes newlines."""
+    """Replaces all control characters, including newlines, with backslash escapes (see `printable`)."""
     return printable(name).replace("\n", "\\n")
 
 
@@ -48,7 +48,7 @@ class _Console(io.FileIO):
 
 
 def set_up() -> None:
-    """Makes standard output and standard error accept any text and tolerate being closed. Call this function first.
+    """Makes standard output and standard error accept any text, even if they are closed. Call this function first.
 
     Closed streams are replaced with the null device. Otherwise, the next file opened would reuse the descriptor, and
     native code would write its output to that file. Characters that the encoding does not support are printed as

@@ -61,10 +61,10 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
 
     This function has not been tested on TPU hardware. `--tpu_name=local` selects a TPU VM's own TPU and requires no
     connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://` paths,
-    so `folder:` and local directories are not supported. The `lbfgs` and `knn` classifiers are fitted on the
-    coordinator. The coordinator's CPU runs the `contrastive` protocol, on one replica, and the export. The
-    tests compile the training step and the evaluation with XLA. They show that XLA supports all operations, but do not
-    measure speed or memory use.
+    so `folder:` and local directories are not supported. The coordinator's CPU fits the `lbfgs` and `knn`
+    classifiers, runs the `contrastive` protocol with one replica, and exports SavedModels. The tests compile the
+    training step and the evaluation with XLA. They show that XLA supports all operations, but do not measure speed or
+    memory use.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(

@@ -6,7 +6,7 @@ import re
 
 
 class UserError(Exception):
-    """An error that the user can fix. The message is one line that names the flag and the remedy."""
+    """An error that the user can fix. The message is one line with the flag, the problem and a remedy."""
 
     status = 2  # exit status of the program
 
@@ -23,7 +23,7 @@ class TrainingDiverged(UserError):
     status = 3
 
 
-# Lines of a TensorFlow error that describe its location in the graph instead of its cause.
+# Matches lines of a TensorFlow error message that describe the location of the error in the graph, not the cause.
 _LOCATION = re.compile(r"\s|Graph execution error:|Detected at node |<stack traces unavailable>|Node: |Hint: |"
                        r"\d+ root error\(s\) found\.|$")
 _ROOT_ERROR = re.compile(r"^ *\(\d+\) [A-Z_]+: *", re.MULTILINE)
@@ -56,7 +56,7 @@ def _cause_line(error):
 
 
 class JobFailed(UserError):
-    """Raised if a job ends with an error. `job_status` is its exit status, or -n if signal n killed it."""
+    """Raised if a job ends with an error. `job_status` is the exit status, or -n if signal n killed the job."""
 
     def __init__(self, text: str, job_status: int):
         super().__init__(text)
@@ -73,7 +73,7 @@ class Stopped(BaseException):
     is raised inside them.
 
     Attributes:
-      abandons_threads: whether to exit without waiting for the threads of a library, such as those of a download.
+      abandons_threads: whether to exit without waiting for the threads of libraries, such as download threads.
     """
 
     abandons_threads = False

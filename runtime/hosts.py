@@ -35,9 +35,9 @@ def is_lost_host(error: Exception) -> bool:
 
 
 def _read_tf_config():
-    """Returns the cluster and the task in TF_CONFIG as dicts, which are empty without TF_CONFIG.
+    """Returns two dicts from TF_CONFIG: the cluster, which maps jobs to addresses, and the task of this process.
 
-    The cluster maps jobs to addresses.
+    If TF_CONFIG is not set, both dicts are empty.
 
     Raises:
       UserError: TF_CONFIG is malformed, so TensorFlow would reject or misinterpret it.
@@ -154,11 +154,12 @@ def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> Non
         raise UserError("--mode=eval: this mode runs on one host only. Unset TF_CONFIG, or use "
                         "--mode=train_then_eval, which evaluates on all hosts.")
     if seed is None:
-        raise UserError("--seed: not set, but all hosts need the same seed. Pass, for example, --seed=1 on all hosts.")
+        raise UserError("--seed: the seed is not set, but all hosts need the same seed. Pass, for example, --seed=1 on "
+                        "all hosts.")
 
 
 def wait_for_hosts() -> None:
-    """Waits until all hosts in TF_CONFIG are reachable, and logs which ones are missing.
+    """Waits until all hosts in TF_CONFIG are reachable, and logs the addresses of missing hosts.
 
     TensorFlow's own rendezvous blocks in native code. It does not report missing hosts, and it ignores SIGTERM and
     Ctrl-C.

@@ -66,8 +66,8 @@ def check_writable_parent(flag: str, path: str | None, create_parents: bool = Fa
     """Raises `UserError` if no file can be created at `path`. Ignores None and remote paths.
 
     Args:
-      flag: the flag to name in the error, with dashes.
-      path: the path.
+      flag: name of the flag, with dashes, for error messages.
+      path: path of the file to create.
       create_parents: whether the caller creates missing parent directories.
     """
     if not path or "://" in path:

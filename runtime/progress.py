@@ -25,9 +25,9 @@ def _bar(*args, **kwargs):
 
 
 class Progress:
-    """Displays training progress: step, remaining time, images/s and selected metrics.
+    """Display of the training progress: step, remaining time, images per second and selected metrics.
 
-    On a terminal, shows a progress bar. Otherwise, prints a line every `log_seconds` seconds.
+    On a terminal, the display is a progress bar. Otherwise, it is a line that is printed every `log_seconds` seconds.
     """
 
     def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, labels: Mapping[str, str],
@@ -55,11 +55,11 @@ class Progress:
 
     @property
     def images_per_second(self) -> float:
-        """Mean throughput over the timed steps."""
+        """Mean throughput in images per second, over the timed steps."""
         return self._timed_steps * self._batch_size / self._seconds if self._seconds else 0.0
 
     def update(self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True) -> None:
-        """Reports that `step` was reached `seconds` seconds after the previous update.
+        """Updates the display after `step` has been reached, `seconds` seconds after the previous update.
 
         If `seconds` includes tracing or compilation, pass `timed=False` to exclude it from the throughput.
         """

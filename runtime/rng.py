@@ -61,7 +61,15 @@ def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def normals(seeds: tf.Tensor, count: int) -> tf.Tensor:
-    """Draws from N(0, 1) with the Box-Muller transform: float32 [n, count] from integer `seeds` [n, 2]."""
+    """Draws standard normal random numbers for each seed, with the Box-Muller transform.
+
+    Args:
+      seeds: integers, [n, 2].
+      count: number of draws per seed.
+
+    Returns:
+      float32 [n, count].
+    """
     half = -(-count // 2)
     draws = uniforms(seeds, 2 * half)
     radius, angle = tf.sqrt(-2 * tf.math.log(1 - draws[:, :half])), 2 * math.pi * draws[:, half:]

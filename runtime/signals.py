@@ -1,4 +1,4 @@
-"""Handles SIGTERM, SIGINT and SIGHUP: the first stops the program at a safe point; a second stops it immediately."""
+"""Handles SIGTERM, SIGINT and SIGHUP. The first signal stops the program at a safe point, a second one immediately."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ def test_a_single_host_behaves_as_if_tf_config_were_unset(monkeypatch):
 
 
 @pytest.mark.parametrize("settings, message", [
-    (dict(seed=None), "--seed: not set"), (dict(seed=1, mode="eval"), "--mode=eval: this mode runs on one host"),
+    (dict(seed=None), "--seed: the seed is not set"),
+    (dict(seed=1, mode="eval"), "--mode=eval: this mode runs on one host"),
     (dict(seed=1, use_tpu=True), "--use_tpu: one process")])
 def test_settings_that_training_on_multiple_hosts_does_not_support_are_rejected(settings, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
