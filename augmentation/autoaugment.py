@@ -1,4 +1,4 @@
-"""AutoAugment policies for ImageNet (Cubuk et al. 2019): each applies one of 25 operator pairs per image.
+"""AutoAugment policies for ImageNet (Cubuk et al. 2019). A policy applies one of 25 operator pairs to each image.
 
 Two policies are published: `TABLE_9`, from Table 9 of the paper (CVPR version), and `V0`, the policy `v0` in the code
 of EfficientNet (github.com/tensorflow/tpu). They have no pair in common. The SimCLR paper does not say which one it
@@ -45,7 +45,7 @@ SUB_POLICIES = (
     (("color", 0.6, 4), ("contrast", 1.0, 8)),
     (("equalize", 0.8, 8), ("equalize", 0.6, 3)),
 )
-# The same for the policy `v0`, with levels from 0 to 10.
+# Sub-policies of the policy `v0` in the same format, but with levels from 0 to 10.
 SUB_POLICIES_V0 = (
     (("equalize", 0.8, 1), ("shear_y", 0.8, 4)),
     (("color", 0.4, 9), ("equalize", 0.6, 3)),
@@ -77,7 +77,7 @@ SUB_POLICIES_V0 = (
 
 @dataclasses.dataclass(frozen=True)
 class AutoAugmentPolicy:
-    """Sub-policies, and functions that map levels to amounts."""
+    """An AutoAugment policy: sub-policies, and the functions that map levels to amounts."""
 
     sub_policies: tuple
     amounts: dict[str, Callable[[float], float]]  # operators without an entry have no amount
@@ -97,7 +97,7 @@ V0 = AutoAugmentPolicy(SUB_POLICIES_V0, {
     **dict.fromkeys(("shear_x", "shear_y"), lambda level: level / 10 * 0.3),
     "rotate": lambda level: level / 10 * 30.0, "translate_y": lambda level: level / 10 * 250.0,
     "solarize": lambda level: int(level / 10 * 256) / 255, "solarize_add": lambda level: int(level / 10 * 110) / 255,
-    # The original shifts 8-bit integers, and TensorFlow limits shifts to 7 bits, so at least one bit remains.
+    # The EfficientNet code shifts 8-bit integers, and TensorFlow limits shifts to 7 bits, so at least one bit remains.
     "posterize": lambda level: max(int(level / 10 * 4), 1), "color": lambda level: 0.1 + level / 10 * 1.8})
 
 

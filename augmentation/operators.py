@@ -1,8 +1,8 @@
 """Image operators for the paper's augmentation studies and for AutoAugment.
 
-Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The operators in the first part of the
-module are deterministic and take amounts [n], one per image. Operators modeled on PIL match PIL to within two of 256
-levels. The operators in the second part sample random amounts.
+Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The operators in the first part of the module
+are deterministic. Most of them take amounts [n], one per image. The operators in the second part sample random amounts.
+The results of operators modeled on PIL differ from PIL's by at most two of 256 levels.
 
 Some operators use tensorflow-addons if it is installed, which is possible only with TensorFlow 2.15 or earlier.
 Otherwise, core TensorFlow computes the same results.
@@ -108,7 +108,7 @@ def rotate(channels: list[tf.Tensor], degrees: tf.Tensor, fill: float = 0.5) -> 
 
 
 def _matrices(amounts, **entries):
-    """Returns matrices [n, 6] for `affine`: the identity, except for the given entries (a to f, [n] each)."""
+    """Returns matrices [n, 6] for `affine`. Entries (a to f, each [n]) that are not given are those of the identity."""
     return tf.stack([entries.get(name, tf.fill(tf.shape(amounts), float(name in "ae"))) for name in "abcdef"], 1)
 
 
@@ -117,7 +117,15 @@ def _matrices(amounts, **entries):
 
 def cutout(channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side: int, fill: float = 0.5
           ) -> list[tf.Tensor]:
-    """Fills a square of `side` pixels, centered at (row, column), with the value `fill` (DeVries and Taylor 2017)."""
+    """Fills a square centered at (row, column) with the value `fill` (DeVries and Taylor 2017).
+
+    Args:
+      channels: three tensors [n, h, w].
+      rows: float [n], rows of the centers.
+      columns: float [n], columns of the centers.
+      side: side length of the square in pixels.
+      fill: value of the pixels in the square.
+    """
     def is_inside(centers, length):
         distance = tf.range(length, dtype=tf.float32)[tf.newaxis] - tf.floor(centers)[:, tf.newaxis]
         return (distance >= -(side // 2)) & (distance < side - side // 2)
@@ -211,7 +219,7 @@ def solarize_add(channels: list[tf.Tensor], additions: tf.Tensor) -> list[tf.Ten
 
 
 def posterize(channels: list[tf.Tensor], bits: tf.Tensor) -> list[tf.Tensor]:
-    """Keeps the most significant `bits` (int32 [n], 0 to 8) of the 8 bits of each value."""
+    """Converts values to 8 bits and keeps only the `bits` most significant ones. `bits` is int32 [n], 0 to 8."""
     step = _per_image(tf.cast(tf.bitwise.left_shift(1, 8 - bits), tf.float32))
     return [tf.floor(_quantized(channel) / step) * step / (_LEVELS - 1) for channel in channels]
 
@@ -261,7 +269,7 @@ def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 # ------------------------------------------------------------------------------------------------ random operators
 
-# The paper names these operators (Figure 4; B.2) but does not specify their parameter ranges. The default ranges are
+# The paper lists these operators (Figure 4; B.2) but does not specify their parameter ranges. The default ranges are
 # our choice.
 
 
@@ -303,7 +311,7 @@ def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float
 
 
 def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.1) -> list[tf.Tensor]:
-    """Blurs along a line of random angle and length; the maximum length is max(`fraction` * height, 3) pixels."""
+    """Applies motion blur with a random angle and a random length of 1 to max(`fraction` * height, 3) pixels."""
     max_length = max(round(fraction * channels[0].shape[1]), 3)
     draws = rng.uniforms(seeds, 2)
     return motion_blur(channels, 180 * draws[:, 0], 1 + (max_length - 1) * draws[:, 1], max_length // 2 * 2 + 1)

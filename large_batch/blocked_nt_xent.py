@@ -90,7 +90,7 @@ def _needs_static_shapes(strategy):
 
 
 def _gather_views(z, strategy):
-    """Returns the projections [2N, d] of all replicas: all first views before all second views."""
+    """Returns the projections [2N, d] of all replicas, with all first views before all second views."""
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return z
     return tf.concat([replicas.gather(view, strategy) for view in tf.split(z, 2, 0)], 0)
@@ -197,7 +197,7 @@ def _block_terms(rows, all_z, self_column, positive_column, total, static_shapes
     metrics = [tf.zeros([], rows.dtype)] * 2
     if total is not None:
         metrics = _block_metrics(logits[:, total:], positive_column - total)
-    with tf.control_dependencies([positive_logit, *metrics]):  # Lets the weights reuse the logits' memory.
+    with tf.control_dependencies([positive_logit, *metrics]):  # Allows the weights to reuse the memory of the logits.
         weights = tf.exp(logits - max_logit[:, tf.newaxis])
     positive_weight = tf.exp(positive_logit - max_logit)
     weights = _set_diagonal(weights, positive_column, tf.zeros_like(positive_weight), static_shapes)
@@ -224,7 +224,8 @@ def _block_metrics(logits_ab, positive_column):
 def _diagonal(matrix, start, static_shapes):
     """Returns the elements (i, start + i) of a matrix [b, columns].
 
-    If `static_shapes` is True, XLA does not require `start` to be a compile-time constant.
+    If `static_shapes` is True, uses a mask, because XLA supports `diag_part` only if `start` is a compile-time
+    constant.
     """
     if static_shapes:
         return tf.reduce_sum(tf.where(_diagonal_mask(matrix, start), matrix, 0), 1)

@@ -48,7 +48,7 @@ def collect(compiled: Callable, dataset: Iterable, description: str = "features"
       description: label for the progress bar.
 
     Returns:
-      vectors: float32 [examples, d], ordered by position: a memory map, see `VectorFile`.
+      vectors: float32 [examples, d], ordered by position, as a memory map (see `VectorFile`).
       labels: int64 [examples] or [examples, classes], in the same order.
     """
     file, all_labels = VectorFile(), []
@@ -100,7 +100,10 @@ def extract(strategy: tf.distribute.Strategy, function: Callable, dataset: Itera
 
 
 def check_finite(vectors: np.ndarray, name: str) -> None:
-    """Raises a `UserError` about `name` if vectors [n, d] or their squared norms contain NaN or Inf."""
+    """Raises a `UserError` if vectors [n, d] or their squared norms contain NaN or Inf.
+
+    `name` describes the vectors in the error message.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         num_nonfinite = np.count_nonzero(~np.isfinite(np.einsum("nd,nd->n", vectors, vectors)))
     if num_nonfinite:
@@ -119,7 +122,7 @@ def projection_function(model: keras.Model) -> Callable:
 
 
 def pixels_function(size: int) -> Callable:
-    """Returns a function that flattens images to vectors, after resizing them to at most `size` x `size` pixels."""
+    """Returns a function that flattens images to vectors. Larger images are first resized to `size` x `size` pixels."""
     def function(images):
         small = images if images.shape[1] <= size else tf.image.resize(images, [size, size], antialias=True)
         return tf.reshape(small, [tf.shape(small)[0], int(np.prod(small.shape[1:]))])
@@ -128,6 +131,6 @@ def pixels_function(size: int) -> Callable:
 
 def check_feature_sets(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], protocol: str
                       ) -> None:
-    """Raises a `UserError` if either set's features contain NaN or Inf, which would make scikit-learn fail."""
+    """Raises a `UserError` if features of either set contain NaN or Inf, since scikit-learn does not support these."""
     for (vectors, _), name in ((train, "training"), (test, "test")):
         check_finite(vectors, f"--eval_protocol={protocol}: the {name} features")

@@ -34,8 +34,9 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
                    ) -> dict[str, float]:
     """Evaluates l2-regularized multinomial logistic regression, following B.8.1 of the paper.
 
-    Unlike in the paper, features are standardized and only a few strengths are tried, which is fast on small data sets.
-    The strength is selected on a held-out fifth of the training examples. The final fit uses all training examples.
+    Unlike in the paper, features are standardized, and only a few regularization strengths are tried, so that the
+    evaluation is fast. The strength is selected on a held-out fifth of the training examples. The final fit uses all
+    training examples.
 
     Args:
       train: (features [n, d], labels [n]).
@@ -43,7 +44,7 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
       seed: seed for selecting the held-out examples.
 
     Returns:
-      A dict with the test `accuracy`, in [0, 1], and `l2_per_example`, the selected strength.
+      A dict with `accuracy`, the test accuracy in [0, 1], and `l2_per_example`, the selected strength.
 
     Raises:
       UserError: the features contain NaN or Inf.
@@ -78,8 +79,8 @@ class LogisticPath:
     not regularized. Labels [n] yield a softmax classifier. Labels [n, classes] with values 1, 0 and -1 (ignored) yield
     one binary classifier per class.
 
-    The optimization is preconditioned with the class-averaged Hessian at an earlier point on the path. This
-    does not change the minimum, but greatly reduces the number of iterations.
+    The optimization is preconditioned with the class-averaged Hessian at an earlier point on the path. This does not
+    change the minimum, but greatly reduces the number of iterations.
     """
 
     def __init__(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None,
@@ -90,8 +91,8 @@ class LogisticPath:
           inputs: features [n, d], possibly in a memory map.
           labels: [n] or [n, classes].
           rows: indices of the training examples. None: all examples.
-          standardize: whether to divide the features by their standard deviations, so that these do not affect the
-            regularization.
+          standardize: whether to divide the features by their standard deviations, so that the scale of a feature does
+            not affect the regularization.
         """
         self._inputs, self._rows = inputs, np.arange(len(inputs)) if rows is None else rows
         labels = labels[self._rows]
@@ -117,7 +118,7 @@ class LogisticPath:
         if count < width:
             self._basis, triangle = np.linalg.qr(self._cached[:, :-1].T)
             self._cached = np.append(triangle.T, self._cached[:, -1:], axis=1)
-        # Coordinates, and a last row of biases.
+        # One row per input or coordinate, and a last row of biases.
         self._weights = np.zeros([1 + min(count, width), len(self._classes)])
         self._evaluations = np.inf  # number of loss evaluations since the preconditioner was computed
 
@@ -134,7 +135,7 @@ class LogisticPath:
         return prepared
 
     def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields blocks of the training examples: prepared inputs, or their coordinates in the basis, and targets."""
+        """Yields (inputs, targets) for blocks of training examples. With a basis, the inputs are coordinates in it."""
         for start in range(0, len(self._rows), _BLOCK_ROWS):
             block = slice(start, start + _BLOCK_ROWS)
             inputs = self._prepare(self._rows[block]) if self._cached is None else self._cached[block]
@@ -204,7 +205,9 @@ class LogisticPath:
         return float(np.concatenate(hits).mean())
 
     def cross_entropy(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> float:
-        """Returns the mean cross-entropy of the examples `rows`; classes that were not fitted have probability 1e-12.
+        """Returns the mean cross-entropy of the examples `rows`. Probabilities are clipped from below to 1e-12.
+
+        Classes that could not be fitted would otherwise have an infinite cross-entropy.
         """
         from scipy import special
 

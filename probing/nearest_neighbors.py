@@ -18,11 +18,11 @@ def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, n
     Args:
       train: (features [n, d], labels [n]).
       test: (features [m, d], labels [m]).
-      neighbors: number k of voting neighbors, capped at n.
+      neighbors: number k of voting neighbors. If it exceeds n, n is used.
       temperature: votes are weighted by exp(cosine similarity / temperature), or uniformly if None.
 
     Returns:
-      A dict with the test `accuracy`, in [0, 1].
+      A dict with `accuracy`, the test accuracy in [0, 1].
 
     Raises:
       UserError: the features contain NaN or Inf.

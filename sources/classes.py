@@ -27,8 +27,8 @@ def differences(names: list[str] | None, other_names: list[str] | None, label: s
     Args:
       names: class names, or None if there are no labels.
       other_names: class names to compare with, or None if there are no labels.
-      label: text that names the owner of `names`, such as "the data set".
-      other_label: text that names the owner of `other_names`.
+      label: description of the object with the classes `names`, such as "the data set".
+      other_label: description of the object with the classes `other_names`.
     """
     clauses = [_only_in(names or [], other_names or [], label), _only_in(other_names or [], names or [], other_label)]
     return "; ".join(filter(None, clauses)) or f"{label} and {other_label} have the same classes in a different order"

@@ -57,7 +57,7 @@ def check_split(source: Source, flag: str, split: str) -> int:
     return count
 
 
-HELD_OUT_SPLITS = "train[:80%]", "train[80%:]"  # training and evaluation split if there is only one split
+HELD_OUT_SPLITS = "train[:80%]", "train[80%:]"  # training and evaluation splits of a data set with only one split
 
 
 def choose_splits(source: Source, train_split: str, eval_split: str, given: Collection[str], hold_out: bool

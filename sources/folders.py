@@ -134,7 +134,7 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
     Each sub-folder is a class. Without sub-folders, images have no labels. Classes may be grouped in split folders
     (`train` or `training`, `validation`, `valid` or `val`, `test` or `testing`, case-insensitive). Labels are indices
     into the sorted class names of all splits. Folders without images and folders that match `image_files.is_ignored`
-    are skipped. Messages list the skipped folders and any classes that are missing from a split.
+    are skipped. The skipped folders, and any classes that are missing from a split, are logged.
 
     Args:
       path: the folder; `~` is expanded.

@@ -14,7 +14,7 @@ from sources.folders import FolderSource
 from sources.source import Source
 
 _CHECK_FILE = "images.json"
-_VERSION = 2  # Increase this number when other images become usable.
+_VERSION = 2  # Increase this number when a code change affects which images are usable.
 
 
 def check_images(config: Config, source: Source, is_chief: bool) -> None:

@@ -27,12 +27,12 @@ with contextlib.suppress(ImportError):
 
 Image.init()
 Image.MAX_IMAGE_PIXELS = None  # Replaced by --max_image_pixels.
-# Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders start programs.
+# Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders run other programs.
 _FORMAT_OF_SUFFIX = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP",
                      ".tif": "TIFF", ".tiff": "TIFF", ".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
 IMAGE_SUFFIXES = tuple(suffix for suffix, name in _FORMAT_OF_SUFFIX.items() if name in Image.OPEN)
 _FORMATS = tuple(dict.fromkeys(_FORMAT_OF_SUFFIX[suffix] for suffix in IMAGE_SUFFIXES))
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # Some programs store their settings as text.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # Some programs store long texts in PNG files.
 # Exif orientation -> Pillow's method that makes the image upright.
 _TRANSPOSITIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
                    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
@@ -90,9 +90,9 @@ def iterate_images(folder: str) -> Iterator[str]:
 
 
 def count_other_files(folder: str) -> dict[str, int]:
-    """Returns the number of files under a folder that are not images, by suffix, except hidden files.
+    """Returns a dict mapping suffixes to the number of files under a folder that are neither images nor hidden.
 
-    For the folders that are searched and for errors, see `iterate_images`.
+    Searches the same directories as `iterate_images`. Raises `UserError` if a directory cannot be read.
     """
     names = (name for _, names in _walk(folder) for name in names)
     counts = collections.Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names
@@ -124,15 +124,21 @@ def find_images(folder: str) -> list[str]:
 
 
 def load(path: tf.Tensor) -> tf.Tensor:
-    """Reads an image file (path: string scalar) in a format that TensorFlow can decode. Works in graphs.
+    """Reads an image file, and converts the content if necessary (see `convert`). Can be called in a graph.
 
-    Most JPEG and PNG files are only read. For all other files, calls `convert`.
+    JPEG and PNG files without Exif data are not converted. For all other files, `convert` is called.
+
+    Args:
+      path: string scalar.
+
+    Returns:
+      String scalar: the content of an image file that TensorFlow can decode.
     """
     content = tf.io.read_file(path)
     is_png = tf.strings.substr(content, 0, len(_PNG)) == _PNG
     has_exif = tf.strings.regex_full_match(tf.strings.substr(content, 0, _EXIF_BYTES), r"\C*(Exif|eXIf)\C*")
 
-    def convert_array(array):  # A 0-dimensional array in eager mode, bytes in a graph.
+    def convert_array(array):  # `array` is a 0-dimensional array in eager mode, and bytes in a graph.
         return convert(array.item() if isinstance(array, np.ndarray) else array)
 
     return tf.cond((tf.io.is_jpeg(content) | is_png) & ~has_exif, lambda: content,
@@ -179,7 +185,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # Pillow would clip 16-bit values instead of scaling them.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise UnusableImage("32-bit pixels of unknown range; convert it to JPEG or PNG")
+        raise UnusableImage("32-bit pixels of unknown range; convert the image to JPEG or PNG")
     return image.convert("RGB")
 
 
@@ -271,7 +277,11 @@ def _file_size(path):
 
 
 def _count_pixels(file):
-    """Returns how many pixels Pillow will allocate, according to the header of an open file. Raises `UnusableImage`."""
+    """Returns the number of pixels that Pillow will allocate for an open file. Reads only the header.
+
+    Raises:
+      UnusableImage: the file is corrupt, or is not an image in a supported format.
+    """
     try:
         header = file.read(32)
         if header[8:16] == b"WEBPVP8X":  # Pillow allocates the canvas when it opens the file.

@@ -38,7 +38,7 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
 
 
 def choose_labeled(labels: np.ndarray, split: str, fraction: float, seed: int) -> np.ndarray:
-    """Calls `choose_balanced`. If it fails, raises a `UserError` that names the smallest valid fraction."""
+    """Calls `choose_balanced`. If it fails, raises a `UserError` that states the smallest valid fraction."""
     try:
         return choose_balanced(labels, fraction, seed)
     except ValueError as error:

@@ -65,7 +65,7 @@ class TfdsSource(Source):
         return label_lists if "all" in label_lists else {}
 
     def _find_image_and_label(self, tfds, info):
-        """Returns the names of the image and label features. Without class labels, the latter is None."""
+        """Returns the names of the image feature and the label feature. Without class labels, the second is None."""
         names = info.supervised_keys if info.supervised_keys and len(info.supervised_keys) == 2 else ("image", "label")
         image, label = names
         features = dict(info.features.items())
@@ -155,7 +155,7 @@ class TfdsSource(Source):
         return split in self._restricted
 
     def shuffle_buffer_size(self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0) -> int:
-        """Returns how many average-sized examples fit into `buffer_mb`, but at most the size of the shard."""
+        """Returns the number of average-sized examples that fit into `buffer_mb` MB, at most the size of the shard."""
         splits = [self._builder.info.splits[name] for name in self.split_names]
         mean_bytes = max(sum(info.num_bytes for info in splits) / max(sum(info.num_examples for info in splits), 1), 1)
         return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)
@@ -208,7 +208,7 @@ def _file_problem(path):
 
 
 def _read_file(filename, skip, take, file_key):
-    """Returns the `take` records that follow the first `skip` in a file: a dataset of (key, serialized example).
+    """Returns a dataset of (key, serialized example) with the `take` records that follow the first `skip` records.
 
     Reading fails with `FailedPreconditionError` if the file has fewer records. This check is necessary because TFRecord
     files have no end marker, so a file that is truncated between two records looks complete.
@@ -228,11 +228,11 @@ def _tfds_builder(tfds, name, data_dir):
         suggestion = f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
         if os.path.isdir(name):
             suggestion = f"Did you mean folder:{name}?"
-        raise UserError(f"--dataset={name}: unknown data set ({first_line(error)}). {suggestion}") from error
+        raise UserError(f"--dataset={name}: the data set is unknown ({first_line(error)}). {suggestion}") from error
     except Exception as error:  # Corrupt metadata files cause many types of errors.
         if name.startswith("huggingface:"):
             remedy = "Run `pip install datasets`" if isinstance(error, ImportError) else "Check the name"
-            raise UserError(f"--dataset={name}: cannot be loaded ({first_line(error)}). {remedy}.") from error
+            raise UserError(f"--dataset={name}: the data set cannot be loaded ({first_line(error)}). {remedy}.") from error
         flag = f"--data_dir={data_dir}" if data_dir else "--data_dir (the TFDS default)"
         raise UserError(f"{flag}: the prepared data of {name} cannot be opened ({first_line(error)}). Copy or prepare "
                         "the data set again.") from error
@@ -245,12 +245,12 @@ def _tfds_builder(tfds, name, data_dir):
 
 
 def _prepare(builder, name):
-    """Downloads and prepares a data set. Raises `UserError`."""
+    """Downloads and prepares a data set. Raises `UserError` if this fails."""
     console.log(f"downloading and preparing {name} in {builder.data_dir}")
     if not _is_online():
         from tensorflow_datasets.core.download import downloader  # Imported here because the import is slow.
 
-        downloader.MAX_RETRIES = 1  # With the default of 10, it takes more than three minutes until the error appears.
+        downloader.MAX_RETRIES = 1  # The default is 10, which delays the error by more than three minutes.
     try:
         builder.download_and_prepare()
     except Exception as error:  # Downloads can fail with many types of errors, all with the same remedy.

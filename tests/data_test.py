@@ -623,7 +623,7 @@ def test_view_pairs_are_reproducible():
 
 
 def test_unknown_data_sets_and_splits_are_rejected():
-    with pytest.raises(UserError, match="--dataset=cifar11: unknown data set .*Did you mean cifar10"):
+    with pytest.raises(UserError, match="--dataset=cifar11: the data set is unknown .*Did you mean cifar10"):
         datasets.open_source("cifar11")
     with pytest.raises(UserError, match="--dataset=folder:/no/such: the directory does not exist"):
         datasets.open_source("folder:/no/such")
@@ -653,12 +653,13 @@ def test_split_size_is_in_the_error_for_too_long_slices_of_folders_and_tfds_data
 def test_an_existing_folder_is_suggested_for_an_unknown_data_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    with pytest.raises(UserError, match="--dataset=photos: unknown data set .* Did you mean folder:photos?"):
+    with pytest.raises(UserError, match="--dataset=photos: the data set is unknown .* Did you mean folder:photos?"):
         datasets.open_source("photos")
 
 
 def test_missing_package_for_hugging_face_data_sets_is_reported():
-    with pytest.raises(UserError, match="--dataset=huggingface:x: cannot be loaded .* Run `pip install datasets`"):
+    message = "--dataset=huggingface:x: the data set cannot be loaded .* Run `pip install datasets`"
+    with pytest.raises(UserError, match=message):
         datasets.open_source("huggingface:x")
 
 

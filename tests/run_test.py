@@ -499,7 +499,7 @@ def test_linear_head_evaluation_on_different_classes_is_rejected(complete_run, t
 
 
 @pytest.mark.parametrize("settings, words", [
-    (dict(dataset="nonesuch"), "--dataset=nonesuch: unknown data set"),
+    (dict(dataset="nonesuch"), "--dataset=nonesuch: the data set is unknown"),
     (dict(dataset="folder:/nonesuch"), "--dataset=folder:/nonesuch"),
     (dict(train_split="training"), "--train_split=training"),
     (dict(mode="train_then_eval", eval_split="dev"), "--eval_split=dev"),

@@ -85,7 +85,7 @@ UNUSABLE = {  # name -> (content, reason)
     "page.jpg": (b"<html>404</html>", NOT_AN_IMAGE),
     "program.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n", NOT_AN_IMAGE),
     "float.tiff": (encode(Image.fromarray(PIXELS[..., 0].astype(np.float32)), "tiff"),
-                   "32-bit pixels of unknown range; convert it to JPEG or PNG"),
+                   "32-bit pixels of unknown range; convert the image to JPEG or PNG"),
 }
 
 
