@@ -250,7 +250,7 @@ def _prepare(builder, name):
     if not _is_online():
         from tensorflow_datasets.core.download import downloader  # Imported here because the import is slow.
 
-        downloader.MAX_RETRIES = 1  # The default is 10, which delays the error by more than three minutes.
+        downloader.MAX_RETRIES = 1  # With the default of 10, the error would appear only after three minutes.
     try:
         builder.download_and_prepare()
     except Exception as error:  # Downloads can fail with many types of errors, all with the same remedy.
