@@ -169,7 +169,7 @@ def cpu_info() -> tuple[str, int]:
 
 
 def _device_share(devices, index, num_shares):
-    """Returns one share of a list of devices, or None if the list is not divided.
+    """Returns one share of a list of devices, or None if there are fewer than two devices or shares.
 
     The two shares of "0,1,2,3" are "0,2" and "1,3".
     """

@@ -57,10 +57,10 @@ def _hosts_strategy():
 
 
 def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
-    """Connects to the TPU in the order given in TensorFlow's guide 'Use TPUs': resolver, cluster, system, strategy.
+    """Connects to a TPU as described in TensorFlow's guide "Use TPUs", and returns the strategy.
 
-    This function has not been tested on TPU hardware. `--tpu_name=local` selects a TPU VM's own TPU and requires no
-    connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://` paths,
+    This function has not been tested on TPU hardware. On a TPU VM, `--tpu_name=local` selects the TPU of the VM and
+    requires no connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://` paths,
     so `folder:` and local directories are not supported. The coordinator's CPU fits the `lbfgs` and `knn`
     classifiers, runs the `contrastive` protocol with one replica, and exports SavedModels. The tests compile the
     training step and the evaluation with XLA. They show that XLA supports all operations, but do not measure speed or
@@ -79,7 +79,7 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
 
 
 def _check_reachable(address):
-    """Raises OSError if nothing is listening on grpc://host:port, because TensorFlow would otherwise wait forever."""
+    """Raises OSError if nothing is listening on grpc://host:port. Without this check, TensorFlow would wait forever."""
     if address.startswith("grpc://"):
         host, _, port = address[len("grpc://"):].partition(":")
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()

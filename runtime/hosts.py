@@ -66,7 +66,7 @@ def _malformed(text, reason):
 
 
 def _unique_keys(pairs):
-    """Builds the dict for a JSON object. Raises ValueError for duplicate keys, which not all JSON parsers reject."""
+    """Builds the dict for a JSON object. Raises ValueError for duplicate keys, which some JSON parsers accept."""
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError("duplicate key")
@@ -188,7 +188,7 @@ def wait_for_hosts() -> None:
 
 
 def _listen(address):
-    """Returns a socket that listens on the port of `address` until TensorFlow takes over the port."""
+    """Returns a socket that listens on the port of `address`, so that other hosts can probe the port."""
     port, dual_stack = _split_address(address)[1], socket.has_dualstack_ipv6()
     try:
         server = socket.create_server(("", port), family=socket.AF_INET6 if dual_stack else socket.AF_INET,

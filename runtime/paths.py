@@ -84,5 +84,5 @@ def check_writable_parent(flag: str, path: str | None, create_parents: bool = Fa
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(os.path.join(directory, name))
-        except OSError as error:  # The name is too long, or its directory is a file.
+        except OSError as error:  # The name is too long, or its parent is a file.
             raise UserError(f"{flag}={path}: the path is invalid ({error.strerror}). Use another one.") from error

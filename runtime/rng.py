@@ -21,7 +21,7 @@ def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
 
 
 def scalar_seed(seed: tf.Tensor) -> tf.Tensor:
-    """Draws a random int64 with `seed` [2].
+    """Draws a random int64 scalar from `seed` [2].
 
     Using a single element of `seed` would not suffice, because `fold_in` leaves one element unchanged.
     """

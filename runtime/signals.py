@@ -108,7 +108,7 @@ class StopSignals:
                 # `print` is not reentrant. `os.write` raises OSError if standard error is closed.
                 with contextlib.suppress(OSError):
                     os.write(2, f"\n{signal.Signals(signum).name}: finishing the current work, then saving; a second "
-                             "signal stops immediately\n".encode())
+                             "signal stops the program immediately\n".encode())
             # SIGHUP is exempt, because closing a terminal sends it several times (directly and through the shell).
             elif signum != signal.SIGHUP and time.monotonic() - first_time > _SAME_SIGNAL_SECONDS:
                 for process in tuple(self.child_processes):

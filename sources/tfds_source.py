@@ -232,7 +232,8 @@ def _tfds_builder(tfds, name, data_dir):
     except Exception as error:  # Corrupt metadata files cause many types of errors.
         if name.startswith("huggingface:"):
             remedy = "Run `pip install datasets`" if isinstance(error, ImportError) else "Check the name"
-            raise UserError(f"--dataset={name}: the data set cannot be loaded ({first_line(error)}). {remedy}.") from error
+            raise UserError(f"--dataset={name}: the data set cannot be loaded ({first_line(error)}). {remedy}."
+                            ) from error
         flag = f"--data_dir={data_dir}" if data_dir else "--data_dir (the TFDS default)"
         raise UserError(f"{flag}: the prepared data of {name} cannot be opened ({first_line(error)}). Copy or prepare "
                         "the data set again.") from error
