@@ -85,7 +85,7 @@ def _batch_views(records, read, source, config, batch_size):
     def view_seed(seed, view):
         return rng.nth_seed(seed, view, rng.VIEW)
 
-    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and AutoGraph is slow.
+    @tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
     def crop(seed, reference):
         key, item, label = read(*tf.nest.flatten(reference))
         seed = tf.stack([seed, key])

@@ -62,7 +62,7 @@ def protocols(config: Config, source: Source) -> list[str]:
 
 
 def config_during_training(config: Config, source: Source) -> Config:
-    """Returns settings for `--eval_epochs`, which evaluate the linear head and knn, or the contrastive loss."""
+    """Returns settings for evaluations during training: linear head and knn or, without labels, contrastive loss."""
     has_labels = source.num_classes is not None and all(
         _has_labels(source, split) for split in (config.train_split, config.eval_split))
     names = ["linear_head"] if config.has_linear_head and has_labels else []

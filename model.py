@@ -192,7 +192,7 @@ def _precision_policy(name):
         keras.mixed_precision.set_global_policy(None)
 
 
-@tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and AutoGraph is slow.
+@tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
 def build_model(config: Config, num_classes: int | None) -> Model:
     """Builds a `Model` and creates its variables in the scope of the current strategy."""
     with _precision_policy(config.precision):
@@ -462,7 +462,7 @@ def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Te
 
 
 def linear_head_rate_ratio(config: Config) -> float:
-    """Returns the linear head's learning rate divided by the encoder's."""
+    """Returns the learning rate of the linear head, divided by that of the encoder."""
     if config.linear_head_learning_rate is None:
         return 1.0
     head_rate = scaled_learning_rate(config.linear_head_learning_rate, "linear", config.train_batch_size)

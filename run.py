@@ -121,7 +121,7 @@ def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_l
 
 
 def fill_defaults(config: config_lib.Config, source: Source, given: Collection[str]) -> config_lib.Config:
-    """Fills in the network, the run directory, the splits, the linear head and the seed, and logs these choices.
+    """Returns `config` with the run directory, network, splits, linear head and seed filled in. Logs these choices.
 
     `given` lists the settings that the user set.
     """

@@ -63,9 +63,9 @@ class TrainStep:
           strategy: the strategy whose replicas share a batch.
         """
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
-        self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples on this replica
+        self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples per replica
 
-    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and AutoGraph is slow.
+    @tf.autograph.experimental.do_not_convert  # The method needs no conversion, and AutoGraph is slow.
     def __call__(self, views: tf.Tensor, labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Runs the step.
 
@@ -113,8 +113,8 @@ class TrainStep:
     def replica_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss that this replica differentiates.
 
-        The loss is divided by the number of replicas, because gradients are summed over replicas. With
-        float16, the loss is also multiplied by the loss scale.
+        The loss is divided by the number of replicas, because gradients are summed over replicas. With float16, the
+        loss is also multiplied by the loss scale.
         """
         share = loss / self.strategy.num_replicas_in_sync
         return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
@@ -539,7 +539,7 @@ def _log(log, step, mean_metrics, batch_size, num_examples, is_chief):
     log.add(step, means)
     spread = means.get("train/embedding_std")
     if is_chief and spread is not None and spread < _COLLAPSED_STD:
-        console.log(f"warning: the encoder has collapsed: at step {step}, all images have nearly the same projection "
+        console.log(f"warning: the encoder has collapsed. At step {step}, all images have nearly the same projection "
                     f"(train/embedding_std {spread:.4f}; 1 means an even spread in all directions). Try a lower "
                     "--learning_rate or another --temperature.")
 
@@ -548,7 +548,7 @@ def _save(config, state, means, newest):
     """Writes a checkpoint, together with the other hosts, and returns the checkpoint's prefix.
 
     Raises:
-      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names the newest checkpoint.
+      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message contains the newest one.
     """
     variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):

@@ -1,8 +1,8 @@
 """AutoAugment policies for ImageNet (Cubuk et al. 2019). A policy applies one of 25 operator pairs to each image.
 
 Two policies are published: `TABLE_9`, from Table 9 of the paper (CVPR version), and `V0`, the policy `v0` in the code
-of EfficientNet (github.com/tensorflow/tpu). They have no pair in common. The SimCLR paper does not say which one it
-uses.
+of EfficientNet (github.com/tensorflow/tpu). The two policies have no operator pair in common. The SimCLR paper does
+not say which policy it uses.
 """
 
 from __future__ import annotations

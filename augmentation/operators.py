@@ -2,7 +2,7 @@
 
 Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The operators in the first part of the module
 are deterministic. Most of them take amounts [n], one per image. The operators in the second part sample random amounts.
-The results of operators modeled on PIL differ from PIL's by at most two of 256 levels.
+The results of operators modeled on PIL differ from those of PIL by at most two of 256 levels.
 
 Some operators use tensorflow-addons if it is installed, which is possible only with TensorFlow 2.15 or earlier.
 Otherwise, core TensorFlow computes the same results.
@@ -27,7 +27,7 @@ _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's smoothing filter, times 13
 
 @functools.cache
 def addons() -> ModuleType | None:
-    """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if it is not installed."""
+    """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if tfa is not installed."""
     if importlib.util.find_spec("tensorflow_addons") is None:
         return None
     with warnings.catch_warnings():  # The import warns that the package is no longer developed.
@@ -94,7 +94,7 @@ def shear_y(channels: list[tf.Tensor], amounts: tf.Tensor, fill: float = 0.5) ->
 
 
 def translate_y(channels: list[tf.Tensor], pixels: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
-    """Moves images up by `pixels`, or down if negative."""
+    """Moves images up by `pixels`, or down if `pixels` is negative."""
     return affine(channels, _matrices(pixels, f=pixels), fill)
 
 
@@ -153,9 +153,9 @@ def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def sharpness(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
-    """Adjusts sharpness as PIL does. A factor of 0 smooths, 1 has no effect, and larger factors sharpen.
+    """Adjusts sharpness as PIL does. Border pixels are unchanged.
 
-    Border pixels are unchanged.
+    A factor of 0 smooths the image, a factor of 1 has no effect, and larger factors sharpen the image.
     """
     def blend(channel):
         shift = _make_shift(channel)

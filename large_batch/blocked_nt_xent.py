@@ -50,7 +50,8 @@ def contrastive_loss(
         grad_rows_i = sum over j of w_ij z_j,    grad_all_j = sum over i of w_ij r_i.
 
     Both terms are accumulated over blocks of rows. Each block needs three matrix products: s, grad_rows and grad_all.
-    The gather operation stays outside the custom gradient, so its own gradient sums the contributions of the replicas.
+    The gather operation stays outside the custom gradient, so the gradient of the gather operation sums the
+    contributions of the replicas.
     Second derivatives are not supported.
 
     Args:
@@ -58,8 +59,8 @@ def contrastive_loss(
       hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine similarities.
       temperature: t > 0.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
-      block_rows: maximum number of rows per block. 0: as many as keep a block's similarities within 16 MiB, but at
-        least 256.
+      block_rows: maximum number of rows per block. 0: as many rows as keep the similarities of a block within 16 MiB,
+        but at least 256.
 
     Returns:
       loss: scalar, the mean over this replica's n images.
@@ -108,7 +109,7 @@ def _sum_over_rows(rows, all_z, offset, n, block_rows, static_shapes):
       static_shapes: whether all shapes must be static.
 
     Returns:
-      sums: [3], the loss summed over both views, and the hits and the entropy summed over the first views.
+      sums: [3], the loss (summed over both views), the hits and the entropy (summed over the first views).
       grad_rows: [2n, d], gradient of the loss with respect to `rows`.
       grad_all: [2N, d], gradient of the loss with respect to `all_z`.
     """

@@ -6,9 +6,9 @@ however, is a sum over micro-batches. With the projections z_i of micro-batch i 
     dL / dw = sum over i of (dL / dz_i) (dz_i / dw).
 
 The first pass computes all z_i without storing activations, and then all dL / dz_i. The second pass recomputes z_i and
-differentiates <z_i, dL / dz_i>, treating dL / dz_i as a constant. This needs memory for only one micro-batch, but
-computes every projection twice. Both passes use the same views and each micro-batch's own batch statistics. Only the
-second pass updates the moving statistics.
+differentiates <z_i, dL / dz_i>, treating dL / dz_i as a constant. Activations are stored for only one micro-batch at a
+time, but every projection is computed twice. Both passes use the same views and each micro-batch's own batch
+statistics. Only the second pass updates the moving statistics.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _MicroBatches:
         self._count = step.config.train_batch_size // step.config.micro_batch_size
         self._rows = step.replica_batch_size // self._count  # micro-batch rows per replica
 
-    @tf.autograph.experimental.do_not_convert  # Nothing needs conversion, and AutoGraph is slow.
+    @tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
     def train_step(self, batch):
         grad_z, contrast_loss, metrics = (), (), ()
         if self._config.pretraining:

@@ -244,7 +244,7 @@ def _fittable_classes(labels):
 
 
 def _softmax_loss(logits, columns):
-    """Returns the sum of the cross-entropies of logits [n, classes] with labels [n], and its gradient [n, classes]."""
+    """Returns the sum of the cross-entropies of logits [n, classes] with labels [n], and the gradient [n, classes]."""
     logits = logits - logits.max(1, keepdims=True)
     rows, gradient = np.arange(len(columns)), np.exp(logits)
     sums = gradient.sum(1, keepdims=True)
@@ -254,7 +254,7 @@ def _softmax_loss(logits, columns):
 
 
 def _softmax_curvature(logits, columns):
-    """Returns the class-averaged diagonal of each example's Hessian [n] with respect to logits [n, classes]."""
+    """Returns [n]: for each example, the mean of the Hessian's diagonal with respect to the logits [n, classes]."""
     from scipy import special
 
     del columns
@@ -262,7 +262,7 @@ def _softmax_curvature(logits, columns):
 
 
 def _binary_loss(logits, targets):
-    """Returns the sum of the binary cross-entropies of logits [n, classes], and its gradient [n, classes].
+    """Returns the sum of the binary cross-entropies of logits [n, classes], and the gradient [n, classes].
 
     Targets [n, classes] are 1, 0 or -1 (ignored).
     """
@@ -274,7 +274,7 @@ def _binary_loss(logits, targets):
 
 
 def _binary_curvature(logits, targets):
-    """Returns the class-averaged diagonal of each example's Hessian [n] with respect to logits [n, classes]."""
+    """Returns [n]: for each example, the mean of the Hessian's diagonal with respect to the logits [n, classes]."""
     from scipy import special
 
     return _variances(special.expit(logits) * (targets >= 0))

@@ -19,7 +19,7 @@ def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, n
       train: (features [n, d], labels [n]).
       test: (features [m, d], labels [m]).
       neighbors: number k of voting neighbors. If it exceeds n, n is used.
-      temperature: votes are weighted by exp(cosine similarity / temperature), or uniformly if None.
+      temperature: votes are weighted by exp(cosine similarity / temperature), or equally if None.
 
     Returns:
       A dict with `accuracy`, the test accuracy in [0, 1].

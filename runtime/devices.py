@@ -60,8 +60,8 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
     """Connects to a TPU as described in TensorFlow's guide "Use TPUs", and returns the strategy.
 
     This function has not been tested on TPU hardware. On a TPU VM, `--tpu_name=local` selects the TPU of the VM and
-    requires no connection. With any other name, the input pipeline runs on the TPU's hosts, which can read only `gs://` paths,
-    so `folder:` and local directories are not supported. The coordinator's CPU fits the `lbfgs` and `knn`
+    requires no connection. With other names, the input pipeline runs on the TPU's hosts, which can read only `gs://`
+    paths, so `folder:` and local directories are not supported. The coordinator's CPU fits the `lbfgs` and `knn`
     classifiers, runs the `contrastive` protocol with one replica, and exports SavedModels. The tests compile the
     training step and the evaluation with XLA. They show that XLA supports all operations, but do not measure speed or
     memory use.

@@ -12,7 +12,7 @@ from sources.indexed import IndexedSource
 
 @functools.cache
 def _load_digits():
-    """Loads scikit-learn's data set only once, because parsing its text file is slow."""
+    """Loads scikit-learn's data set. The result is cached, because parsing the text file is slow."""
     from sklearn import datasets  # Imported here and below because only this data set requires scikit-learn.
 
     return datasets.load_digits()

@@ -266,5 +266,5 @@ def _check_links(root, files, flag):
     outside = [file for file in files if not (os.path.realpath(file) if os.path.islink(file) else
                                               real_paths[os.path.dirname(file)] + os.sep).startswith(inside)]
     if outside:
-        raise UserError(f"{flag}: {len(outside)} images are links to files outside the directory ({outside[0]}, "
-                        "...). Set --follow_links if this is intended.")
+        raise UserError(f"{flag}: some images are links to files outside the directory "
+                        f"({console.join_first(outside, limit=1)}). Set --follow_links if this is intended.")

@@ -26,7 +26,7 @@ with contextlib.suppress(ImportError):
     pillow_heif.register_heif_opener()
 
 Image.init()
-Image.MAX_IMAGE_PIXELS = None  # Replaced by --max_image_pixels.
+Image.MAX_IMAGE_PIXELS = None  # This limit is replaced by --max_image_pixels.
 # Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders run other programs.
 _FORMAT_OF_SUFFIX = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP",
                      ".tif": "TIFF", ".tiff": "TIFF", ".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}

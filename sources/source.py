@@ -19,7 +19,7 @@ class Source(abc.ABC):
     Attributes:
       name: name of the data set.
       class_names: class names in label order; None if examples have no labels.
-      multi_label: whether an example may have several classes. If True, its label contains 1 for each class that is
+      multi_label: whether an example may have several classes. If True, each label contains 1 for each class that is
         present, 0 for each class that is absent, and -1 for each class to ignore in training and evaluation (in
         PASCAL VOC, a class whose objects in the image are all marked as difficult).
     """

@@ -56,7 +56,10 @@ class TfdsSource(Source):
 
     @staticmethod
     def _find_label_lists(tfds, info) -> dict[str, str]:
-        """Returns the names of the features that list the classes of all and of easy objects, as in PASCAL VOC."""
+        """Returns a dict with the names of the features that list the classes of all objects and of easy objects.
+
+        PASCAL VOC has these features. For data sets without them, the dict is empty.
+        """
         names = {"all": "labels", "easy": "labels_no_difficult"}
         features = dict(info.features.items())
         label_lists = {objects: name for objects, name in names.items()

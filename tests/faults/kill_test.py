@@ -137,7 +137,7 @@ def test_second_signal_of_a_different_type_ends_the_process_at_once():
         assert process.stdout.readline() == "busy\n"
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() + process.stderr.readline() == (
-            "\nSIGINT: finishing the current work, then saving; a second signal stops immediately\n")
+            "\nSIGINT: finishing the current work, then saving; a second signal stops the program immediately\n")
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None
