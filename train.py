@@ -548,7 +548,8 @@ def _save(config, state, means, newest):
     """Writes a checkpoint, together with the other hosts, and returns the checkpoint's prefix.
 
     Raises:
-      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message contains the newest one.
+      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message states which earlier
+        checkpoint is the newest.
     """
     variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):

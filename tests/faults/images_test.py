@@ -216,7 +216,7 @@ def test_links_to_files_outside_the_folder_require_the_follow_links_flag(folder,
     (folder / "cat" / "outside.png").symlink_to(tmp_path / "elsewhere" / "a.png")
     (folder / "cat" / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
     (folder / "cat" / "circle").symlink_to(folder / "cat")
-    with pytest.raises(UserError, match="images are links to files outside the directory .* and 1 more.*--follow_links"):
+    with pytest.raises(UserError, match="links to files outside the directory .* and 1 more.*--follow_links"):
         folders.folder_source(str(folder))
     assert folders.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
 
