@@ -149,9 +149,9 @@ class Config:
         None,
         "Initial weights of a new run or, with --mode=eval, the weights to evaluate. Weights from this program or the "
         "original (TF2 or TF1) can be specified as a directory (the latest checkpoint in it is used), a checkpoint "
-        "prefix, a SavedModel or a TF Hub handle, and a ResNet from PyTorch as FILE.safetensors. In evaluation and "
-        "fine-tuning, network settings and --image_size are taken from the checkpoint unless they are set. When a run "
-        "resumes, these weights are not loaded again.",
+        "prefix, a SavedModel or a TF Hub handle. A ResNet from PyTorch is specified as FILE.safetensors. In "
+        "evaluation and fine-tuning, network settings and --image_size are taken from the checkpoint unless they are "
+        "set. When a run resumes, these weights are not loaded again.",
         identity=True,
     )
     seed: int | None = setting(
@@ -194,7 +194,7 @@ class Config:
     )
     corrupt_images: str = setting(
         "error",
-        "How to handle unusable images in a folder (corrupt, truncated, too large, or in an unsupported format). "
+        "Handling of unusable images in a folder (corrupt, truncated, too large, or in an unsupported format). "
         "error: report them and stop; skip: train and evaluate without them. All images are checked before a run "
         "starts, and again before it resumes if any file has changed.",
         choices=("error", "skip"),
@@ -210,12 +210,12 @@ class Config:
     )
     follow_links: bool = setting(False, "Follow symbolic links that point outside the image folder.",
                                  data_access=True)
-    cache_dataset: bool = setting(False, "Cache the encoded examples in memory during the first epoch.",
+    cache_dataset: bool = setting(False, "Keep the encoded examples in memory after reading them in the first epoch.",
                                   order=True, no_effect=True)
     shuffle_buffer_mb: int = setting(
         1024,
         "Memory limit, in MB per host, for the shuffle buffer of encoded TFDS examples. Other data sets are shuffled "
-        "completely, by index.",
+        "completely, because shuffling their indices requires little memory.",
         minimum=1,
         order=True, per_host=True,
     )
@@ -385,7 +385,7 @@ class Config:
     )
     learning_rate_scaling: str = setting(
         "linear",
-        "How to scale the learning rate with the batch size. linear: learning_rate * train_batch_size / 256; sqrt: "
+        "Scaling of the learning rate with the batch size. linear: learning_rate * train_batch_size / 256; sqrt: "
         "learning_rate * sqrt(train_batch_size) (paper, B.1).",
         choices=("linear", "sqrt"),
         identity=True,
@@ -457,9 +457,9 @@ class Config:
     # Evaluation.
     eval_epochs: int = setting(
         0,
-        "Number of epochs between evaluations during training. 0: none. Evaluates the linear head and knn or, without "
-        "labels, the contrastive loss. A checkpoint is written before each evaluation. knn computes the features of "
-        "the whole training split, which takes about a third of the time of an epoch.",
+        "Number of epochs between evaluations during training. 0: none. Each evaluation covers the linear head and knn "
+        "or, without labels, the contrastive loss. A checkpoint is written before each evaluation. knn computes the "
+        "features of the whole training split, which takes about a third of the time of an epoch.",
         minimum=0, maximum=10**6, no_effect=True,
     )
     eval_steps: int = setting(
@@ -666,7 +666,7 @@ def _check_value(field, value):
     if value is None:
         if field.default is None:
             return
-        raise UserError(f"--{field.name}: the value is missing. Set one, such as the default {default}.")
+        raise UserError(f"--{field.name}: the value is missing. Specify a value, such as the default {default}.")
     rules = field.metadata
     flag = as_flag(field.name, value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -38,7 +38,8 @@ def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
     if not path.strip():
         raise UserError(f"{flag}={path}: the path is empty. Specify a directory or a file, or remove the flag.")
     if _CONTROL_CHARACTERS.search(path):
-        raise UserError(f"{flag}={path!a}: the path contains control characters or is not valid UTF-8. Rename it.")
+        raise UserError(f"{flag}={path!a}: the path contains control characters or is not valid UTF-8. Use another "
+                        "path.")
     scheme, separator, _ = path.partition("://")
     if separator and scheme != "gs":
         raise UserError(f"{flag}={path}: {scheme}:// is not supported. Use a local path or gs://.")
@@ -85,4 +86,4 @@ def check_writable_parent(flag: str, path: str | None, create_parents: bool = Fa
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(os.path.join(directory, name))
         except OSError as error:  # The name is too long, or its parent is a file.
-            raise UserError(f"{flag}={path}: the path is invalid ({error.strerror}). Use another one.") from error
+            raise UserError(f"{flag}={path}: the path is invalid ({error.strerror}). Use another path.") from error

@@ -78,7 +78,7 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
     except tf.errors.NotFoundError:  # The file was removed after `is_file`.
         return default
     except tf.errors.OpError as error:
-        raise UserError(f"{path}: the file cannot be read ({first_line(error)}). Make it readable, or remove it."
+        raise UserError(f"{path}: the file cannot be read ({first_line(error)}). Make the file readable, or remove it."
                         ) from error
     return content if isinstance(content, expected_type) else default
 

@@ -226,8 +226,8 @@ def _split_folders(root, listing, flag):
         return {"train": root}
     if others and (len(split_folders) > 1 or _list_folder(split_folders[0]).folders):
         raise UserError(f"{flag}: split folders ({names}) are next to other folders "
-                        f"({console.join_first(others)}). Move the others into the split folders or out of the data "
-                        "set, or rename the split folders if they are classes.")
+                        f"({console.join_first(others)}). Move the other folders into the split folders or out of "
+                        "the data set, or rename the split folders if they are classes.")
     if others:
         console.log(f"{flag.removeprefix('--dataset=')}: the folder {names} counts as a class, not as a split, because "
                     f"it is next to {console.join_first(others)}")
@@ -253,8 +253,8 @@ def _scan_split(folder, flag):
         if len(split_folders) > 1 or any(_list_folder(inner).folders for inner in split_folders):
             names = console.join_first([inner.name for inner in split_folders])
             raise UserError(f"{flag}: {child.name} would be a class, but contains split folders ({names}). Move the "
-                            f"split folders above the class folders, or pass --dataset=folder:{child} if that is the "
-                            "data set.")
+                            f"split folders above the class folders, or pass --dataset=folder:{child} if that "
+                            "folder is the data set.")
     files = [(child.name, file) for child in listing.folders for file in image_files.find_images(child)]
     return [(None, file) for file in listing.images] + files, listing.empty
 

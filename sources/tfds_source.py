@@ -94,8 +94,8 @@ class TfdsSource(Source):
         with futures.ThreadPoolExecutor(16) as pool:  # Remote storage has high latency.
             problems = [problem for problem in pool.map(_file_problem, sorted(paths)) if problem]
         if problems:
-            raise UserError(f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files in "
-                            f"{split} affected). Copy or prepare the data set again.")
+            raise UserError(f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files of "
+                            f"{split} are affected). Copy or prepare the data set again.")
         self._checked |= paths
 
     def _files(self, split, shards, shard):
