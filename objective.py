@@ -29,6 +29,9 @@ def add_contrastive_loss(
     where t is the temperature. As in the original, the loss for an image is the *sum* l(i, j) + l(j, i), so the
     result is twice the mean in the paper's Algorithm 1. Published learning rates are tuned for this scale.
 
+    Training uses this function by default, and `large_batch.blocked_nt_xent` if the similarity matrix is large;
+    `model.contrastive_loss` selects the loss.
+
     Args:
       hidden: [2n, d] projections z, with all first views before all second views. Half-precision input is cast to
         float32.
