@@ -240,7 +240,7 @@ def _apply_layers(layers, inputs, training):
 
 
 def _shortcut(filters, strides, sk_ratio, norm):
-    """Returns the layers of a projection shortcut: in SK networks, ResNet-D's pooling; 1x1 convolution; batch norm."""
+    """Returns the layers of a projection shortcut: pooling (SK networks only), 1x1 convolution, batch norm."""
     norm_layer = BatchNormRelu(relu=False, norm=norm)
     if sk_ratio == 0:
         return [Conv2dFixedPadding(filters, 1, strides), norm_layer]
@@ -353,7 +353,7 @@ class ResNet(keras.layers.Layer):
             for group, count in enumerate(blocks)]
 
     def freeze_up_to(self, block: int) -> None:
-        """Freezes the weights and statistics of the stem and of the first `block` block groups."""
+        """Freezes the weights and statistics of the stem and of block groups 1 to `block`."""
         frozen = self.initial_conv_relu_max_pool + self.block_groups[:block]
         for layer in frozen:
             if layer is not None:

@@ -168,7 +168,10 @@ def _download(handle, flag):
 
 
 def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
-    """Reads the names, shapes and step of the weights at `path` (see `locate`). Raises `UserError`."""
+    """Reads the names, shapes and step of the weights at `path` (see `locate`).
+
+    Raises `UserError` if they cannot be read.
+    """
     prefix, saved_model = locate(path, flag)
     if prefix.endswith(torch_names.SUFFIX) and not saved_model:
         contents = torch_files.read_contents(prefix, flag)

@@ -143,7 +143,7 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
 
 
 def _principal_components(vectors):
-    """Returns the coordinates of the vectors on at least 2 and at most 50 principal components, float32 [n, c]."""
+    """Returns the projections of the vectors onto their first c principal components (2 <= c <= 50), float32 [n, c]."""
     centered = vectors - vectors.mean(0)
     left, values, _ = np.linalg.svd(centered, full_matrices=False)
     components = (left * values)[:, :_MAP_COMPONENTS]
@@ -165,7 +165,8 @@ def predict_from_neighbors(indices: np.ndarray, labels: np.ndarray, num_classes:
       num_classes: number of classes.
 
     Returns:
-      The most frequent label among the neighbors, int [n]. Ties are resolved to the smallest label, as in scikit-learn.
+      The most frequent label among the neighbors, int [n]. Ties are broken in favor of the
+      smallest label, as in scikit-learn.
     """
     predictions = np.zeros(len(indices), np.int64)
     for begin in range(0, len(indices), _BLOCK_ROWS):

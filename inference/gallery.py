@@ -114,7 +114,7 @@ def write_sample(saved_model: str, source: FolderSource, split: str, directory: 
       source: the image folder.
       split: the split, or a slice of it.
       directory: output directory for gallery.html and gallery.pairs.csv.
-      seed: seed for the sample, and for the random choices of the page.
+      seed: seed for sampling the images, and for the random choices made when the page is built.
 
     Returns:
       The paths of the page and the CSV file.

@@ -94,7 +94,7 @@ def _add_candidates(indices, similarities, block, offset):
     Args:
       indices: the neighbors found so far, most similar first; int32 [n, k].
       similarities: similarities of these neighbors; float32 [n, k].
-      block: similarities of the n vectors to the vectors offset, ..., offset + m - 1; float32 [n, m].
+      block: similarities of the n vectors to the vectors with indices offset to offset + m - 1; float32 [n, m].
       offset: see `block`. Larger than all elements of `indices`.
     """
     k = similarities.shape[1]
@@ -119,7 +119,10 @@ def _add_candidates(indices, similarities, block, offset):
 
 
 class _ClosestPairs:
-    """The `limit` most similar pairs that reach a threshold. Stores at most 2 * `limit` pairs and one more block."""
+    """The `limit` most similar pairs that reach a threshold.
+
+    At most 2 * `limit` pairs are stored, plus those of one block.
+    """
 
     def __init__(self, threshold, limit):
         self.count = 0  # number of pairs that reach the threshold

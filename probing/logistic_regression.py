@@ -24,7 +24,7 @@ from runtime import progress
 L2_PER_EXAMPLE_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # for standardized features
 _HELD_OUT_FRACTION = 0.2
 _BLOCK_ROWS = 4096  # number of examples processed at once
-_CACHED_BYTES = 2**30  # maximum memory for examples that are converted to float64 only once
+_CACHED_BYTES = 2**30  # memory limit: smaller training sets are kept as float64
 PATH_ITERATIONS = 3000
 PATH_TOLERANCE = 1e-6  # stopping threshold: maximum norm of the preconditioned gradient of the mean loss
 PATH_LOSS_TOLERANCE = 1e-7  # stopping threshold: relative decrease of the mean loss per iteration
@@ -135,7 +135,7 @@ class LogisticPath:
         return prepared
 
     def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (inputs, targets) for blocks of training examples. With a basis, the inputs are coordinates in it."""
+        """Yields (inputs, targets) for blocks of training examples. Inputs are expressed in the basis, if any."""
         for start in range(0, len(self._rows), _BLOCK_ROWS):
             block = slice(start, start + _BLOCK_ROWS)
             inputs = self._prepare(self._rows[block]) if self._cached is None else self._cached[block]

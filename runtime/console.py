@@ -60,7 +60,7 @@ def set_up() -> None:
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is not None and stream is not getattr(sys, f"__{name}__"):
-            continue  # The stream was replaced by other code, such as pytest's capture.
+            continue  # Other code, such as pytest's output capturing, has replaced the stream.
         if stream is not None and isinstance(getattr(stream.buffer, "raw", None), _Console):
             continue
         if stream is not None:

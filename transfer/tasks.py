@@ -76,7 +76,7 @@ def task_from_arguments(arguments: argparse.Namespace) -> Task:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The hyper-parameter grid for fine-tuning or for training from random weights (paper, B.8.1)."""
+    """The hyper-parameter grid for fine-tuning or for training from scratch (paper, B.8.1)."""
 
     learning_rates: tuple
     weight_decays: tuple  # The optimizer receives weight_decay / learning_rate.

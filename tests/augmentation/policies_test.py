@@ -28,7 +28,7 @@ def make_seeds(count, start=0):
 
 
 def apply(operator, image, count=COUNT, **parameters):
-    """Applies a random operator `count` times to a uint8 image [h, w, 3]. Returns float images [count, h, w, 3]."""
+    """Returns `count` versions of a uint8 image [h, w, 3], each randomly augmented, as floats [count, h, w, 3]."""
     channels = data_util.to_channels(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
     return data_util.from_channels(list(operator(channels, make_seeds(count), **parameters))).numpy()
 
