@@ -83,10 +83,10 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
           momentum: float.
           use_nesterov: whether to use Nesterov momentum.
           weight_decay: float; weight_decay * param is added to the gradient.
-          exclude_from_weight_decay: rule that selects variables without weight decay: a predicate on variables, or a
-            list of regular expressions that are searched for in variable names.
-          exclude_from_layer_adaptation: rule that selects variables without the trust ratio, in the same form. None:
-            the rule in `exclude_from_weight_decay`.
+          exclude_from_weight_decay: rule that selects the variables to exclude from weight decay: a predicate on
+            variables, or a list of regular expressions that are searched for in variable names.
+          exclude_from_layer_adaptation: rule that selects the variables to which the trust ratio is not applied, in the
+            same form. If None, `exclude_from_weight_decay` is used.
           classic_momentum: see `lars_update`.
           eeta: trust coefficient.
           name: name of the optimizer.

@@ -70,7 +70,7 @@ def reset_peak():
 
 
 def measure_one(form, count):
-    """Returns the seconds, the megabytes and the number of pairs of a search. Called in a child process."""
+    """Returns the time, the memory and the number of pairs found in a search. Called in a child process."""
     function = {"blocked": blocked, "plain": plain}[form]
     function(clustered_vectors(256))  # Libraries allocate their buffers here, outside the measurement.
     vectors = clustered_vectors(int(count))

@@ -317,7 +317,7 @@ def _map(images, vectors, clusters, rows, seed):
 
 
 def _classes(classes, neighbors):
-    """Returns the template values on the classes: accuracies of leave-one-out nearest neighbors, and confusions."""
+    """Returns the values for the template's class section: nearest-neighbor accuracies, and confused classes."""
     names, labels = np.unique(classes, return_inverse=True)
     predictions = analysis.predict_from_neighbors(neighbors.indices[:, :KNN_NEIGHBORS], labels, len(names))
     rows = []

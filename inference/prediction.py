@@ -77,7 +77,7 @@ def write_predictions(saved_model: str, inputs: list[str], out: str, image_size:
 def _predict_batches(saved_model, paths, image_size, unreadable) -> Iterator[tuple[list[str], list[str], np.ndarray]]:
     """Yields (readable paths, class names, probabilities [n, classes]) for each batch with readable images.
 
-    Adds the reasons why images cannot be read to the dict `unreadable`.
+    For each image that cannot be read, adds the reason to the dict `unreadable`.
     """
     saved_model = check_weights_path("MODEL", saved_model)
     function, description = endpoints.load_endpoint(saved_model, "logits_sup")

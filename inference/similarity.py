@@ -94,8 +94,8 @@ def _add_candidates(indices, similarities, block, offset):
     Args:
       indices: the neighbors found so far, most similar first; int32 [n, k].
       similarities: similarities of these neighbors; float32 [n, k].
-      block: similarities of the n vectors to the vectors with indices offset to offset + m - 1; float32 [n, m].
-      offset: see `block`. Larger than all elements of `indices`.
+      block: similarities of the n vectors to m others; float32 [n, m]. Column j belongs to the vector `offset + j`.
+      offset: index of the vector in the first column of `block`. Larger than all elements of `indices`.
     """
     k = similarities.shape[1]
     if not k:

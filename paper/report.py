@@ -114,9 +114,9 @@ def _differences(paper, ours):
 
 
 def _add_changes(study, rows):
-    """Adds each run's change of the accuracy from its baseline run, ours and the paper's, in percentage points.
+    """Adds the change in accuracy relative to the baseline run to each row, for our results and for the paper's.
 
-    For Table 3, the change is that from g(h) to h in the same run.
+    Changes are in percentage points. For Table 3, the change is the accuracy on h minus that on g(h) in the same run.
     """
     rows_by_name = {row["run"]: row for row in rows}
     for row in rows:
@@ -196,7 +196,7 @@ def shown_table(rows: list[dict], shown: tuple[str, ...] = ()) -> tuple[list[str
 
 
 def _baselines(rows):
-    """Returns the set of the runs that others are compared with."""
+    """Returns the set of baseline runs."""
     return {row["baseline"] for row in rows} - {None}
 
 
@@ -205,7 +205,7 @@ def _without_constant_columns(titles, texts):
     constant = {index for index, column in enumerate(zip(*texts)) if len(texts) > 1 and len(set(column)) == 1}
     sentence = "; ".join(f"{titles[index]}: {texts[0][index]}" for index in sorted(constant))
     table = [[text for index, text in enumerate(row) if index not in constant] for row in (titles, *texts)]
-    return (table[0], table[1:]), f"In all rows, {sentence}." if sentence else ""
+    return (table[0], table[1:]), f"The same in all rows: {sentence}." if sentence else ""
 
 
 def _results(name, rows, base, scale):
@@ -228,9 +228,9 @@ def _results(name, rows, base, scale):
 def _meaning_of_change(rows):
     """Returns a sentence that explains the column `change`."""
     baselines = _baselines(rows)
-    start = "g(h) to h" if not baselines else "the run in the column baseline" if len(baselines) > 1 else (
-        f'the run "{baselines.pop()}"')
-    return f"Changes of the accuracy from {start} are in percentage points."
+    start = "from g(h) to h" if not baselines else "relative to each row's baseline" if len(baselines) > 1 else (
+        f'relative to the run "{baselines.pop()}"')
+    return f"Changes in accuracy are {start}, in percentage points."
 
 
 def _seeds_text(base, scale):
@@ -265,7 +265,8 @@ def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
 
 def _finding(study, rows, scale):
     """Describes the paper's finding and the settings for our runs."""
-    finding = f"The paper: {study.finding}" if study.runs else f"{study.finding[:1].upper()}{study.finding[1:]}"
+    finding = study.finding[:1].upper() + study.finding[1:]
+    finding = f"Finding of the paper: {study.finding}" if study.runs else finding
     recipes = dict.fromkeys(run.small_recipe for run in study.runs_at(scale) if not run.transfer)
     if scale != "small" or not rows or not recipes:
         return f"{finding}."
@@ -507,7 +508,7 @@ def _plot(rows, scale):
     if plots_changes:
         axis.axvline(0, color="0.6", linewidth=1)
     axis.set_yticks(heights, names, fontsize=8)
-    axis.set_xlabel("change of the accuracy, percentage points" if plots_changes else "accuracy, %")
+    axis.set_xlabel("change in accuracy, percentage points" if plots_changes else "accuracy, %")
     axis.grid(axis="y", color="0.85")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     buffer = io.BytesIO()

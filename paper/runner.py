@@ -180,9 +180,9 @@ class InProgress(UserError):
 class Runner:
     """An executor for runs at one scale. Skips finished runs, and reuses the results of identical runs.
 
-    Any number of processes, also on different machines, can use the same directory. While a process executes a run, it
-    holds a lock whose name is the digest of the run's settings, so no other process executes that run or an identical
-    run of another study.
+    Any number of processes, including processes on other machines, can use the same directory. While a process executes
+    a run, it holds a lock whose name is the digest of the run's settings, so no other process executes that run or an
+    identical run of another study.
     """
 
     def __init__(self, base: str, scale: str, extra: dict | None = None):

@@ -138,7 +138,7 @@ def _simclr_rows(name):
 
 
 def _cited_rows(name):
-    """Returns the rows of methods other than SimCLR in a table, as pairs of a label and the row."""
+    """Returns a table's rows for methods other than SimCLR, as (label, row) pairs."""
     return [(f"{row['Method'].split(' (')[0]}, {row['Architecture'].removesuffix(' (*)')}", row)
             for row in read_numbers(name) if row["Method"] != "SimCLR (ours)"]
 
@@ -281,7 +281,7 @@ _SMALL_CIFAR_EPOCHS = {epochs: max(epochs // 250, 1) for epochs in _CIFAR_EPOCHS
 
 
 def _cifar_run(name, temperature, batch, rate, epochs):
-    """Returns a run for Figure B.7 or B.8. Rate 1.0 and 1000 epochs are those of the recipe."""
+    """Returns a run for Figure B.7 or B.8. The recipe has a learning rate of 1.0 and 1000 epochs."""
     changed = dict(learning_rate=rate, train_epochs=epochs)
     small = dict(learning_rate=_SMALL_CIFAR_RATES[rate], train_epochs=_SMALL_CIFAR_EPOCHS[epochs])
     is_default = (rate, epochs) == (1.0, 1000)
@@ -454,7 +454,7 @@ def _few_labels_cited():
 def _supervised_long():
     """Returns the runs for Table B.3: longer supervised training with SimCLR's augmentations, and with AutoAugment.
 
-    A footnote says that AutoAugment is best "between 900 and 500 epochs", where 900 may be meant to be 90.
+    A footnote says that AutoAugment is best "between 900 and 500 epochs"; 900 may be a typo for 90.
     """
     columns = {"crop": ("Crop", {}), "crop, color": ("+Color", dict(color_jitter_strength=1.0)),
                "crop, color, blur": ("+Color+Blur", dict(color_jitter_strength=1.0, use_blur=True))}

@@ -196,8 +196,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[bytes]:
     """Returns a context manager that checks an image file's size and header and yields its content for `convert`.
 
-    Decode the image inside the context, which processes large images one at a time to bound memory use regardless of
-    the number of threads.
+    Decode the image inside the `with` block: large images are then processed one at a time, which bounds memory use
+    regardless of the number of threads.
 
     Args:
       path: a local path or a gs:// path.

@@ -75,7 +75,7 @@ def section(text, name):
 
 
 def captions(text):
-    """Returns the file names in the captions of a part of a page."""
+    """Returns the file names in the captions in one section of a page."""
     return [html.unescape(name) for name in re.findall(r'<figcaption title="([^"]*)"', text)]
 
 
@@ -98,7 +98,7 @@ def test_same_images_and_seed_give_the_same_page(page, photos):
     assert (directory / "again.html").read_text() == text.replace("g.pairs.csv", "again.pairs.csv")
 
 
-def test_copy_in_another_format_is_the_closest_pair(page):
+def test_an_image_and_its_copy_in_another_format_are_the_closest_pair(page):
     first, second = captions(section(page[1], "duplicates"))[:2]
     assert {first, second} == {"11.jpg", "copy of 11.png"}
     header, *rows = csv.reader((page[0] / "g.pairs.csv").open())

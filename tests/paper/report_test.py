@@ -121,7 +121,7 @@ def test_changes_from_the_baseline_run_are_compared_with_the_papers(tmp_path):
             for row in rows] == [("1/8", "-4.0", "-3.6", "yes"), ("1/2", "+1.0", "-0.6", "no"),
                                  ("1", None, None, None), ("1 + blur", "+1.0", "+1.3", "yes")]
     lines = report.markdown("color", rows, str(tmp_path), "small")
-    assert 'Changes of the accuracy from the run "1" are in percentage points.' in lines[1]
+    assert 'Changes in accuracy are relative to the run "1", in percentage points.' in lines[1]
     assert "over 3 seeds" not in "".join(lines)
     for seed, accuracy in zip((1, 2, 3), (0.44, 0.45, 0.46)):
         finish(tmp_path, "seeds", studies.find_run(("seeds", f"seed {seed}")), {runner.LBFGS: accuracy})
@@ -136,13 +136,13 @@ def test_changes_of_probes_are_those_from_g_of_h_to_h(tmp_path):
            probes=dict(rotation=dict(majority_baseline=0.25, h=0.3, z=0.4)))
     row, = report.rows_of("probes", str(tmp_path), "small")
     assert (row["change"], row["change in the paper"], row["same direction"]) == ("-10.0", "+42.0", "no")
-    assert "Changes of the accuracy from g(h) to h are" in report.markdown("probes", [row], str(tmp_path), "small")[1]
+    assert "Changes in accuracy are from g(h) to h," in report.markdown("probes", [row], str(tmp_path), "small")[1]
 
 
 def test_constant_columns_are_described_in_a_sentence(tmp_path):
     finish_color_runs(tmp_path, {"1/8": 0.40, "1": 0.44})
     lines = report.markdown("color", report.rows_of("color", str(tmp_path), "small"), str(tmp_path), "small")
-    assert "In all rows, minutes: 1.5." in lines[1]
+    assert "The same in all rows: minutes: 1.5." in lines[1]
     assert not any("minutes" in line for line in lines[2:])
 
 

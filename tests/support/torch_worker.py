@@ -52,7 +52,7 @@ def card_code(card, title):
 
 
 def stock_network(name, library, path):
-    """Returns a library's network `name` with random weights and statistics, and writes them to `path`."""
+    """Returns a library's network with random weights and statistics, and writes these to `path`."""
     models = importlib.import_module(f"{library}.models")
     torch.manual_seed(0)
     network = getattr(models, name)()
