@@ -4,14 +4,14 @@
 
 - `logistic_regression`: `--eval_protocol=lbfgs` on 50,000 and 100,000 examples with 512 features and 100 classes. The
   baseline is scikit-learn's LogisticRegression with StandardScaler, on features in memory.
-- `mlp`: a probe of Table 3 on as many examples with 512 features and two classes, trained for one epoch. The baseline
-  is scikit-learn's MLPClassifier with StandardScaler, on features in memory.
+- `mlp`: a probe of Table 3 on the same numbers of examples with 512 features and two classes, trained for one epoch.
+  The baseline is scikit-learn's MLPClassifier with StandardScaler, on features in memory.
 - `contrastive`: `--eval_protocol=contrastive` for ResNet-50 at 224 pixels, with batches of 128, 256 and 512 images.
   The baseline embeds all images of a batch at once.
 
-Prints two JSON lines per case, for MB and seconds. Each measurement runs in a separate process. The memory is the
-increase in anonymous memory. This excludes memory maps of files, because the system can write them to disk. Requires
-Linux, because memory usage is read from /proc.
+Prints two JSON lines per case: one with the memory in MB, and one with the time in seconds. Each measurement runs in a
+separate process. The memory is the peak increase in anonymous memory. This excludes memory maps of files, because the
+system can write them to disk. Requires Linux, because memory usage is read from /proc.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def measure_call(function):
 
 
 def clusters(count, num_classes):
-    """Yields blocks of overlapping clusters: vectors float32 [1000, width] and labels [1000]."""
+    """Yields blocks of examples from overlapping clusters, as (float32 vectors [1000, width], labels [1000])."""
     random = np.random.default_rng(0)
     centers = random.normal(size=[num_classes, _WIDTH]).astype(np.float32)
     for _ in range(count // 1000):
@@ -66,7 +66,7 @@ def clusters(count, num_classes):
 
 
 def in_file(count, num_classes):
-    """Returns vectors in a memory map, and labels."""
+    """Returns the vectors of all examples as a memory map, and their labels as an array."""
     from probing import features
 
     file, labels = features.VectorFile(), []
@@ -77,7 +77,7 @@ def in_file(count, num_classes):
 
 
 def in_memory(count, num_classes):
-    """Returns vectors and labels as arrays."""
+    """Returns the vectors and labels of all examples as arrays."""
     return tuple(map(np.concatenate, zip(*clusters(count, num_classes))))
 
 

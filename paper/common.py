@@ -31,7 +31,7 @@ def check_has_projection_head(model: model_lib.Model) -> None:
 
 
 def load(path: str) -> tuple[model_lib.Model, int]:
-    """Loads the network from a checkpoint or SavedModel in float32.
+    """Loads a network from a checkpoint or SavedModel. The network computes in float32.
 
     Returns:
       The model, and the training image size in pixels (224 if unknown).

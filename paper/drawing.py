@@ -55,7 +55,8 @@ def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = (),
     Args:
       path: CSV file.
       columns: required columns.
-      numeric: columns to convert to floats. Accuracies must be in [0, 1], and all other values must be positive.
+      numeric: columns to convert to floats. Accuracies must be in [0, 1]. Values in the other numeric columns must be
+        positive.
       measure: column that contains the accuracies.
 
     Returns:
@@ -114,7 +115,7 @@ def _panels(rows, columns, size=1.9):
 # ---------------------------------------------------------------------------------------------------- augmentation
 
 
-_OPERATORS = {  # title -> names for `policies.branch_policy`, applied to the center crop
+_OPERATORS = {  # title -> names for `policies.branch_policy`; the operators are applied to the center crop
     "original": (), "crop, resize": ("crop",), "crop, resize, flip": ("crop",), "color drop": ("drop",),
     "color jitter": ("jitter",),
     "rotate": ("rotate",), "cutout": ("cutout",), "Gaussian noise": ("noise",), "Gaussian blur": ("blur",),
@@ -198,7 +199,7 @@ def histograms(images: list[np.ndarray], out: str, size: int = 160) -> str:
 
 
 def eigenvalues(path: str, out: str) -> str:
-    """Plots the sorted squared real parts of a square linear projection head's eigenvalues (Appendix B.4)."""
+    """Plots the sorted squared real parts of the eigenvalues of a square linear projection head (Appendix B.4)."""
     model, _ = common.load(path)
     layers = model._projection_head.linear_layers
     kernel = layers[0].dense.kernel.numpy() if len(layers) == 1 else np.zeros([0, 1])
@@ -312,14 +313,15 @@ def pairs(path: str, out: str) -> str:
 def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, ...] = ()) -> str:
     """Plots accuracy by number of epochs, with one bar per batch size (Figures 9, B.1, B.2 and B.7).
 
-    The CSV file must contain the columns epochs, batch_size, `measure` and, optionally, scaling (of the learning rate).
+    The CSV file must contain the columns epochs, batch_size and `measure`. An optional column scaling contains the
+    learning-rate scaling, and each scaling has separate bars.
 
     Args:
       path: CSV file.
       out: output directory.
       measure: column to plot: accuracy or top-5.
-      average: columns in which runs of the same bar differ. The bar shows the mean over them, and an error bar the
-        sample standard deviation.
+      average: columns to average over. Each bar shows the mean over the runs that differ in these columns, and its
+        error bar shows the sample standard deviation.
     """
     rows = read_csv(path, ("epochs", "batch_size", measure, *average), ("epochs", "batch_size", measure), measure)
     bars = {}
@@ -327,9 +329,9 @@ def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, 
         key = row.get("scaling") or "", int(row["batch_size"])
         values = bars.setdefault(key, {}).setdefault(int(row["epochs"]), {})
         if values.setdefault(tuple(row[column] for column in average), row[measure]) != row[measure]:
-            raise UserError(f"--csv={path}: two rows have accuracies for batch_size={row['batch_size']:g} and "
-                            f"epochs={row['epochs']:g}. Add the column 'scaling' to distinguish them, remove one, or "
-                            "use --average=COLUMN.")
+            raise UserError(f"--csv={path}: two rows have different accuracies for "
+                            f"batch_size={row['batch_size']:g} and epochs={row['epochs']:g}. Add the column 'scaling' "
+                            "to distinguish the rows, remove one of them, or use --average=COLUMN.")
     bars = {key: {epochs: list(values.values()) for epochs, values in series.items()}
             for key, series in sorted(bars.items())}
     count = len({epochs for series in bars.values() for epochs in series})
@@ -360,8 +362,8 @@ def _grouped_bars(axis, series):
 
     Args:
       axis: matplotlib axis.
-      series: dict that maps labels to dicts that map numbers on the x-axis to lists of accuracies in [0, 1]. Each bar
-        shows the mean of a list and, for more than one value, an error bar with the sample standard deviation.
+      series: nested dict: label -> number on the x-axis -> list of accuracies in [0, 1]. Each bar shows the mean of a
+        list. If the list has more than one value, an error bar shows the sample standard deviation.
     """
     positions = sorted({x for bars in series.values() for x in bars})
     width = 0.8 / len(series)
@@ -379,8 +381,9 @@ def _grouped_bars(axis, series):
 def temperatures(path: str, out: str) -> str:
     """Plots the mean accuracy by batch size, with one bar per temperature (Figure B.8).
 
-    The CSV file must contain the columns temperature, batch_size, training and accuracy. There is one panel for each
-    value of training. Error bars show the sample standard deviation over the other columns: learning rates and epochs.
+    The CSV file must contain the columns temperature, batch_size, training and accuracy. The figure has one panel for
+    each value in the column training. Each bar shows the mean over all other settings (learning rates and epochs), and
+    its error bar shows the sample standard deviation.
     """
     columns = ("training", "temperature", "batch_size", "accuracy")
     panels = {}
@@ -418,8 +421,8 @@ def parameters(path: str, out: str) -> str:
 def methods(path: str | None, out: str) -> str:
     """Plots the paper's accuracies against the number of parameters, for SimCLR and other methods (Figure 1).
 
-    The accuracies are those that the paper prints: Table 6 and, for the supervised ResNet-50, Table B.3. The optional
-    CSV file adds our results. It must contain the columns network, million parameters, accuracy and group.
+    The paper's accuracies are from Table 6 and, for the supervised ResNet-50, from Table B.3. The optional CSV file
+    adds our results. It must contain the columns network, million parameters, accuracy and group.
     """
     table, supervised = studies.read_numbers("table_6"), studies.read_numbers("table_b3")[0]
     rows = [{"network": f"{row['Method'].removesuffix(' (ours)')}, {row['Architecture'].removesuffix(' (*)')}",
@@ -433,7 +436,7 @@ def methods(path: str | None, out: str) -> str:
 
 
 def _parameters_figure(rows, out, name):
-    """Plots one marker per row, with the network's name, and saves the figure. Writes ResNet-50 as R50."""
+    """Plots one marker per row, labeled with the network's name, and saves the figure. Shortens ResNet-50 to R50."""
     figure, axis = plt.subplots(figsize=(8, 5.5))
     for index, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         group_rows = [row for row in rows if row["group"] == group]
@@ -454,7 +457,7 @@ def _parameters_figure(rows, out, name):
                 name)
 
 
-_LABEL_POSITIONS = (  # horizontal and vertical offset from the point in points, and alignment
+_LABEL_POSITIONS = (  # x and y offset from the marker in typographic points, and text alignment
     (0, 5, "center", "bottom"), (0, -5, "center", "top"), (6, 0, "left", "center"), (-6, 0, "right", "center"),
     (5, 5, "left", "bottom"), (-5, 5, "right", "bottom"), (5, -5, "left", "top"), (-5, -5, "right", "top"),
     (0, 14, "center", "bottom"), (0, -14, "center", "top"))

@@ -36,7 +36,8 @@ _FIGURES = {
     "parameters": "accuracy by number of parameters (Figure 7); required columns: network, million parameters, "
                   "accuracy, group",
     "methods": "the paper's accuracies of SimCLR, supervised training and other methods by number of parameters "
-               "(Figure 1), and ours if --csv is set; required columns as for parameters",
+               "(Figure 1), and our accuracies if --csv is set; required columns: network, million parameters, "
+               "accuracy, group",
 }
 
 

@@ -8,9 +8,9 @@ The MLP predicts the random transformation applied to each evaluation crop: colo
 pretrained with the row's transformation (--augment_extra=rotate, noise or sobel); the default policy already includes
 grayscale. In the paper, g(h) has the same number of dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
 
-For each probe, the --out file contains `h` and `z`, the accuracies on h and on z = g(h), and `majority_baseline`, the
-accuracy of always predicting the most frequent class. Earlier versions named this key `guess` and the color probe
-`colour`.
+For each probe, the --out file contains three accuracies: `h` is the accuracy on h, `z` is the accuracy on z = g(h), and
+`majority_baseline` is the accuracy of always predicting the most frequent class. Earlier versions used the key `guess`
+for `majority_baseline`, and `colour` for the color probe.
 """
 
 from __future__ import annotations

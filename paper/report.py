@@ -24,8 +24,8 @@ _COLUMNS = {  # column title -> key in a finished run's results
     "linear head": runner.TOP_1, "top-5": "eval/label_top_5_accuracy", "transfer": "test",
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
-_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # shown only if the paper's table has them, or in `Study.shown`
-_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # other columns contain fractions, displayed in %
+_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # shown only if the paper's table or `Study.shown` has them
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # other columns are displayed in %
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's metrics that correspond to `runner.accuracy`
 _SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # metrics that have the same name in the paper
 ALPHA = 0.05  # significance level of the permutation test, as in the paper's tables
@@ -62,7 +62,7 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
 
 
 def _finished(name, run, base, scale):
-    """Returns a run's done.json, or None if the file is missing or the study or its recipe has since changed."""
+    """Returns the content of a run's done.json, or None if the file is missing or has outdated settings."""
     done = runner.read_done(runner.directory_of(base, scale, name, run))
     return done if done is not None and runner.is_current(run, scale, done) else None
 
@@ -79,7 +79,8 @@ def _row(run, done, scale, directory):
                     **{f"{probe} from {measure}": values[measure] for measure in ("h", "g(h)")}}
     paper = {f"paper, {measure}": number for measure, number in run.paper.items()}
     changed = run.small_flags.items() if scale == "small" else ()
-    changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed  # Other evaluations are other columns.
+    # Additional evaluations are omitted here, since they are shown as additional columns.
+    changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed
                               if flag not in ("eval_protocol", "eval_projections"))
     accuracy = runner.accuracy(done)
     ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SHARED_MEASURES},
@@ -103,9 +104,9 @@ def _finite_or_none(value):
 
 
 def _differences(paper, ours):
-    """Returns the differences (ours minus the paper's) as text, for all metrics that both report.
+    """Returns the differences (our result minus the paper's), as text, for all metrics with both results.
 
-    They are only meaningful at the paper's scale, since other data sets and batch sizes change all metrics.
+    Differences are meaningful only at the paper's scale, since other data sets and batch sizes change all metrics.
     """
     pairs = {measure: (ours[measure], number) for measure, number in paper.items() if ours.get(measure) is not None}
     return {"difference" if measure in _MAIN_MEASURES else f"difference, {measure}":
@@ -179,7 +180,7 @@ class _Code(str):
 
 
 def shown_table(rows: list[dict], shown: tuple[str, ...] = ()) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles of the non-empty columns and, for each row, the displayed text of each cell.
+    """Returns the titles of the displayed columns and, for each row, the text in these columns.
 
     Args:
       rows: result of `rows_of`.
@@ -196,16 +197,19 @@ def shown_table(rows: list[dict], shown: tuple[str, ...] = ()) -> tuple[list[str
 
 
 def _baselines(rows):
-    """Returns the set of baseline runs."""
+    """Returns the set of names of the baseline runs."""
     return {row["baseline"] for row in rows} - {None}
 
 
 def _without_constant_columns(titles, texts):
-    """Removes the columns that have the same text in all of several rows. Returns the table and a sentence on them."""
+    """Removes the columns that have the same text in all rows, unless there is only one row.
+
+    Returns the remaining table and a sentence that lists the removed columns, or "" if no column was removed.
+    """
     constant = {index for index, column in enumerate(zip(*texts)) if len(texts) > 1 and len(set(column)) == 1}
-    sentence = "; ".join(f"{titles[index]}: {texts[0][index]}" for index in sorted(constant))
+    sentence = "; ".join(f"{titles[index]} = {texts[0][index]}" for index in sorted(constant))
     table = [[text for index, text in enumerate(row) if index not in constant] for row in (titles, *texts)]
-    return (table[0], table[1:]), f"The same in all rows: {sentence}." if sentence else ""
+    return (table[0], table[1:]), f"Constant columns: {sentence}." if sentence else ""
 
 
 def _results(name, rows, base, scale):
@@ -356,8 +360,9 @@ def averages(name: str, rows: list[dict]) -> list[dict]:
       rows: result of `rows_of`.
 
     Returns:
-      One dict per group of finished runs, with the other plot columns, the number of `runs`, their `mean` accuracy, and
-      the sample `standard deviation` (None for one run). Empty if the study has no averages.
+      A list with one dict per group of finished runs. Each dict contains the group's values in the other plot columns,
+      the number of `runs`, their `mean` accuracy, and the sample `standard deviation` (None for one run). The list is
+      empty if the study has no `averaged_over` columns.
     """
     study = studies.STUDIES[name]
     if not study.averaged_over:
@@ -394,9 +399,9 @@ def correlations(name: str, base: str, scale: str) -> list[dict]:
       base, scale: see `rows_of`.
 
     Returns:
-      A list of dicts with `labels`, the label fraction; `points`, a list of (name, linear-evaluation accuracy,
-      fine-tuning accuracy); and the coefficients `pearson` and `spearman`, which are None if there are fewer than three
-      points.
+      A list with one dict per label fraction. `labels` is the label fraction, and `points` is a list of (name,
+      linear-evaluation accuracy, fine-tuning accuracy). `pearson` and `spearman` are the correlation coefficients, or
+      None if there are fewer than three points.
     """
     from scipy import stats
 
@@ -436,7 +441,8 @@ def summary(rows_by_study: dict[str, list[dict]]) -> str:
     versions = sorted({_without_control(version) for content in done.values() for version in content["commits"]
                        if version})
     if not done:
-        return "No finished runs. `python -m paper.tables run 1 --scale=small` executes those of Table 1, for example."
+        return ("No finished runs. For example, `python -m paper.tables run 1 --scale=small` executes the runs of "
+                "Table 1.")
     duration = console.format_duration(sum(content["seconds"] for content in done.values()))
     sentences = [f"{len(done)} runs, {duration} in total"]
     sentences += ["; ".join(machines)] * bool(machines) + [f"Version {', '.join(versions)}"] * bool(versions)
@@ -481,9 +487,9 @@ def _section(name, rows, base, scale):
 def _plot(rows, scale):
     """Returns a base64-encoded SVG plot of our results (dots) and the paper's (diamonds), or "" if there are none.
 
-    At the paper's scale, the results are accuracies (for Table 3, of predictions from h). At the small scale, whose
-    accuracies are not comparable with the paper's, they are changes from the baseline run if there is one, and
-    otherwise our accuracies.
+    At the paper's scale, the plot shows accuracies (for Table 3, those of predictions from h). Accuracies at the small
+    scale are not comparable with the paper's. Therefore, the plot shows the changes in accuracy (see `_add_changes`),
+    or only our accuracies if there are no changes.
     """
     import matplotlib
 

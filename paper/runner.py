@@ -168,13 +168,13 @@ def is_current(run: studies.Run, scale: str, done: dict) -> bool:
         return False
     try:
         extra = config_lib.parse_settings(shlex.join(done["arguments"][len(expected):]))
-    except UserError:  # A recorded flag is from another version.
+    except UserError:  # Another version stored a flag that this version does not have.
         return False
     return done["settings"] == settings_of(run, scale, extra)
 
 
 class InProgress(UserError):
-    """Raised if another process executes a run. The message names the run and the process."""
+    """Raised if another process is executing a run. The message contains the names of the run and the process."""
 
 
 class Runner:
@@ -202,7 +202,7 @@ class Runner:
         self._base, self._scale, self._extra = base, scale, extra or {}
 
     def check(self, study: str, run: studies.Run) -> None:
-        """Raises `UserError` if a run's arguments are invalid or change settings that its study compares."""
+        """Raises `UserError` if a run's arguments are invalid, or if the additional settings override its flags."""
         compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
         for name in self._extra:
             if name in compared:
@@ -217,7 +217,7 @@ class Runner:
             grid_search.check_settings(run.transfer, _split_settings(run, self._extra)[1])
 
     def run_all(self, runs: list[tuple[str, studies.Run]]) -> Iterator[tuple[str, studies.Run, dict]]:
-        """Executes runs, given as pairs of study name and run. Yields study name, run and done.json of finished runs.
+        """Executes runs, given as (study name, run). Yields (study name, run, content of done.json) for each run.
 
         Runs that other processes execute are postponed. When no other runs remain, waits for them. If the other process
         ends before it finishes a run, this process executes that run.
@@ -255,8 +255,8 @@ class Runner:
         Returns:
           The content of done.json: `arguments`, `settings`, `seconds` (summed over all attempts), `results`, `probes`,
           `million_parameters`, `hardware`, `commits`, `diverged` and `same_as`. If training diverged, in this run or in
-          the run that it starts from, `diverged` is True and there are no results. `same_as` is the directory of an
-          identical run, relative to `base`, or None.
+          the run that it starts from, `diverged` is True and there are no results. If the results are those of an
+          identical run, `same_as` is the directory of that run, relative to `base`; otherwise, it is None.
 
         Raises:
           InProgress: another process executes the run, an identical run, or the run that it starts from.
@@ -271,7 +271,8 @@ class Runner:
         os.makedirs(directory, exist_ok=True)
         with self._lock(study, run, settings):
             _refresh_cache(directory)
-            done = _read_done_with(settings, directory)  # Another process may have finished the run before the lock.
+            # Another process may have finished the run before this process locked it.
+            done = _read_done_with(settings, directory)
             if done is None:
                 identical = self._find_finished(settings)
                 if identical is None:
@@ -355,7 +356,7 @@ def _refresh_cache(directory):
 
 @contextlib.contextmanager
 def _recording_time(directory):
-    """Yields a dict and, on exit, stores it with the total `seconds` and all `commits` of the attempts at the run."""
+    """Yields a dict with the `commits` of all attempts at a run. On exit, adds the total `seconds` and stores it."""
     from runtime import storage
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()

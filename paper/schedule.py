@@ -1,4 +1,4 @@
-"""The distinct runs of several studies, in stages: each run starts from the weights of a run in an earlier stage."""
+"""Schedule of distinct runs in stages. After stage 1, each run starts from a run of the previous stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key = tuple[str, str]  # (study name, run name)
 
 @dataclasses.dataclass(frozen=True)
 class ScheduledRun:
-    """A run to execute. `identical` are the keys of the requested runs that share its results."""
+    """A run to execute. `identical` contains the keys of the other requested runs that share its results."""
 
     key: Key
     identical: tuple[Key, ...]
@@ -46,7 +46,7 @@ def schedule(names: list[str], scale: str, extra: dict | None = None) -> list[Sc
 
 
 def _starts(key):
-    """Returns the key of the run that a run starts from, of the run that this one starts from, and so on."""
+    """Returns the keys of all runs that a run starts from, directly or indirectly. The direct one is first."""
     start = studies.find_run(key).starts_from
     return [] if start is None else [start, *_starts(start)]
 
@@ -56,7 +56,7 @@ def _digest(key, scale, extra):
 
 
 def name_of(key: Key) -> str:
-    """Returns a run's name for `python -m paper.tables run --only`: its directory, relative to that of the scale."""
+    """Returns a run's name for `python -m paper.tables run --only`: the path STUDY/RUN of its directory."""
     study, run = key
     return f"{study}/{slug(run)}"
 

@@ -29,11 +29,11 @@ class Run:
     small_flags: dict = dataclasses.field(default_factory=dict)  # additional differences at the small scale
     recipe: str = "imagenet_paper.cfg"
     small_recipe: str = "study_small.cfg"
-    starts_from: tuple | None = None  # (study, run) whose weights are passed as --checkpoint
+    starts_from: tuple | None = None  # key (study, run) of the run whose weights are passed as --checkpoint
     transfer: str | None = None  # command of `python -m transfer` (linear, finetune or scratch), or None for run.py
     probes: tuple = ()  # probes from `paper.probes`, run on the trained network
-    plot_columns: dict = dataclasses.field(default_factory=dict)  # CSV columns in the report, for `paper.figures`
-    small_plot_columns: dict = dataclasses.field(default_factory=dict)  # values that differ at the small scale
+    plot_columns: dict = dataclasses.field(default_factory=dict)  # CSV columns of the report, for `paper.figures`
+    small_plot_columns: dict = dataclasses.field(default_factory=dict)  # replacements at the small scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Study:
     cited: tuple = ()  # (name, metric -> number or text) for the paper's rows without runs, such as other methods
     averaged_over: tuple = ()  # plot columns; the report shows mean and standard deviation over their values
     shown: tuple = ()  # result columns of the report that are shown although the paper prints no such numbers
-    # Name of the run that the other runs are compared with, or a function that returns it for the name of a run.
+    # Name of the run that the other runs are compared with, or a function that maps a run's name to this name.
     baseline: str | Callable[[str], str] = ""
 
     def baseline_of(self, run: str) -> str | None:
-        """Returns the name of the run that a run is compared with, or None. It may not exist at the small scale."""
+        """Returns the name of the run that a run is compared with, or None. The small scale may lack this run."""
         name = self.baseline(run) if callable(self.baseline) else self.baseline
         return None if name == run else name or None
 
@@ -198,8 +198,8 @@ def _temperatures():
 def _heads():
     """Returns the runs for Figure 8: different projection heads and output dimensions.
 
-    At the paper's scale, a linear head judges the representations: h in one run, g(h) in another. At the small scale,
-    logistic regression judges both in the same run.
+    At the paper's scale, a linear head evaluates h in one run and g(h) in another. At the small scale, logistic
+    regression evaluates both in the same run.
     """
     def columns(mode, size, representation):
         return dict(head=mode, dimension=size, representation=representation)
@@ -218,8 +218,8 @@ def _heads():
 def _batches():
     """Returns the runs for Figure 9 (top-1), Figure B.1 (top-5) and Table B.1.
 
-    At the small scale, batch sizes are divided by 8, so linear and square-root learning-rate scaling agree at batch
-    size 512 instead of 4096.
+    At the small scale, batch sizes are divided by 8, so linear and square-root scaling result in the same learning
+    rate at batch size 512 instead of 4096.
     """
     runs = []
     for row, epochs, (scaling, rate) in itertools.product(
@@ -239,7 +239,7 @@ def _batches():
 def _networks(depths, widths):
     """Returns the runs for Figure 7: 100 epochs of pretraining, and 90 epochs of supervised training.
 
-    The paper does not list the networks with supervised training, so the study contains all of them.
+    The paper does not list the networks that are trained with labels, so the study trains all of them with labels.
     """
     scratch, runs = _from_scratch_numbers(), []
     for depth, width in itertools.product(depths, widths):
@@ -254,7 +254,7 @@ def _networks(depths, widths):
 
 
 def _long_networks():
-    """Returns the runs for Figure 7 with 1000 epochs of pretraining, which Table 6 contains, too."""
+    """Returns the runs for Figure 7 with 1000 epochs of pretraining. Their results are also in Table 6."""
     return tuple(Run(f"{_network(width)}, 1000 epochs", dict(width_multiplier=width, train_epochs=1000),
                      _top_1(row["Top 1"]), plot_columns=dict(network=_network(width), group="1000 epochs"))
                  for width, row in _simclr_rows("table_6").items())
@@ -267,21 +267,21 @@ def _from_scratch_numbers():
 
 
 def _all_labels_numbers(training, width):
-    """Returns the results with all labels that the text of Appendix B.2 reports for a width of ResNet-50."""
+    """Returns the results for ResNet-50 of the given width, trained with all labels (text of Appendix B.2)."""
     return next(({"top-1": row["Top 1"], "top-5": row["Top 5"]} for row in read_numbers("appendix_b2_all_labels")
                  if (row["Training"], row["Architecture"]) == (training, _network(width))), {})
 
 
 _CIFAR_RATES = (0.5, 1.0, 1.5)
 _CIFAR_BATCHES = (256, 512, 1024, 2048, 4096)
-_CIFAR_EPOCHS = (100, 200, 300, 500, 1000)  # The paper's text only says that they are on both sides of 300.
-# The small scale's recipe corresponds to learning rate 1.0 and 1000 epochs.
+_CIFAR_EPOCHS = (100, 200, 300, 500, 1000)  # our choice; the paper only distinguishes up to 300 from more than 300
+# The small-scale recipe corresponds to learning rate 1.0 and 1000 epochs at the paper's scale.
 _SMALL_CIFAR_RATES = {rate: round(rate / 10, 3) for rate in _CIFAR_RATES}
 _SMALL_CIFAR_EPOCHS = {epochs: max(epochs // 250, 1) for epochs in _CIFAR_EPOCHS}
 
 
 def _cifar_run(name, temperature, batch, rate, epochs):
-    """Returns a run for Figure B.7 or B.8. The recipe has a learning rate of 1.0 and 1000 epochs."""
+    """Returns a run for Figure B.7 or B.8. The recipe sets learning_rate=1.0 and train_epochs=1000."""
     changed = dict(learning_rate=rate, train_epochs=epochs)
     small = dict(learning_rate=_SMALL_CIFAR_RATES[rate], train_epochs=_SMALL_CIFAR_EPOCHS[epochs])
     is_default = (rate, epochs) == (1.0, 1000)
@@ -295,7 +295,7 @@ def _cifar_run(name, temperature, batch, rate, epochs):
 
 
 def _cifar_temperatures():
-    """Returns the runs for Figure B.8: temperature and batch size, for several learning rates and lengths."""
+    """Returns the runs for Figure B.8: a grid of temperatures, batch sizes, learning rates and numbers of epochs."""
     return tuple(
         _cifar_run(f"temperature {temperature}, batch {batch}"
                    + ("" if (rate, epochs) == (1.0, 1000) else f", rate {rate}, {epochs} epochs"),
@@ -305,7 +305,7 @@ def _cifar_temperatures():
 
 
 def _cifar_batches():
-    """Returns the runs for Figure B.7: batch size and epochs, for several learning rates."""
+    """Returns the runs for Figure B.7: a grid of batch sizes, numbers of epochs and learning rates."""
     return tuple(_cifar_run(f"batch {batch}, {epochs} epochs, rate {rate}", 0.5, batch, rate, epochs)
                  for batch, epochs, rate in itertools.product(_CIFAR_BATCHES, _CIFAR_EPOCHS, _CIFAR_RATES))
 
@@ -314,7 +314,7 @@ def _cifar():
     """Returns the runs for Appendix B.9 that compare SimCLR with supervised training on CIFAR-10."""
     simclr, supervised = (_top_1(row["Top 1"]) for row in read_numbers("appendix_b9")[:2])
     return (Run("SimCLR", {}, simclr, recipe="cifar10_paper.cfg"),
-            # The paper does not describe the supervised baseline. Its weight decay is that of imagenet_supervised.cfg.
+            # The paper does not describe the supervised baseline. Use the weight decay of imagenet_supervised.cfg.
             Run("supervised", dict(train_mode="supervised", optimizer="momentum", learning_rate=0.1, weight_decay=1e-4),
                 supervised, dict(train_epochs=12), "cifar10_paper.cfg", "study_small_supervised.cfg"))
 
@@ -335,7 +335,7 @@ def _probes():
 
 
 def _linear():
-    """Returns the runs for Table 6 (linear evaluation after 1000 epochs) and Figure 1 (which adds a supervised one)."""
+    """Returns the runs for Table 6 (linear evaluation after 1000 epochs), and the supervised run for Figure 1."""
     simclr = [Run(_network(width), dict(train_epochs=1000, width_multiplier=width), _linear_numbers(row),
                   dict(train_epochs=4), plot_columns=dict(network=_network(width), group="SimCLR"))
               for width, row in _simclr_rows("table_6").items()]
@@ -346,7 +346,7 @@ def _linear():
 def _linear_ways():
     """Returns the runs for the three ways of linear evaluation in Appendix B.6.
 
-    The result in Table 6 is from the first one. At the small scale, the linear head is evaluated in all of them.
+    The result of the first run is also in Table 6. At the small scale, all three runs evaluate a linear head.
     """
     recipes = dict(recipe="imagenet_linear.cfg", small_recipe="study_small_labels.cfg",
                    starts_from=("linear", _network(1)))
@@ -367,7 +367,7 @@ def _few_labels(starts, columns):
     """Returns the runs that fine-tune pretrained networks on fractions of the labels.
 
     Args:
-      starts: list of (name, (study, run) that provides the weights, network flags).
+      starts: list of (name, key of the run that provides the weights, network flags).
       columns: list of (label fraction, recipe, small-scale flags, dict mapping metrics to lists with one result per
         item in `starts`).
     """
@@ -389,9 +389,9 @@ _LENGTH_BATCHES = tuple(2**exponent for exponent in range(8, 16))  # 256 to 32,7
 def _lengths():
     """Returns the runs for Figure B.2: batch sizes and numbers of epochs, with square-root learning-rate scaling.
 
-    The paper names only the largest values, so the study is the grid of all powers of two. At the small scale, batch
-    sizes are divided by 32, so that the default of 4096 becomes 128. The results from 100 to 800 epochs are also in
-    Table B.1.
+    The paper specifies only the largest values, so the study is a grid in which each value is twice the previous one.
+    At the small scale, batch sizes are divided by 32, so that the default of 4096 becomes 128. The results for 100 to
+    800 epochs are also in Table B.1.
     """
     table = {row["Batch size"]: row for row in read_numbers("table_b1")}
     runs = []
@@ -441,7 +441,7 @@ def _few_labels_number(row, fraction, measure):
 
 
 def _few_labels_cited():
-    """Returns the rows of methods other than SimCLR in Table 7 (top-5) and Table B.4 (top-1)."""
+    """Returns the results of other methods in Table 7 (top-5) and Table B.4 (top-1), as (name, dict) pairs."""
     cited = {}
     for table, measure in (("table_7", "top-5"), ("table_b4", "top-1")):
         for name, row in _cited_rows(table):
@@ -471,10 +471,10 @@ def _supervised_long():
 
 
 def _all_labels():
-    """Returns the runs with all labels from the text of Appendix B.2.
+    """Returns the runs for the results with all labels in the text of Appendix B.2.
 
-    They are fine-tuning without broader augmentation in pretraining, and training from scratch. The paper's result of
-    a ResNet-50 from scratch is in Table B.3.
+    The runs are fine-tuning after pretraining without broader augmentation, and training from scratch. The paper's
+    result for training a ResNet-50 from scratch is in Table B.3.
     """
     recipe, small = _LABEL_FRACTIONS["100 %"]
     tuned = [Run(f"without broader augmentation, {_network(width)}", dict(width_multiplier=width),
@@ -523,29 +523,29 @@ def _small_transfers():
 
 
 def _named_rows(table, header):
-    """Returns the rows of a table that has no runs, as (value in the column `header`, dict of the other columns)."""
+    """Returns a table's rows as pairs of the value in the column `header` and a dict of the other columns."""
     return tuple((row[header], {title: value for title, value in row.items() if title != header})
                  for row in read_numbers(table))
 
 
 def _replace(pattern, replacement):
-    """Returns a function that replaces a regular expression in the name of a run by that of its baseline."""
+    """Returns a function that maps a run's name to its baseline's name by replacing a regular expression."""
     return lambda name: re.sub(pattern, replacement, name)
 
 
 def _baseline_of_batch(name):
-    """Returns the baseline of linear scaling, which is square-root scaling, and of batches, which is size 512."""
+    """Returns the baseline's name: square-root scaling for linear scaling, and otherwise batch size 512."""
     return name.replace("linear", "sqrt") if "linear" in name else re.sub(r"sqrt \d+", "sqrt 512", name)
 
 
 def _baseline_of_network(name):
-    """Returns the network pretrained for 100 epochs, or, for such a run, the smallest network."""
+    """Returns the baseline's name: the network pretrained for 100 epochs or, for such a run, the smallest network."""
     same_network = name.removeprefix("supervised ").removesuffix(", 1000 epochs")
     return _network(1, 18) if same_network == name else same_network
 
 
 def _baseline_of_transfer(name):
-    """Returns the supervised encoder, or, for transfer to digits, training from scratch."""
+    """Returns the baseline's name: the supervised encoder or, for transfer to digits, training from scratch."""
     if "digits" in name:
         return name.replace("finetune, SimCLR", "scratch, random")
     return name.replace("SimCLR", "supervised")
@@ -569,8 +569,8 @@ STUDIES = {
                      _broader(), ("simclr (1x)", "broader (1x)"), baseline=_replace("broader", "simclr")),
     "losses": Study("Losses", "Table 4", "semi-hard negatives help the other losses; NT-Xent is far better", _losses(),
                     baseline="NT-Xent"),
-    "tuning": Study("Tuning of the other losses", "Appendix B.10", "hyper-parameter grids; Table 4 shows the best runs",
-                    _tuning(), (
+    "tuning": Study("Tuning of the other losses", "Appendix B.10", "the paper tunes these losses on hyper-parameter "
+                    "grids; Table 4 shows the best runs", _tuning(), (
         "margin 0.0, rate 0.1", "margin 1.6, rate 0.1", "NT-Logistic, temperature 0.2, rate 0.1",
         "NT-Logistic, temperature 1.0, rate 0.1", "margin 0.4, rate 0.1, semi-hard",
         "margin 1.6, rate 0.1, semi-hard", "NT-Logistic, temperature 0.2, rate 0.1, semi-hard",
@@ -585,8 +585,8 @@ STUDIES = {
         "none (by 10 %); h is better than g(h) (by 10 %); the output dimension does not matter", _heads(),
         ("none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128"), baseline="nonlinear 128"),
     "probes": Study(
-        "Information in h and g(h)", "Table 3", "h retains information about the transformation that g(h) discards",
-        _probes(), ("color", "rotation", "sobel")),
+        "Information in h and g(h)", "Table 3", "h retains information about the applied transformation; g(h) discards "
+        "this information", _probes(), ("color", "rotation", "sobel")),
     "batches": Study(
         "Batch size, epochs and learning-rate scaling", "Figure 9, Figure B.1, Table B.1", "large batches help when "
         "training is short; square-root scaling helps with small batches", _batches(),
@@ -630,7 +630,7 @@ STUDIES = {
         baseline=_replace(r"\(\dx\)", "(1x)")),
     "all_labels": Study(
         "All labels", "Appendix B.2", "with all labels, fine-tuning wide networks is better than training from "
-        "scratch; broader augmentation in pretraining (few_labels_broader) improves it a little", _all_labels(),
+        "scratch; broader augmentation in pretraining (few_labels_broader) helps a little", _all_labels(),
         (f"without broader augmentation, {_network(1)}", f"from scratch, {_network(1)}"),
         baseline=_replace("without broader augmentation", "from scratch")),
     "lengths": Study(

@@ -8,15 +8,15 @@
     python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
 At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes interrupted ones. If a
-run starts from another run's weights, `run` executes that run first. Several processes, also on different machines, can
-`run` the same tables in the same --dir: a run that another process executes is postponed.
+run starts from another run's weights, `run` executes that run first. Several processes, even on different machines, can
+`run` the same tables in the same --dir. Each process postpones the runs that other processes are executing.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those of stage 2 start
 from the weights of runs in stage 1. The output includes the runs of other tables that these runs start from. Identical
-runs are printed once. By default, the lines show all flags of run.py, but do not store results for `report`. With
---runner, each line is a `run` command that locks and executes one run, and stores its results for `report`. With
---stage, only the lines of one stage are printed, for job arrays. docs/clusters.md explains how to use them with Slurm
-and GNU parallel.
+runs are printed once. By default, the lines are the underlying commands (run.py, for example) with all flags. These
+commands do not store results for `report`. With --runner, each line is a `run` command that locks and executes one run,
+and stores its results for `report`. With --stage, only the lines of one stage are printed, for job arrays.
+docs/clusters.md explains how to execute the printed commands with Slurm and GNU parallel.
 
 Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft. `report` prints
 Markdown tables and writes report.md, report.html and one CSV file per table to the scale's sub-folder of --dir.
@@ -76,7 +76,7 @@ def _with_runs(names, scale):
 
 
 def _runs_of(names, scale):
-    """Returns the pairs of study name and run of all runs of studies. Raises `UserError` if there are none."""
+    """Returns all runs of studies as (study name, run) pairs. Raises `UserError` if there are none."""
     return [(name, run) for name in _with_runs(names, scale) for run in studies.STUDIES[name].runs_at(scale)]
 
 

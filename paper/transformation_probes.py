@@ -25,7 +25,7 @@ def _with_identity(function):
     return [(0.5, lambda channels, seeds: channels), (0.5, function)]
 
 
-# Probe -> (probability, function of channels and seeds) for each class.
+# Maps each probe to a list of its classes, as (probability, function of channels and seeds).
 PROBES = {
     "color": [(0.8, lambda channels, seeds: channels),
               (0.2, lambda channels, seeds: data_util.to_grayscale(channels))],
@@ -45,7 +45,7 @@ def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tenso
       seeds: int tensor [n, 2].
 
     Returns:
-      Images of the same shape, and their classes, int32 [n].
+      The transformed images, with the same shape, and the classes, int32 [n].
     """
     probabilities, functions = zip(*PROBES[probe])
     draws = rng.uniforms(seeds, 1)[:, 0]
@@ -87,8 +87,8 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     """Runs the probes on a network.
 
     Returns:
-      A dict mapping probes to dicts with `h` and `z`, the test accuracies on h and on z = g(h), and
-      `majority_baseline`, the accuracy of always predicting the most frequent class.
+      One dict of accuracies per probe. `h` is the test accuracy on h, `z` is the test accuracy on z = g(h), and
+      `majority_baseline` is the accuracy of always predicting the most frequent class.
 
     Raises:
       UserError: a probe or split is unknown, or the network does not have a projection head.

@@ -131,6 +131,6 @@ def pixels_function(size: int) -> Callable:
 
 def check_feature_sets(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], protocol: str
                       ) -> None:
-    """Raises a `UserError` if features of either set contain NaN or Inf, since scikit-learn does not support these."""
+    """Raises a `UserError` if the training or test features contain NaN, Inf or values whose squares overflow."""
     for (vectors, _), name in ((train, "training"), (test, "test")):
         check_finite(vectors, f"--eval_protocol={protocol}: the {name} features")

@@ -24,7 +24,7 @@ from runtime import progress
 L2_PER_EXAMPLE_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # for standardized features
 _HELD_OUT_FRACTION = 0.2
 _BLOCK_ROWS = 4096  # number of examples processed at once
-_CACHED_BYTES = 2**30  # memory limit: smaller training sets are kept as float64
+_CACHED_BYTES = 2**30  # training sets up to this size are kept in memory as float64
 PATH_ITERATIONS = 3000
 PATH_TOLERANCE = 1e-6  # stopping threshold: maximum norm of the preconditioned gradient of the mean loss
 PATH_LOSS_TOLERANCE = 1e-7  # stopping threshold: relative decrease of the mean loss per iteration
@@ -205,9 +205,10 @@ class LogisticPath:
         return float(np.concatenate(hits).mean())
 
     def cross_entropy(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> float:
-        """Returns the mean cross-entropy of the examples `rows`. Probabilities are clipped from below to 1e-12.
+        """Returns the mean cross-entropy of the examples with indices `rows`.
 
-        Classes that could not be fitted would otherwise have an infinite cross-entropy.
+        Probabilities below 1e-12 are replaced by 1e-12. Otherwise, classes that could not be fitted would have an
+        infinite cross-entropy.
         """
         from scipy import special
 
@@ -254,7 +255,7 @@ def _softmax_loss(logits, columns):
 
 
 def _softmax_curvature(logits, columns):
-    """Returns [n]: for each example, the mean of the Hessian's diagonal with respect to the logits [n, classes]."""
+    """Returns, for each example, the mean diagonal entry of the Hessian with respect to the logits [n, classes]."""
     from scipy import special
 
     del columns
@@ -274,7 +275,7 @@ def _binary_loss(logits, targets):
 
 
 def _binary_curvature(logits, targets):
-    """Returns [n]: for each example, the mean of the Hessian's diagonal with respect to the logits [n, classes]."""
+    """Returns, for each example, the mean diagonal entry of the Hessian with respect to the logits [n, classes]."""
     from scipy import special
 
     return _variances(special.expit(logits) * (targets >= 0))

@@ -212,7 +212,8 @@ def test_a_missing_csv_column_is_reported(tmp_path, capsys):
     ("epochs,accuracy,batch_size\n1,0.5,8\n1,0.5\n", "batch_size is None. Use a number above 0."),
     ("epochs,batch_size,accuracy\n0,8,0.5\n", "epochs is 0. Use a number above 0."),
     ("epochs,batch_size,accuracy\n1,8,\n", ": no row has an accuracy. Add at least one accuracy."),
-    ("epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n", "two rows have accuracies for batch_size=8 and epochs=1.")])
+    ("epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n",
+     "two rows have different accuracies for batch_size=8 and epochs=1.")])
 def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
     with pytest.raises(SystemExit):
         figures.main(["batches", write_csv(tmp_path / "in.csv", text)])
@@ -221,7 +222,7 @@ def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
 
 def test_averaging_requires_an_existing_column_and_distinct_runs(tmp_path, capsys):
     text = "epochs,batch_size,seed,accuracy\n1,8,1,0.5\n1,8,1,0.6\n"
-    for column, words in (("rate", "column rate is missing"), ("seed", "two rows have accuracies for batch_size=8")):
+    for column, words in (("rate", "column rate is missing"), ("seed", "two rows have different accuracies for")):
         with pytest.raises(SystemExit):
             figures.main(["batches", write_csv(tmp_path / "in.csv", text), f"--average={column}"])
         assert words in capsys.readouterr().err

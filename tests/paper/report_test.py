@@ -84,7 +84,7 @@ def test_runs_from_changed_studies_or_recipes_are_omitted(tmp_path):
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
-def test_metrics_are_subtracted_from_the_papers_only_at_the_papers_scale(scale, tmp_path):
+def test_differences_from_the_paper_are_shown_only_at_the_papers_scale(scale, tmp_path):
     finish(tmp_path, "temperature", studies.find_run(("temperature", "l2 norm, 0.1")), {
         runner.LBFGS: 0.5, "eval/contrast_acc": 0.9, "eval/contrast_entropy": 4.0}, scale)
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5}, scale,
@@ -113,7 +113,7 @@ def finish_color_runs(base, accuracies):
         finish(base, "color", studies.find_run(("color", name)), {runner.LBFGS: accuracy})
 
 
-def test_changes_from_the_baseline_run_are_compared_with_the_papers(tmp_path):
+def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_path):
     """In the paper, the accuracies are 59.6 (1/8), 62.6 (1/2), 63.2 (1) and 64.5 (1 + blur)."""
     finish_color_runs(tmp_path, {"1/8": 0.40, "1/2": 0.45, "1": 0.44, "1 + blur": 0.45})
     rows = report.rows_of("color", str(tmp_path), "small")
@@ -130,7 +130,7 @@ def test_changes_from_the_baseline_run_are_compared_with_the_papers(tmp_path):
             "(study seeds).") in lines
 
 
-def test_changes_of_probes_are_those_from_g_of_h_to_h(tmp_path):
+def test_change_for_a_probe_is_its_accuracy_on_h_minus_that_on_g_of_h(tmp_path):
     """In the paper, the accuracies for rotation are 67.6 from h and 25.6 from g(h)."""
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
            probes=dict(rotation=dict(majority_baseline=0.25, h=0.3, z=0.4)))
@@ -142,16 +142,16 @@ def test_changes_of_probes_are_those_from_g_of_h_to_h(tmp_path):
 def test_constant_columns_are_described_in_a_sentence(tmp_path):
     finish_color_runs(tmp_path, {"1/8": 0.40, "1": 0.44})
     lines = report.markdown("color", report.rows_of("color", str(tmp_path), "small"), str(tmp_path), "small")
-    assert "The same in all rows: minutes: 1.5." in lines[1]
+    assert "Constant columns: minutes = 1.5." in lines[1]
     assert not any("minutes" in line for line in lines[2:])
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
-def test_every_study_with_several_runs_compares_them(scale):
+def test_every_study_with_several_runs_has_a_baseline(scale):
     for name, study in studies.STUDIES.items():
         names = {run.name for run in study.runs_at(scale)}
         compared = [run for run in names if study.baseline_of(run) in names]
-        exempt = {"seeds", "probes"} | ({"few_labels_broader"} if scale == "small" else set())  # all different data
+        exempt = {"seeds", "probes"} | ({"few_labels_broader"} if scale == "small" else set())  # no baseline
         assert compared or len(names) < 2 or name in exempt, name
         if scale == "paper":
             assert not [run for run in names if study.baseline_of(run) not in {*names, None}], name
@@ -277,7 +277,7 @@ def test_untrusted_text_from_result_files_is_escaped(tmp_path, capsys):
 @pytest.mark.parametrize("labels, logits", [
     (np.arange(400) % 10, np.full([400, 10], np.nan)), (np.arange(400) % 9, np.zeros([400, 10])),
     (np.arange(40) % 10, np.zeros([40, 10])), (np.arange(0), np.zeros([0, 10]))])
-def test_predictions_with_nan_or_for_different_labels_are_rejected(labels, logits, tmp_path, capsys):
+def test_predictions_are_rejected_if_they_contain_nan_or_have_different_labels(labels, logits, tmp_path, capsys):
     finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
     for path in tmp_path.rglob("predictions.npz"):
         if "scratch" in str(path):

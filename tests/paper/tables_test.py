@@ -303,7 +303,7 @@ def test_recorded_seconds_and_commits_include_all_attempts(tmp_path, monkeypatch
     assert record == dict(seconds=40.0, commits=["one", "two"])
 
 
-def test_probes_run_on_the_trained_network_and_its_data(calls, tmp_path):
+def test_probes_use_the_trained_network_and_its_data_set(calls, tmp_path):
     runner.Runner(str(tmp_path), "small", dict(data_dir="x")).run("probes", studies.find_run(("probes", "rotation")))
     run, probes = calls
     assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
@@ -318,7 +318,7 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
     tables.main(["report", "color", "flip", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     assert "### Strength of color distortion, contrastive (Table 1)" in printed
-    assert "The same in all rows: minutes: 0.0." in printed
+    assert "Constant columns: minutes = 0.0." in printed
     assert ("| run | paper, top-1 | logistic regression | change | change in the paper | same direction |\n"
             "| --- | --- | --- | --- | --- | --- |\n| 1/8 | 59.6 | 51.0 | -3.0 | -3.6 | yes |") in printed
     assert ("### Random flips (Appendix A)\nFinding of the paper: flips help but are not essential. Not run. "
@@ -384,7 +384,7 @@ def test_a_run_that_succeeds_after_sigterm_counts_as_stopped(tmp_path):
     assert "Stopped: stopped in" in errors and not printed
 
 
-def test_unknown_tables_and_runs_without_accuracy_are_reported(calls, tmp_path, capsys, monkeypatch):
+def test_unknown_tables_are_rejected_and_missing_accuracies_are_logged(calls, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         tables.main(["run", "flip", "flop", f"--dir={tmp_path}"])
     assert not calls and "table=flop: unknown table" in capsys.readouterr().err
