@@ -163,7 +163,7 @@ def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
         return {MEAN_PRECISION: metrics.mean_average_precision_11(labels, logits)}
     top_1 = metrics.top_1_hits(labels, logits).numpy()
     results = {LINEAR_TOP_1: float(top_1.mean()), MEAN_PER_CLASS: metrics.mean_per_class_accuracy(top_1, labels)}
-    if logits.shape[-1] > 5:  # Otherwise, top-5 accuracy is 1.
+    if logits.shape[-1] > 5:  # With at most five classes, top-5 accuracy is always 1.
         results[LINEAR_TOP_5] = float(np.mean(metrics.top_k_hits(labels, logits, 5)))
     return results
 
@@ -298,7 +298,7 @@ class Evaluator:
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
             best = (saved and storage.read_json(result_file)) or {}
-            # Compare the first of these metrics that was computed.
+            # Compare checkpoints by the first of these metrics that was computed.
             metric = next((name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None)
             is_best = self._is_chief and metric is not None and (
                 not isinstance(best.get(metric), float) or results[metric] > best[metric])

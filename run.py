@@ -373,7 +373,7 @@ def _prepare_source(config, source, strategy):
     image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
-    _check_data(config, source, strategy)  # Check again, since fewer examples may remain.
+    _check_data(config, source, strategy)  # Check again, since examples may have been removed.
     if devices.is_chief(strategy):
         _log_inputs(config, source, strategy)
 

@@ -469,7 +469,8 @@ class _Evaluations:
     def __init__(self, config, steps, model, make_evaluator, log):
         """Stores the arguments. `log` is the `TrainingLog` for the results, or None on all hosts except the chief."""
         self._steps, self._model, self._make_evaluator, self._log = steps, model, make_evaluator, log
-        self._evaluates_last_step = config.mode == "train"  # --mode=train_then_eval evaluates it after training.
+        # With --mode=train_then_eval, the last step is evaluated after training.
+        self._evaluates_last_step = config.mode == "train"
         self._evaluator = None
         self.results = {}
 

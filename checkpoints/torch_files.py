@@ -33,7 +33,7 @@ class Contents:
 
     tensors: dict[str, str]  # checkpoint key -> name; `reader` computes tensors that are missing from the file
     shapes: dict[str, tuple]  # checkpoint key -> shape in the layout of the checkpoint
-    num_other_tensors: int  # such as batch norm counters, or a classifier without bias
+    num_other_tensors: int  # tensors that are not loaded, such as batch norm counters or a classifier without bias
     image_size: int | None  # None if it is not recorded
     step: int | None  # None if it is not recorded
     notes: list[str]  # messages for the user

@@ -14,7 +14,7 @@ from inference import similarity
 _BLOCK_ROWS = 4096  # rows processed at a time, to bound the memory
 _MINI_BATCH_IMAGES = 10_000  # With more vectors, k-means uses mini-batches.
 _MAX_DEFAULT_CLUSTERS = 20
-_MIN_MAP_IMAGES = 10  # With fewer vectors, neighborhoods have no meaning, and principal components are shown.
+_MIN_MAP_IMAGES = 10  # With fewer vectors, the map shows principal components instead of t-SNE or UMAP.
 _MAP_COMPONENTS = 50  # number of principal components that t-SNE and UMAP receive
 
 

@@ -21,17 +21,17 @@ from runtime.paths import check_path, check_weights_path
 from sources.folders import FolderSource
 
 _NUM_QUERIES = 12
-_NUM_NEIGHBORS = 8  # neighbors shown for each query
+_NUM_NEIGHBORS = 8  # number of neighbors shown for each query
 _NUM_PAIRS = 24  # number of pairs shown, and of neighbors to search for (see `similarity.closest_pairs`)
 _NUM_OUTLIERS = 24
-_NUM_TYPICAL = 8  # images shown for each cluster
-_MAX_CLASSES = 30  # classes shown
+_NUM_TYPICAL = 8  # number of images shown for each cluster
+_MAX_CLASSES = 30  # maximum number of classes shown
 _NUM_CONFUSIONS, _NUM_EXAMPLES = 10, 4
-_MAX_COLORS = 20  # classes with a color in the map
+_MAX_COLORS = 20  # maximum number of classes with separate colors in the map
 _MAX_MAP_IMAGES = 2000
-_MAX_SAMPLE = 2000  # images in the gallery of a run
-_MAX_UNREADABLE = 20  # unreadable files listed
-_THUMBNAIL_SIDE, _MAP_SIDE = 96, 48  # pixels
+_MAX_SAMPLE = 2000  # maximum number of images in the gallery of a run
+_MAX_UNREADABLE = 20  # maximum number of unreadable files to list
+_THUMBNAIL_SIDE, _MAP_SIDE = 96, 48  # side lengths in pixels
 _MAP_QUALITY = 70
 
 

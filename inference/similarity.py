@@ -11,7 +11,7 @@ from runtime import progress, signals
 NOT_WRITTEN = "the gallery was not written; run the same command again"
 DEFAULT_THRESHOLD = 0.95
 BLOCK_ROWS = 1024  # A block of similarities takes 4 MiB.
-MAX_PAIRS = 1_000_000  # If all vectors are equal, all n (n - 1) / 2 pairs reach the threshold.
+MAX_PAIRS = 1_000_000  # limit, since all n (n - 1) / 2 pairs of equal vectors reach the threshold
 _ROUNDING = 1e-5  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
 
 

@@ -40,7 +40,7 @@ class _MicroBatches:
     def __init__(self, step):
         self._step, self._model, self._config, self._run = step, step.model, step.config, step.strategy.run
         self._count = step.config.train_batch_size // step.config.micro_batch_size
-        self._rows = step.replica_batch_size // self._count  # micro-batch rows per replica
+        self._rows = step.replica_batch_size // self._count  # examples of a micro-batch on each replica
 
     @tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
     def train_step(self, batch):

@@ -202,7 +202,7 @@ class Runner:
         self._base, self._scale, self._extra = base, scale, extra or {}
 
     def check(self, study: str, run: studies.Run) -> None:
-        """Raises `UserError` if a run's arguments are invalid, or if the additional settings override its flags."""
+        """Raises `UserError` if a run's arguments are invalid, or if `extra` overrides flags of the run."""
         compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
         for name in self._extra:
             if name in compared:
@@ -356,7 +356,7 @@ def _refresh_cache(directory):
 
 @contextlib.contextmanager
 def _recording_time(directory):
-    """Yields a dict with the `commits` of all attempts at a run. On exit, adds the total `seconds` and stores it."""
+    """Yields a dict with the `commits` of all attempts at a run. On exit, stores it with the total `seconds`."""
     from runtime import storage
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()

@@ -29,7 +29,7 @@ from transfer import measures, tasks
 from transfer.tasks import Task
 
 _SETTINGS = "settings.json"
-_RESULTS = ("features_*.npz", "sweep.json", "rate_*", "best_*", "predictions.npz", "result.json")  # in --out
+_RESULTS = ("features_*.npz", "sweep.json", "rate_*", "best_*", "predictions.npz", "result.json")  # files in --out
 _READ_BYTES = 2**24
 _MAX_NAME_BYTES = 150  # limit on the data set's name in the default --out
 
