@@ -247,7 +247,7 @@ def _seeds_text(base, scale):
 
 
 def _displayed(title, row):
-    """Returns the text displayed for a value. Our accuracies are converted to %, as in the paper."""
+    """Returns the text to display in a row's column `title`. Our accuracies are converted to %, as in the paper."""
     value = row.get(title)
     if isinstance(value, float) and "paper" not in title:
         text = _FORMATS.get(title, "{:.1%}").format(value).rstrip("%")

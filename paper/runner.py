@@ -174,7 +174,7 @@ def is_current(run: studies.Run, scale: str, done: dict) -> bool:
 
 
 class InProgress(UserError):
-    """Raised if another process is executing a run. The message contains the names of the run and the process."""
+    """Raised if another process is executing a run. The message identifies the run and the process."""
 
 
 class Runner:
@@ -293,7 +293,7 @@ class Runner:
             raise InProgress(f"{study}, {run.name} is in progress in {error.owner}") from error
 
     def _find_finished(self, settings):
-        """Returns the directory of a finished run of any study with the given settings, or None."""
+        """Returns the directory of a finished run with the given settings, from any study, or None."""
         _refresh_cache(os.path.join(self._base, self._scale))
         for name, study in studies.STUDIES.items():
             _refresh_cache(os.path.join(self._base, self._scale, name))
@@ -349,7 +349,7 @@ def _read_done_with(settings, directory):
 
 
 def _refresh_cache(directory):
-    """Lists a directory. Otherwise, NFS may report for a minute that a file from another machine does not exist."""
+    """Lists a directory to refresh the NFS cache, which may otherwise hide new files of other machines for a minute."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.listdir(directory)
 

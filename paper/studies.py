@@ -38,7 +38,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A set of runs to compare, from a table in the paper, a row of a table, a figure, or the text."""
+    """A set of runs to compare. Most studies correspond to a table, a row of a table, or a figure in the paper."""
 
     title: str
     source: str  # tables, figures and appendices in the paper, comma-separated
@@ -534,7 +534,7 @@ def _replace(pattern, replacement):
 
 
 def _baseline_of_batch(name):
-    """Returns the baseline's name: square-root scaling for linear scaling, and otherwise batch size 512."""
+    """Returns the baseline's name: with square-root scaling for linear scaling, with batch size 512 for other runs."""
     return name.replace("linear", "sqrt") if "linear" in name else re.sub(r"sqrt \d+", "sqrt 512", name)
 
 

@@ -36,7 +36,7 @@ from runtime.paths import check_paths
 
 
 def _find_all(names):
-    """Returns the studies for names or numbers, in order and without duplicates, or all studies if `names` is empty."""
+    """Returns the names of the matching studies, without duplicates, or of all studies if `names` is empty."""
     keys = [key for name in names for key in studies.find_studies(name)]
     return list(dict.fromkeys(keys)) if names else list(studies.STUDIES)
 

@@ -235,12 +235,12 @@ def scipy_blas_threads() -> Any:
 
 
 def has_two_classes(labels: np.ndarray) -> bool:
-    """Returns whether labels [n] contain two classes, or labels [n, classes] contain a class with both 1 and 0."""
+    """Returns whether labels [n] have two distinct values, or a column of labels [n, classes] contains both 1 and 0."""
     return len(_fittable_classes(labels)) >= (1 if labels.ndim == 2 else 2)
 
 
 def _fittable_classes(labels):
-    """Returns the indices of the classes in labels [n], or of the classes with both 1 and 0 in labels [n, classes]."""
+    """Returns the distinct labels [n], or the indices of columns of labels [n, classes] that contain both 1 and 0."""
     return np.flatnonzero((labels == 1).any(0) & (labels == 0).any(0)) if labels.ndim == 2 else np.unique(labels)
 
 

@@ -15,7 +15,7 @@ _PROGRAMS = {
 
 
 @pytest.mark.parametrize("status", [0, 2, 75])
-def test_the_slurm_script_executes_one_line_and_requeues_stopped_runs(status, tmp_path):
+def test_the_slurm_script_executes_one_command_and_requeues_stopped_runs(status, tmp_path):
     script = re.search("```bash\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)[1]
     (tmp_path / "table.sbatch").write_text(script)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)

@@ -220,7 +220,7 @@ def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_averaging_requires_an_existing_column_and_distinct_runs(tmp_path, capsys):
+def test_averaging_rejects_missing_columns_and_duplicate_rows(tmp_path, capsys):
     text = "epochs,batch_size,seed,accuracy\n1,8,1,0.5\n1,8,1,0.6\n"
     for column, words in (("rate", "column rate is missing"), ("seed", "two rows have different accuracies for")):
         with pytest.raises(SystemExit):

@@ -275,7 +275,7 @@ def test_other_losses_are_tuned_with_and_without_semi_hard_mining(paper):
     assert len(configs) == 2 * 5 * 8 - 5
 
 
-def test_supervised_training_with_autoaugment_includes_the_epochs_in_the_footnote(paper):
+def test_supervised_autoaugment_runs_include_the_numbers_of_epochs_in_the_footnote(paper):
     (first,), (second,) = numbers_in(paper, r"optimal test accuracy can be achieved between (\d+) and (\d+) epochs")
     epochs = {config.train_epochs for config in configs_of("supervised_long") if config.augmentation == "autoaugment"}
     assert {first, second, 90.0} <= epochs

@@ -153,7 +153,7 @@ def test_stored_runs_are_rejected_if_their_recipe_has_changed(calls, tmp_path, c
     assert "the stored run has train_epochs=4, not 5. Remove the directory" in capsys.readouterr().err
 
 
-def test_data_directory_log_interval_and_checkpoint_interval_may_change(calls, tmp_path):
+def test_flags_without_effect_on_results_may_change(calls, tmp_path):
     for flags in ("--data_dir=a", "--data_dir=b --log_seconds=60 --checkpoint_epochs=1"):
         tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
     assert len(calls) == 2
