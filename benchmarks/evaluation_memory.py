@@ -18,7 +18,7 @@ import tempfile
 
 from benchmarks import measure
 
-_REPORT_EVERY = 10  # evaluations
+_REPORT_EVERY = 10  # interval between reports, in evaluations
 _WARM_UP = 50  # number of evaluations after which memory should no longer grow
 _SETTINGS = ("--dataset=digits", "--resnet_depth=10", "--image_size=8", "--train_batch_size=32", "--num_proj_layers=2",
              "--proj_out_dim=16", "--seed=1", "--train_split=train[:64]", "--eval_batch_size=90")

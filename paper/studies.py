@@ -389,7 +389,7 @@ _LENGTH_BATCHES = tuple(2**exponent for exponent in range(8, 16))  # 256 to 32,7
 def _lengths():
     """Returns the runs for Figure B.2: batch sizes and numbers of epochs, with square-root learning-rate scaling.
 
-    The paper specifies only the largest values, so the study is a grid in which each value is twice the previous one.
+    The paper does not specify all values, so the study is a grid in which each value is twice the previous one.
     At the small scale, batch sizes are divided by 32, so that the default of 4096 becomes 128. The results for 100 to
     800 epochs are also in Table B.1.
     """

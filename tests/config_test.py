@@ -234,7 +234,7 @@ def test_documents_mention_only_existing_flags():
         "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters", "train_summary_steps",
         "variable_schema", "measure", "average", "runner", "stage"}
     other_programs_flags |= {"array", "cpus", "dependency", "env", "gpus", "job", "mem", "nodes", "nonblock", "ntasks",
-                             "open", "parsable", "requeue", "signal", "sshlogin", "time", "workdir"}  # clusters.md
+                             "open", "parsable", "requeue", "signal", "sshlogin", "time", "workdir"}  # in clusters.md
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "paper" / "recipes").glob("*.cfg")):
         for name in re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text()):
             assert name in other_programs_flags or name in Config.__dataclass_fields__ or (
@@ -294,7 +294,7 @@ _TWO = ("2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {0}\n\t [[{{{{node Dec
         "0 derived errors ignored. [Op:__inference_step_425]")
 
 
-@pytest.mark.parametrize("text", [  # messages from TensorFlow 2.15, or 2.21 with _MAP
+@pytest.mark.parametrize("text", [  # messages of TensorFlow 2.15; those with _MAP are from 2.21
     _OP + _PNG + "\n\t [[{{node DecodePng}}]] [Op:IteratorGetNext] name: ", _OP + _MAP + _PNG + " [Op:IteratorGetNext]",
     _GRAPH + _NO_TRACE + _PNG + _NODES, _GRAPH + _NO_TRACE + _MAP + _PNG + _NODES, _GRAPH + _TRACE + _PNG + _NODES,
     (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG), _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),
