@@ -109,5 +109,5 @@ def test_collapsed_encoder_is_reported(tmp_path, monkeypatch):
         tf.reduce_mean(hidden**2), *loss(hidden)[1:]))
     monkeypatch.setattr(metrics, "embedding_std", lambda *_: tf.constant(0.001))
     runs.run(tmp_path / "run", train_steps=2)
-    assert any("at step 2, all images have nearly the same projection (train/embedding_std 0.0010" in line
+    assert any("At step 2, all images have nearly the same projection (train/embedding_std 0.0010" in line
                for line in lines)
