@@ -2,8 +2,8 @@
 
     python -m benchmarks.determinism [--rounds=3]
 
-Trains ResNet-18 with the ImageNet stem on digits at 32 pixels, with batch size 128. Each measurement runs in its own
-process.
+Trains a ResNet-18 with the ImageNet stem on the data set `digits` at 32 pixels, with batch size 128. Each measurement
+runs in a separate process.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def clustered_vectors(count):
     random = np.random.default_rng(0)
     centers = similarity.normalize(random.normal(size=[_CLUSTERS, _WIDTH]))
     vectors = np.empty([count, _WIDTH], np.float32)
-    for rows in np.array_split(vectors, -(-count // 1000)):  # Copies are fewer than 1,000 rows from their originals.
+    # Each copy is fewer than 1,000 rows away from its original.
+    for rows in np.array_split(vectors, -(-count // 1000)):
         rows[:] = centers[random.integers(0, _CLUSTERS, len(rows))]
         rows += 0.5 * _WIDTH**-0.5 * random.standard_normal(rows.shape, np.float32)
         originals, copies = random.choice(len(rows), [2, len(rows) // 100], replace=False)
@@ -50,7 +51,7 @@ def blocked(vectors):
 
 
 def plain(vectors):
-    """Returns the result of `blocked`, computed from the full similarity matrix."""
+    """Computes the same result as `blocked` from the full similarity matrix."""
     matrix = vectors @ vectors.T
     np.fill_diagonal(matrix, -np.inf)
     order = np.argpartition(-matrix, _NEIGHBORS, axis=1)[:, :_NEIGHBORS]
@@ -65,7 +66,7 @@ def peak_megabytes():
 
 
 def reset_peak():
-    """Sets the peak memory of this process to its current memory."""
+    """Resets the recorded peak memory usage of this process to its current memory usage."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 

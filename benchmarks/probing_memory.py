@@ -156,7 +156,7 @@ def main():
     if arguments.child:
         name, count = arguments.child
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Fits may stop at the maximum number of iterations.
+            warnings.simplefilter("ignore")  # The fits may stop at the maximum number of iterations.
             if not name.startswith("contrastive"):
                 globals()[name](1000)  # Libraries are loaded and allocate their buffers here, outside the measurement.
             print(json.dumps(measure_call(lambda: globals()[name](int(count)))))

@@ -17,10 +17,10 @@ import tensorflow as tf
 from runtime import console, storage
 from runtime.errors import UserError, first_line
 
-# Errors that do not indicate corruption.
+# These errors do not indicate that a file is corrupt.
 _TRANSIENT_ERRORS = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError,
                      tf.errors.UnavailableError)
-READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)  # raised by TensorFlow for corrupt files
+READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)  # TensorFlow raises these for corrupt files.
 CORRUPT_DIR = "damaged"
 _FILE_NAME = re.compile(r"ckpt-(0|[1-9]\d{0,17})\.(?:index|data-(\d{5})-of-(\d{5}))")
 _READ_BYTES = 2**24

@@ -57,12 +57,12 @@ class TrainingState:
         shapes = restoring.shapes_by_name(variables, file.names_by_key(variables))
         restoring.raise_on_mismatches(flag, file, restoring.find_mismatches(shapes, file.shapes))
         mismatch = UserError(f"{flag}: {name} was written with a different optimizer or different frozen blocks. Pass "
-                             "the flags of that run, or choose another directory.")
+                             "the flags of the run that wrote it, or choose another directory.")
         if self._slot_keys() != slot_keys_in_file(path):
             raise mismatch
         status = self._checkpoint.restore(path)
         if hasattr(self.optimizer, "loss_scale") != _has_loss_scale(path):
-            status.expect_partial()  # Only the checkpoint or only the optimizer has loss-scaling state.
+            status.expect_partial()  # Either the checkpoint or the optimizer lacks loss-scaling state.
             return
         try:
             status.assert_consumed()

@@ -20,7 +20,7 @@ _MAX_LISTED = 10  # maximum number of unreadable files to list
 
 def _embed(arguments):
     if arguments.out is None and arguments.projector is None:
-        raise UserError("--out: the output is missing. Set --out=FILE, --projector=DIR or both.")
+        raise UserError("--out: no output is specified. Set --out=FILE, --projector=DIR or both.")
     embedding = tensorflow_startup.load("inference.embedding")
     written, unreadable = embedding.embed(arguments.model, arguments.inputs, arguments.out, arguments.output,
                                           arguments.image_size, arguments.projector)
@@ -80,7 +80,7 @@ def _parser():
                              "handle, from this program or the original")
         command.add_argument("inputs", nargs="+", metavar="input", help="image file, or folder to search recursively")
         command.add_argument("--image_size", type=command_line.parse_image_size,
-                             help="image size in pixels (default: the image size of the model, or 224)")
+                             help="image size in pixels (default: the model's image size, or 224 if it is unknown)")
     formats = "FILE.npz, FILE.csv or FILE.parquet"
     embed.add_argument("--out", help=f"output file: {formats}")
     embed.add_argument("--projector", metavar="DIR", help="write the vectors, file names, classes and thumbnails to a "
@@ -92,14 +92,14 @@ def _parser():
                          f"probable classes: {formats}")
     gallery.add_argument("--out", required=True, metavar="FILE.html", help="output file; similar pairs are written to "
                          "FILE.pairs.csv")
-    gallery.add_argument("--vectors", metavar="FILE.npz", help="read the vectors from a file that `embed` wrote "
-                         "instead of computing them; the model is then not loaded")
+    gallery.add_argument("--vectors", metavar="FILE.npz", help="file with the vectors of the images, written by "
+                         "`embed`; if this flag is set, the model is not loaded")
     gallery.add_argument("--query", action="append", default=[], metavar="FILE",
                          help="show the nearest neighbors of this image; may be repeated")
     gallery.add_argument("--threshold", type=_parse_similarity, default=similarity.DEFAULT_THRESHOLD,
                          help="minimum cosine similarity of the pairs in FILE.pairs.csv (default: %(default)s)")
     gallery.add_argument("--clusters", type=_parse_count, help="number of clusters (default: the square root of half "
-                         "the number of images, from 2 to 20)")
+                         "the number of images, but at least 2 and at most 20)")
     gallery.add_argument("--seed", type=_parse_seed, default=0,
                          help="seed for the random choices (default: %(default)s)")
     return parser

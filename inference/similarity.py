@@ -11,7 +11,8 @@ from runtime import progress, signals
 NOT_WRITTEN = "the gallery was not written; run the same command again"
 DEFAULT_THRESHOLD = 0.95
 BLOCK_ROWS = 1024  # A block of similarities takes 4 MiB.
-MAX_PAIRS = 1_000_000  # limit, since all n (n - 1) / 2 pairs of equal vectors reach the threshold
+# The number of pairs is limited, because n equal vectors form n (n - 1) / 2 pairs that reach the threshold.
+MAX_PAIRS = 1_000_000
 _ROUNDING = 1e-5  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
 
 
@@ -51,9 +52,9 @@ def search(vectors: np.ndarray, k: int, threshold: float, max_pairs: int = MAX_P
     """Finds the nearest neighbors of all vectors, and all pairs of similar vectors, in one pass.
 
     Only the blocks on and above the diagonal of the similarity matrix V V^T are computed. The rows and the columns of a
-    block both provide candidates for neighbors. The time is quadratic in n. The memory is not: only a few blocks are
-    stored in addition to the vectors and the result. A vector is never its own neighbor, but it is a neighbor of its
-    duplicates. Of equally similar neighbors, those with the smallest indices are selected.
+    block both provide candidates for neighbors. The time is quadratic in n, but the memory usage is not, because
+    only a few blocks are stored in addition to the vectors and the result. A vector is never its own neighbor, but it
+    is a neighbor of its duplicates. Among equally similar neighbors, those with the smallest indices are selected.
 
     Args:
       vectors: result of `normalize`, float32 [n, d]. The similarity of a zero vector to any vector is 0.
@@ -102,7 +103,7 @@ def _add_candidates(indices, similarities, block, offset):
         return
     # Sort only the vectors that are more similar than the current neighbors. Most blocks contain few such vectors.
     better = block > similarities[:, -1:]
-    if similarities[0, -1] == -np.inf and block.shape[1] > k:  # Initially, there are only placeholders.
+    if similarities[0, -1] == -np.inf and block.shape[1] > k:  # The neighbors are still placeholders.
         better &= block >= np.partition(block, -k, axis=1)[:, -k:-k + 1 or None]
     rows, columns = np.nonzero(better)
     if not len(rows):

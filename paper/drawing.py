@@ -28,14 +28,14 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib import ticker, transforms  # noqa: E402
 
 _SEED = 1
-_CROPS = 4  # number of crops per image, each shown with and without color distortion
-_CLASSES = 10  # number of classes in the t-SNE figure
+_CROPS = 4  # Number of crops per image. Each crop is shown with and without color distortion.
+_CLASSES = 10  # Number of classes in the t-SNE figure.
 _MARKERS = "osv^D<>phX"
 _HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "--", "++")
 
 
 def save(figure: plt.Figure, columns: tuple[str, ...], rows: list[tuple], out: str, name: str) -> str:
-    """Saves a figure as PNG and SVG and its data as CSV, and closes the figure. Returns the path of the PNG file."""
+    """Saves a figure (PNG and SVG) and its data (CSV), and closes the figure. Returns the path of the PNG file."""
     os.makedirs(out, exist_ok=True)
     path = os.path.join(out, name)
     figure.savefig(f"{path}.png", dpi=110, bbox_inches="tight")
@@ -138,7 +138,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
         for draw in range(3):
             seeds = tf.constant([[draw, _SEED]], tf.int64)
             policy = policies.branch_policy(names, 1.0, "additive", flip=title != "crop, resize")
-            if len(names) == 1:  # If a policy has only one operator, always apply it, to show its effect.
+            if len(names) == 1:  # A single operator is always applied, so that each image shows its effect.
                 policy = data_util.Policy(operators=tuple(
                     dataclasses.replace(operator, probability=1.0) for operator in policy.operators))
             channels = data_util.apply_after_crop(data_util.to_channels(image[tf.newaxis]), policy, seeds)
@@ -283,7 +283,7 @@ def tsne(model: model_lib.Model, config: Config, split: str, out: str, seed: int
 def pairs(path: str, out: str) -> str:
     """Plots the accuracy for each pair of augmentations, with row averages (Figure 5).
 
-    The CSV file must contain the columns first, second and accuracy.
+    The CSV file must contain the columns `first`, `second` and `accuracy`.
     """
     rows = read_csv(path, ("first", "second", "accuracy"), numeric=("accuracy",))
     names = list(dict.fromkeys([row["first"] for row in rows] + [row["second"] for row in rows]))
@@ -313,15 +313,15 @@ def pairs(path: str, out: str) -> str:
 def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, ...] = ()) -> str:
     """Plots accuracy by number of epochs, with one bar per batch size (Figures 9, B.1, B.2 and B.7).
 
-    The CSV file must contain the columns epochs, batch_size and `measure`. An optional column scaling contains the
-    learning-rate scaling, and each scaling has separate bars.
+    The CSV file must contain the columns `epochs` and `batch_size`, and the column that `measure` specifies. An
+    optional column `scaling` contains the learning-rate scaling. Each learning-rate scaling has separate bars.
 
     Args:
       path: CSV file.
       out: output directory.
-      measure: column to plot: accuracy or top-5.
-      average: columns to average over. Each bar shows the mean over the runs that differ in these columns, and its
-        error bar shows the sample standard deviation.
+      measure: name of the column to plot, "accuracy" or "top-5".
+      average: names of the columns to average over. Each bar shows the mean over the runs that differ in these
+        columns, and its error bar shows the sample standard deviation.
     """
     rows = read_csv(path, ("epochs", "batch_size", measure, *average), ("epochs", "batch_size", measure), measure)
     bars = {}
@@ -358,7 +358,7 @@ def _measure_title(measure):
 
 
 def _grouped_bars(axis, series):
-    """Plots groups of bars in %.
+    """Plots groups of bars that show accuracies in percent.
 
     Args:
       axis: matplotlib axis.
@@ -381,9 +381,9 @@ def _grouped_bars(axis, series):
 def temperatures(path: str, out: str) -> str:
     """Plots the mean accuracy by batch size, with one bar per temperature (Figure B.8).
 
-    The CSV file must contain the columns temperature, batch_size, training and accuracy. The figure has one panel for
-    each value in the column training. Each bar shows the mean over all other settings (learning rates and epochs), and
-    its error bar shows the sample standard deviation.
+    The CSV file must contain the columns `temperature`, `batch_size`, `training` and `accuracy`. The figure has one
+    panel for each value in the column `training`. Each bar shows the mean over all other settings (learning rates and
+    numbers of epochs), and its error bar shows the sample standard deviation.
     """
     columns = ("training", "temperature", "batch_size", "accuracy")
     panels = {}
@@ -412,7 +412,7 @@ _PARAMETER_COLUMNS = ("network", "million parameters", "accuracy", "group")
 def parameters(path: str, out: str) -> str:
     """Plots accuracy against the number of parameters, with one marker per group (Figure 7).
 
-    The CSV file must contain the columns network, million parameters, accuracy and group.
+    The CSV file must contain the columns `network`, `million parameters`, `accuracy` and `group`.
     """
     rows = read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy"))
     return _parameters_figure(rows, out, "parameters")
@@ -422,7 +422,7 @@ def methods(path: str | None, out: str) -> str:
     """Plots the paper's accuracies against the number of parameters, for SimCLR and other methods (Figure 1).
 
     The paper's accuracies are from Table 6 and, for the supervised ResNet-50, from Table B.3. The optional CSV file
-    adds our results. It must contain the columns network, million parameters, accuracy and group.
+    adds our results. It must contain the columns `network`, `million parameters`, `accuracy` and `group`.
     """
     table, supervised = studies.read_numbers("table_6"), studies.read_numbers("table_b3")[0]
     rows = [{"network": f"{row['Method'].removesuffix(' (ours)')}, {row['Architecture'].removesuffix(' (*)')}",
@@ -457,7 +457,8 @@ def _parameters_figure(rows, out, name):
                 name)
 
 
-_LABEL_POSITIONS = (  # x and y offset from the marker in typographic points, and text alignment
+# (x offset, y offset, horizontal alignment, vertical alignment). The offsets from the marker are in points.
+_LABEL_POSITIONS = (
     (0, 5, "center", "bottom"), (0, -5, "center", "top"), (6, 0, "left", "center"), (-6, 0, "right", "center"),
     (5, 5, "left", "bottom"), (-5, 5, "right", "bottom"), (5, -5, "left", "top"), (-5, -5, "right", "top"),
     (0, 14, "center", "bottom"), (0, -14, "center", "top"))

@@ -84,7 +84,7 @@ class Progress:
                 f"{self.images_per_second:.0f} images/s  {values}")
 
     def _short_line(self, metrics):
-        """Returns a line with the first metrics in `labels`, as many as fit next to a bar that is two columns wide."""
+        """Returns a line with as many metrics as fit next to a bar of two columns, in the order of `labels`."""
         line = f"{self._step}/{self._total} {self._time_left()} left {self.images_per_second:.0f} img/s"
         for name, label in self._labels.items():
             value = f" {label} {metrics[name]:.3g}" if name in metrics else ""

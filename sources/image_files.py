@@ -26,7 +26,7 @@ with contextlib.suppress(ImportError):
     pillow_heif.register_heif_opener()
 
 Image.init()
-Image.MAX_IMAGE_PIXELS = None  # This limit is replaced by --max_image_pixels.
+Image.MAX_IMAGE_PIXELS = None  # --max_image_pixels replaces Pillow's limit.
 # Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders run other programs.
 _FORMAT_OF_SUFFIX = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP",
                      ".tif": "TIFF", ".tiff": "TIFF", ".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
@@ -38,12 +38,12 @@ _TRANSPOSITIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE
                    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
                    7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90}
 _PNG = b"\x89PNG"
-_EXIF_BYTES = 4096  # Exif data are at the start of a file, and searching the whole file would be slow.
-_IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")  # created by archivers and file systems
+_EXIF_BYTES = 4096  # Only the start of a file is searched for Exif data, because a full search would be slow.
+_IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")  # Archivers and file systems create these folders.
 # Files and images that exceed these sizes are read and decoded one at a time, under `_large_image_lock`.
 _LARGE_BYTES, _LARGE_PIXELS = 2**24, 2**24
 _large_image_lock = threading.RLock()
-_BATCH = 256  # number of files submitted to the thread pool at a time
+_BATCH = 256  # Number of files that are submitted to the thread pool at a time.
 # Maximum encoded size of a pixel (four uncompressed 16-bit channels), and an allowance for metadata.
 _BYTES_PER_PIXEL, _METADATA_BYTES = 8, 2**24
 
@@ -82,15 +82,15 @@ def is_image_name(name: str) -> bool:
 def iterate_images(folder: str) -> Iterator[str]:
     """Yields the paths of all image files under a folder, at any depth, in alphabetical order within each directory.
 
-    Follows links, but visits each directory once, because links may form cycles. Skips folders that match `is_ignored`.
-    Raises `UserError` if a directory cannot be read.
+    Follows links, but visits each directory once, because links may form cycles. Skips the folders for
+    which `is_ignored` returns True. Raises `UserError` if a directory cannot be read.
     """
     for directory, names in _walk(folder):
         yield from (os.path.join(directory, name) for name in names if is_image_name(name))
 
 
 def count_other_files(folder: str) -> dict[str, int]:
-    """Returns a dict mapping suffixes to the number of files under a folder that are neither images nor hidden.
+    """Counts the files under a folder that are neither images nor hidden. Returns a dict mapping suffixes to counts.
 
     Searches the same directories as `iterate_images`. Raises `UserError` if a directory cannot be read.
     """
@@ -173,7 +173,7 @@ def convert(content: bytes) -> bytes:
 
 
 def _orientation(image):
-    """Returns the Exif orientation of an image, or None if it has none."""
+    """Returns the Exif orientation of an image, or None if the orientation is not specified."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # Pillow raises exceptions of many types for malformed Exif data, which other programs ignore.

@@ -18,7 +18,7 @@ class Source(abc.ABC):
 
     Attributes:
       name: name of the data set.
-      class_names: class names in label order; None if examples have no labels.
+      class_names: class names in label order, or None if the examples have no labels.
       multi_label: whether an example may have several classes. If True, each label contains 1 for each class that is
         present, 0 for each class that is absent, and -1 for each class to ignore in training and evaluation (in
         PASCAL VOC, a class whose objects in the image are all marked as difficult).
@@ -30,7 +30,7 @@ class Source(abc.ABC):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes, or None if examples have no labels."""
+        """Number of classes, or None if the examples have no labels."""
         return None if self.class_names is None else len(self.class_names)
 
     @property

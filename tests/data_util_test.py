@@ -221,8 +221,9 @@ def test_random_numbers_are_uniform_and_independent():
     assert all(scipy.stats.kstest(column, "uniform").pvalue > 1e-3 for column in draws.T)
     nearby = [rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
               for number in (1, 2, 3) for level in range(3)]
+    # Each operator also draws a second number.
     nearby += [rng.uniforms(rng.nth_seed(rng.nth_seed(seed_rows(20_000), number), 1, rng.DRAW), 1).numpy()[:, 0]
-               for number in (1, 2, 3)]  # the second draws of each operator
+               for number in (1, 2, 3)]
     # The second array contains the draws for the next seed in the batch.
     columns = np.concatenate([draws, draws[np.r_[1:20_000, 0]], np.stack(nearby, 1)], 1)
     correlations = np.corrcoef(columns.T) - np.eye(columns.shape[1])

@@ -23,13 +23,16 @@ CLASSES = ("red", "green", "blue")
 
 
 def classes_of(index):
-    """Returns the classes (bright channels) of image `index`. In every fourth image, the last class is difficult."""
+    """Returns the classes of image `index`, which are also the indices of its bright channels."""
     return [channel for channel in range(3) if index >> channel & 1]
 
 
 @pytest.fixture(scope="module")
 def tiny_voc(tmp_path_factory):
-    """Writes a TFDS data set with labels as in voc/2007. A color channel is bright if its class is present."""
+    """Writes a TFDS data set with labels as in voc/2007. A color channel is bright if its class is present.
+
+    In every fourth image, the last class is marked as difficult.
+    """
     import tensorflow_datasets as tfds
 
     def make_examples(first, last):
@@ -108,7 +111,7 @@ def test_average_precision_11_matches_scikit_learn():
     for _ in range(20):
         relevant, scores = random.random(50) < 0.3, random.standard_normal(50)
         precision, recall, _ = precision_recall_curve(relevant, scores)
-        precision, recall = precision[:-1], recall[:-1]  # The last point has no threshold.
+        precision, recall = precision[:-1], recall[:-1]  # The last point of the curve has no threshold.
         expected = np.mean([precision[recall >= tenth / 10 - 1e-9].max() for tenth in range(11)])
         assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
 
@@ -173,7 +176,7 @@ def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
     mean_precision = results["eval/label_mean_average_precision"]
     assert mean_precision == pytest.approx(metrics.mean_average_precision_11(saved["labels"], saved["logits"]))
     if train_mode == "supervised":
-        assert mean_precision > 0.9  # The task is easy.
+        assert mean_precision > 0.9  # The task is easy, so the precision must be high.
 
 
 def test_single_label_settings_are_rejected_for_multi_label_data(tiny_voc, tmp_path):

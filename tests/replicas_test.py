@@ -1,4 +1,4 @@
-"""Checks that training on two or four replicas matches training on one, and that local batch norm is per replica."""
+"""Checks that the number of replicas does not affect training, and that local batch norm is computed per replica."""
 
 import json
 import subprocess
@@ -102,7 +102,8 @@ def test_first_loss_is_the_same_on_one_and_two_replicas(dtype, rtol, two_replica
 
 
 def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
-    hidden = np.random.default_rng(1).standard_normal((2, 6, 5))  # [replica, 3 first and 3 second views, width]
+    # [replica, view, width]. Each replica has three first views, followed by three second views.
+    hidden = np.random.default_rng(1).standard_normal((2, 6, 5))
     parts = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(hidden[context.replica_id_in_sync_group]))
     function = tf.function(lambda parts: two_replicas.run(

@@ -184,7 +184,7 @@ def test_a_step_with_overflowing_gradients_is_skipped_and_counted(replicas, two_
     config = Config(**SMALL, precision="mixed_float16")
     state = make_state(config, tmp_path, strategy)
     set_loss_scale(state, 1e30)
-    weights = state.model.trainable_variables + state.optimizer.variables()[1:]  # without the step counter
+    weights = state.model.trainable_variables + state.optimizer.variables()[1:]  # The step counter is omitted.
     start = [variable.numpy() for variable in weights]
     first, _ = take_steps(config, state, strategy=strategy)
     assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30) and first["finite"]

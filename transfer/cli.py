@@ -33,7 +33,7 @@ def _list():
 
 
 def _parse_numbers(text):
-    """Parses comma-separated numbers, for argparse's `type`."""
+    """Parses comma-separated numbers. Can be used as the `type` of an argument in argparse."""
     try:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
@@ -73,7 +73,7 @@ def _parser():
 
 
 def _add_common(command, run):
-    """Adds the flags that linear, finetune and scratch share."""
+    """Adds the flags that the commands `linear`, `finetune` and `scratch` share."""
     command.set_defaults(run=run)
     command.add_argument("--checkpoint", required=True, help="path of any SimCLR weights, as for run.py")
     command.add_argument("--task", choices=tasks.TASKS, help="one of the paper's data sets")
@@ -82,24 +82,26 @@ def _add_common(command, run):
     command.add_argument("--follow_links", action="store_true",
                          help="follow symbolic links that point outside the image folder")
     command.add_argument("--metric", choices=tasks.METRICS, help="metric for model selection and testing (default: the "
-                         "task's metric, or top_1)")
+                         "task's metric, or top_1 without --task)")
     command.add_argument("--train", metavar="SPLIT",
-                         help="training split (default: the task's training split, or train)")
+                         help="training split (default: the task's training split, or 'train' without --task)")
     command.add_argument("--validation", metavar="SPLIT", help="split for model selection (default: the "
-                         "validation split of the task or of the data set, or the last 20 %% of train)")
-    command.add_argument("--test", metavar="SPLIT", help="test split (default: the task's test split, or test)")
+                         "validation split, or the last 20 %% of the training split if there is no validation split)")
+    command.add_argument("--test", metavar="SPLIT", help="test split (default: the "
+                         "task's test split, or 'test' without --task)")
     command.add_argument("--corrupt_images", choices=("error", "skip"), default="error",
-                         help="report unusable images in a folder and stop, or skip them (default: error)")
+                         help="if a folder contains unusable images: stop with an error, or skip them (default: error)")
     command.add_argument("--max_image_pixels", type=int, default=MAX_IMAGE_PIXELS,
                          help="maximum number of pixels per image in a folder (default: %(default)d)")
-    command.add_argument("--image_size", type=int, help="image size in pixels (default: as in pretraining, or 224)")
+    command.add_argument("--image_size", type=int,
+                         help="image size in pixels (default: as in pretraining, or 224 if it is unknown)")
     command.add_argument("--batch_size", type=int, default=256, help="images per batch (default: 256)")
     command.add_argument("--out", help="output directory (default: runs/transfer/PROTOCOL_TASK)")
 
 
 @contextlib.contextmanager
 def _translate_errors():
-    """Raises `UserError` in place of errors that occur while data is read or results are written."""
+    """Converts errors that occur when reading data or writing results to `UserError`."""
     import tensorflow as tf  # Imported here so that usage errors are reported without loading TensorFlow.
 
     file_errors = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError,

@@ -12,7 +12,7 @@ RESULT_KEYS = {  # name -> key in run.py's result.json
     "top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
     "mean_average_precision": evaluate.MEAN_PRECISION,
 }
-METRICS = {  # name -> function of labels [n] or [n, classes] and scores [n, classes]
+METRICS = {  # name -> function of scores [n, classes] and labels, which are [n] or [n, classes]
     "top_1": lambda labels, scores: float(np.mean(scores.argmax(1) == labels)),
     "mean_per_class": lambda labels, scores: metrics.mean_per_class_accuracy(
         scores.argmax(1) == labels, np.unique(labels, return_inverse=True)[1]),
@@ -26,7 +26,7 @@ def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
     Args:
       metric: key of `METRICS`.
       labels: int [n], or int [n, classes] with values 1, 0 and -1 (unknown).
-      scores: float [n, classes]; -inf for classes that could not be fitted.
+      scores: float [n, classes]; -inf for classes without a fitted classifier.
 
     Raises:
       UserError: the scores contain NaN, or the metric is NaN.

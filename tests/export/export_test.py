@@ -324,7 +324,7 @@ def test_link_at_an_export_path_is_moved_and_its_target_is_kept(tmp_path, quick_
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """Writes a run directory with flags, classes, results, and a checkpoint with computed weights."""
+    """Writes a run directory with flags, classes, results, and a checkpoint whose weights are computed by a formula."""
     directory = tmp_path_factory.mktemp("run")
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)

@@ -37,7 +37,7 @@ def test_saved_model_passed_as_checkpoint_is_not_executed(tmp_path, monkeypatch)
         np.testing.assert_array_equal(ours, theirs)
     assert not (tmp_path / "written").exists()
     tf.saved_model.load(str(tmp_path / "module"))
-    assert (tmp_path / "written").exists()  # `tf.saved_model.load` does execute the code.
+    assert (tmp_path / "written").exists()  # In contrast, `tf.saved_model.load` executes the code.
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"\0" * 4096, b"cos\nsystem\n(S'true'\ntR."])

@@ -103,7 +103,7 @@ def test_images_in_all_formats_are_decoded_to_the_expected_pixels(name, tmp_path
 @pytest.mark.parametrize("file_format", ["jpeg", "png", "webp", "tiff"])
 def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_path):
     pixels, exif = SMOOTH[:, :16], Image.Exif()
-    for orientation in range(1, 10):  # 1: upright; 9: undefined
+    for orientation in range(1, 10):  # Orientation 1 is upright, and 9 is undefined.
         exif[ExifTags.Base.Orientation] = orientation
         path = tmp_path / f"{orientation}.{file_format}"
         path.write_bytes(encode(Image.fromarray(pixels), file_format, exif=exif, quality=95, lossless=True))
@@ -226,7 +226,7 @@ def test_image_folder_may_be_a_link(folder, tmp_path):
     assert folders.folder_source(str(tmp_path / "link")).num_examples("train") == 36
 
 
-# ------------------------------------------------------------------------------------------------------ during a run
+# ----------------------------------------------------------------------------------------- image files in training runs
 
 
 def test_deleting_the_images_stops_training_with_a_one_line_error(folder, tmp_path, monkeypatch):
@@ -397,7 +397,7 @@ def test_large_files_and_images_are_decoded_one_at_a_time(tmp_path, monkeypatch,
         active.append(content)
         num_active.append(len(active))
         if large == "neither":
-            barrier.wait(60)  # Passes only if two threads decode at the same time.
+            barrier.wait(60)  # The barrier opens only if two threads decode at the same time.
         decode(content, **options)
         active.pop()
 

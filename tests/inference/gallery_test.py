@@ -30,7 +30,7 @@ def smooth_image(random, side=48):
 
 
 def encode_pixels(path):
-    """Returns a vector for an image file: 8 x 8 pixels minus 0.5, and the differences between their rows."""
+    """Returns a vector of an image's pixels (resized to 8 x 8) and the scaled differences between adjacent rows."""
     pixels = np.asarray(Image.open(path).convert("RGB").resize((8, 8)), np.float32) / 255
     return np.concatenate([(pixels - 0.5).ravel(), 2 * np.diff(pixels, axis=0).ravel()])
 
@@ -149,7 +149,7 @@ def test_gallery_supports_equal_vectors_and_zero_vectors(photos, tmp_path):
 
 
 def test_gallery_computes_vectors_with_a_model_and_lists_unreadable_images(photos, tmp_path, monkeypatch, capsys):
-    """Runs a gallery without --vectors, with a function in place of a SavedModel."""
+    """Creates a gallery without --vectors, using a function in place of a SavedModel."""
     (photos / "broken.jpg").write_bytes(b"no image")
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
         lambda images: tf.reshape(tf.image.resize(images, [4, 4]), [-1, 48]) - 0.5, {"image_size": 16}))

@@ -119,7 +119,7 @@ def test_images_above_the_point_limit_of_the_projector_are_omitted(photos, tmp_p
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ([], "--out: the output is missing. Set --out=FILE, --projector=DIR or both."),
+    ([], "--out: no output is specified. Set --out=FILE, --projector=DIR or both."),
     (["--projector=photos/cat/a.png"], "cat/a.png: the path is a file. Use a directory."),
     (["--projector=missing/out"], "does not exist. Create it"), (["--projector="], "")])
 def test_invalid_outputs_give_one_line_errors(arguments, words, photos, tmp_path, monkeypatch, capsys):

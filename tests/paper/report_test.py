@@ -108,13 +108,13 @@ def test_differences_from_the_paper_are_shown_only_at_the_papers_scale(scale, tm
 
 
 def finish_color_runs(base, accuracies):
-    """Marks runs of the study color as finished with the given accuracies."""
+    """Marks runs of the study `color` as finished, with the given accuracies."""
     for name, accuracy in accuracies.items():
         finish(base, "color", studies.find_run(("color", name)), {runner.LBFGS: accuracy})
 
 
 def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_path):
-    """In the paper, the accuracies are 59.6 (1/8), 62.6 (1/2), 63.2 (1) and 64.5 (1 + blur)."""
+    """Uses the paper's accuracies: 59.6 for run 1/8, 62.6 for 1/2, 63.2 for 1, and 64.5 for 1 + blur."""
     finish_color_runs(tmp_path, {"1/8": 0.40, "1/2": 0.45, "1": 0.44, "1 + blur": 0.45})
     rows = report.rows_of("color", str(tmp_path), "small")
     assert [tuple(row[title] for title in ("run", "change", "change in the paper", "same direction"))
@@ -131,7 +131,7 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
 
 
 def test_change_for_a_probe_is_its_accuracy_on_h_minus_that_on_g_of_h(tmp_path):
-    """In the paper, the accuracies for rotation are 67.6 from h and 25.6 from g(h)."""
+    """Uses the paper's accuracies for rotation: 67.6 from h and 25.6 from g(h)."""
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
            probes=dict(rotation=dict(majority_baseline=0.25, h=0.3, z=0.4)))
     row, = report.rows_of("probes", str(tmp_path), "small")
@@ -277,7 +277,7 @@ def test_untrusted_text_from_result_files_is_escaped(tmp_path, capsys):
 @pytest.mark.parametrize("labels, logits", [
     (np.arange(400) % 10, np.full([400, 10], np.nan)), (np.arange(400) % 9, np.zeros([400, 10])),
     (np.arange(40) % 10, np.zeros([40, 10])), (np.arange(0), np.zeros([0, 10]))])
-def test_predictions_are_rejected_if_they_contain_nan_or_have_different_labels(labels, logits, tmp_path, capsys):
+def test_predictions_with_nan_or_with_differing_labels_are_rejected(labels, logits, tmp_path, capsys):
     finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
     for path in tmp_path.rglob("predictions.npz"):
         if "scratch" in str(path):

@@ -96,7 +96,7 @@ def test_fits_in_blocks_match_fits_in_memory(multi_label, sets, monkeypatch):
 
 
 @pytest.mark.parametrize("cached_bytes", [0, 2**30])
-@pytest.mark.parametrize("count", [4, 200])  # fewer and more examples than features
+@pytest.mark.parametrize("count", [4, 200])  # fewer examples than features, or more examples than features
 def test_fits_with_standardization_match_fits_on_standardized_features(count, cached_bytes, sets, monkeypatch):
     monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", cached_bytes)
     (inputs, labels), (test_inputs, _) = sets

@@ -19,7 +19,7 @@ def test_reading_corrupt_content_or_an_unexpected_type_returns_none(name, tmp_pa
     for file_name in ("flags.json", "classes.json"):
         (tmp_path / file_name).write_bytes(HOSTILE[name])
     assert run_directory.read_flags(str(tmp_path)) is None
-    if name in ("null", "list"):  # Runs without labels write null.
+    if name in ("null", "list"):  # Runs on unlabeled data write null.
         assert weight_files.read_classes(str(tmp_path)) == ([] if name == "list" else None, False)
     else:
         with pytest.raises(UserError, match="classes.json: the file is corrupt"):

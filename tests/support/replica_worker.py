@@ -33,7 +33,7 @@ from train import TrainStep  # noqa: E402
 BATCH, CLASSES, SEED = 8, 4, 5
 SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=BATCH, num_proj_layers=2,
              proj_out_dim=16, seed=SEED, learning_rate=0.3, warmup_epochs=0, linear_head_learning_rate=0.1)
-TWO_BLOCKS = (False, (1, 1))  # Tracing four block groups takes twice as long.
+TWO_BLOCKS = (False, (1, 1))  # Tracing four block groups would take twice as long.
 
 
 class RecordingLARS(lars_optimizer.LARSOptimizer):
@@ -135,7 +135,7 @@ def first_loss(strategy, settings):
 
 if __name__ == "__main__":
     keras.backend.set_floatx("float64")
-    # Graph optimization takes longer than the steps.
+    # Graph optimization is disabled, because it takes longer than the steps.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS)
