@@ -76,8 +76,8 @@ def _parser():
         description=f"Writes an HTML page that shows which images are similar. {_TRUST_NOTICE}")
     gallery.set_defaults(run=_gallery)
     for command, head in ((embed, ""), (predict, " with a linear head"), (gallery, "")):
-        command.add_argument("model", help=f"SavedModel{head}, run directory (its newest SavedModel is used) or TF Hub "
-                             "handle, from this program or the original")
+        command.add_argument("model", help=f"model from this program or the original: a SavedModel{head}, a run "
+                             "directory (its newest SavedModel is used) or a TF Hub handle")
         command.add_argument("inputs", nargs="+", metavar="input", help="image file, or folder to search recursively")
         command.add_argument("--image_size", type=command_line.parse_image_size,
                              help="image size in pixels (default: the model's image size, or 224 if it is unknown)")

@@ -220,7 +220,7 @@ def _results(name, rows, base, scale):
         how = f"`python -m paper.tables run {name} --scale={scale} --dir={shlex.quote(base)}` executes the runs."
         return None, above + [f"Not run. {how}"] * bool(study.runs_at(scale)), []
     table, constant = _without_constant_columns(*shown_table(rows, study.shown))
-    above += ["Accuracies in %.", constant]
+    above += ["Accuracies are given in %.", constant]
     if any(row["change"] for row in rows):
         above += [_meaning_of_change(rows)]
     recipes = {run.small_recipe for run in study.runs_at(scale)}
@@ -242,8 +242,8 @@ def _seeds_text(base, scale):
     group = next((group for group in averages("seeds", rows_of("seeds", base, scale))
                   if group["standard deviation"] is not None), None)
     return "" if group is None else (
-        f"For comparison: the standard deviation of the accuracy over {group['runs']} seeds of the default run is "
-        f"{100 * group['standard deviation']:.1f} points (study seeds).")
+        f"For comparison, the standard deviation of the accuracy over {group['runs']} seeds of the default run is "
+        f"{100 * group['standard deviation']:.1f} points (study \"seeds\").")
 
 
 def _displayed(title, row):
@@ -274,7 +274,8 @@ def _finding(study, rows, scale):
     recipes = dict.fromkeys(run.small_recipe for run in study.runs_at(scale) if not run.transfer)
     if scale != "small" or not rows or not recipes:
         return f"{finding}."
-    return f"{finding}. Our runs: {'; '.join(map(runner.describe_recipe, recipes))}, except for the flags below."
+    settings = " or ".join(map(runner.describe_recipe, recipes))
+    return f"{finding}. Except for the flags below, our runs use the settings of {settings}."
 
 
 def _flags_table(rows):
@@ -444,8 +445,9 @@ def summary(rows_by_study: dict[str, list[dict]]) -> str:
         return ("No finished runs. For example, `python -m paper.tables run 1 --scale=small` executes the runs of "
                 "Table 1.")
     duration = console.format_duration(sum(content["seconds"] for content in done.values()))
-    sentences = [f"{len(done)} runs, {duration} in total"]
-    sentences += ["; ".join(machines)] * bool(machines) + [f"Version {', '.join(versions)}"] * bool(versions)
+    sentences = [f"This report includes {len(done)} runs, which took {duration} in total"]
+    sentences += [f"Hardware: {'; '.join(machines)}"] * bool(machines)
+    sentences += [f"Version: {', '.join(versions)}"] * bool(versions)
     return ". ".join(sentences) + "."
 
 

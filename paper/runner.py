@@ -94,8 +94,8 @@ def config_of(run_arguments: list[str]) -> config_lib.Config:
 def describe_recipe(recipe: str) -> str:
     """Describes a recipe's network, data and training length in one line."""
     config = config_of([f"--flagfile={_RECIPES}/{recipe}"])
-    return (f"{recipe}, {config.network_name} on {config.train_split} of {config.dataset}, {config.image_size} pixels, "
-            f"batch size {config.train_batch_size}, {config.train_epochs} epochs")
+    return (f"{recipe} ({config.network_name} on {config.train_split} of {config.dataset}, {config.image_size} pixels, "
+            f"batch size {config.train_batch_size}, {config.train_epochs} epochs)")
 
 
 # -------------------------------------------------------------------------------------------------------------- runs

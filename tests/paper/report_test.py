@@ -126,8 +126,8 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
     for seed, accuracy in zip((1, 2, 3), (0.44, 0.45, 0.46)):
         finish(tmp_path, "seeds", studies.find_run(("seeds", f"seed {seed}")), {runner.LBFGS: accuracy})
     lines = report.markdown("color", rows, str(tmp_path), "small")
-    assert ("For comparison: the standard deviation of the accuracy over 3 seeds of the default run is 1.0 points "
-            "(study seeds).") in lines
+    assert ("For comparison, the standard deviation of the accuracy over 3 seeds of the default run is 1.0 points "
+            '(study "seeds").') in lines
 
 
 def test_change_for_a_probe_is_its_accuracy_on_h_minus_that_on_g_of_h(tmp_path):
@@ -243,7 +243,8 @@ def test_diverged_runs_are_marked_in_the_table(tmp_path):
     finish(tmp_path, "flip", studies.find_run(("flip", "with")), {}, diverged=True)
     lines = report.markdown("flip", report.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
     assert "| with | 64.5 | diverged | 1.5 |" in lines
-    assert "Our runs: study_small.cfg, resnet10 on train[:20%] of cifar10, 32 pixels, batch size 128, " in lines[1]
+    assert ("our runs use the settings of study_small.cfg (resnet10 on train[:20%] of cifar10, 32 pixels, batch size "
+            "128, ") in lines[1]
 
 
 HOSTILE = "=1+1|<script>alert(1)</script>\n\x1b[31m`x``"
@@ -323,7 +324,7 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     text = " ".join(page.texts)
     assert not page.open and set(page.links) == {f"#{name}" for name in page.ids}
     assert page.ids == ["color", "color_supervised", "flip", "transfer", "designs"]
-    assert COMMIT in text and HARDWARE in text and "9 runs, 0:13:30 in total" in text
+    assert COMMIT in text and HARDWARE in text and "9 runs, which took 0:13:30 in total" in text
     assert "--color_jitter_strength=0.125" in text and "-3.6" in text
     assert "Not run. python -m paper.tables run" in text
     assert "Fast AutoAug." in text and "top-5" not in text  # Table 1 of the paper has no top-5 accuracies.
@@ -335,5 +336,5 @@ def test_the_html_page_is_well_formed_and_self_contained(tmp_path, capsys):
     markdown = (tmp_path / "small" / "report.md").read_text()
     assert markdown.strip().split("\n", 2)[2].strip() in capsys.readouterr().out
     assert "| 1/8 | 59.6 | +0.0 | -3.6 | no |" in markdown
-    assert f"9 runs, 0:13:30 in total. {HARDWARE}. Version {COMMIT}." in markdown
+    assert f"9 runs, which took 0:13:30 in total. Hardware: {HARDWARE}. Version: {COMMIT}." in markdown
     assert "| 1/8 | `--flagfile=paper/recipes/study_small.cfg --color_jitter_strength=0.125 --nouse_blur` |" in markdown
