@@ -1,4 +1,4 @@
-"""Transfer learning: evaluates an encoder on the paper's twelve data sets or on your own (paper, section 6 and B.8).
+"""Transfer learning: evaluates an encoder on the paper's twelve data sets or on your own data (section 6 and B.8).
 
     python -m transfer list
     python -m transfer linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR] [--out=DIR]

@@ -148,7 +148,7 @@ def test_temperatures_figure_averages_runs_with_the_same_training_length(tmp_pat
         assert deviation == "" if len(values) == 1 else float(deviation) == pytest.approx(statistics.stdev(values))
 
 
-PAPER_METHODS = {  # copied by hand from Table 6; the supervised ResNet-50 is from Table B.3
+PAPER_METHODS = {  # The values are copied by hand from Table 6 and, for the supervised ResNet-50, from Table B.3.
     "Local Agg., ResNet-50": (24, 60.2), "MoCo, ResNet-50": (24, 60.6), "PIRL, ResNet-50": (24, 63.6),
     "CPC v2, ResNet-50": (24, 63.8), "SimCLR, ResNet-50": (24, 69.3), "Rotation, RevNet-50 (4x)": (86, 55.4),
     "BigBiGAN, RevNet-50 (4x)": (86, 61.3), "AMDIM, Custom-ResNet": (626, 68.1), "CMC, ResNet-50 (2x)": (188, 68.4),

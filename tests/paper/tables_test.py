@@ -318,7 +318,7 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
     tables.main(["report", "color", "flip", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     assert "### Strength of color distortion, contrastive (Table 1)" in printed
-    assert "Constant columns: minutes = 0.0." in printed
+    assert "These columns have the same value in all rows: minutes = 0.0." in printed
     assert ("| run | paper, top-1 | logistic regression | change | change in the paper | same direction |\n"
             "| --- | --- | --- | --- | --- | --- |\n| 1/8 | 59.6 | 51.0 | -3.0 | -3.6 | yes |") in printed
     assert ("### Random flips (Appendix A)\nFinding of the paper: flips help but are not essential. Not run. "
