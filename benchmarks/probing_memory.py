@@ -82,14 +82,14 @@ def in_memory(count, num_classes):
 
 
 def logistic_regression_ours(count):
-    """Selects the l2 strength of a logistic regression, fits it and computes the accuracy."""
+    """Selects the l2 strength of a logistic regression, fits the model, and computes its accuracy."""
     from probing import logistic_regression
 
     logistic_regression.lbfgs_accuracy(in_file(count, _CLASSES), in_file(1000, _CLASSES))
 
 
 def logistic_regression_baseline(count):
-    """Fits the same logistic regressions with scikit-learn."""
+    """Fits the same models as `logistic_regression_ours`, using scikit-learn."""
     from sklearn import linear_model, model_selection, pipeline, preprocessing
 
     from probing import logistic_regression
@@ -118,7 +118,7 @@ def mlp_ours(count):
 
 
 def mlp_baseline(count):
-    """Trains and tests the same probe with scikit-learn."""
+    """Trains and tests the same probe as `mlp_ours`, using scikit-learn."""
     from sklearn import neural_network, pipeline, preprocessing
 
     network = neural_network.MLPClassifier(256, early_stopping=True, max_iter=1)

@@ -71,7 +71,7 @@ def save(checkpoint: tf.train.Checkpoint, directory: str, step: int, keep: int) 
     """Writes a checkpoint and deletes old ones.
 
     Args:
-      checkpoint: the objects to write. Its `save_counter`, which the original's checkpoints contain, is incremented.
+      checkpoint: contains the objects to write. Its `save_counter`, which the original also writes, is incremented.
       directory: directory for `ckpt-<step>`.
       step: the step of the checkpoint.
       keep: number of checkpoints to keep, including this one. Incomplete checkpoints and checkpoints of later steps,

@@ -557,7 +557,7 @@ def test_newest_saved_model_of_a_run_directory_is_used(saved_model, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["embed", "--out=v.npz"], ["predict"]])
-def test_status_is_2_if_no_image_can_be_read(command, saved_model, photos, tmp_path, monkeypatch, capsys):
+def test_exit_status_is_2_if_no_image_can_be_read(command, saved_model, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         inference_cli.main([command[0], saved_model, str(photos / "broken.jpg"), *command[1:]])
@@ -575,7 +575,7 @@ def test_predict_uses_sigmoid_for_multi_label_models(saved_model, exported, phot
 
 
 @pytest.mark.parametrize("crop", [False, True])
-def test_saved_models_record_center_crop_and_multi_label(crop, tmp_path, monkeypatch):
+def test_saved_models_record_the_center_crop_and_multi_label_settings(crop, tmp_path, monkeypatch):
     monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir())
     config = Config(**{**TINY, "image_size": 40}, stem="cifar", eval_center_crop=crop)
     path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-1"))

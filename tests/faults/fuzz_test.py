@@ -63,7 +63,7 @@ def test_settings_are_accepted_or_give_one_line_errors(settings):
 
 
 def plausible_values(field):
-    """Returns a strategy for values of a setting with which most runs on `digits` finish in seconds.
+    """Returns a strategy that generates only values for which most runs on `digits` finish in seconds.
 
     Returns None if no such values are known.
     """

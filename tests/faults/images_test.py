@@ -307,7 +307,7 @@ def test_images_above_the_pixel_limit_are_not_decoded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_pixel_limit_applies_to_one_frame(name, tmp_path):
+def test_pixel_limit_applies_to_each_frame(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(VALID[name][0])
     assert image_files.why_unusable(str(path), 480) is None

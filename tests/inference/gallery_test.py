@@ -226,7 +226,7 @@ def labeled(tmp_path_factory):
     return folder
 
 
-def test_confused_classes_are_shown_and_split_folders_are_not_classes(labeled, tmp_path):
+def test_confused_classes_are_shown_and_split_folders_are_not_treated_as_classes(labeled, tmp_path):
     run_gallery(labeled, labeled / "v.npz", tmp_path / "g.html")
     text = section((tmp_path / "g.html").read_text(), "classes")
     rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", text)

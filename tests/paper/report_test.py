@@ -28,7 +28,7 @@ def finish(base, study, run, results, scale="small", **entries):
 
 
 def finish_transfer_runs(base, accuracies):
-    """Marks the transfer runs on digits as finished, with the given accuracies.
+    """Marks the transfer runs on `digits` as finished, with the given accuracies.
 
     The runs are linear evaluation, fine-tuning and training from scratch.
     """
@@ -130,7 +130,7 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
             '(study "seeds").') in lines
 
 
-def test_change_for_a_probe_is_its_accuracy_on_h_minus_that_on_g_of_h(tmp_path):
+def test_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g_of_h(tmp_path):
     """Uses the paper's accuracies for rotation: 67.6 from h and 25.6 from g(h)."""
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
            probes=dict(rotation=dict(majority_baseline=0.25, h=0.3, z=0.4)))
@@ -158,7 +158,7 @@ def test_every_study_with_several_runs_has_a_baseline(scale):
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
-def test_plotted_columns_match_the_settings_at_the_scale_of_the_report(scale, tmp_path):
+def test_plotted_columns_match_the_settings_at_each_scale(scale, tmp_path):
     for study in ("batches", "networks", "lengths", "cifar_batches", "cifar_temperature"):
         runs = studies.STUDIES[study].runs_at(scale)
         for run in runs:
