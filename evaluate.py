@@ -62,7 +62,10 @@ def protocols(config: Config, source: Source) -> list[str]:
 
 
 def config_during_training(config: Config, source: Source) -> Config:
-    """Returns settings for evaluations during training: linear head and knn or, without labels, contrastive loss."""
+    """Returns the settings for evaluations during training.
+
+    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`.
+    """
     has_labels = source.num_classes is not None and all(
         _has_labels(source, split) for split in (config.train_split, config.eval_split))
     names = ["linear_head"] if config.has_linear_head and has_labels else []
@@ -219,7 +222,7 @@ class Evaluator:
         self._encoders = {"": features.compile_function(strategy, features.encoder_function(model))}
         if config.eval_projections:
             self._encoders["/projections"] = features.compile_function(strategy, features.projection_function(model))
-        self._parts = None  # batches of view pairs, each divided into parts
+        self._parts = None  # the batches of view pairs; each batch is divided into parts
         self._embed_views = tf.function(self._project_views, autograph=False)
         self._losses = tf.function(self._contrastive_losses, autograph=False)
 
@@ -290,10 +293,10 @@ class Evaluator:
         storage.write_scalars(self._writer, step, scalars)
 
     def _keep_best(self, step, results):
-        """Saves the weights to model_dir/best if they are more accurate than the best so far."""
+        """Saves the weights to model_dir/best if their accuracy is the highest so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
-            # Do not compare with result.json. It is written before the checkpoint, which may therefore be missing.
+            # Use the results of the saved checkpoint, since result.json is written before its checkpoint is saved.
             saved = checkpoint_files.latest_checkpoint(directory)
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
@@ -492,7 +495,7 @@ def _build_evaluator(config, source, strategy, is_chief, path, flag):
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
     with strategy.scope():
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
-        if not config.pretraining:  # Freeze as in training, so that the weight decay is the same.
+        if not config.pretraining:  # Freeze the same layers as in training, since the weight decay depends on them.
             model.freeze(config.fine_tune_after_block)
     return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
 

@@ -17,7 +17,7 @@ EETA_DEFAULT = 0.001
 
 
 def _l2_norm(tensor):
-    """Returns the l2 norm in at least float32. Unlike `tf.norm`, this function does not store the squares."""
+    """Returns the l2 norm, computed in at least float32. Unlike `tf.norm`, this function does not store the squares."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
 

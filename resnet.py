@@ -230,7 +230,7 @@ class SqueezeExcitation(keras.layers.Layer):
 
 
 def _apply_layers(layers, inputs, training):
-    """Applies the layers in order, skipping None. Passes `training` to layers that contain batch norm."""
+    """Applies the layers in order, and skips `None` entries. Passes `training` to layers that contain batch norm."""
     for layer in layers:
         if isinstance(layer, (BatchNormRelu, SelectiveKernelConv)):
             inputs = layer(inputs, training=training)
@@ -244,7 +244,7 @@ def _shortcut(filters, strides, sk_ratio, norm):
     norm_layer = BatchNormRelu(relu=False, norm=norm)
     if sk_ratio == 0:
         return [Conv2dFixedPadding(filters, 1, strides), norm_layer]
-    # None stands for the original's separate padding layer in strided shortcuts.
+    # A `None` entry stands for the separate padding layer that strided shortcuts have in the original.
     padding = [None] if strides > 1 else []
     return padding + [PaddedAveragePooling(strides), Conv2dFixedPadding(filters, 1), norm_layer]
 
@@ -293,7 +293,7 @@ class BottleneckBlock(keras.layers.Layer):
         self.projection_layers = _shortcut(output_filters, strides, sk_ratio, norm) if use_projection else []
         spatial = [SelectiveKernelConv(filters, strides, sk_ratio, norm)] if sk_ratio > 0 else [
             Conv2dFixedPadding(filters, 3, strides), BatchNormRelu(norm=norm)]
-        # None is a placeholder for DropBlock layers, which the original never enables during training.
+        # Each `None` entry stands for a DropBlock layer, which the original never enables during training.
         self.conv_relu_dropblock_layers = [
             Conv2dFixedPadding(filters, 1), BatchNormRelu(norm=norm), None, *spatial, None,
             Conv2dFixedPadding(output_filters, 1), BatchNormRelu(relu=False, init_zero=True, norm=norm), None]
@@ -322,7 +322,10 @@ class BlockGroup(keras.layers.Layer):
 
 
 def _stem(width, cifar_stem, sk_ratio, norm):
-    """Returns the stem's layers, except max pooling. None is a placeholder for an identity in the original."""
+    """Returns the layers of the stem, except max pooling.
+
+    A `None` entry stands for an identity operation that the original has at this position.
+    """
     if cifar_stem:
         convolutions = [Conv2dFixedPadding(width, 3)]
     elif sk_ratio > 0:  # ResNet-D

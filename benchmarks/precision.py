@@ -36,7 +36,10 @@ def run(flags, model_dir, precision, seed):
 
 
 def main():
-    """Prints one JSON line per data set and metric. `ours` is with mixed_bfloat16, and `baseline` is with float32."""
+    """Prints one JSON line per data set and metric.
+
+    `ours` is the result with mixed_bfloat16, and `baseline` is the result with float32.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs_dir", required=True)
     parser.add_argument("--tfds_dir")

@@ -25,7 +25,7 @@ PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
 
 def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
     """Returns a dict mapping checkpoint keys (without suffix) to the variables of the given objects."""
-    root = tf.train.Checkpoint(**trackables)  # Keep a reference, because the view holds only a weak one.
+    root = tf.train.Checkpoint(**trackables)  # Keep a reference, because `TrackableView` holds only a weak one.
     view = tf.train.TrackableView(root)
     variables, seen = {}, set()
     queue = collections.deque([(root, "")])

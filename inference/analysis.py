@@ -11,10 +11,10 @@ import numpy as np
 
 from inference import similarity
 
-_BLOCK_ROWS = 4096  # rows processed at a time, to bound the memory
-_MINI_BATCH_IMAGES = 10_000  # With more vectors, k-means uses mini-batches.
+_BLOCK_ROWS = 4096  # number of rows processed at a time, which limits memory use
+_MINI_BATCH_IMAGES = 10_000  # If there are more vectors, k-means uses mini-batches.
 _MAX_DEFAULT_CLUSTERS = 20
-_MIN_MAP_IMAGES = 10  # With fewer vectors, the map shows principal components instead of t-SNE or UMAP.
+_MIN_MAP_IMAGES = 10  # If there are fewer vectors, the map shows principal components.
 _MAP_COMPONENTS = 50  # number of principal components that t-SNE and UMAP receive
 
 
@@ -137,7 +137,7 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
                 points = tsne.fit_transform(components)
             method = "t-SNE"
     if np.ptp(points[:, 1]) > np.ptp(points[:, 0]):
-        points = points[:, ::-1]  # The directions are arbitrary, and screens are usually wider than high.
+        points = points[:, ::-1]  # The orientation is arbitrary, and screens are usually wider than they are high.
     points = points - points.min(0)
     return points / max(points.max(initial=0), 1e-12), method
 
@@ -195,7 +195,7 @@ class Confusion:
 
 
 def confusions(labels: np.ndarray, predictions: np.ndarray, limit: int) -> list[Confusion]:
-    """Returns at most `limit` pairs of a true and a predicted class: those with the most errors, most errors first."""
+    """Returns the `limit` most frequent confusions (or all, if there are fewer), in order of decreasing frequency."""
     wrong = np.flatnonzero(labels != predictions)
     counts = collections.Counter(zip(labels[wrong].tolist(), predictions[wrong].tolist()))
     most_frequent = sorted(counts, key=lambda pair: (-counts[pair], pair))[:limit]

@@ -22,7 +22,7 @@ from sources.folders import FolderSource
 
 _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # number of neighbors shown for each query
-_NUM_PAIRS = 24  # number of pairs shown, and of neighbors to search for (see `similarity.closest_pairs`)
+_NUM_PAIRS = 24  # number of pairs to show, and number of neighbors to search for (see `similarity.closest_pairs`)
 _NUM_OUTLIERS = 24
 _NUM_TYPICAL = 8  # number of images shown for each cluster
 _MAX_CLASSES = 30  # maximum number of classes shown
@@ -178,13 +178,13 @@ def _read_vectors(path, names):
         with np.load(check_path("vectors", path, allow_patterns=True), allow_pickle=False) as content:
             files, vectors = content["files"], content["vectors"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or "it is not a .npz file with the arrays files and vectors"
+        reason = getattr(error, "strerror", None) or "it is not a .npz file with the arrays `files` and `vectors`"
         raise UserError(f"{flag}: the file cannot be read ({reason}). Write it with `python -m inference embed ... "
                         "--out=FILE.npz`.") from error
     if files.ndim != 1 or vectors.ndim != 2 or len(files) != len(vectors) or vectors.dtype.kind != "f":
-        raise UserError(f"{flag}: the arrays are not file names [n] and floating-point vectors [n, d] (files: "
-                        f"{list(files.shape)}, vectors: {vectors.dtype} {list(vectors.shape)}). Write the file with "
-                        "`python -m inference embed ... --out=FILE.npz`.")
+        raise UserError(f"{flag}: expected an array `files` of shape [n] and a floating-point array `vectors` of shape "
+                        f"[n, d], but got shapes {list(files.shape)} and {list(vectors.shape)} ({vectors.dtype}). "
+                        "Write the file with `python -m inference embed ... --out=FILE.npz`.")
     row_of = {str(name): row for row, name in enumerate(files)}
     paths = [path for path, name in names.items() if name in row_of]
     if not paths:
@@ -291,7 +291,7 @@ def _rows(neighbors, query):
 
 
 def _most_common(classes, selected):
-    """Returns the most common class of the selected images and its share, or None if there are no classes."""
+    """Returns the most common class of the selected images and its relative frequency, or None without classes."""
     if classes is None:
         return None
     names, counts = np.unique(np.array(classes)[selected], return_counts=True)

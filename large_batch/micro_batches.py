@@ -40,7 +40,7 @@ class _MicroBatches:
     def __init__(self, step):
         self._step, self._model, self._config, self._run = step, step.model, step.config, step.strategy.run
         self._count = step.config.train_batch_size // step.config.micro_batch_size
-        self._rows = step.replica_batch_size // self._count  # examples of a micro-batch on each replica
+        self._rows = step.replica_batch_size // self._count  # number of examples in a micro-batch on each replica
 
     @tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
     def train_step(self, batch):
@@ -82,7 +82,13 @@ class _MicroBatches:
         return tf.tensor_scatter_nd_update(z, [[index]], [tf.reshape(projections, z.shape[1:])])
 
     def _differentiate_loss(self, z):
-        """Returns the gradient of `replica_loss` with respect to `z`, the contrastive loss, and its metrics."""
+        """Differentiates `replica_loss`.
+
+        Returns:
+          The gradient of `replica_loss` with respect to `z`.
+          The contrastive loss.
+          A dict of its metrics.
+        """
         with tf.GradientTape() as tape:
             tape.watch(z)
             batch_z = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]])

@@ -64,7 +64,7 @@ def _as_text(numbers):
 
 
 def _with_runs(names, scale):
-    """Returns the studies that have runs at a scale. Raises `UserError` if there are none."""
+    """Returns the studies that have runs at `scale`. Raises `UserError` if no study has any."""
     names_with_runs = [name for name in names if studies.STUDIES[name].runs_at(scale)]
     if not names_with_runs:
         other = "small" if scale == "paper" else "paper"
@@ -76,7 +76,7 @@ def _with_runs(names, scale):
 
 
 def _runs_of(names, scale):
-    """Returns all runs of studies as (study name, run) pairs. Raises `UserError` if there are none."""
+    """Returns (study name, run) pairs for all runs at `scale`. Raises `UserError` if there are no such runs."""
     return [(name, run) for name in _with_runs(names, scale) for run in studies.STUDIES[name].runs_at(scale)]
 
 

@@ -25,7 +25,7 @@ def _with_identity(function):
     return [(0.5, lambda channels, seeds: channels), (0.5, function)]
 
 
-# Maps each probe to a list of its classes, as (probability, function of channels and seeds).
+# Maps the name of each probe to its classes, which are pairs of a probability and a function of channels and seeds.
 PROBES = {
     "color": [(0.8, lambda channels, seeds: channels),
               (0.2, lambda channels, seeds: data_util.to_grayscale(channels))],
@@ -58,8 +58,8 @@ def probe_features(model: keras.Model, source: Source, split: str, probe: str, s
                    ) -> list[np.ndarray]:
     """Returns h [examples, d], z [examples, d'] and classes [examples] for a split's transformed images.
 
-    The vectors are in memory maps, see `features.VectorFile`. Images are preprocessed as in evaluation: resized to
-    `size` pixels, with or without a center crop.
+    The vectors are stored in memory maps (see `features.VectorFile`). Images are preprocessed as in evaluation:
+    resized to `size` pixels, with or without a center crop.
     """
     def preprocess(key, item, label):
         image = data_util.preprocess_image(source.decode(item), size, size, test_crop=center_crop)

@@ -13,7 +13,7 @@ import tf_keras as keras
 from runtime import console, progress
 from runtime.errors import UserError
 
-_LOGGED_BYTES = 10**9  # minimum size of a temporary file that is logged
+_LOGGED_BYTES = 10**9  # Temporary files of at least this size are logged.
 DIVERGED = "Use a checkpoint from before training diverged."  # remedy for NaN and Inf errors
 
 

@@ -63,7 +63,7 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
     fit, held_out = np.append(fit, missing).astype(int), np.setdiff1d(held_out, missing)
     selection = held_out if len(held_out) else fit
     path, losses = LogisticPath(inputs, labels, np.sort(fit), standardize=True), {}
-    strengths = sorted(L2_PER_EXAMPLE_CHOICES, reverse=True)  # `LogisticPath` requires this order.
+    strengths = sorted(L2_PER_EXAMPLE_CHOICES, reverse=True)  # `LogisticPath` requires decreasing strengths.
     for l2_per_example in progress.track(strengths, len(strengths), "logistic regression"):
         # Select by cross-entropy, since accuracies on few examples are coarse and often tie.
         losses[l2_per_example] = path.fit(l2_per_example * len(fit)).cross_entropy(inputs, labels, selection)
@@ -108,7 +108,7 @@ class LogisticPath:
         self._scale = np.ones(width)
         if standardize:
             deviation = np.sqrt(sum(((block - self._mean)**2).sum(0) for block in self._raw_blocks()) / count)
-            is_constant = deviation <= 1e-12 * abs(self._mean)  # apart from rounding errors of the mean
+            is_constant = deviation <= 1e-12 * abs(self._mean)  # The mean may have rounding errors.
             self._scale = np.where(is_constant, 1.0, deviation)
         self._basis = self._cached = None
         if count < width or 8 * count * (width + 1) <= _CACHED_BYTES:
@@ -235,12 +235,20 @@ def scipy_blas_threads() -> Any:
 
 
 def has_two_classes(labels: np.ndarray) -> bool:
-    """Returns whether labels [n] have two distinct values, or a column of labels [n, classes] contains both 1 and 0."""
+    """Returns whether a classifier can be fitted.
+
+    Labels [n] must have at least two distinct values. Labels [n, classes] must have a column that contains both 1
+    and 0.
+    """
     return len(_fittable_classes(labels)) >= (1 if labels.ndim == 2 else 2)
 
 
 def _fittable_classes(labels):
-    """Returns the distinct labels [n], or the indices of columns of labels [n, classes] that contain both 1 and 0."""
+    """Returns the classes that can be fitted.
+
+    These are the distinct values of labels [n], or the indices of those columns of labels [n, classes] that contain
+    both 1 and 0.
+    """
     return np.flatnonzero((labels == 1).any(0) & (labels == 0).any(0)) if labels.ndim == 2 else np.unique(labels)
 
 

@@ -28,7 +28,7 @@ def exit_with_error(program: str, message: object, status: int = UserError.statu
 
 
 def exit_not_a_program(path: str, command: str = "python run.py") -> NoReturn:
-    """Prints an error with the command to run instead of the module at `path`, and exits with status 2."""
+    """Prints an error that names the command to run instead of the module at `path`, and exits with status 2."""
     exit_with_error(os.path.basename(path),
                     f"this module is not a program. Use `{command}`; `make help` lists all commands.")
 
@@ -84,7 +84,7 @@ def run_command(program: str, function: Callable[[], _T]) -> _T:
 
 
 def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
-    """Calls `function` as in `run_command`, but inside `signals.StopSignals`, so signals stop it at a safe point."""
+    """Calls `function` inside `reporting_errors` and `signals.StopSignals`, so that signals stop it at a safe point."""
     with reporting_errors(program), signals.StopSignals():
         return function()
 

@@ -38,7 +38,7 @@ class _Console(io.FileIO):
     def write(self, data: bytes) -> int:
         """Writes bytes. If an error occurs, discards these bytes and all later output."""
         try:
-            while (count := super().write(data)) is None:  # None if the terminal is non-blocking and not ready
+            while (count := super().write(data)) is None:  # `write` returns None if the terminal is not ready.
                 select.select([], [self], [])
             return count
         except OSError:

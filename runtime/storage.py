@@ -73,7 +73,7 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
             return default
         with tf.io.gfile.GFile(path, "rb") as file:
             content = json.loads(file.read())
-    except (ValueError, RecursionError):  # Deeply nested lists raise RecursionError.
+    except (ValueError, RecursionError):  # Parsing deeply nested lists raises RecursionError.
         return default
     except tf.errors.NotFoundError:  # The file was removed after `is_file`.
         return default

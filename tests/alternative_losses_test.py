@@ -126,10 +126,10 @@ def test_gradients_match_table_2(name, count):
 
 def test_hardest_negative_within_the_margin_is_selected():
     positive = tf.constant([0.5, 0.5, 0.5, 0.5])
-    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest. The first equals the positive.
-                          [0.9, 0.5, 0.1, -1.0],     # Only the third is within the margin of 0.45.
-                          [0.9, 0.05, -0.1, 0.04],   # None is within the margin.
-                          [0.3, 0.3, 0.4, 0.1]])     # The third is not a negative. The first two are tied.
+    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest negative within the margin.
+                          [0.9, 0.5, 0.1, -1.0],     # Only the third negative is within the margin of 0.45.
+                          [0.9, 0.05, -0.1, 0.04],   # No negative is within the margin.
+                          [0.3, 0.3, 0.4, 0.1]])     # The third vector is not a negative. The first two are tied.
     negatives = tf.constant([[True] * 4] * 3 + [[True, True, False, True]])
     np.testing.assert_array_equal(objective.semi_hard_negatives(positive, others, negatives, 0.45), [
         [False, True, False, False], [False, False, True, False], [False] * 4, [True, False, False, False]])
@@ -137,7 +137,8 @@ def test_hardest_negative_within_the_margin_is_selected():
 
 @pytest.mark.parametrize("both_views", [False, True])
 def test_two_replicas_compute_the_same_losses_as_one_replica(both_views, two_replicas):
-    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])  # 3 first, then 3 second views
+    # Each replica has three first views, followed by the three second views of the same images.
+    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])
                              for rows in (slice(0, 3), slice(3, 6))])
     local_z = two_replicas.experimental_distribute_values_from_function(
         lambda context: tf.constant(z_by_replica[context.replica_id_in_sync_group]))

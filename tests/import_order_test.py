@@ -57,7 +57,7 @@ def test_modules_import_only_from_earlier_groups(path):
 
 
 def listed_settings(tree):
-    """Yields the setting names in each tuple, list or set literal of a syntax tree."""
+    """Yields, for each tuple, list or set literal in a syntax tree, the setting names that it contains."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
             values = {element.value for element in node.elts if isinstance(element, ast.Constant)}
@@ -66,7 +66,7 @@ def listed_settings(tree):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "config"], ids=name_of)
 def test_settings_are_classified_only_in_config(path):
-    """Checks that modules other than config.py contain only short lists of settings, within functions."""
+    """Checks that only config.py contains long lists of setting names, and lists of setting names outside functions."""
     tree = ast.parse(path.read_text())
     constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
     assert not [names for node in constants for names in listed_settings(node) if len(names) > 1]

@@ -215,7 +215,8 @@ def test_regularization_loss_covers_the_trained_variables_in_both_evaluation_mod
     run(tmp_path, mode="eval", **settings, eval_name="again")
     evaluated = json.loads((tmp_path / "again" / "result_1.json").read_text())["eval/regularization_loss"]
     frozen = tuple(f"model/resnet_model/{name}" for name in ("initial", "block_groups/0", "block_groups/1"))
-    frozen = (frozen if block == 2 else ()) + ("model/_projection_head/linear_layers/1/",)  # not used by the classifier
+    # The classifier does not use layer 1 of the projection head.
+    frozen = (frozen if block == 2 else ()) + ("model/_projection_head/linear_layers/1/",)
     decayed = [value for key, value in weights(tmp_path, 1).items()
                if key.split("/.ATTR")[0].endswith(("/kernel", "dense/bias")) and "OPTIMIZER_SLOT" not in key
                and not key.startswith(frozen)]
@@ -659,7 +660,7 @@ def test_gallery_of_an_unlabeled_folder_is_written_without_corrupt_images(tmp_pa
     assert "24 images" in page and "corrupt.png" not in page and "Unreadable images: none" in page
     assert (tmp_path / "run" / "gallery.pairs.csv").exists()
     assert re.search(rf"^gallery +{tmp_path / 'run' / 'gallery.html'}$", printed, re.MULTILINE)
-    # Running the finished run again replaces the page.
+    # If the same command is repeated after the run has finished, the page is replaced.
     (tmp_path / "run" / "gallery.html").write_text("older")
     run(tmp_path / "run", with_export=True, **settings)
     assert (tmp_path / "run" / "gallery.html").read_text() == page
@@ -681,7 +682,7 @@ def test_gallery_is_written_by_default_only_for_data_without_classes(
     run(tmp_path / "run", dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_split="train",
         train_batch_size=8, eval_batch_size=8, mode="train_then_eval", train_steps=1, eval_protocol="contrastive",
         lineareval_while_pretraining=False, gallery=gallery)
-    printed = capsys.readouterr().out  # A failure causes only a warning.
+    printed = capsys.readouterr().out  # If the gallery cannot be written, only a warning is logged.
     assert splits == ([("not made", "train", 7)] if is_written else [])
     assert ("warning: the gallery was not written: no page today" in printed) == is_written
     assert "run directory" in printed and not (tmp_path / "run" / "gallery.html").exists()

@@ -1,1 +1,1 @@
-"""Transfer learning: evaluates an encoder on other data sets (paper, section 6 and B.8)."""
+"""Transfer learning: evaluates an encoder on other data sets (paper, sections 6 and B.8)."""

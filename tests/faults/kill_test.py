@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped: after resuming, their results match those of an uninterrupted run."""
+"""Checks that killed or stopped runs, once resumed, give the same results as uninterrupted runs."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def test_run_killed_five_times_matches_an_uninterrupted_run(uninterrupted, tmp_p
         process = processes.start(tmp_path / "run")
         if kill == 0:
             processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run", process)
-        elif kill != 2:  # The third kill interrupts startup. The others interrupt training.
+        elif kill != 2:  # The third kill interrupts startup. The other kills interrupt training.
             processes.wait_for("step ", tmp_path / "run", process, log_start)
         time.sleep(generator.uniform(0, 0.7))
         assert process.poll() is None

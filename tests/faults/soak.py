@@ -56,7 +56,7 @@ def last_line(directory, index):
 
 
 def stop(setup, run_processes, directory, generator):
-    """Sends a random signal to one or all processes. Returns the signal name, or None if the run had finished."""
+    """Sends a random signal to one process or to all. Returns the signal name, or None if the run had finished."""
     signal_number = generator.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
     victims = generator.choice([run_processes, run_processes[:1], run_processes[-1:]])
     if any(process.poll() is not None for process in run_processes):
@@ -108,7 +108,10 @@ def run_uninterrupted(setup, directory):
 
 
 def run_with_kills(setup, reference, max_seconds, directory, generator, counts):
-    """Kills and restarts a run until it finishes, each time within `max_seconds`. Compares it with `reference`."""
+    """Kills and restarts a run until it finishes, and compares it with `reference`.
+
+    The time from each start to the next kill is random, and at most `max_seconds`.
+    """
     while True:
         run_processes = start(setup, directory)
         deadline = time.monotonic() + generator.uniform(_MIN_SECONDS, max_seconds)

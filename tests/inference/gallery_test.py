@@ -184,9 +184,9 @@ def test_gallery_leaves_no_files_if_stopped_by_a_signal(photos, tmp_path, monkey
     (["--clusters=0"], "must be a positive integer; got 0"), (["--clusters=100"], "--clusters=100: there are only 44"),
     (["--seed=-1"], "--seed"), (["--query=missing.jpg"], "--query=missing.jpg: this file is not among the images"),
     (["--vectors=missing.npz"], "--vectors=missing.npz: the file cannot be read (No such file"),
-    (["--vectors=text.npz"], "it is not a .npz file with the arrays files and vectors"),
+    (["--vectors=text.npz"], "it is not a .npz file with the arrays `files` and `vectors`"),
     (["--vectors=other.npz"], "other.npz: none of the listed files is among the images"),
-    (["--vectors=shapes.npz"], "shapes.npz: the arrays are not file names [n] and"),
+    (["--vectors=shapes.npz"], "shapes.npz: expected an array `files` of shape [n] and"),
     (["--vectors=nan.npz"], "nan.npz: 1 of 1 vectors contain NaN or Inf")])
 def test_invalid_arguments_give_one_line_errors(arguments, words, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

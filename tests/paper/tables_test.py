@@ -1,4 +1,4 @@
-"""`python -m paper.tables`: commands are valid, and runs are resumed, shared and reported."""
+"""Checks that `python -m paper.tables` prints valid commands, and resumes, shares and reports runs."""
 
 import csv
 import json
@@ -432,7 +432,7 @@ def test_two_processes_execute_every_run_once(tmp_path):
         assert len([line for line in printed.splitlines() if ": 0.5000 (" in line]) == 12
     executions = [json.loads(line) for line in (tmp_path / "executions").read_text().splitlines()]
     assert {name for name, _, _ in executions} == set(processes)
-    # `few_labels` needs two runs of `linear`. One of them, one of `color` and one of `flip` are identical.
+    # `few_labels` starts from two runs of `linear`. One of these, one run of `color` and one of `flip` are identical.
     assert len(executions) == len({tuple(settings) for _, settings, _ in executions}) == 12
     assert all(start_is_finished for _, _, start_is_finished in executions)
     assert all(runner.read_done(runner.directory_of(tmp_path / "tables", "small", name, run))
@@ -459,7 +459,8 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(calls, t
         other.communicate()
 
     monkeypatch.setattr(runner.time, "sleep", kill)
-    tables.main(["run", "flip", f"--dir={tmp_path}"])  # The run with flips is identical to the locked one.
+    # The run with flips has the same settings as the locked run.
+    tables.main(["run", "flip", f"--dir={tmp_path}"])
     lines = capsys.readouterr().out.splitlines()
     assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
     assert [line.split(" (")[0] for line in lines[1:]] == [
@@ -567,7 +568,7 @@ def test_commands_are_grouped_by_stage(capsys):
     first, second = (index for index, line in enumerate(lines) if line.startswith("# stage"))
     assert lines[first] == "# stage 1 (8 runs): no dependencies"
     assert lines[second] == "# stage 2 (4 runs): start from the weights of stage 1"
-    # An identical run provides the weights of `linear, ResNet-50 (1x)`.
+    # The weights of `linear, ResNet-50 (1x)` come from an identical run of the color study.
     starts = ["out/small/color/1_2", "out/small/linear/ResNet-50__2x_"] * 2
     for start, line in zip(starts, lines[second + 1:], strict=True):
         assert f"--checkpoint={start}" in shlex.split(line)
