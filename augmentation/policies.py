@@ -14,7 +14,10 @@ from data_util import Operator, Policy
 
 
 def view_policies(config: Config) -> tuple[Policy, ...]:
-    """Returns one policy per view: two in pretraining, otherwise one. Fine-tuning uses only crop and flip."""
+    """Returns one policy for each view: two policies in pretraining, otherwise one.
+
+    In fine-tuning, the policy applies only crops and flips.
+    """
     crop_and_flip = dict(min_area=config.min_crop_area, flip=config.random_flip)
     color = dict(strength=config.color_jitter_strength, brightness=config.brightness)
     if not config.uses_pretraining_augmentation:

@@ -87,7 +87,7 @@ class _MicroBatches:
         Returns:
           The gradient of `replica_loss` with respect to `z`.
           The contrastive loss.
-          A dict of its metrics.
+          A dict of the contrastive metrics.
         """
         with tf.GradientTape() as tape:
             tape.watch(z)

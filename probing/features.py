@@ -77,7 +77,7 @@ class VectorFile:
     def read(self, description: str) -> np.ndarray:
         """Returns all vectors, float32 [n, d], as a read-only memory map. Logs the size of large files."""
         size = 4 * math.prod(self._shape)
-        if not size:  # Empty files cannot be mapped.
+        if not size:  # Empty files cannot be memory-mapped.
             return np.zeros(self._shape, np.float32)
         self._file.flush()
         if size >= _LOGGED_BYTES:

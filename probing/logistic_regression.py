@@ -216,7 +216,7 @@ class LogisticPath:
         for start in range(0, len(rows), _BLOCK_ROWS):
             block = rows[start:start + _BLOCK_ROWS]
             log_probabilities = special.log_softmax(self.scores(inputs[block]), 1)
-            # Logarithms of the labels' probabilities.
+            # Sum the log-probabilities of the labels.
             total += np.maximum(log_probabilities[np.arange(len(block)), labels[block]], np.log(1e-12)).sum()
         return -total / len(rows)
 
@@ -225,7 +225,7 @@ class LogisticPath:
 def scipy_blas_threads() -> Any:
     """Returns a controller for the threads of SciPy's bundled BLAS.
 
-    Without a limit, these threads compete with NumPy's BLAS threads, which made fits three times slower.
+    Without a limit, these threads compete with NumPy's BLAS threads, which makes fits three times slower.
     """
     import scipy.optimize  # noqa: F401 (loads the library)
     import threadpoolctl

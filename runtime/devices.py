@@ -13,7 +13,7 @@ from runtime import hosts
 from runtime.errors import UserError, first_line
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
-_BFLOAT16_CAPABILITY = (8, 0)  # compute capability of Nvidia's Ampere GPUs
+_BFLOAT16_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere GPUs
 
 
 def start_runtime(use_tpu: bool) -> None:

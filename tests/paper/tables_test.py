@@ -285,7 +285,7 @@ def test_pretraining_runs_are_executed_once_and_shared_between_tables(calls, tmp
     assert set(starts) == {f"--checkpoint={tmp_path / 'small' / 'color' / '1_2'}", f"--checkpoint={wide}"}
 
 
-def test_reports_for_one_scale_omit_runs_at_the_other(calls, tmp_path, capsys):
+def test_reports_for_one_scale_omit_runs_at_the_other_scale(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     capsys.readouterr()
     tables.main(["report", "flip", "--scale=paper", f"--dir={tmp_path}"])

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-# A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written during an epoch.
+# A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written before an epoch ends.
 FLAGS = dict(dataset="digits", resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=16,
              train_split="train[:64]", learning_rate=0.02, train_steps=240, checkpoint_steps=17, seed=7,
              mode="train_then_eval", eval_batch_size=90, log_seconds=0.5, linear_head_learning_rate=0.1)
