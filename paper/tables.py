@@ -102,7 +102,7 @@ def _commands(names, scale, base, extra, stage, use_runner):
 
 
 def _select(runs, only, scale):
-    """Returns the runs whose names are in `only`, in order, or all runs if `only` is empty."""
+    """Returns those of the given runs whose names are in `only`, or all of them if `only` is empty."""
     names = [schedule.name_of((study, run.name)) for study, run in runs]
     for name in only:
         if name not in names:

@@ -86,7 +86,7 @@ def _check_reachable(address):
 
 
 def describe(strategy: tf.distribute.Strategy) -> str:
-    """Returns the devices that `strategy` uses, for the header of a run."""
+    """Returns a description of the devices that `strategy` uses, for the log."""
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return f"TPU, {strategy.num_replicas_in_sync} cores"
     gpus = tf.config.list_physical_devices("GPU")

@@ -58,7 +58,7 @@ class FolderSource(IndexedSource):
         return sorted(str(path) for paths, _ in self._splits.values() for path in paths)
 
     def labeled_paths(self, split: str = "all") -> tuple[list[str], np.ndarray]:
-        """Returns the paths of the images in a split, without excluded files, and their labels, int64 [n]."""
+        """Returns the paths and labels (int64 [n]) of the images in a split. Excluded files are omitted."""
         _, paths, labels = self._select(split)
         return [str(path) for path in paths], labels
 
@@ -92,7 +92,7 @@ class FolderSource(IndexedSource):
             yield name, slice(begin, end)
 
     def _row(self, split, boundary, is_percent):
-        """Returns the row of a slice boundary, given in images or percent. Negative boundaries count from the end."""
+        """Returns the row at `boundary`, a number of images or a percentage. Negative boundaries count from the end."""
         if boundary is None:
             return None
         count = len(self._keys[split])
@@ -242,7 +242,7 @@ def _split_folders(root, listing, flag):
 
 
 def _scan_split(folder, flag):
-    """Returns (class name or None, path) for each image of a split, and the names of empty class folders."""
+    """Returns a list of (class name or None, path) pairs, one per image, and the names of empty class folders."""
     listing = _list_folder(folder)
     if listing.images and listing.folders:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Rules for imports: modules import only from earlier groups, and packages have no import cycles."""
+"""Checks that modules import only from earlier import groups, and that packages have no import cycles."""
 
 import ast
 import graphlib
@@ -66,7 +66,7 @@ def listed_settings(tree):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "config"], ids=name_of)
 def test_settings_are_classified_only_in_config(path):
-    """Checks that only config.py contains long lists of setting names, and lists of setting names outside functions."""
+    """Checks that modules other than config.py list only a few settings at a time, and only inside functions."""
     tree = ast.parse(path.read_text())
     constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
     assert not [names for node in constants for names in listed_settings(node) if len(names) > 1]
