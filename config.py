@@ -75,7 +75,7 @@ SECTIONS = {"Mode and paths": "mode",
             "Evaluation": "eval_epochs",
             "Hardware": "use_tpu"}
 
-_MAX_NAME_BYTES = 255  # limit of common file systems
+_MAX_NAME_BYTES = 255  # maximum length of a file name on common file systems
 # Names reserved in a model_dir; --eval_name must not be one of them.
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)")
 
@@ -541,7 +541,7 @@ class Config:
 
     @property
     def center_crop_eval(self) -> bool:
-        """Returns whether evaluation crops to 87.5 % of the shorter side instead of using the whole shorter side."""
+        """Returns whether evaluation crops images to 87.5 % of the shorter side instead of the whole shorter side."""
         return self.eval_center_crop and self.image_size > 32
 
     @property
@@ -616,7 +616,7 @@ class Config:
 
     @property
     def network_name(self) -> str:
-        """Returns a short name of the network, such as resnet50_2x_sk."""
+        """Returns a short name for the network, such as resnet50_2x_sk."""
         suffixes = [f"_{self.width_multiplier}x"] if self.width_multiplier > 1 else []
         suffixes += ["_sk"] if self.sk_ratio > 0 else []
         suffixes += ["_se"] if self.se_ratio > 0 else []
@@ -735,8 +735,8 @@ def _check_evaluation(config):
         raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or "
                      "--mode=eval, --eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
     if config.eval_epochs and config.mode == "eval":
-        raise _error(config, "eval_epochs", "this flag is only valid for training. Remove it: --mode=eval evaluates "
-                     "every checkpoint.")
+        raise _error(config, "eval_epochs", "this flag is only valid for training. Remove the flag. --mode=eval "
+                     "evaluates every checkpoint.")
     if config.keep_best and not config.evaluates:
         raise _error(config, "keep_best", "--mode=train does not evaluate. Set --eval_epochs, use "
                      "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.")
@@ -776,7 +776,7 @@ def _check_augmentation(config):
         return
     if config.extra_augmentations:
         raise _error(config, "augment_extra", "this flag cannot be combined with --augment_left or --augment_right. "
-                     "Remove it, and add its operators to the lists of those flags.")
+                     "Remove --augment_extra, and add its operators to the other flags.")
     for flag, names in zip(("augment_left", "augment_right"), config.branch_operators):
         unknown = [name for name in names if name not in AUGMENTATIONS]
         if unknown:
@@ -805,12 +805,12 @@ def _check_loss(config):
                      "use --contrastive_loss=nt_logistic or margin_triplet.")
     if config.margin is not None and config.effective_margin is None:
         raise _error(config, "margin", "this flag is only valid with --contrastive_loss=margin_triplet or --semi_hard. "
-                     "Remove it.")
+                     "Remove the flag.")
     if config.semi_hard and config.margin == 0:
         raise _error(config, "margin", "--semi_hard selects no negatives with a margin of 0. Increase --margin.")
     if config.loss_block_rows and (config.contrastive_loss != "nt_xent" or config.negatives != "both"):
         raise _error(config, "loss_block_rows", "this flag is only valid with --contrastive_loss=nt_xent and "
-                     "--negatives=both. Remove it.")
+                     "--negatives=both. Remove the flag.")
 
 
 def _largest_divisor(config):
@@ -822,10 +822,10 @@ def _largest_divisor(config):
 def _check_linear_head_learning_rate(config):
     name = "linear_head_learning_rate"
     if not (config.pretraining and config.has_linear_head):
-        raise _error(config, name, "this flag is only valid for pretraining with a linear head. Remove it.")
+        raise _error(config, name, "this flag is only valid for pretraining with a linear head. Remove the flag.")
     if config.optimizer == "adam":
         raise _error(config, name, "this flag is not supported with --optimizer=adam, whose updates do not depend on "
-                     "the scale of the gradients. Remove it.")
+                     "the scale of the gradients. Remove the flag.")
     if config.learning_rate == 0:
         raise _error(config, name, "the linear head follows the schedule of --learning_rate, which is 0. Increase "
                      "--learning_rate.")
@@ -930,7 +930,7 @@ def parse_settings(text: str, flag: str = "--flags") -> dict:
     try:
         arguments = shlex.split(text)
     except ValueError as error:
-        raise UserError(f"{flag}={text}: invalid quoting ({first_line(error)}). Correct it.") from error
+        raise UserError(f"{flag}={text}: invalid quoting ({first_line(error)}). Correct the quotes.") from error
     values = _parse(arguments, flag)
     return {field.name: values[field.name].value for field in dataclasses.fields(Config) if values[field.name].present}
 

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from runtime import console
 
 if __name__ == "__main__":
-    console.set_up()  # Must run before other modules store sys.stderr, which may be closed.
+    console.set_up()  # This must precede imports that store sys.stderr, which may be closed.
 
 from absl import app, flags
 
@@ -109,12 +109,12 @@ def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_l
         network, path = inspection.network_flags(weight_files.open_weights(config.checkpoint)), config.checkpoint
     else:
         return config
-    # lineareval_while_pretraining is not adopted, because a linear head requires labels in the data set.
+    # lineareval_while_pretraining is not inferred, because a linear head requires labels in the data set.
     names = [*config_lib.settings_with("network"), "image_size"]
     changes = {name: network[name] for name in names if name not in given and name in (network or {})
                and name != "lineareval_while_pretraining" and network[name] != getattr(config, name)}
     if changes.get("stem") == config.replace(image_size=changes.get("image_size", config.image_size)).stem_name:
-        del changes["stem"]  # --stem=auto selects the same stem.
+        del changes["stem"]  # --stem=auto selects the stem of the checkpoint.
     if changes:
         console.log(f"network of {path}: {' '.join(config_lib.as_flags(changes))}")
     return config.replace(**changes)
@@ -209,7 +209,8 @@ def _check_unlabeled(config, source):
         raise UserError(f"--eval_protocol={config.eval_protocol}: {source.name} has no labels. {remedy}, or use "
                         "--eval_protocol=contrastive.")
     if config.keep_best:
-        raise UserError(f"--keep_best: this flag requires an accuracy, but {source.name} has no labels. Remove it.")
+        raise UserError(f"--keep_best: this flag requires an accuracy, but {source.name} has no labels. Remove the "
+                        "flag.")
 
 
 def unsuitable_settings(config: config_lib.Config, source: Source) -> list[str]:
@@ -261,11 +262,11 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
 
     Args:
       config: settings from the command line.
-      given: names of the settings that the user set. Some of the others adapt to the data and to the checkpoint.
+      given: names of the settings that the user set. Other settings may be adapted to the data and the checkpoint.
 
     Raises:
-      UserError: the settings, data or files cannot be used.
-      errors.Stopped: a signal requested a stop.
+      UserError: the settings are invalid, or data or other files cannot be used.
+      errors.Stopped: the process received a stop signal.
     """
     elapsed = progress.stopwatch()
     strategy = connect(config)
@@ -373,7 +374,7 @@ def _prepare_source(config, source, strategy):
     image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
-    _check_data(config, source, strategy)  # Check again, since examples may have been removed.
+    _check_data(config, source, strategy)  # Check the split sizes again, since examples may have been removed.
     if devices.is_chief(strategy):
         _log_inputs(config, source, strategy)
 

@@ -31,7 +31,7 @@ from runtime import console, hosts, progress, replicas, signals, storage
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources.source import Source
 
-_SECONDS_PER_CALL = 1.0  # Long enough to hide the overhead of a device call, short enough to show progress.
+_SECONDS_PER_CALL = 1.0  # long enough to hide the overhead of a device call, and short enough to show progress
 _COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is below this value.
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
@@ -65,7 +65,7 @@ class TrainStep:
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
         self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples per replica
 
-    @tf.autograph.experimental.do_not_convert  # The method needs no conversion, and AutoGraph is slow.
+    @tf.autograph.experimental.do_not_convert  # AutoGraph is slow, and this method does not need it.
     def __call__(self, views: tf.Tensor, labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Runs the step.
 
@@ -510,7 +510,7 @@ def _start_directory(config, source, state, lock):
 
 @contextlib.contextmanager
 def _profile(directory, first, last, is_chief):
-    """Returns a context that writes a TensorBoard profile of steps `first` to `last`. The chief logs the path."""
+    """Returns a context that writes a TensorBoard profile of steps `first` to `last`. The chief logs its path."""
     with tf.profiler.experimental.Profile(directory):
         yield
     if is_chief:
@@ -531,7 +531,7 @@ def _divergence(config, step, means, prefix):
 
 
 def _log(log, step, mean_metrics, batch_size, num_examples, is_chief):
-    """Logs the means since the previous call, and warns if the encoder has collapsed."""
+    """Logs the means of the scalars since the previous call, and warns if the encoder has collapsed."""
     means = mean_metrics.means()
     mean_metrics.clear()
     means["epoch"] = step * batch_size / num_examples

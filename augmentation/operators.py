@@ -22,7 +22,7 @@ import data_util
 from runtime import rng
 
 _LEVELS = 256
-_SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's smoothing filter, times 13
+_SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's smoothing filter, multiplied by 13
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def addons() -> ModuleType | None:
     """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if tfa is not installed."""
     if importlib.util.find_spec("tensorflow_addons") is None:
         return None
-    with warnings.catch_warnings():  # The import warns that the package is no longer developed.
+    with warnings.catch_warnings():  # The package warns that it is no longer developed.
         warnings.simplefilter("ignore")
         import tensorflow_addons as tfa
     return tfa.image
@@ -108,7 +108,7 @@ def rotate(channels: list[tf.Tensor], degrees: tf.Tensor, fill: float = 0.5) -> 
 
 
 def _matrices(amounts, **entries):
-    """Returns matrices [n, 6] for `affine`. Entries (a to f, each [n]) that are not given are those of the identity."""
+    """Returns matrices [n, 6] for `affine` from entries a to f, each [n]. The identity provides missing entries."""
     return tf.stack([entries.get(name, tf.fill(tf.shape(amounts), float(name in "ae"))) for name in "abcdef"], 1)
 
 
@@ -219,19 +219,19 @@ def solarize_add(channels: list[tf.Tensor], additions: tf.Tensor) -> list[tf.Ten
 
 
 def posterize(channels: list[tf.Tensor], bits: tf.Tensor) -> list[tf.Tensor]:
-    """Converts values to 8 bits and keeps only the `bits` most significant ones. `bits` is int32 [n], 0 to 8."""
+    """Converts values to 8 bits and keeps only the most significant ones: `bits` (int32 [n], 0 to 8) per image."""
     step = _per_image(tf.cast(tf.bitwise.left_shift(1, 8 - bits), tf.float32))
     return [tf.floor(_quantized(channel) / step) * step / (_LEVELS - 1) for channel in channels]
 
 
 def contrast(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
-    """Scales the differences from the mean gray value by `factors`, as PIL does."""
+    """Adjusts contrast as PIL does: scales the differences from the mean gray value by `factors`."""
     mean = _per_image(tf.round(tf.reduce_mean(_gray(channels), [1, 2]) * (_LEVELS - 1)) / (_LEVELS - 1))
     return data_util.clip([mean + _per_image(factors) * (channel - mean) for channel in channels])
 
 
 def color(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
-    """Scales the differences from the gray image by `factors`, as PIL does."""
+    """Adjusts saturation as PIL does: scales the differences from the grayscale image by `factors`."""
     gray = _gray(channels)
     return data_util.clip([gray + _per_image(factors) * (channel - gray) for channel in channels])
 
@@ -311,7 +311,7 @@ def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float
 
 
 def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.1) -> list[tf.Tensor]:
-    """Applies motion blur with a random angle and a random length of 1 to max(`fraction` * height, 3) pixels."""
+    """Applies motion blur with a random angle and a random length from 1 to max(`fraction` * height, 3) pixels."""
     max_length = max(round(fraction * channels[0].shape[1]), 3)
     draws = rng.uniforms(seeds, 2)
     return motion_blur(channels, 180 * draws[:, 0], 1 + (max_length - 1) * draws[:, 1], max_length // 2 * 2 + 1)

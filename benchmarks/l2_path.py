@@ -5,9 +5,9 @@
 FILE is a features_train.npz written by `python -m transfer linear`. By default, the features are activations of a
 random layer of 512 ReLUs on digits. Our implementation starts each fit from the previous solution. Three baselines
 initialize each fit to zero. The first baseline is our L-BFGS. The second is scikit-learn on centered inputs, with the
-same tolerance and maximum number of iterations, which takes hours for tens of thousands of examples. The third is the
-second with SciPy's BLAS limited to one thread, as in our L-BFGS. All minimize the same loss, which is reported per
-example.
+same tolerance and maximum number of iterations, which takes hours for tens of thousands of examples. The third is
+the same as the second, but with SciPy's BLAS limited to one thread, as in our L-BFGS. All minimize the same loss, which
+is reported per example.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sklearn_fits(inputs, labels):
     inputs = inputs - inputs.mean(0, dtype=np.float64)
     for l2_of_sum in linear_evaluation.L2_OF_SUM_CHOICES:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Fits may reach the maximum number of iterations.
+            warnings.simplefilter("ignore")  # scikit-learn warns if a fit does not converge.
             model = linear_model.LogisticRegression(C=1 / l2_of_sum, tol=logistic_regression.PATH_TOLERANCE,
                                                     max_iter=logistic_regression.PATH_ITERATIONS).fit(inputs, labels)
         yield loss(model.decision_function(inputs), model.coef_, labels, l2_of_sum)
@@ -86,7 +86,7 @@ def time_fits(fits, name):
 def main():
     """Prints one JSON line per baseline."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--features", help=".npz file with the arrays vectors and labels (default: see above)")
+    parser.add_argument("--features", help=".npz file with the arrays 'vectors' and 'labels' (default: see above)")
     parser.add_argument("--examples", type=int, help="number of examples to use (default: all)")
     parser.add_argument("--skip_sklearn", action="store_true", help="omit the scikit-learn baselines")
     arguments = parser.parse_args()

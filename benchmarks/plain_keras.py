@@ -40,7 +40,7 @@ def resnet18(size, out_dim=128, num_layers=3, classes=10):
 
 
 def make_step(model):
-    """Returns a function that runs a LARS step on (views [n, h, w, 6], labels [n]) and returns loss and metrics."""
+    """Returns a function that runs a LARS step on (views [n, h, w, 6], labels [n]) and returns the loss and metrics."""
     update = optimizer.make_plain_update(
         model.trainable_variables, [v.shape.rank <= 1 for v in model.trainable_variables], learning_rate=0.1,
         momentum=0.9, weight_decay=1e-6)

@@ -35,7 +35,7 @@ class CheckpointInfo:
     config: Config
     class_names: list | None
     results: dict | None
-    has_training_config: bool  # `config` contains recorded training settings, not only network settings
+    has_training_config: bool  # whether `config` contains recorded training settings, not only network settings
     step: int | None
     multi_label: bool
 
@@ -51,7 +51,10 @@ def network_flags(file: WeightFile) -> dict | None:
 
 
 def _recorded_settings(file):
-    """Returns the description of the SavedModel that contains a weight file, and the recorded settings or None."""
+    """Returns a tuple of two dicts: the description of the SavedModel that contains a weight file, and the settings.
+
+    The description is empty if there is no SavedModel. The settings are None if they were not recorded.
+    """
     if file.is_torch:  # The file may be in the run directory of another network.
         return {} if file.image_size is None else dict(image_size=file.image_size), None
     directory = os.path.dirname(file.path)

@@ -56,7 +56,7 @@ class Lock:
 
     def _open(self):
         try:
-            # O_NOFOLLOW, because a link could point to another program's file, which would be truncated below.
+            # O_NOFOLLOW is set because a link could point to another program's file, which would be truncated below.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
             file = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
         except OSError as error:

@@ -94,7 +94,7 @@ def _encoder_names(location, names, shapes):
     """Returns a dict mapping checkpoint keys to names, and the number of missing tensors that `reader` computes.
 
     Args:
-      location: start of error messages.
+      location: flag and path with which error messages start.
       names: the names of the encoder's tensors.
       shapes: dict mapping names to shapes.
     """

@@ -21,7 +21,7 @@ def torch_name(key: str) -> str:
         prefix = f"layer{int(group) + 1}.{block}."
         if part in ("projection_layers", "shortcut_layers"):
             return f"{prefix}downsample.{position}.{_VARIABLE_NAMES[variable_name]}"
-        # Each convolution is followed by batch norm and, in bottleneck blocks, by an unused position.
+        # A convolution and its batch norm take up two positions, or three in bottleneck blocks (the third is unused).
         index = int(position) // (3 if part == "conv_relu_dropblock_layers" else 2) + 1
     return f"{prefix}{'conv' if layer_type == 'conv2d' else 'bn'}{index}.{_VARIABLE_NAMES[variable_name]}"
 
@@ -66,10 +66,10 @@ def from_torch(array: np.ndarray) -> np.ndarray:
 
 
 def shape_to_torch(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of an array after `to_torch`."""
+    """Returns the shape of an array after conversion with `to_torch`."""
     return (*shape[:-3:-1], *shape[:-2])
 
 
 def shape_from_torch(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of an array after `from_torch`."""
+    """Returns the shape of an array after conversion with `from_torch`."""
     return (*shape[2:], *shape[1::-1])

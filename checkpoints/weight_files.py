@@ -24,7 +24,7 @@ SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SLOT = "/.OPTIMIZER_SLOT/"
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_GRAPH_NODES, _GRAPH_DEPTH = 100_000, 10  # limits; a ResNet-200 with SK and SE has 3,261 paths
+_GRAPH_NODES, _GRAPH_DEPTH = 100_000, 10  # limits for object graphs; ResNet-200 with SK and SE: 3,261
 # Files in which runs (`run_directory`) and SavedModels (`descriptions`) record class names.
 CLASSES_FILE, DESCRIPTION_FILE = "classes.json", "assets.extra/simclr.json"
 _VARIABLE_NAMES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
@@ -108,8 +108,8 @@ def locate(path: str, flag: str = "--checkpoint") -> tuple[str, bool]:
     try:
         return _locate(path, flag)
     except (tf.errors.OpError, ValueError) as error:  # ValueError: the `checkpoint` file is empty or malformed.
-        raise UserError(f"{flag}={path}: cannot be read ({first_line(error)}). Check the path, or use a local copy."
-                        ) from error
+        raise UserError(f"{flag}={path}: the path cannot be read ({first_line(error)}). Check the path, or use a local "
+                        "copy.") from error
 
 
 def _locate(path, flag):
@@ -135,7 +135,11 @@ def _locate(path, flag):
 
 
 def _newest(directory):
-    """Returns the prefix of the checkpoint listed in the `checkpoint` file, or of the newest checkpoint, or None."""
+    """Returns the prefix of the checkpoint that the `checkpoint` file lists.
+
+    If that checkpoint does not exist, returns the prefix of the newest checkpoint in the directory, or None if there
+    are no checkpoints.
+    """
     try:
         state = tf.train.get_checkpoint_state(directory)
     except ValueError:  # The `checkpoint` file is empty or not text.
@@ -150,7 +154,10 @@ def _newest(directory):
 
 
 def _remedy(path):
-    """Returns the remedy for a directory without checkpoints, with a suggested checkpoint prefix if there is one."""
+    """Returns the remedy for an error about a directory in which no checkpoint was found.
+
+    If the directory contains index files, the remedy suggests a checkpoint prefix.
+    """
     names = sorted(name[:-len(".index")] for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     if names:
         return f"Pass a checkpoint prefix, such as {path.rstrip('/')}/{names[-1]}."
@@ -214,7 +221,7 @@ def head_size(file: WeightFile) -> int | None:
 
 
 def _read_class_names(file):
-    """Returns the linear head's class names, as recorded by its run or SavedModel, or None."""
+    """Returns the class names recorded in the run or SavedModel that contains a weight file, or None."""
     directory = os.path.dirname(file.path)
     if file.format.startswith("SavedModel"):
         description = storage.read_json(os.path.join(os.path.dirname(directory), DESCRIPTION_FILE)) or {}
@@ -245,7 +252,7 @@ def read_classes(directory: str) -> tuple[list[str] | None, bool]:
 
 
 def _find_tensors(reader, shapes):
-    """Returns "TF1" or "TF2" and a dict mapping names to keys, or (None, None) if no SimCLR network is found."""
+    """Returns the format ("TF1" or "TF2") and a dict mapping names to keys, or (None, None) if no network is found."""
     tensors = {key: key for key in shapes}
     candidates = [("TF2", _flat_keys(tensors)), ("TF1", _tf1_keys(tensors))]
     if shapes.get(_GRAPH) == ():

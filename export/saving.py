@@ -67,7 +67,7 @@ def build_module(model: model_lib.Model, config: Config) -> tuple[Any, dict[str,
       [n, h, w, 3] in [0, 1], without mean subtraction. If `trainable` or `training` is True, batch norm uses batch
       statistics and updates the moving averages.
     """
-    # AutoTrackable, because tf.Module does not allow setting trainable_variables.
+    # AutoTrackable is used because tf.Module does not allow setting trainable_variables.
     module = tf.__internal__.tracking.AutoTrackable()
     forward = _forward(model)
     images = tf.TensorSpec([None, None, None, 3], tf.float32, name="inputs")
@@ -114,7 +114,7 @@ def export(config: Config, class_names: list[str] | None, checkpoint_path: str, 
 
     Args:
       config: settings of the network.
-      class_names: names of the linear head's classes, in order; None if there is no linear head.
+      class_names: names of the linear head's classes, in order, or None if there is no linear head.
       checkpoint_path: see `weight_files.locate`.
       export_dir: a directory that does not exist or is empty.
       results: evaluation results to record in the description.
@@ -159,7 +159,7 @@ def _atomic_directory(export_dir, replace, check):
         if replace and os.path.isdir(target) and _foreign_content(target) is None:
             os.rename(target, replaced)
         try:
-            os.rename(directory, target)  # Fails if the target exists and is not an empty directory.
+            os.rename(directory, target)  # This fails if the target is a non-empty directory.
         except OSError as error:
             if os.path.exists(replaced):
                 os.rename(replaced, target)
@@ -168,7 +168,7 @@ def _atomic_directory(export_dir, replace, check):
 
 
 def _foreign_content(path):
-    """Returns the reason to keep `path`, or None if this directory contains only a SavedModel from this program."""
+    """Returns the reason to keep `path`, or None if it is a directory with only a SavedModel from this program."""
     remote = "://" in path
     if not remote and (os.path.islink(path) or not os.path.isdir(path)):
         return "it is a link or a file"
@@ -246,7 +246,7 @@ def _step_names(root):
 
 
 def _export_and_prune(config, class_names, checkpoint_path, root, results, check, **arguments):
-    """Exports a checkpoint to <root>/<step>/, deletes old SavedModels in `root`, and returns the path."""
+    """Exports a checkpoint to <root>/<step>/, deletes old SavedModels in `root`, and returns the new path."""
     step = str(checkpoint_files.step_from_prefix(checkpoint_path))
     path = os.path.join(root, step)
     is_link = os.path.islink(root)

@@ -99,7 +99,7 @@ def _num_features(config):
 
 
 def _pools_even_size(image_size):
-    """Returns whether the input of the max pooling has an even size."""
+    """Returns whether the input of the max-pooling layer has an even size."""
     return (image_size + 1) // 2 % 2 == 0
 
 
@@ -145,7 +145,7 @@ def _loading_lines(config, library, file_name):
 
 
 def _differences(config):
-    """Returns the rows of the table of differences: tuples of the part, this network, and stock ResNets."""
+    """Returns rows (part, this network, stock ResNets) for the table that lists the differences."""
     rows = []
     if config.cifar_stem:
         rows.append(("stem", "a 3x3 convolution with stride 1, no max pooling",

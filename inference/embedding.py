@@ -17,9 +17,9 @@ def embed(saved_model: str, inputs: list[str], out: str | None, output: str = "f
       saved_model: see `endpoints.load_endpoint`.
       inputs: image files, and folders to search recursively (see `endpoints.find_images`).
       out: path of the output file: .npz (arrays `files` and `vectors`), .csv, or .parquet (columns `file` and
-        `vectors`). None: no such file is written.
+        `vectors`). If this is None, only the files for the Embedding Projector are written.
       output: name of the endpoint.
-      image_size: image size in pixels. None: the model's image size, or 224 if unknown.
+      image_size: image size in pixels. If this is None, the model's image size is used (224 if unknown).
       projector_dir: directory for the Embedding Projector of TensorBoard (see `projector.open_writer`), or None.
 
     Returns:

@@ -51,7 +51,7 @@ def find_images(inputs: list[str]) -> dict[str, str]:
 
 
 def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
-    """Returns a dict mapping the paths of images to their class names; empty if the images have no classes.
+    """Returns a dict mapping image paths to class names. The dict is empty if the images have no classes.
 
     Images have classes only if the only input is a folder in which `folders.folder_source` finds at least two classes.
 

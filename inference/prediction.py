@@ -21,7 +21,7 @@ def predict(saved_model: str, inputs: list[str], image_size: int | None = None, 
     Args:
       saved_model: see `endpoints.load_endpoint`.
       inputs: image files, and folders to search recursively (see `endpoints.find_images`).
-      image_size: image size in pixels. None: the model's image size, or 224 if unknown.
+      image_size: image size in pixels. If this is None, the model's image size is used (224 if unknown).
       top_k: number of classes to return per image.
 
     Returns:

@@ -60,9 +60,10 @@ def _parser():
             command.add_argument("--image", action="append", help="image file; may be repeated (default: two sample "
                                  "photographs from scikit-learn)")
         if name in ("eigenvalues", "tsne"):
-            command.add_argument("--checkpoint", required=True, help="checkpoint or SavedModel, as for run.py")
+            command.add_argument("--checkpoint", required=True,
+                                 help="checkpoint or SavedModel, specified as for run.py")
         if name in ("views", "tsne"):
-            command.add_argument("--dataset", required=True, help="data set, as for run.py")
+            command.add_argument("--dataset", required=True, help="data set, specified as for run.py")
             command.add_argument("--flags", default="", help="additional flags for run.py, such as '--image_size=32'")
         if name == "tsne":
             command.add_argument("--split", default="test", help="split of the data set (default: %(default)s)")
@@ -80,7 +81,10 @@ def _parser():
 
 
 def make(arguments: argparse.Namespace) -> str:
-    """Plots the figure selected by the arguments and returns the path of the PNG file. Raises `UserError`."""
+    """Plots the figure selected by the arguments and returns the path of the PNG file.
+
+    Raises `UserError` if an argument is invalid, or if a file cannot be read or written.
+    """
     drawing, common = tensorflow_startup.load("paper.drawing"), tensorflow_startup.load("paper.common")
     check_paths(arguments, *(flag for flag in ("checkpoint", "csv", "out") if hasattr(arguments, flag)))
     name, out = arguments.name, arguments.out

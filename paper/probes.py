@@ -28,8 +28,8 @@ _PROBES = "color,rotation,noise,sobel"
 def _parser():
     parser = command_line.ArgumentParser(prog="python -m paper.probes", description=__doc__,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="checkpoint or SavedModel, as for run.py")
-    parser.add_argument("--dataset", required=True, help="data set, as for run.py")
+    parser.add_argument("--checkpoint", required=True, help="checkpoint or SavedModel, specified as for run.py")
+    parser.add_argument("--dataset", required=True, help="data set, specified as for run.py")
     parser.add_argument("--probes", default=_PROBES, help="comma-separated probes (default: %(default)s)")
     parser.add_argument("--train_split", default="train", help="training split (default: %(default)s)")
     parser.add_argument("--test_split", default="test", help="test split (default: %(default)s)")

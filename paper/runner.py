@@ -43,7 +43,7 @@ def command(run: studies.Run, scale: str, directory: str, weights: str | None = 
 
     Args:
       run: the run.
-      scale: paper or small.
+      scale: `paper` or `small`.
       directory: directory for the results.
       weights: path for --checkpoint if the run starts from another run's weights.
       extra: additional run.py settings.
@@ -190,7 +190,7 @@ class Runner:
 
         Args:
           base: directory for all results.
-          scale: paper or small.
+          scale: `paper` or `small`.
           extra: additional run.py settings.
 
         Raises:
@@ -198,7 +198,7 @@ class Runner:
         """
         for name in config_lib.settings_with("output"):
             if name in (extra or {}):
-                raise UserError(f"--flags: --{name} is set by paper.tables. Remove it.")
+                raise UserError(f"--flags: --{name} is set by paper.tables. Remove --{name} from --flags.")
         self._base, self._scale, self._extra = base, scale, extra or {}
 
     def check(self, study: str, run: studies.Run) -> None:
@@ -207,7 +207,7 @@ class Runner:
         for name in self._extra:
             if name in compared:
                 raise UserError(f"--flags: --{name} is set to {compared[name]} by the run {run.name!r} in the study "
-                                f"{study}. Remove it.")
+                                f"{study}. Remove --{name} from --flags.")
         settings_of(run, self._scale, self._extra)
         if run.starts_from:
             self.check(run.starts_from[0], studies.find_run(run.starts_from))
@@ -338,7 +338,10 @@ class Runner:
 
 
 def _read_done_with(settings, directory):
-    """Returns a finished run's done.json, or None. Raises `UserError` if the run was executed with other settings."""
+    """Returns the contents of a finished run's done.json, or None if the file is missing or corrupt.
+
+    Raises `UserError` if the run was executed with other settings.
+    """
     done = read_done(directory)
     if done is not None and done["settings"] != settings:
         name = next(name for name in {**settings, **done["settings"]}
@@ -349,7 +352,7 @@ def _read_done_with(settings, directory):
 
 
 def _refresh_cache(directory):
-    """Lists a directory to refresh the NFS cache, which may otherwise hide new files of other machines for a minute."""
+    """Lists a directory to refresh the NFS cache, which may hide files of other machines for up to a minute."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.listdir(directory)
 

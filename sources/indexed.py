@@ -21,7 +21,7 @@ class IndexedSource(Source):
         Args:
           name: name of the data set.
           splits: dict mapping split names to two arrays of equal length (items, labels).
-          class_names: class names in label order; None if examples have no labels.
+          class_names: class names in label order, or None if examples have no labels.
           load: TensorFlow function that maps an element of `items`, such as a path, to the record's item.
         """
         self.name = name

@@ -78,7 +78,7 @@ python run.py --mode=train_then_eval --train_mode=finetune \
   --use_tpu=True --tpu_name=$TPU_NAME --train_summary_steps=0 \
   --num_proj_layers=3 --ft_proj_selector=1
 """.strip().split("\n\n")
-RECIPES_OF_COMMANDS = {0: "cifar10", 1: "imagenet", 2: "cifar10_linear"}  # index -> name in paper/recipes
+RECIPES_OF_COMMANDS = {0: "cifar10", 1: "imagenet", 2: "cifar10_linear"}  # index of the command -> name of the recipe
 
 
 def published_arguments(command):
@@ -294,7 +294,7 @@ _TWO = ("2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {0}\n\t [[{{{{node Dec
         "0 derived errors ignored. [Op:__inference_step_425]")
 
 
-@pytest.mark.parametrize("text", [  # messages of TensorFlow 2.15; those with _MAP are from 2.21
+@pytest.mark.parametrize("text", [  # messages with _MAP: TensorFlow 2.21; others: 2.15
     _OP + _PNG + "\n\t [[{{node DecodePng}}]] [Op:IteratorGetNext] name: ", _OP + _MAP + _PNG + " [Op:IteratorGetNext]",
     _GRAPH + _NO_TRACE + _PNG + _NODES, _GRAPH + _NO_TRACE + _MAP + _PNG + _NODES, _GRAPH + _TRACE + _PNG + _NODES,
     (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG), _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),

@@ -52,12 +52,12 @@ def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: 
 
 
 def check_settings(protocol: str, extra_settings: dict) -> None:
-    """Raises `UserError` if extra settings for the trials are invalid, or if the search itself sets them."""
+    """Raises `UserError` if extra settings for the trials are invalid or are set by the search itself."""
     settings = trial_settings(protocol, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
     reserved = {*settings, "train_split", "eval_split", "checkpoint", "seed",
                 *config_lib.settings_with("network", "length", "output", "data_access")}
     for name in sorted(reserved & set(extra_settings)):
-        raise UserError(f"--flags: --{name} is set by the grid search. Remove it.")
+        raise UserError(f"--flags: --{name} is set by the grid search. Remove --{name} from --flags.")
     checkpoint = dict(checkpoint="-") if protocol == "finetune" else {}
     config_lib.from_arguments(config_lib.as_flags({**settings, **checkpoint, **extra_settings}))
 
@@ -158,7 +158,10 @@ class GridSearch:
         return output.json_digest([self._settings, *(f"{value:.6g}" for value in pair)])
 
     def _read_trial(self, name, pair):
-        """Returns a trial's record, or None if the trial is not finished. Raises `UserError` if settings differ."""
+        """Returns a trial's record, or None if the trial is not finished.
+
+        Raises `UserError` if the record is invalid, or if its settings differ from those of this search.
+        """
         path = os.path.join(self._out, f"{name}.json")
         trial = storage.read_json(path)
         if trial is None:
@@ -221,7 +224,7 @@ def run_grid(arguments: argparse.Namespace) -> None:
     """Runs the grid search (`finetune` or `scratch`) specified by the parsed arguments."""
     protocol, grid = arguments.protocol, _build_grid(arguments)
     if tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices([], "GPU")  # Leave the GPU memory for the trials.
+        tf.config.set_visible_devices([], "GPU")  # Keep the GPU memory free for the trials.
     task, config, source, settings = output.resolve_inputs(protocol, arguments)
     shared = {name: getattr(config, name) for name in config_lib.settings_with("network", "data_access")
               if name != "lineareval_while_pretraining"}  # This setting applies only to pretraining.

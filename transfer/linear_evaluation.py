@@ -74,7 +74,7 @@ def linear(train: _Examples, validation: _Examples, test: _Examples, metric: str
 
 
 def _read_or_extract_features(config, source, task, arguments, digest):
-    """Returns (features, labels) of the training, validation and test splits.
+    """Returns a pair (features, labels) for each of the training, validation and test splits.
 
     Features are extracted once and cached in the output directory, together with the digest of the settings.
     """
@@ -102,7 +102,10 @@ def _read_or_extract_features(config, source, task, arguments, digest):
 
 
 def _read_features(path, digest):
-    """Reads features [n, d] and labels [n] or [n, classes] from a feature file. Raises `UserError` if it is invalid."""
+    """Reads features [n, d] and labels [n] or [n, classes] from a feature file.
+
+    Raises `UserError` if the file is invalid.
+    """
     vectors, labels, settings = output.read_arrays(path, "vectors", "labels", "settings")
     output.check_digest(path, str(settings), digest)
     if (output.find_label_problem(labels) or vectors.dtype.kind != "f" or vectors.ndim != 2
@@ -132,7 +135,10 @@ def run_linear(arguments: argparse.Namespace) -> None:
 
 
 def _read_sweep(path, digest):
-    """Reads a dict mapping strengths to metrics from an interrupted sweep. Raises `UserError` if it is invalid."""
+    """Reads a dict mapping strengths to metrics from an interrupted sweep.
+
+    Raises `UserError` if the file is invalid.
+    """
     sweep = storage.read_json(path)
     if sweep is None:
         return {}
@@ -140,7 +146,7 @@ def _read_sweep(path, digest):
     try:
         values = {float(l2_of_sum): value for l2_of_sum, value in sweep["metrics"].items()}
     except (KeyError, AttributeError, ValueError):
-        values = {0.0: None}  # This invalid value is rejected below.
+        values = {0.0: None}  # The check below rejects None.
     if not all(map(storage.is_fraction, values.values())):
         raise UserError(f"{path}: the metrics are not numbers from 0 to 1. Delete the file.")
     return values

@@ -18,10 +18,10 @@ class Task:
     """A data set, its splits and its metric."""
 
     title: str
-    dataset: str | None  # value of --dataset, or None if the user must specify a folder because TFDS lacks it
+    dataset: str | None  # value of --dataset, or None if the user must specify a folder because it is not in TFDS
     metric: str = "top_1"  # one of `METRICS`
     train: str = "train"
-    validation: str | None = None  # None means the last 20 % of `train`.
+    validation: str | None = None  # If this is None, the last 20 % of `train` is used.
     test: str = "test"
 
     @property

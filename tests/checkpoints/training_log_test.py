@@ -100,4 +100,4 @@ def test_curves_have_one_panel_per_metric(draw_curves):
     four = tf.io.decode_png(draw_curves(evaluated)).shape
     assert two[1] / two[0] == pytest.approx(2 * 4.5 / 3.2, rel=0.01)
     assert four[1] / four[0] == pytest.approx(3 * 4.5 / (2 * 3.2), rel=0.01)
-    assert tf.io.decode_png(draw_curves([])).shape[-1] == 4  # an image without panels
+    assert tf.io.decode_png(draw_curves([])).shape[-1] == 4  # an RGBA image without panels

@@ -370,7 +370,7 @@ def fewer_blocks(tensors):
     (fewer_blocks, "no ResNet of depth 10 to 200 has 3-4-5-3 bottleneck blocks"),
     (grouped, r"layer2.0.conv2.weight has shape \[128, 4, 3, 3\] instead of \[128, 128, 3, 3\]. Grouped"),
     (wide, r"layer1.0.conv1.weight has shape \[128, 64, 1, 1\] instead of \[64, 64, 1, 1\].*wide ResNets")])
-def test_other_networks_are_rejected(change, message, tmp_path):
+def test_unsupported_networks_and_tensors_are_rejected(change, message, tmp_path):
     tensors = stock_tensors(50)
     change(tensors)
     path = str(tmp_path / "other.safetensors")

@@ -19,7 +19,7 @@ def documented_loop():
 def run_loop(directory, statuses):
     """Runs the loop. Returns the exit status of the loop and the number of times that it started `python`.
 
-    The fake `python` exits with each of `statuses` in turn and then with 99.
+    The fake `python` exits with each of `statuses` in turn, and then with status 99.
     """
     (directory / "statuses").write_text("".join(f"{status}\n" for status in [*statuses, 99]))
     (directory / "python").write_text('#!/bin/sh\necho started >> log\nstatus=$(head -n 1 statuses)\n'
@@ -38,7 +38,7 @@ def test_loop_restarts_after_retryable_statuses(status, tmp_path):
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 126, 127, 130])
-def test_loop_stops_after_other_statuses(status, tmp_path):
+def test_loop_stops_after_non_retryable_statuses(status, tmp_path):
     assert run_loop(tmp_path, [status]) == (status, 1)
 
 

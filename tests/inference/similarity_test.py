@@ -1,4 +1,4 @@
-"""Blocked similarity search, compared with the full similarity matrix."""
+"""Tests that compare the blocked similarity search with a search in the full similarity matrix."""
 
 import itertools
 
@@ -52,7 +52,8 @@ def test_search_matches_the_full_similarity_matrix(count, k, block_rows):
 
 @pytest.mark.parametrize("block_rows", [1, 3, 4, 100])
 def test_equally_similar_neighbors_with_the_smallest_indices_are_selected(block_rows):
-    signs = np.array(list(itertools.product([0.5, -0.5], repeat=4)), np.float32)  # Similarities are exact in float32.
+    # The similarities of these vectors are exact in float32.
+    signs = np.array(list(itertools.product([0.5, -0.5], repeat=4)), np.float32)
     vectors = signs[np.random.default_rng(0).integers(0, 16, 40)]
     found = similarity.search(vectors, 9, 0.5, block_rows=block_rows)
     indices, similarities, pairs = naive(vectors, 9, 0.5)

@@ -66,7 +66,7 @@ def argument(text):
 
 def read_rows(latex):
     """Returns the rows of a LaTeX table as lists of plain text. Repeats cells that span multiple rows or columns."""
-    rows, spanning = [], {}  # spanning: column -> (remaining rows, text)
+    rows, spanning = [], {}  # `spanning` maps columns to (remaining rows, text).
     for line in re.split(r"\\\\(?:\s*\[\d+pt\])?", latex):
         row = []
         for cell in line.split("&"):
@@ -102,7 +102,7 @@ def read_tabular(latex):
 
 
 def split_slashes(table):
-    """Splits each cell of Table B.1 at its slash, to get one column for linear and one for square-root scaling."""
+    """Splits each cell of Table B.1 at the slash. The results are columns for linear and for square-root scaling."""
     (first, *epochs), *rows = table
     header = [first.split("\\")[0], *(f"{number}:{scaling}" for number in epochs for scaling in ("linear", "sqrt"))]
     return [header, *([row[0], *(number for cell in row[1:] for number in cell.split("/"))] for row in rows)]
@@ -281,7 +281,7 @@ def test_supervised_autoaugment_runs_include_the_numbers_of_epochs_in_the_footno
     assert {first, second, 90.0} <= epochs
 
 
-def test_three_ways_of_linear_evaluation_have_the_settings_in_appendix_b6(paper):
+def test_three_linear_evaluation_variants_have_the_settings_in_appendix_b6(paper):
     (rate,), (factor,), (epochs,) = numbers_in(
         paper, r"larger learning rate of ([\d.]+) \(following \$\\mathrm\{LearningRate\}=([\d.]+).times.+?\) "
         r"and longer training of (\d+) epochs")

@@ -111,9 +111,9 @@ def test_stored_runs_with_different_flags_are_rejected(calls, tmp_path, capsys):
     ("flip", "--temprature=1", "--flags: unknown command line flag 'temprature'"),
     ("flip", "x", "--flags: x is not a flag"),
     ("flip", "--seed='1", "--flags=--seed='1: invalid quoting (No closing quotation)"),
-    ("flip", "--mode=train", "--flags: --mode is set by paper.tables. Remove it."),
+    ("flip", "--mode=train", "--flags: --mode is set by paper.tables. Remove --mode from --flags."),
     ("flip", "--temperature=-1", "--temperature=-1"),
-    ("transfer", "--learning_rate 1", "--flags: --learning_rate is set by the grid search. Remove it."),
+    ("transfer", "--learning_rate 1", "--flags: --learning_rate is set by the grid search. Remove --learning_rate"),
     ("transfer", "--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is set by the grid search"),
     ("transfer", "--micro_batch_size=7", "--micro_batch_size=7")])
 def test_invalid_flags_are_reported_before_the_first_run(name, flags, words, calls, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The MLP on frozen features: its accuracy on simple data, and its memory."""
+"""Tests for the accuracy and the memory usage of the MLP on frozen features."""
 
 import tracemalloc
 

@@ -22,8 +22,9 @@ from torch import library
 def define_missing_operators():
     """Defines the operators that torchvision's Python code expects from its compiled library.
 
-    The usual torchvision packages are compiled for PyTorch with CUDA. With PyTorch for CPUs, their compiled library
-    does not load, and the import fails because the operators are unknown. ResNets do not use these operators.
+    The default torchvision packages are compiled for PyTorch with CUDA. With a CPU-only build of PyTorch, the compiled
+    library does not load, and importing torchvision fails because the operators are unknown. ResNets do not use
+    these operators.
 
     Returns:
       The PyTorch operator library that contains the operators. They are removed when this object is garbage-collected.

@@ -521,7 +521,7 @@ def test_failed_trials_give_one_line_errors(arguments, expected, network, tmp_pa
 
 
 @pytest.mark.parametrize("arguments, expected", [
-    (("--flags=--learning_rate=1",), "--flags: --learning_rate is set by the grid search. Remove it."),
+    (("--flags=--learning_rate=1",), "--flags: --learning_rate is set by the grid search. Remove --learning_rate"),
     (("--flags=--model_dir=x",), "--flags: --model_dir is set by the grid search"),
     (("--flags=--nouse_blur",), "--flags: --use_blur is set by the grid search"),
     (("--flags=--precision=half",), "--flags: flag --precision=half: value should be one of"),
