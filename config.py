@@ -735,8 +735,8 @@ def _check_evaluation(config):
         raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or "
                      "--mode=eval, --eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
     if config.eval_epochs and config.mode == "eval":
-        raise _error(config, "eval_epochs", "this flag is only valid for training. Remove the flag. --mode=eval "
-                     "evaluates every checkpoint.")
+        raise _error(config, "eval_epochs", "this flag is only valid for training. Remove the flag, because "
+                     "--mode=eval evaluates every checkpoint.")
     if config.keep_best and not config.evaluates:
         raise _error(config, "keep_best", "--mode=train does not evaluate. Set --eval_epochs, use "
                      "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.")

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from runtime import console
 
 if __name__ == "__main__":
-    console.set_up()  # This must precede imports that store sys.stderr, which may be closed.
+    console.set_up()  # This call must precede imports that store sys.stderr, which may be closed.
 
 from absl import app, flags
 
@@ -265,7 +265,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
       given: names of the settings that the user set. Other settings may be adapted to the data and the checkpoint.
 
     Raises:
-      UserError: the settings are invalid, or data or other files cannot be used.
+      UserError: the settings are invalid, or the data or other files cannot be used.
       errors.Stopped: the process received a stop signal.
     """
     elapsed = progress.stopwatch()

@@ -510,7 +510,10 @@ def _start_directory(config, source, state, lock):
 
 @contextlib.contextmanager
 def _profile(directory, first, last, is_chief):
-    """Returns a context that writes a TensorBoard profile of steps `first` to `last`. The chief logs its path."""
+    """Returns a context that writes a TensorBoard profile of steps `first` to `last`.
+
+    The chief logs the path of the profile.
+    """
     with tf.profiler.experimental.Profile(directory):
         yield
     if is_chief:

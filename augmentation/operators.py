@@ -30,7 +30,7 @@ def addons() -> ModuleType | None:
     """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if tfa is not installed."""
     if importlib.util.find_spec("tensorflow_addons") is None:
         return None
-    with warnings.catch_warnings():  # The package warns that it is no longer developed.
+    with warnings.catch_warnings():  # Ignore the warning that tensorflow-addons is no longer developed.
         warnings.simplefilter("ignore")
         import tensorflow_addons as tfa
     return tfa.image
@@ -108,7 +108,7 @@ def rotate(channels: list[tf.Tensor], degrees: tf.Tensor, fill: float = 0.5) -> 
 
 
 def _matrices(amounts, **entries):
-    """Returns matrices [n, 6] for `affine` from entries a to f, each [n]. The identity provides missing entries."""
+    """Returns matrices [n, 6] for `affine` from entries a to f, each [n]. The default is the identity matrix."""
     return tf.stack([entries.get(name, tf.fill(tf.shape(amounts), float(name in "ae"))) for name in "abcdef"], 1)
 
 
@@ -219,19 +219,23 @@ def solarize_add(channels: list[tf.Tensor], additions: tf.Tensor) -> list[tf.Ten
 
 
 def posterize(channels: list[tf.Tensor], bits: tf.Tensor) -> list[tf.Tensor]:
-    """Converts values to 8 bits and keeps only the most significant ones: `bits` (int32 [n], 0 to 8) per image."""
+    """Posterizes images.
+
+    Each value is converted to 8 bits, and only its `bits` most significant bits are kept. `bits` is int32 [n], with
+    values from 0 to 8.
+    """
     step = _per_image(tf.cast(tf.bitwise.left_shift(1, 8 - bits), tf.float32))
     return [tf.floor(_quantized(channel) / step) * step / (_LEVELS - 1) for channel in channels]
 
 
 def contrast(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
-    """Adjusts contrast as PIL does: scales the differences from the mean gray value by `factors`."""
+    """Adjusts contrast as PIL does: the differences from the mean gray value are multiplied by `factors`."""
     mean = _per_image(tf.round(tf.reduce_mean(_gray(channels), [1, 2]) * (_LEVELS - 1)) / (_LEVELS - 1))
     return data_util.clip([mean + _per_image(factors) * (channel - mean) for channel in channels])
 
 
 def color(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
-    """Adjusts saturation as PIL does: scales the differences from the grayscale image by `factors`."""
+    """Adjusts saturation as PIL does: the differences from the grayscale image are multiplied by `factors`."""
     gray = _gray(channels)
     return data_util.clip([gray + _per_image(factors) * (channel - gray) for channel in channels])
 

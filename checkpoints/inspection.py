@@ -51,9 +51,10 @@ def network_flags(file: WeightFile) -> dict | None:
 
 
 def _recorded_settings(file):
-    """Returns a tuple of two dicts: the description of the SavedModel that contains a weight file, and the settings.
+    """Returns the description of the SavedModel that contains a weight file, and the recorded settings.
 
-    The description is empty if there is no SavedModel. The settings are None if they were not recorded.
+    Without a SavedModel, the description is an empty dict or, for a PyTorch file, may contain only the image size. The
+    settings are None if they are not recorded.
     """
     if file.is_torch:  # The file may be in the run directory of another network.
         return {} if file.image_size is None else dict(image_size=file.image_size), None

@@ -211,11 +211,11 @@ def export_to_model_dir(config: Config, class_names: list[str] | None, checkpoin
 
 
 def export_evaluated(config: Config, directory: str, checkpoint_path: str, results: dict[str, float]) -> str | None:
-    """Exports a checkpoint that `--mode=eval` has evaluated to <directory>/saved_model/<step>/ and returns that path.
+    """Exports a checkpoint to <directory>/saved_model/<step>/ after its evaluation, and returns the path.
 
-    Unlike `export_to_model_dir`, keeps the SavedModels of later steps, such as that of the last step, which the
-    training process exports. If `keep_hub_module_max` SavedModels of later steps exist, exports nothing and returns
-    None.
+    Unlike `export_to_model_dir`, this function does not delete the SavedModels of later steps, which the training
+    process may already have exported. If `keep_hub_module_max` SavedModels of later steps exist, exports nothing and
+    returns None.
 
     Args:
       config: settings of the evaluation. The training settings are read from the run.

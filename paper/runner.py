@@ -61,7 +61,7 @@ def _split_settings(run, extra):
     trains = run.transfer != "linear"
     shared_names = (*config_lib.settings_with("data_access"), *(["seed"] if trains else []))
     shared = {name: value for name, value in extra.items()
-              if name in shared_names and value is not False}  # The transfer flags have no negated form.
+              if name in shared_names and value is not False}  # Flags of `python -m transfer` have no negated form.
     return shared, {name: value for name, value in extra.items() if trains and name not in shared_names}
 
 
@@ -135,7 +135,7 @@ def _all_arguments(run, scale, extra):
 
 
 def _with_effect(settings):
-    """Returns only the settings that affect results."""
+    """Returns the entries of `settings` that affect results."""
     without_effect = config_lib.settings_with("output", "no_effect")
     return {name: value for name, value in settings.items() if name not in without_effect}
 
@@ -219,8 +219,8 @@ class Runner:
     def run_all(self, runs: list[tuple[str, studies.Run]]) -> Iterator[tuple[str, studies.Run, dict]]:
         """Executes runs, given as (study name, run). Yields (study name, run, content of done.json) for each run.
 
-        Runs that other processes execute are postponed. When no other runs remain, waits for them. If the other process
-        ends before it finishes a run, this process executes that run.
+        Runs that are being executed by other processes are postponed until no other runs remain. If another process
+        ends before its run is finished, this process executes that run.
 
         Raises:
           UserError, errors.Stopped: see `run`.
@@ -359,7 +359,7 @@ def _refresh_cache(directory):
 
 @contextlib.contextmanager
 def _recording_time(directory):
-    """Yields a dict with the `commits` of all attempts at a run. On exit, stores it with the total `seconds`."""
+    """Yields a dict with the `commits` of all attempts at a run. On exit, stores the dict with the total `seconds`."""
     from runtime import storage
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()

@@ -294,7 +294,7 @@ _TWO = ("2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {0}\n\t [[{{{{node Dec
         "0 derived errors ignored. [Op:__inference_step_425]")
 
 
-@pytest.mark.parametrize("text", [  # messages with _MAP: TensorFlow 2.21; others: 2.15
+@pytest.mark.parametrize("text", [  # Messages with _MAP are from TensorFlow 2.21, the others from 2.15.
     _OP + _PNG + "\n\t [[{{node DecodePng}}]] [Op:IteratorGetNext] name: ", _OP + _MAP + _PNG + " [Op:IteratorGetNext]",
     _GRAPH + _NO_TRACE + _PNG + _NODES, _GRAPH + _NO_TRACE + _MAP + _PNG + _NODES, _GRAPH + _TRACE + _PNG + _NODES,
     (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG), _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),

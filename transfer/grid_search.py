@@ -178,7 +178,7 @@ class GridSearch:
           A dict with `metric` (None if training diverged), `settings` (a digest) and `command`.
 
         Raises:
-          UserError: the trial failed for another reason, or its metric is not a number.
+          UserError: the trial failed for a reason other than divergence, or its metric is not a number.
         """
         if error is not None and error.job_status != TrainingDiverged.status:
             raise error

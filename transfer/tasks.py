@@ -18,7 +18,7 @@ class Task:
     """A data set, its splits and its metric."""
 
     title: str
-    dataset: str | None  # value of --dataset, or None if the user must specify a folder because it is not in TFDS
+    dataset: str | None  # value of --dataset, or None if the data set is not in TFDS and requires a folder
     metric: str = "top_1"  # one of `METRICS`
     train: str = "train"
     validation: str | None = None  # If this is None, the last 20 % of `train` is used.

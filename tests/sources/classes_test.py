@@ -46,7 +46,7 @@ def test_multi_label_vectors_are_mapped_to_columns():
 
 
 def write_folder(root, names):
-    """Writes eight images per class, all in the color of the class. Returns the value for `--dataset`."""
+    """Writes eight images per class, in random shades of the color of the class. Returns the value for `--dataset`."""
     for name in names:
         random = np.random.default_rng(len(name))
         (root / name).mkdir(parents=True)
