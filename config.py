@@ -75,8 +75,8 @@ SECTIONS = {"Mode and paths": "mode",
             "Evaluation": "eval_epochs",
             "Hardware": "use_tpu"}
 
-_MAX_NAME_BYTES = 255  # maximum length of a file name on common file systems
-# Names reserved in a model_dir; --eval_name must not be one of them.
+_MAX_NAME_BYTES = 255  # Common file systems limit the length of file names.
+# These names are reserved in a model_dir and must not be used for --eval_name.
 _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)")
 
 

@@ -81,10 +81,10 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _SMALL_DATA_SET = 20_000  # Below this number of images, the linear head requires its own learning rate.
-_LINEAR_HEAD_LEARNING_RATE = 0.1  # a learning rate that is stable on small data sets
+_LINEAR_HEAD_LEARNING_RATE = 0.1  # This learning rate is stable on small data sets.
 _SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
-_SAMPLED_IMAGES = 32  # number of images whose sizes are read
-_FEWER_EXAMPLES = "Input dataset was expected to contain"  # error message of `tf.data.experimental.assert_cardinality`
+_SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
+_FEWER_EXAMPLES = "Input dataset was expected to contain"  # from `tf.data.experimental.assert_cardinality`
 
 # ---------------------------------------------------------------------------------------------------------- settings
 

@@ -31,14 +31,14 @@ from runtime import console, hosts, progress, replicas, signals, storage
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources.source import Source
 
-_SECONDS_PER_CALL = 1.0  # long enough to hide the overhead of a device call, and short enough to show progress
+_SECONDS_PER_CALL = 1.0  # This hides the overhead of device calls, but is short enough to show progress.
 _COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is below this value.
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
 _PROGRESS_METRICS = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc",
                      "train/supervised_acc": "head_acc", "eval/knn_top_1_accuracy": "eval_knn",
                      "eval/label_top_1_accuracy": "eval_head_acc", "eval/label_mean_average_precision": "eval_head_map",
-                     "eval/contrast_loss": "eval_loss", "train/supervised_loss": "head_loss"}  # tag -> label
+                     "eval/contrast_loss": "eval_loss", "train/supervised_loss": "head_loss"}  # Maps tags to labels.
 _MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss scale below this value.
 
 
@@ -231,9 +231,9 @@ class TrainingResult:
 
     model: object
     step: int
-    checkpoint: str  # prefix of the last checkpoint
-    images_per_second: float  # mean rate, excluding compilation and saving; 0 if training was already complete
-    skipped_steps: int  # number of steps with float16 gradient overflow since the run was last started or resumed
+    checkpoint: str  # Prefix of the last checkpoint.
+    images_per_second: float  # Mean rate, excluding compilation and saving (0 if training was complete).
+    skipped_steps: int  # Number of steps with float16 gradient overflow since the last start or resume.
     log: TrainingLog
 
 

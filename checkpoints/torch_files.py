@@ -31,12 +31,12 @@ _IDENTITY_SHORTCUT = "layer1.0.downsample."
 class Contents:
     """The names and shapes of the weights in a file, and the metadata of the file."""
 
-    tensors: dict[str, str]  # checkpoint key -> name; `reader` computes tensors that are missing from the file
-    shapes: dict[str, tuple]  # checkpoint key -> shape in the layout of the checkpoint
-    num_other_tensors: int  # tensors that are not loaded, such as batch norm counters or a classifier without bias
-    image_size: int | None  # None if it is not recorded
-    step: int | None  # None if it is not recorded
-    notes: list[str]  # messages for the user
+    tensors: dict[str, str]  # Maps checkpoint keys to names. `reader` computes tensors that are not in the file.
+    shapes: dict[str, tuple]  # Maps checkpoint keys to shapes in the layout of a checkpoint.
+    num_other_tensors: int  # Number of tensors that are not loaded, such as batch norm counters.
+    image_size: int | None  # The image size is optional in the metadata.
+    step: int | None  # The training step is optional in the metadata.
+    notes: list[str]  # Messages for the user.
 
 
 def read_contents(path: str, flag: str) -> Contents:

@@ -51,16 +51,16 @@ _TF1_NAME = re.compile(
 class WeightFile:
     """A file with the weights of a SimCLR network."""
 
-    path: str  # prefix of the checkpoint or of a SavedModel's variables, or the path of a PyTorch file
-    format: str  # used in messages, such as "TF2 checkpoint"
-    is_tf1: bool  # whether `tensors` contains TF1 names
-    tensors: dict  # name (our checkpoint key without suffix, or the TF1 name) -> key in the file
-    shapes: dict  # name -> shape, a tuple
-    num_other_tensors: int  # tensors other than weights: optimizer slots, counters
-    step: int | None  # None if the file does not record it
-    class_names: list[str] | None = None  # one per column of the linear head; None if not recorded
-    image_size: int | None = None  # recorded in a PyTorch file; None in other formats
-    notes: list[str] = dataclasses.field(default_factory=list)  # messages for the user
+    path: str  # Prefix of a checkpoint or of a SavedModel's variables, or path of a PyTorch file.
+    format: str  # Name of the format for messages, such as "TF2 checkpoint".
+    is_tf1: bool  # True if `tensors` contains TF1 names.
+    tensors: dict  # Maps names (TF1 names, or checkpoint keys without suffix) to keys in the file.
+    shapes: dict  # Maps names to shapes (tuples).
+    num_other_tensors: int  # Number of tensors that are not weights, such as optimizer slots.
+    step: int | None  # Training step, if the file records it.
+    class_names: list[str] | None = None  # Class names in the order of the linear head's columns.
+    image_size: int | None = None  # Image size recorded in a PyTorch file.
+    notes: list[str] = dataclasses.field(default_factory=list)  # Messages for the user.
 
     @property
     def is_torch(self) -> bool:

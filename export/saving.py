@@ -20,7 +20,7 @@ from config import Config, settings_with
 from runtime import console
 from runtime.errors import UserError
 
-TEMP_PREFIX = "unfinished_"  # prefix of the temporary directories in which SavedModels are first written
+TEMP_PREFIX = "unfinished_"  # Prefix of temporary directories in which SavedModels are first written.
 # Relative paths of the files in this program's SavedModels. Files that are still being written may have a suffix.
 _SAVED_MODEL_FILE = re.compile(r"(saved_model\.pb|saved_model\.pbtxt|fingerprint\.pb|keras_metadata\.pb)(\.tmp\w*)?"
                                r"|variables/(variables\.|variables_temp/).*|assets\.extra/simclr\.json(\.\d+\.tmp)?")

@@ -18,8 +18,8 @@ import tensorflow as tf
 from runtime import console
 from runtime.errors import UserError, first_line
 
-_PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # seconds
-_JOBS = ("chief", "worker")  # supported TF_CONFIG jobs, in replica order
+_PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # These values are in seconds.
+_JOBS = ("chief", "worker")  # These are the supported TF_CONFIG jobs, in replica order.
 _HOST_LABEL = re.compile("[A-Za-z0-9_-]{1,63}")
 _MAX_HOST_LENGTH = 253
 

@@ -18,8 +18,8 @@ from runtime import console, progress, storage
 from runtime.errors import UserError
 from transfer import measures, output
 
-L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # strongest first
-_Examples = tuple[np.ndarray, np.ndarray]  # features, labels
+L2_OF_SUM_CHOICES = tuple(map(float, np.logspace(5, -6, 45)))  # The strongest choice is first.
+_Examples = tuple[np.ndarray, np.ndarray]  # The arrays are features and labels.
 
 
 def sweep(train: _Examples, validation: _Examples, metric: str, l2_of_sum_choices: Sequence[float] = L2_OF_SUM_CHOICES,

@@ -9,8 +9,8 @@ import numpy as np
 
 from runtime.errors import UserError
 
-_VALIDATION_START = "80%"  # start of the default validation set within the training split
-METRICS = ("top_1", "mean_per_class", "mean_average_precision")  # see `measures`
+_VALIDATION_START = "80%"  # The default validation set starts at this position in the training split.
+METRICS = ("top_1", "mean_per_class", "mean_average_precision")  # The module `measures` defines the metrics.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Task:
     """A data set, its splits and its metric."""
 
     title: str
-    dataset: str | None  # value of --dataset, or None if the data set is not in TFDS and requires a folder
-    metric: str = "top_1"  # one of `METRICS`
+    dataset: str | None  # Value of --dataset, or None if the data set is not in TFDS.
+    metric: str = "top_1"  # One of `METRICS`.
     train: str = "train"
     validation: str | None = None  # If this is None, the last 20 % of `train` is used.
     test: str = "test"
@@ -80,7 +80,7 @@ class Grid:
 
     learning_rates: tuple
     weight_decays: tuple  # The optimizer receives weight_decay / learning_rate.
-    steps: int  # training steps per trial
+    steps: int  # This is the number of training steps per trial.
 
 
 GRIDS = {
