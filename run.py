@@ -84,7 +84,7 @@ _SMALL_DATA_SET = 20_000  # Below this number of images, the linear head require
 _LINEAR_HEAD_LEARNING_RATE = 0.1  # This learning rate is stable on small data sets.
 _SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
 _SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
-_FEWER_EXAMPLES = "Input dataset was expected to contain"  # from `tf.data.experimental.assert_cardinality`
+_FEWER_EXAMPLES = "Input dataset was expected to contain"  # Error text of `tf.data.experimental.assert_cardinality`.
 
 # ---------------------------------------------------------------------------------------------------------- settings
 
