@@ -26,7 +26,7 @@ import tensorflow as tf
 from runtime import rng
 
 CROP_PROPORTION = 0.875  # Fraction of the shorter side that the evaluation crop covers (224 of 256).
-_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1  # The original samples from 8 %, but rejects areas below 10 %.
+_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1  # As in the original, areas below 10 % are rejected.
 _EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference between color values.
 
 

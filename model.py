@@ -25,7 +25,7 @@ from large_batch import blocked_nt_xent
 from lars_optimizer import LARSOptimizer
 from runtime import rng
 
-_BLUR = 3  # random-number stream; data.py defines streams 0 to 2
+_BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in data.py.
 
 
 # ---------------------------------------------------------------------------------------------------------- heads
@@ -280,7 +280,15 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Numbers of steps: in total, during warm-up, per epoch, between checkpoints, between evaluations (0: none)."""
+    """Numbers of training steps.
+
+    Attributes:
+      train: total number of steps.
+      warmup: number of warm-up steps.
+      epoch: number of steps per epoch.
+      checkpoint: number of steps between checkpoints.
+      evaluation: number of steps between evaluations, or 0 to disable evaluations during training.
+    """
 
     train: int
     warmup: int

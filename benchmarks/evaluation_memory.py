@@ -18,8 +18,8 @@ import tempfile
 
 from benchmarks import measure
 
-_REPORT_EVERY = 10  # interval between reports, in evaluations
-_WARM_UP = 50  # number of evaluations after which memory should no longer grow
+_REPORT_EVERY = 10  # Number of evaluations between two reports.
+_WARM_UP = 50  # Number of evaluations after which memory use should no longer grow.
 _SETTINGS = ("--dataset=digits", "--resnet_depth=10", "--image_size=8", "--train_batch_size=32", "--num_proj_layers=2",
              "--proj_out_dim=16", "--seed=1", "--train_split=train[:64]", "--eval_batch_size=90")
 _PROTOCOLS = ("--mode=eval", "--eval_split=test[:180]", "--eval_protocol=linear_head,lbfgs,knn,contrastive",
@@ -27,7 +27,7 @@ _PROTOCOLS = ("--mode=eval", "--eval_split=test[:180]", "--eval_protocol=linear_
 
 
 def make_checkpoints(directory: pathlib.Path, count: int):
-    """Trains for one step, and creates links named ckpt-2 to ckpt-<count> to the checkpoint."""
+    """Trains for one step, and creates links to the checkpoint, named ckpt-2 to ckpt-<count>."""
     subprocess.run([sys.executable, "run.py", f"--model_dir={directory}", "--train_steps=1", *_SETTINGS], check=True,
                    stdout=subprocess.DEVNULL)
     for step in range(2, count + 1):

@@ -1,4 +1,4 @@
-"""Speed of our input pipeline and of a reimplementation of the original's, in view pairs per second.
+"""Speed of our input pipeline and of a reimplementation of the original pipeline, in view pairs per second.
 
     python -m benchmarks.input_pipeline --tfds_dir=DIR --photos_dir=DIR
 
@@ -44,7 +44,10 @@ def pairs_per_second(dataset, batch_size, seconds):
 
 
 def compare(datasets, batch_size, rounds, seconds):
-    """Returns the median rates. Measures the datasets alternately, so that background load affects all equally."""
+    """Returns the median rates.
+
+    The datasets are measured alternately, so that background load affects all of them equally.
+    """
     rates = {name: [] for name in datasets}
     for _ in range(rounds):
         for name, dataset in datasets.items():

@@ -2,10 +2,10 @@
 
     python -m benchmarks.loss
 
-Ours: `large_batch.blocked_nt_xent`. Baseline: `objective.add_contrastive_loss`, which keeps all similarities in
-memory. Prints one JSON line per case. Both are timed alternately in one process. The memory of each is the increase
-in peak memory, measured in a separate process. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about
-15 GB at 2N = 32,768.
+Our implementation is `large_batch.blocked_nt_xent`. The baseline is `objective.add_contrastive_loss`, which keeps all
+similarities in memory. Both are timed alternately in one process. The memory of each implementation is the increase in
+peak memory, measured in a separate process. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about
+15 GB at 2N = 32,768. Prints one JSON line per case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIZES = tuple(2**power for power in range(9, 16))
 _LARGEST_PLAIN = 2**14
 _WIDTH = 128
 _TEMPERATURE = 0.1
-_NUM_OUTPUTS = {"loss": 1, "loss_and_metrics": 3}  # case -> number of outputs (loss, accuracy, entropy)
+_NUM_OUTPUTS = {"loss": 1, "loss_and_metrics": 3}  # The outputs are the loss, the accuracy and the entropy.
 
 
 def plain(hidden):
@@ -69,7 +69,7 @@ def measure_megabytes(form, case, size):
 
 
 def measure_one(quantity, case, size, form=None):
-    """Measures `seconds` or `megabytes`; called in a child process."""
+    """Measures the time (if `quantity` is "seconds") or the memory. Child processes call this function."""
     forms = {"plain": plain, "blocked": blocked}
     if quantity == "seconds":
         return measure_seconds(case, int(size))

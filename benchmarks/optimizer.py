@@ -1,4 +1,4 @@
-"""Time of a LARS update of all variables of a ResNet, with our optimizer and with the original's formulas.
+"""Time to update all variables of a ResNet with LARS, using our optimizer and using the original's formulas.
 
     python -m benchmarks.optimizer
 

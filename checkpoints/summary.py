@@ -12,7 +12,11 @@ _FLAGS_WIDTH = 80  # characters per line
 
 
 def describe(path: str) -> str:
-    """Returns a text table that describes the weights at `path` (see `weight_files.locate`). Raises `UserError`."""
+    """Returns a text table that describes the weights at `path` (see `weight_files.locate`).
+
+    Raises:
+      UserError: the weights cannot be loaded.
+    """
     file = weight_files.open_weights(path, "PATH")
     config, classes = inspection.infer_config(file)
     variables = restoring.variables_by_key(model=model_lib.build_model(config, classes))

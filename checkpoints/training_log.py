@@ -17,7 +17,8 @@ from runtime.errors import UserError, first_line
 
 FILES = _HISTORY, _CURVES = "history.csv", "curves.png"
 _SECONDS_BETWEEN_DRAWINGS = 60.0  # Drawing takes about a second.
-# Panel title -> dict mapping names of scalars to labels. Panels without data are not drawn.
+
+# Maps panel titles to dicts that map names of scalars to labels. Panels without data are not drawn.
 _PANELS = {
     "contrastive loss": {"train/contrast_loss": "training", "eval/contrast_loss": "evaluation"},
     "contrastive accuracy": {"train/contrast_acc": "training", "eval/contrast_acc": "evaluation"},
@@ -50,7 +51,7 @@ class TrainingLog:
                 f"| {name} | {json.dumps(value)} |" for name, value in settings.items())]))
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds scalars of a step, and writes them to TensorBoard."""
+        """Adds the scalars of a step, and writes them to TensorBoard."""
         self._rows.append({"step": step, **scalars})
         try:
             storage.write_scalars(self.writer, step, scalars)
@@ -65,7 +66,7 @@ class TrainingLog:
         self.write(is_last=True)
 
     def write(self, is_last: bool) -> None:
-        """Writes history.csv and curves.png, but curves.png at most once a minute unless `is_last` is True.
+        """Writes history.csv. Also writes curves.png, at most once a minute unless `is_last` is True.
 
         If a file cannot be written, logs a warning instead of raising an error, because training must continue.
         """

@@ -91,7 +91,8 @@ def _add_missing_tensors(tensors):
     for name in list(tensors):
         layer = name.removesuffix(".running_mean")
         if layer != name:
-            tensors[f"{layer}.num_batches_tracked"] = np.array(0, np.int64)  # PyTorch uses it only if momentum is None.
+            # PyTorch uses `num_batches_tracked` only for batch norm layers without a momentum.
+            tensors[f"{layer}.num_batches_tracked"] = np.array(0, np.int64)
             tensors.setdefault(f"{layer}.bias", np.zeros_like(tensors[name]))
 
 
@@ -108,7 +109,7 @@ def _write(tensors, paths, metadata, class_names, card):
             classes = {"class_names": json.dumps(class_names)} if part == "linear_head" and class_names else {}
             try:
                 safetensors_numpy.save_file(tensors[part], temporary, {**metadata, **classes})
-            except safetensors.SafetensorError as error:  # Also raised if the disk is full.
+            except safetensors.SafetensorError as error:  # A full disk also causes this error.
                 raise UserError(f"--out={paths[part]}: the file cannot be written ({first_line(error)}). Free some "
                                 "space, or choose another directory.") from error
             # The library creates files that only their owner can read.

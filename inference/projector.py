@@ -16,7 +16,7 @@ from runtime import console
 from runtime.errors import UserError
 from runtime.paths import check_path, check_writable_parent
 
-_MAX_SPRITE_SIDE = 8192  # pixels; limit of the projector, because browsers limit the size of textures
+_MAX_SPRITE_SIDE = 8192  # Limit of the projector in pixels, since browsers limit the size of textures.
 _MAX_THUMBNAIL_SIDE = 64
 _MAX_POINTS = 100_000  # maximum number of points that the projector shows
 _CONFIG = """embeddings {
@@ -34,7 +34,7 @@ FILES = ("vectors.tsv", "metadata.tsv", "sprite.png", "projector_config.pbtxt") 
 
 
 def check_directory(directory: str) -> str:
-    """Returns the path of the output directory. Raises `UserError` if it cannot be written."""
+    """Returns the absolute path of the output directory. Raises `UserError` if the directory is not writable."""
     directory = check_path("projector", directory)
     if "://" in directory:
         raise UserError(f"--projector={directory}: only local paths are supported here. Use a local path.")

@@ -15,7 +15,7 @@ import numpy as np
 from runtime.errors import UserError
 from runtime.paths import check_path, check_writable_parent
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cells that start with one of these.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cells that start with these characters.
 Add = Callable[[dict, np.ndarray], None]
 
 

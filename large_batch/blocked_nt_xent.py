@@ -204,7 +204,7 @@ def _block_terms(rows, all_z, self_column, positive_column, total, static_shapes
     weights = _set_diagonal(weights, positive_column, tf.zeros_like(positive_weight), static_shapes)
     negatives_sum = tf.reduce_sum(weights, 1)
     weights = _set_diagonal(weights, positive_column, -negatives_sum, static_shapes)
-    # The loss is log(1 + negatives / positive). Each branch uses the form that is accurate in its case.
+    # The loss is log(1 + negatives / positive). Each branch uses the form that is numerically accurate in its case.
     losses = tf.where(positive_weight > negatives_sum,
                       tf.math.log1p(tf.math.divide_no_nan(negatives_sum, positive_weight)),
                       max_logit - positive_logit + tf.math.log(negatives_sum + positive_weight))

@@ -13,12 +13,20 @@ from sources.source import Source
 
 
 def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
-    """Returns the `Config` for a string of run.py flags, which override `defaults`. Raises `UserError`."""
+    """Returns the `Config` for a string of run.py flags, which override `defaults`.
+
+    Raises:
+      UserError: a flag or its value is invalid.
+    """
     return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.parse_settings(text)}))
 
 
 def open_source(config: config_lib.Config) -> Source:
-    """Opens a `Config`'s data set and, if it is an image folder, checks its images. Raises `UserError`."""
+    """Opens a `Config`'s data set and, if it is an image folder, checks its images.
+
+    Raises:
+      UserError: the data set cannot be opened, or its images are unusable.
+    """
     source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
     image_checks.check_images(config, source, is_chief=True)
     return source
@@ -37,7 +45,7 @@ def load(path: str) -> tuple[model_lib.Model, int]:
       The model, and the training image size in pixels (224 if unknown).
 
     Raises:
-      UserError: see `weight_files.open_weights`.
+      UserError: the weights cannot be loaded (see `weight_files.open_weights`).
     """
     info = inspection.inspect_checkpoint(path)
     model = model_lib.build_model(info.config.replace(precision="float32"),

@@ -19,18 +19,18 @@ from runtime import console, progress, storage
 from runtime.errors import UserError
 from transfer import output, significance
 
-_COLUMNS = {  # column title -> key in a finished run's results
+_COLUMNS = {  # maps column titles to keys in the results of a finished run
     "logistic regression": runner.LBFGS, "logistic regression on g(h)": f"{runner.LBFGS}/projections",
     "linear head": runner.TOP_1, "top-5": "eval/label_top_5_accuracy", "transfer": "test",
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
-_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # shown only if the paper's table or `Study.shown` has them
-_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # other columns are displayed in %
-_MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # the paper's metrics that correspond to `runner.accuracy`
-_SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # metrics that have the same name in the paper
-ALPHA = 0.05  # significance level of the permutation test, as in the paper's tables
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # includes line breaks and ESC
-_FORMULA_STARTS = ("=", "+", "-", "@")  # Spreadsheets evaluate cells that start with these.
+_SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # Shown only if listed in the paper's table or in `Study.shown`.
+_FORMATS = {"entropy": "{:.2f}", "million parameters": "{:.1f}"}  # Other columns are displayed in %.
+_MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # The paper's metrics that correspond to `runner.accuracy`.
+_SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # Metrics that have the same name in the paper.
+ALPHA = 0.05  # Significance level of the permutation test, as in the paper's tables.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # Includes line breaks and ESC.
+_FORMULA_STARTS = ("=", "+", "-", "@")  # Spreadsheets evaluate cells that start with one of these characters.
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
@@ -85,7 +85,7 @@ def _row(run, done, scale, directory):
     accuracy = runner.accuracy(done)
     ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SHARED_MEASURES},
             **{measure: values[measure] for values in probes.values() for measure in ("h", "g(h)")}}
-    parameters = _finite_or_none(done.get("million_parameters"))  # None for transfer runs.
+    parameters = _finite_or_none(done.get("million_parameters"))  # Transfer runs do not record this number.
     plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
     return {"run": run.name, "changed flags": changed_flags or None, **paper, **results,
             **(_differences(run.paper, ours) if scale == "paper" else {}),
@@ -104,7 +104,7 @@ def _finite_or_none(value):
 
 
 def _differences(paper, ours):
-    """Returns the differences (our result minus the paper's), as text, for all metrics with both results.
+    """Returns the differences (our result minus the paper's), as text, for all metrics with a result from both.
 
     Differences are meaningful only at the paper's scale, since other data sets and batch sizes change all metrics.
     """
@@ -161,7 +161,7 @@ def _mark_best(rows):
 
 
 def _predictions_of(row):
-    """Returns a transfer run's labels, scores and metric name. Raises `UserError`."""
+    """Returns a transfer run's labels, scores and metric name. Raises `UserError` if its predictions are unusable."""
     path = os.path.join(row["_directory"], "predictions.npz")
     return *output.read_predictions(path), row["_done"]["results"].get("metric")
 
@@ -238,7 +238,7 @@ def _meaning_of_change(rows):
 
 
 def _seeds_text(base, scale):
-    """Returns a sentence on the standard deviation over seeds, or "" if it has not been measured."""
+    """Returns a sentence about the standard deviation across seeds, or "" if it has not been measured."""
     group = next((group for group in averages("seeds", rows_of("seeds", base, scale))
                   if group["standard deviation"] is not None), None)
     return "" if group is None else (
@@ -477,7 +477,7 @@ def _finalize(value):
 
 
 def _section(name, rows, base, scale):
-    """Returns a study's text, tables and plot for the template."""
+    """Returns a dict with the text, tables and plot of a study, for use in the HTML template."""
     study, groups = studies.STUDIES[name], averages(name, rows)
     table, above, below = _results(name, rows, base, scale)
     return dict(
@@ -490,8 +490,8 @@ def _plot(rows, scale):
     """Returns a base64-encoded SVG plot of our results (dots) and the paper's (diamonds), or "" if there are none.
 
     At the paper's scale, the plot shows accuracies (for Table 3, those of predictions from h). Accuracies at the small
-    scale are not comparable with the paper's. Therefore, the plot shows the changes in accuracy (see `_add_changes`),
-    or only our accuracies if there are no changes.
+    scale are not comparable with the paper's. Therefore, the plot shows the changes in accuracy relative to a
+    baseline run (see `_add_changes`), or only our accuracies if no changes can be computed.
     """
     import matplotlib
 

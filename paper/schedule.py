@@ -14,12 +14,19 @@ Key = tuple[str, str]  # (study name, run name)
 
 @dataclasses.dataclass(frozen=True)
 class ScheduledRun:
-    """A run to execute. `identical` contains the keys of the other requested runs that share its results."""
+    """A run to execute.
+
+    Attributes:
+      key: key of the run.
+      identical: keys of the other requested runs that share its results.
+      stage: 1 if the run requires no other run, 2 if it requires the weights of a run in stage 1, and so on.
+      weights: key of the scheduled run whose weights are required, or None.
+    """
 
     key: Key
     identical: tuple[Key, ...]
-    stage: int  # 1 if the run starts from no other run, otherwise one more than the stage of the run it starts from
-    weights: Key | None  # the scheduled run whose weights the run starts from, or None
+    stage: int
+    weights: Key | None
 
 
 def schedule(names: list[str], scale: str, extra: dict | None = None) -> list[ScheduledRun]:
@@ -46,7 +53,10 @@ def schedule(names: list[str], scale: str, extra: dict | None = None) -> list[Sc
 
 
 def _starts(key):
-    """Returns the keys of all runs that a run starts from, directly or indirectly. The direct one is first."""
+    """Returns the keys of the runs whose weights a run depends on, directly or indirectly.
+
+    The first key is that of the run whose weights are loaded.
+    """
     start = studies.find_run(key).starts_from
     return [] if start is None else [start, *_starts(start)]
 

@@ -21,39 +21,70 @@ _NUMBERS = pathlib.Path(__file__).with_name("numbers")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run in a study: training with run.py, or transfer from another run's weights with `python -m transfer`."""
+    """A run in a study: training with run.py, or transfer from another run's weights with `python -m transfer`.
+
+    Attributes:
+      name: name of the run.
+      flags: flags that differ from the recipe, or the arguments of a transfer run.
+      paper: dict mapping metrics to values as printed in the paper. Accuracies are in %.
+      small_flags: additional flags at the small scale.
+      recipe: recipe in paper/recipes for the paper's scale.
+      small_recipe: recipe in paper/recipes for the small scale.
+      starts_from: key (study, run) of the run whose weights are passed as `--checkpoint`, or None.
+      transfer: command of `python -m transfer` (`linear`, `finetune` or `scratch`), or None for training with run.py.
+      probes: names of the probes in `paper.probes` that are run on the trained network.
+      plot_columns: additional columns in the report's CSV file, which `paper.figures` plots.
+      small_plot_columns: values that replace those in `plot_columns` at the small scale.
+    """
 
     name: str
-    flags: dict  # differences from the recipe, or a transfer run's arguments
-    paper: dict = dataclasses.field(default_factory=dict)  # metric -> value as printed; accuracies in %
-    small_flags: dict = dataclasses.field(default_factory=dict)  # additional differences at the small scale
+    flags: dict
+    paper: dict = dataclasses.field(default_factory=dict)
+    small_flags: dict = dataclasses.field(default_factory=dict)
     recipe: str = "imagenet_paper.cfg"
     small_recipe: str = "study_small.cfg"
-    starts_from: tuple | None = None  # key (study, run) of the run whose weights are passed as --checkpoint
-    transfer: str | None = None  # command of `python -m transfer` (linear, finetune or scratch), or None for run.py
-    probes: tuple = ()  # probes from `paper.probes`, run on the trained network
-    plot_columns: dict = dataclasses.field(default_factory=dict)  # CSV columns of the report, for `paper.figures`
-    small_plot_columns: dict = dataclasses.field(default_factory=dict)  # replacements at the small scale
+    starts_from: tuple | None = None
+    transfer: str | None = None
+    probes: tuple = ()
+    plot_columns: dict = dataclasses.field(default_factory=dict)
+    small_plot_columns: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A set of runs to compare. Most studies correspond to a table, a row of a table, or a figure in the paper."""
+    """A set of runs to compare. Most studies correspond to a table, a row of a table, or a figure in the paper.
+
+    Attributes:
+      title: title of the study in the report.
+      source: comma-separated list of tables, figures and appendices in the paper.
+      finding: the paper's finding, or the purpose of the runs.
+      runs: runs at the paper's scale.
+      small_names: names of the runs that also exist at the small scale, or None if all runs exist there.
+      small_only: runs that exist only at the small scale.
+      cited: rows in the paper's tables for which there are no runs, such as those of other methods. Each row is a pair
+        of a name and a dict mapping metrics to numbers or text.
+      averaged_over: plot columns. The report shows the mean and standard deviation over the values of these columns.
+      shown: result columns that the report shows even though the paper does not print these numbers.
+      baseline: name of the run that the other runs are compared with, or a function that maps the name of a run to the
+        name of its baseline run.
+    """
 
     title: str
-    source: str  # tables, figures and appendices in the paper, comma-separated
-    finding: str  # the paper's finding, or the purpose of the runs
+    source: str
+    finding: str
     runs: tuple
-    small_names: tuple | None = None  # names of the runs that also exist at the small scale, or None for all
-    small_only: tuple = ()  # runs that exist only at the small scale
-    cited: tuple = ()  # (name, metric -> number or text) for the paper's rows without runs, such as other methods
-    averaged_over: tuple = ()  # plot columns; the report shows mean and standard deviation over their values
-    shown: tuple = ()  # result columns of the report that are shown although the paper prints no such numbers
-    # Name of the run that the other runs are compared with, or a function that maps a run's name to this name.
+    small_names: tuple | None = None
+    small_only: tuple = ()
+    cited: tuple = ()
+    averaged_over: tuple = ()
+    shown: tuple = ()
     baseline: str | Callable[[str], str] = ""
 
     def baseline_of(self, run: str) -> str | None:
-        """Returns the name of the run that a run is compared with, or None. The small scale may lack this run."""
+        """Returns the name of the baseline run for `run`, or None if `run` has no baseline or is the baseline.
+
+        The baseline run may not exist at the small scale.
+        """
         name = self.baseline(run) if callable(self.baseline) else self.baseline
         return None if name == run else name or None
 
@@ -239,7 +270,7 @@ def _batches():
 def _networks(depths, widths):
     """Returns the runs for Figure 7: 100 epochs of pretraining, and 90 epochs of supervised training.
 
-    The paper does not list the networks that are trained with labels, so the study trains all of them with labels.
+    The paper does not list the networks with supervised training, so the study includes such a run for each network.
     """
     scratch, runs = _from_scratch_numbers(), []
     for depth, width in itertools.product(depths, widths):
@@ -274,7 +305,9 @@ def _all_labels_numbers(training, width):
 
 _CIFAR_RATES = (0.5, 1.0, 1.5)
 _CIFAR_BATCHES = (256, 512, 1024, 2048, 4096)
-_CIFAR_EPOCHS = (100, 200, 300, 500, 1000)  # our choice; the paper only distinguishes up to 300 from more than 300
+# Our choice, since the paper distinguishes only between runs of up to 300 epochs and longer runs.
+_CIFAR_EPOCHS = (100, 200, 300, 500, 1000)
+
 # The small-scale recipe corresponds to learning rate 1.0 and 1000 epochs at the paper's scale.
 _SMALL_CIFAR_RATES = {rate: round(rate / 10, 3) for rate in _CIFAR_RATES}
 _SMALL_CIFAR_EPOCHS = {epochs: max(epochs // 250, 1) for epochs in _CIFAR_EPOCHS}
@@ -344,7 +377,7 @@ def _linear():
 
 
 def _linear_ways():
-    """Returns the runs for the three ways of linear evaluation in Appendix B.6.
+    """Returns the runs that compare the three methods of linear evaluation in Appendix B.6.
 
     The result of the first run is also in Table 6. At the small scale, all three runs evaluate a linear head.
     """
@@ -378,7 +411,7 @@ def _few_labels(starts, columns):
 
 
 def _widths_after(study, name=lambda width: _network(width)):
-    """Returns `starts` for `_few_labels`: a study's ResNet-50 runs at three widths."""
+    """Returns the argument `starts` of `_few_labels` for the ResNet-50 runs of a study, with three widths."""
     return [(_network(width), (study, name(width)), dict(width_multiplier=width)) for width in _WIDTHS]
 
 
@@ -410,12 +443,12 @@ def _lengths():
 
 
 def _depths_and_widths(depths, widths):
-    """Returns `starts` for `_few_labels`: runs in the study `networks`."""
+    """Returns the argument `starts` of `_few_labels` for runs in the study `networks`."""
     return [(_network(width, depth), ("networks", _network(width, depth)),
              dict(resnet_depth=depth, width_multiplier=width)) for depth in depths for width in widths]
 
 
-_LABEL_FRACTIONS = {  # label fraction -> recipe, small-scale flags
+_LABEL_FRACTIONS = {  # maps label fractions to pairs of a recipe and small-scale flags
     "1 %": ("imagenet_1pct.cfg", dict(label_fraction=0.01)),
     "10 %": ("imagenet_10pct.cfg", dict(label_fraction=0.1, train_batch_size=128, train_epochs=30)),
     "100 %": ("imagenet_100pct.cfg", dict(label_fraction=1.0, train_batch_size=128, train_epochs=6))}
@@ -423,7 +456,7 @@ _FEW = ("1 %", "10 %")
 
 
 def _few_labels_columns(fractions, tables=None):
-    """Returns `columns` for `_few_labels`.
+    """Returns the argument `columns` of `_few_labels`.
 
     Args:
       fractions: keys of `_LABEL_FRACTIONS`.
@@ -485,7 +518,7 @@ def _all_labels():
 
 
 _SUPERVISED_ENCODER = "{}, 1000 epochs, crop, color, blur"
-_TASKS = {  # transfer task -> column in Tables 8 and B.5
+_TASKS = {  # maps transfer tasks to column titles in Tables 8 and B.5
     "food101": "Food", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "birdsnap": "Birdsnap", "sun397": "SUN397",
     "cars": "Cars", "aircraft": "Aircraft", "voc2007": "VOC2007", "dtd": "DTD", "pets": "Pets",
     "caltech101": "Caltech-101", "flowers": "Flowers"}
@@ -497,7 +530,9 @@ def _transfers(width, table):
     encoders = {"SimCLR (ours)": ("SimCLR", ("linear", _network(width))),
                 "Supervised": ("supervised", ("supervised_long", _SUPERVISED_ENCODER.format(_network(width)))),
                 "Random init": ("random", ("linear", _network(width)))}  # Only the architecture is used.
-    folders = {task: dict(dataset=f"folder:data/{task}") for task in ("birdsnap", "aircraft")}  # not in TFDS
+
+    # TFDS does not contain these data sets.
+    folders = {task: dict(dataset=f"folder:data/{task}") for task in ("birdsnap", "aircraft")}
     runs = []
     for row, (task, header) in itertools.product(read_numbers(table), _TASKS.items()):
         encoder, start = encoders[row["Method"]]
@@ -534,18 +569,29 @@ def _replace(pattern, replacement):
 
 
 def _baseline_of_batch(name):
-    """Returns the baseline's name: with square-root scaling for linear scaling, with batch size 512 for other runs."""
+    """Returns the name of a run's baseline run.
+
+    Runs with linear scaling are compared with the same run with square-root scaling. Other runs are compared with the
+    run with batch size 512.
+    """
     return name.replace("linear", "sqrt") if "linear" in name else re.sub(r"sqrt \d+", "sqrt 512", name)
 
 
 def _baseline_of_network(name):
-    """Returns the baseline's name: the network pretrained for 100 epochs or, for such a run, the smallest network."""
+    """Returns the name of a run's baseline run.
+
+    The baseline is the same network pretrained for 100 epochs or, if the run is itself such a run, the smallest
+    network.
+    """
     same_network = name.removeprefix("supervised ").removesuffix(", 1000 epochs")
     return _network(1, 18) if same_network == name else same_network
 
 
 def _baseline_of_transfer(name):
-    """Returns the baseline's name: the supervised encoder or, for transfer to digits, training from scratch."""
+    """Returns the name of a run's baseline run.
+
+    The baseline uses the supervised encoder. For transfer to digits, it is training from scratch.
+    """
     if "digits" in name:
         return name.replace("finetune, SimCLR", "scratch, random")
     return name.replace("SimCLR", "supervised")
@@ -684,7 +730,7 @@ def find_studies(name: str) -> list[str]:
     """
     if name in STUDIES:
         return [name]
-    for prefix in ("", "Table ", "Figure ", "Appendix "):  # The order matters: 1 is Table 1, not Figure 1.
+    for prefix in ("", "Table ", "Figure ", "Appendix "):  # Tables come first, so "1" means Table 1, not Figure 1.
         matches = [key for key, study in STUDIES.items() if f"{prefix}{name}" in study.source.split(", ")]
         if matches:
             return matches

@@ -58,7 +58,7 @@ def files_digest(paths: Iterable[str]) -> str:
         try:
             status = os.stat(path)
             line = f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}\n"
-        except OSError:  # A broken link, which `find_unusable` reports.
+        except OSError:  # The path is a broken link, which `find_unusable` reports.
             line = f"{path}|\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

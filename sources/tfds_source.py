@@ -49,8 +49,8 @@ class TfdsSource(Source):
         features_read = {feature: True for feature in (self._image, self._label, self._easy_label) if feature}
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
-        self._checked = set()  # record files that passed `check_files`
-        self._restricted = {}  # maps splits to the sorted keys of the examples chosen by `restrict`
+        self._checked = set()  # Record files that passed `check_files`.
+        self._restricted = {}  # Maps splits to the sorted keys of the examples chosen by `restrict`.
         classes = info.features[self._label] if self._label else None
         self.class_names = list((classes.feature if label_lists else classes).names) if classes else None
 
@@ -83,7 +83,7 @@ class TfdsSource(Source):
         return sorted(self._builder.info.splits)
 
     def describe_data(self) -> dict:
-        """See `Source`. The dict also contains the version and the config."""
+        """See `Source`. The dict also contains the version and the config of the data set."""
         info = self._builder.info
         return dict(name=info.name, version=str(info.version), config=info.config_name or None,
                     splits={name: info.splits[name].num_examples for name in self.split_names})
@@ -164,7 +164,7 @@ class TfdsSource(Source):
         return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)
 
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
-        """See `Source`. A reference is a key with a serialized example."""
+        """See `Source`. A reference consists of a key and a serialized example."""
         del split
         return self._parse
 
@@ -201,7 +201,7 @@ def _count_records(file):
 
 
 def _file_problem(path):
-    """Describes the problem if a record file is missing, empty or unreadable. Otherwise, returns None."""
+    """Returns a description of the problem if a record file is missing, empty or unreadable, otherwise None."""
     try:
         return None if tf.io.gfile.stat(path).length else f"{path} is empty"
     except tf.errors.NotFoundError:
@@ -254,7 +254,7 @@ def _prepare(builder, name):
     if not _is_online():
         from tensorflow_datasets.core.download import downloader  # Imported here because the import is slow.
 
-        downloader.MAX_RETRIES = 1  # With the default of 10, the error would appear only after three minutes.
+        downloader.MAX_RETRIES = 1  # With the default of 10 retries, the error would appear after three minutes.
     try:
         builder.download_and_prepare()
     except Exception as error:  # Downloads can fail with many types of errors, all with the same remedy.

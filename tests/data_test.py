@@ -293,7 +293,7 @@ def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
 def tfds_copy(tiny_tfds, tmp_path):
     """Copies `tiny_tfds` so that tests can corrupt the copy.
 
-    Returns the directory of the copy and its second training record file.
+    Returns the directory of the copy, and the second TFRecord file of its training split.
     """
     directory = shutil.copytree(tiny_tfds, tmp_path / "tfds")
     return str(directory), next(directory.glob("**/*train*-00001-of-00002"))
@@ -636,12 +636,12 @@ def test_unknown_data_sets_and_splits_are_rejected():
 
 
 @pytest.mark.parametrize("split, count", [("train[:1438]", 1437), ("test[-361:]", 360)])
-def test_split_size_is_in_the_error_for_slices_longer_than_the_split(split, count, tmp_path):
+def test_error_for_a_slice_longer_than_the_split_contains_the_split_size(split, count, tmp_path):
     with pytest.raises(UserError, match=rf"the slice is longer than the split, which has {count} examples"):
         datasets.check_split(digits.digits_source(), "train_split", split)
 
 
-def test_split_size_is_in_the_error_for_too_long_slices_of_folders_and_tfds_data_sets(tmp_path, tiny_tfds):
+def test_error_for_overlong_slices_of_folders_and_tfds_data_sets_contains_the_split_size(tmp_path, tiny_tfds):
     write_images(tmp_path, "1.png", "2.png")
     for dataset, data_dir, count in ((f"folder:{tmp_path}", None, 2), ("tiny_shapes", tiny_tfds, None)):
         source = datasets.open_source(dataset, data_dir)

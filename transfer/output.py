@@ -31,7 +31,7 @@ from transfer.tasks import Task
 _SETTINGS = "settings.json"
 _RESULTS = ("features_*.npz", "sweep.json", "rate_*", "best_*", "predictions.npz", "result.json")  # files in --out
 _READ_BYTES = 2**24
-_MAX_NAME_BYTES = 150  # limit on the data set's name in the default --out
+_MAX_NAME_BYTES = 150  # Maximum length of the data set's name in the default value of --out.
 
 
 def resolve_inputs(protocol: str, arguments: argparse.Namespace) -> tuple[Task, Config, Source, dict]:

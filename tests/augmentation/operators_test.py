@@ -33,7 +33,8 @@ def backend(request, monkeypatch):
         pytest.skip("tensorflow-addons is not installed")
 
 
-PIL = {  # name -> (our function, PIL's function, one strength for each of two images, maximum difference in 1/255)
+# Maps names to (our function, PIL's function, strengths for two images, maximum difference in multiples of 1/255).
+PIL = {
     "invert": (operators.invert, ImageOps.invert, [], 0),
     "solarize": (operators.solarize, lambda image, t: ImageOps.solarize(image, round(t * 255)), [[0.2, 128 / 255]], 0),
     "solarize_add": (operators.solarize_add, lambda image, a: image.point(

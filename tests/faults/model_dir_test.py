@@ -529,7 +529,7 @@ def test_evaluation_does_not_need_the_lock(run, tmp_path):
 
 @pytest.fixture
 def accuracies(monkeypatch):
-    """Returns a list that tests fill with linear-head accuracies. Each evaluation removes and reports the first one."""
+    """Returns a list to fill with accuracies of the linear head. Each evaluation removes and reports the first item."""
     values = []
     monkeypatch.setattr(run_lib.evaluate.Evaluator, "linear_head", lambda *_: {
         "eval/label_top_1_accuracy": values.pop(0), "eval/label_top_5_accuracy": 1.0})

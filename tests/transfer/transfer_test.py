@@ -243,7 +243,7 @@ def test_user_errors_give_one_line_messages_and_create_no_directory(arguments, e
     assert not (tmp_path / "out").exists()  # The corrected command must be able to use this path.
 
 
-def test_non_finite_features_are_an_error(network, tmp_path, monkeypatch, capsys):
+def test_non_finite_features_are_rejected(network, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(features, "encoder_function", lambda model: lambda images: images[:, 0, 0] / 0)
     with pytest.raises(SystemExit) as error:
         run(f"--checkpoint={network}", "--dataset=digits", "--train=train[:60]", "--validation=train[60:80]",
@@ -253,7 +253,7 @@ def test_non_finite_features_are_an_error(network, tmp_path, monkeypatch, capsys
 
 
 def test_features_use_the_central_square_of_the_image(network, few_iterations, tmp_path, monkeypatch):
-    """Checks that the whole shorter side is kept (paper, B.8.1), without the center crop of other evaluations."""
+    """Checks that the crop spans the whole shorter side (paper, B.8.1), unlike in other evaluations."""
     random, images = np.random.default_rng(0), {}
     for split in ("train", "validation", "test"):
         for name in ("cat", "dog"):
@@ -351,7 +351,7 @@ def test_saved_features_and_sweeps_with_different_settings_are_rejected(network,
     assert (out / "result.json").exists()
 
 
-def test_nan_metrics_are_errors(feature_sets):
+def test_nan_metrics_are_rejected(feature_sets):
     train, validation, _ = feature_sets
     with pytest.raises(UserError, match="--metric=top_1: the value is NaN because the scores contain NaN"):
         measures.measure("top_1", np.array([0, 1]), np.array([[0.1, np.nan], [0.0, 1.0]]))
@@ -426,7 +426,7 @@ with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Replaces run.py with a fake program. Returns a function that returns the flags of each call of the program.
+    """Replaces run.py with a fake program. Returns a function that lists the flags passed to each call.
 
     The reported accuracy is highest for learning rate 0.1 without weight decay.
     """
@@ -461,7 +461,7 @@ def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(networ
     printed = capsys.readouterr().out
     assert "rate_1_decay_0  diverged" in printed and "rate_0.1_decay_0.001  0.9500" in printed
     assert not (tmp_path / "out" / "rate_0.1_decay_0").exists()  # Trial directories are deleted.
-    (tmp_path / "out" / "rate_0.01_decay_0.json").unlink()  # Simulates an interrupted trial.
+    (tmp_path / "out" / "rate_0.01_decay_0.json").unlink()  # This simulates an interrupted trial.
     grid(network, tmp_path / "out", *values)
     assert len(program()) == 8 and program()[7]["learning_rate"] == "0.01"
     # The grid may change. The trial with learning rate 0.1 is finished and is not repeated.
@@ -544,7 +544,7 @@ def test_invalid_grids_give_one_line_errors_and_create_no_directory(arguments, e
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_metric_is_an_error_and_does_not_count_as_divergence(network, tmp_path, program, capsys):
+def test_missing_metric_is_reported_as_an_error_and_not_as_divergence(network, tmp_path, program, capsys):
     (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("eval/label_top_1_accuracy", "eval/other"))
     with pytest.raises(SystemExit):
         grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0")
@@ -553,7 +553,7 @@ def test_missing_metric_is_an_error_and_does_not_count_as_divergence(network, tm
 
 
 @pytest.mark.parametrize("metric", ["float('nan')", "None", "'0.5'", "[]", "10**400", "-0.1"])
-def test_invalid_metric_is_an_error(metric, network, tmp_path, program, capsys):
+def test_invalid_metric_is_rejected(metric, network, tmp_path, program, capsys):
     (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("num_correct / 20}", f"{metric}}}"))
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0")
@@ -686,7 +686,7 @@ NAMES = ["a b", "-x", "\u00e9\u4e2d", "\u00e9" * 127, "x" * 255, "trailing/", "$
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_output_directory_may_have_any_name_and_be_a_relative_link(name, network, tmp_path, program, monkeypatch):
+def test_output_directory_in_a_relative_link_may_have_any_name(name, network, tmp_path, program, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "real").mkdir()
     os.symlink("real", "link")
@@ -773,7 +773,7 @@ MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
     (LABELS, LOGITS), (LABELS.astype(np.uint8), LOGITS.astype(np.float16)), (LABELS + 5, LOGITS),
     (MULTI_LABELS, LOGITS), (LABELS, np.where(LOGITS > 0, 1.0, -np.inf)), (MULTI_LABELS - [1, 0], LOGITS)])
 def test_valid_predictions_are_accepted(labels, logits, tmp_path):
-    """Checks valid predictions, including logits of -inf, which mean that a class was not learned."""
+    """Checks that valid predictions are accepted, including logits of -inf, which mean that a class was not learned."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     read_labels, read_logits = output.read_predictions(str(tmp_path / "x.npz"))
     assert read_labels.tolist() == labels.tolist() and read_logits.tolist() == logits.tolist()
