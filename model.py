@@ -216,7 +216,7 @@ def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Te
       seed: int.
       step: int or scalar tensor.
       first_row: row of the first image in the global batch.
-      total_rows: size of the global batch. None: n.
+      total_rows: size of the global batch. If None, n is used.
 
     Returns:
       [number of views * n, h, w, 3] in [0, 1], all first views before all second views.

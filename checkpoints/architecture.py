@@ -56,7 +56,7 @@ def _encoder_flags(weights, kernels):
             convolutions_per_block = (5 if has_sk else 3) if bottleneck else 2
             if len(kernels) != (3 if deep_stem else 1) + 4 + sum(blocks) * (convolutions_per_block + 2 * has_se):
                 continue
-            filters = kernels[-1][-1] // (4 if bottleneck else 1)  # inner width of the last block
+            filters = kernels[-1][-1] // (4 if bottleneck else 1)  # This is the inner width of the last block.
             sk_kernel = kernels[-5 if has_se else -3]
             ratio = sk_kernel[-1] / filters if bottleneck else 1 / 16  # Basic blocks have no SK convolution.
             return dict(resnet_depth=depth, width_multiplier=filters // 512, sk_ratio=ratio if has_sk else 0.0,

@@ -110,7 +110,7 @@ def read_history(directory: str) -> list[dict[str, float]]:
 
 
 def draw_curves(rows: list[dict[str, float]]) -> bytes:
-    """Returns a PNG image with one panel per metric. `rows` contains dicts with the key `step` and the metrics."""
+    """Returns a PNG image with one panel per metric. Each item of `rows` is a dict with a step and its metrics."""
     from matplotlib import figure as mpl_figure  # Imported here because the import takes half a second.
 
     names = {name for row in rows for name in row}

@@ -22,7 +22,7 @@ def export_checkpoint(checkpoint: str, export_dir: str, archive: str | None = No
       export_dir: new or empty directory for the SavedModel. Missing parent directories are created.
       archive: path FILE.tar.gz for a TF Hub archive with a model card FILE.md, or None for no archive. Missing parent
         directories are created.
-      image_size: image size in pixels. None: the run's image size, or 224 if unknown.
+      image_size: image size in pixels. If None, the run's image size is used, or 224 if it is unknown.
 
     Raises:
       UserError: an argument is invalid.

@@ -29,7 +29,8 @@ def export_torch(checkpoint: str, out: str, image_size: int | None = None) -> No
       checkpoint: see `weight_files.locate`.
       out: path FILE.safetensors for the encoder. The heads are written to FILE.projection_head.safetensors and
         FILE.linear_head.safetensors, and the model card is written to FILE.md. Missing parent directories are created.
-      image_size: image size in pixels, recorded in the files. None: the run's image size, or 224 if unknown.
+      image_size: image size in pixels, which is recorded in the files. If None, the run's image size is used, or 224 if
+        it is unknown.
 
     Raises:
       UserError: an argument is invalid, a file exists, or the network has no equivalent in torchvision.
@@ -87,7 +88,7 @@ def _check_out(out):
 
 
 def _add_missing_tensors(tensors):
-    """Adds the tensors of PyTorch's batch norm that this program's batch norm does not have."""
+    """Adds tensors that PyTorch's batch norm layers require and this program's batch norm layers do not have."""
     for name in list(tensors):
         layer = name.removesuffix(".running_mean")
         if layer != name:

@@ -22,7 +22,7 @@ Add = Callable[[dict, np.ndarray], None]
 def check_out(out: str, suffixes: Collection[str] | None = None) -> str:
     """Returns the absolute path of an output file. Raises `UserError` if the file cannot be written.
 
-    `suffixes` contains the allowed suffixes. None: all suffixes that `open_writer` supports.
+    `suffixes` contains the allowed suffixes. If None, all suffixes that `open_writer` supports are allowed.
     """
     suffixes = suffixes or _WRITERS
     out = check_path("out", out)
@@ -47,7 +47,7 @@ def open_writer(out: str, name: str, columns: list[str] | None = None) -> Iterat
     Args:
       out: result of `check_out`.
       name: name of the values in .npz and .parquet files.
-      columns: names of the d values in .csv files. None: v0, v1, ...
+      columns: names of the d values in .csv files. If None, the names are v0, v1, ...
     """
     with tempfile.TemporaryDirectory(dir=os.path.dirname(out)) as scratch:
         temporary_path = os.path.join(scratch, "output")

@@ -59,8 +59,8 @@ def contrastive_loss(
       hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine similarities.
       temperature: t > 0.
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
-      block_rows: maximum number of rows per block. 0: as many rows as keep the similarities of a block within 16 MiB,
-        but at least 256.
+      block_rows: maximum number of rows per block. If 0, the maximum is chosen so that the similarities of a block take
+        up at most 16 MiB, but it is at least 256.
 
     Returns:
       loss: scalar, the mean over this replica's n images.

@@ -104,7 +104,7 @@ def _finite_or_none(value):
 
 
 def _differences(paper, ours):
-    """Returns the differences (our result minus the paper's), as text, for all metrics with a result from both.
+    """Returns the differences (our result minus the paper's) as text, for metrics for which both results exist.
 
     Differences are meaningful only at the paper's scale, since other data sets and batch sizes change all metrics.
     """

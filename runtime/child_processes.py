@@ -24,11 +24,17 @@ _TAIL_BYTES = 4096  # number of bytes at the end of a log that are searched for 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A command whose output is appended to run.log in `directory`."""
+    """A command to run in a child process.
+
+    Attributes:
+      command: the program and its arguments.
+      directory: directory of run.log, to which the output of the command is appended.
+      cwd: working directory of the command, or None for the working directory of this process.
+    """
 
     command: tuple[str, ...]
     directory: str
-    cwd: str | None = None  # working directory, or None for this process's working directory
+    cwd: str | None = None
 
 
 class Launcher:

@@ -27,7 +27,7 @@ def active() -> StopSignals | None:
 def safe_point(saved: str = _KEPT) -> None:
     """Raises `Stopped` if a signal was received. Call this function wherever the program can safely stop.
 
-    `saved` describes what was saved.
+    The error message contains `saved`, a description of what was saved.
     """
     if (stop := active()) is not None and stop.requested:
         stop.stop(saved)
@@ -83,7 +83,7 @@ class StopSignals:
             self._interruptible = False
 
     def stop(self, saved: str = _KEPT) -> NoReturn:
-        """Raises `Stopped`. `saved` describes what was saved."""
+        """Raises `Stopped`. The error message contains `saved`, a description of what was saved."""
         raise Stopped(self._message(saved))
 
     def _message(self, saved=_KEPT):

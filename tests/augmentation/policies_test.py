@@ -56,7 +56,8 @@ def test_cutout_has_the_given_size_and_a_uniformly_distributed_position():
     results = apply(operators.random_cutout, PHOTO, count=4000, fraction=0.25)
     is_changed = np.abs(results - PHOTO / 255).max(-1) > 1e-6
     assert (results[is_changed] == 0.5).all()
-    assert is_changed.sum((1, 2)).max() <= 36 and (is_changed.sum((1, 2)) >= 6).all()  # at most 6x6 pixels
+    # The square has at most 6x6 pixels.
+    assert is_changed.sum((1, 2)).max() <= 36 and (is_changed.sum((1, 2)) >= 6).all()
     frequency = is_changed.mean(0)
     assert frequency.min() > 0 and frequency[8:-8, 8:-8].mean() == pytest.approx(36 / 576, rel=0.1)
 
@@ -112,7 +113,7 @@ def test_random_resized_crop_crops_all_images_and_flips_half_of_them():
 
 
 @pytest.mark.parametrize("second, is_drawn_high", [
-    ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),  # rotated by 270 degrees
+    ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),  # Images are rotated by 270 degrees.
     ("color", lambda one, both: both.mean((1, 2, 3)) > one.mean((1, 2, 3)))])
 def test_operators_in_a_branch_are_independent(second, is_drawn_high):
     """Tests that the crop's random flip is independent of the next operator's random numbers."""

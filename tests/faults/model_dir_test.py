@@ -127,7 +127,7 @@ def test_save_keeps_checkpoints_of_later_steps(tmp_path):
 
 def test_preview_replaces_a_link_but_not_its_target(run, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')  # from an earlier attempt
+    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')  # An earlier attempt wrote this file.
     (tmp_path / "photo.png").write_text("mine")
     (tmp_path / "run" / "views.png").symlink_to(tmp_path / "photo.png")
     run(train_steps=1)
@@ -589,7 +589,7 @@ def test_best_checkpoint_newer_than_the_latest_checkpoint_is_replaced(run, tmp_p
 def test_best_checkpoint_records_the_training_settings(run, tmp_path, accuracies):
     accuracies += [0.5]
     run(train_steps=3, weight_decay=1e-3)
-    run(mode="eval", train_steps=3, keep_best=True)  # with the default weight decay
+    run(mode="eval", train_steps=3, keep_best=True)  # This evaluation uses the default weight decay.
     flags = [run_directory.read_flags(str(tmp_path / "run" / subdirectory)) for subdirectory in ("", "best")]
     assert flags[0] == flags[1] and flags[1]["weight_decay"] == 1e-3
     assert len(weight_files.read_classes(str(tmp_path / "run" / "best"))[0]) == 10

@@ -63,7 +63,7 @@ def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
     path = logistic_regression.LogisticPath(inputs, labels)
     for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
         path.fit(l2_of_sum)
-        if number % 4 and number < 40:  # All of the smallest strengths are tested, since they need the most iterations.
+        if number % 4 and number < 40:  # Weak regularization needs the most iterations, so it is always tested.
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -164,7 +164,7 @@ def test_ties_select_the_strongest_regularization(feature_sets):
     for l2_of_sum in strengths:
         best, values = linear_evaluation.sweep(train, (inputs, predictions[l2_of_sum]), "top_1", strengths)
         assert values[l2_of_sum] == 1.0 and best == max(strength for strength in strengths if values[strength] == 1.0)
-    assert len({tuple(labels) for labels in predictions.values()}) == 4  # Each strength has different predictions.
+    assert len({tuple(labels) for labels in predictions.values()}) == 4  # The predictions differ between all strengths.
 
 
 # ---------------------------------------------------------------------------------------------------- linear evaluation
@@ -240,7 +240,7 @@ def test_user_errors_give_one_line_messages_and_create_no_directory(arguments, e
         run(f"--checkpoint={network}", f"--out={tmp_path / 'out'}", *arguments)
     message = capsys.readouterr().err
     assert error.value.code == 2 and expected in message and message.count("\n") == 1
-    assert not (tmp_path / "out").exists()  # The corrected command must be able to use this path.
+    assert not (tmp_path / "out").exists()  # After the error is fixed, the same path must be usable.
 
 
 def test_non_finite_features_are_rejected(network, tmp_path, monkeypatch, capsys):
@@ -490,7 +490,8 @@ def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     assert {finetune["optimizer"], finetune["momentum"], finetune["train_batch_size"], finetune["train_steps"]} == {
         "momentum", "0.9", "256", "30"}
     assert finetune["resnet_depth"] == "10" and finetune["image_size"] == "8"
-    assert float(finetune["batch_norm_decay"]) == 0.9  # 0.9 is the minimum; 1 - 10 / (1150 / 256) is negative.
+    # The formula 1 - 10 / (1150 / 256) gives a negative value, so the minimum of 0.9 is used.
+    assert float(finetune["batch_norm_decay"]) == 0.9
     settings = grid_search.trial_settings("finetune", tasks.TASKS["food101"], 75750, 0.1, 0.0, 20000)
     assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
     for call in (finetune, scratch, final):  # Check that run.py accepts these flags.
