@@ -70,7 +70,7 @@ class BatchNorm(keras.layers.Layer):
 
     def build(self, input_shape: tf.TensorShape) -> None:
         """Creates gamma, beta (with `center`), moving_mean and moving_variance, each [channels]."""
-        # With mixed precision, statistics and scale stay in float32.
+        # With mixed precision, the statistics and the scale remain in float32.
         add = functools.partial(self.add_weight, shape=input_shape[-1:], experimental_autocast=False)
         moving = functools.partial(add, trainable=False, synchronization=tf.VariableSynchronization.ON_READ,
                                    aggregation=tf.VariableAggregation.MEAN)

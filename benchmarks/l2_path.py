@@ -25,7 +25,7 @@ from transfer import linear_evaluation
 
 
 def default_features():
-    """Returns the activations [1437, 512] of a random layer for handwritten digits, and the labels."""
+    """Returns the activations [1437, 512] of a randomly initialized layer on handwritten digits, and the labels."""
     from sklearn import datasets, model_selection
 
     inputs, labels = datasets.load_digits(return_X_y=True)
@@ -71,7 +71,7 @@ def sklearn_fits(inputs, labels):
 
 
 def single_thread_sklearn_fits(inputs, labels):
-    """Yields the losses of scikit-learn's fits with SciPy's BLAS limited to one thread, as in our fits."""
+    """Yields the losses of scikit-learn's fits. SciPy's BLAS is limited to one thread, as it is in our fits."""
     with logistic_regression.scipy_blas_threads().limit(limits=1):
         yield from sklearn_fits(inputs, labels)
 

@@ -134,7 +134,8 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
       A `LoadResult`.
 
     Raises:
-      UserError: a required part does not match. The message lists the first differences and the matching flags.
+      UserError: a required part does not match. The message lists the first differences and the
+        flags of the checkpoint's network.
     """
     file = weight_files.open_weights(path, flag)
     variables = variables_by_key(model=model)

@@ -91,10 +91,12 @@ def _integer(text, valid_range):
 
 
 def _encoder_names(location, names, shapes):
-    """Returns a dict mapping checkpoint keys to names, and the number of missing tensors that `reader` computes.
+    """Returns a dict mapping checkpoint keys to names, and the number of tensors that are not in the file.
+
+    `reader` computes these tensors.
 
     Args:
-      location: flag and path with which error messages start.
+      location: flag and path, for error messages.
       names: the names of the encoder's tensors.
       shapes: dict mapping names to shapes.
     """

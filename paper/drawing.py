@@ -138,7 +138,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
         for draw in range(3):
             seeds = tf.constant([[draw, _SEED]], tf.int64)
             policy = policies.branch_policy(names, 1.0, "additive", flip=title != "crop, resize")
-            if len(names) == 1:  # A single operator is always applied, so that each image shows its effect.
+            if len(names) == 1:  # With only one operator, the probability is 1, so that each image shows its effect.
                 policy = data_util.Policy(operators=tuple(
                     dataclasses.replace(operator, probability=1.0) for operator in policy.operators))
             channels = data_util.apply_after_crop(data_util.to_channels(image[tf.newaxis]), policy, seeds)

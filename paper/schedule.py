@@ -80,7 +80,7 @@ def direct_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) 
 
 
 def runner_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) -> str:
-    """Returns a shell command that executes a run with `python -m paper.tables run`, and stores all its results."""
+    """Returns a shell command that executes a run with `python -m paper.tables run` and stores all of its results."""
     only = [f"--only={name_of(key)}" for key in (scheduled.key, *scheduled.identical)]
     flags = [f"--flags={shlex.join(config_lib.as_flags(extra))}"] if extra else []
     return shlex.join(["python", "-m", "paper.tables", "run", *only, f"--scale={scale}", f"--dir={base}", *flags])

@@ -63,7 +63,7 @@ class Study:
       small_only: runs that exist only at the small scale.
       cited: rows in the paper's tables for which there are no runs, such as those of other methods. Each row is a pair
         of a name and a dict mapping metrics to numbers or text.
-      averaged_over: plot columns. The report shows the mean and standard deviation over the values of these columns.
+      averaged_over: names of plot columns. The report shows the mean and standard deviation over their values.
       shown: result columns that the report shows even though the paper does not print these numbers.
       baseline: name of the run that the other runs are compared with, or a function that maps the name of a run to the
         name of its baseline run.
@@ -229,8 +229,8 @@ def _temperatures():
 def _heads():
     """Returns the runs for Figure 8: different projection heads and output dimensions.
 
-    At the paper's scale, a linear head evaluates h in one run and g(h) in another. At the small scale, logistic
-    regression evaluates both in the same run.
+    At the paper's scale, a linear classifier is trained on h in one run and on g(h) in another. At the small scale,
+    both are evaluated with logistic regression in the same run.
     """
     def columns(mode, size, representation):
         return dict(head=mode, dimension=size, representation=representation)

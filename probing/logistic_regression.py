@@ -128,7 +128,7 @@ class LogisticPath:
             yield self._inputs[self._rows[start:start + _BLOCK_ROWS]]
 
     def _prepare(self, rows):
-        """Returns the centered and scaled inputs of examples, with a last column of ones for the biases, as float64."""
+        """Returns centered and scaled inputs as float64, with an appended column of ones for the biases."""
         prepared = np.ones([len(rows), len(self._mean) + 1])
         np.subtract(self._inputs[rows], self._mean, out=prepared[:, :-1])
         prepared[:, :-1] /= self._scale

@@ -73,7 +73,7 @@ class Stopped(BaseException):
     is raised inside them.
 
     Attributes:
-      abandons_threads: whether to exit without waiting for the threads of libraries, such as download threads.
+      abandons_threads: whether to exit without waiting for library threads, such as download threads.
     """
 
     abandons_threads = False

@@ -355,7 +355,7 @@ def test_nan_weights_are_rejected_and_no_results_are_written(protocol, small_mod
     set_moving_means(small_model[1], 0.0)
 
 
-def test_a_failed_protocol_preserves_new_and_existing_results(small_model, tmp_path, monkeypatch):
+def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path, monkeypatch):
     config, source = small_model[0].replace(model_dir=str(tmp_path), eval_baselines=False), digits.digits_source()
 
     def fail(*_):

@@ -80,7 +80,7 @@ class GridSearch:
           source: `source.Source` of the task's data set.
           shared_settings: run.py settings that all trials share.
           out: output directory.
-          settings: all settings that affect the results, except learning rates and weight decays, for the digests.
+          settings: the settings in the digests: all that affect the results, except learning rates and weight decays.
           batch_size: images per step.
           extra_settings: additional run.py settings from the user.
 

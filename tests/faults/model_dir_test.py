@@ -51,7 +51,7 @@ def trained_runs(stem_only_resnet, tmp_path_factory):
 
 @pytest.fixture
 def trained(trained_runs, tmp_path):
-    """Returns a function that copies a run with a given number of steps to tmp_path/run, as if `run` had written it."""
+    """Returns a function that takes a number of steps, and copies a finished run of that length to tmp_path/run."""
     return lambda steps: shutil.copytree(trained_runs(steps), tmp_path / "run")
 
 
