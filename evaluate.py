@@ -129,7 +129,7 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
 
 
 def _head_names(config, source, file):
-    """Returns the linear head's class names in a `weight_files.WeightFile`, or None if no mapping is needed.
+    """Returns the class names recorded for a checkpoint's linear head, or None if they need not be matched.
 
     If the names differ from those of the data set, logs how they are matched. Raises `UserError` if they cannot be
     matched.

@@ -340,7 +340,7 @@ def _translate_errors(config):
         reason = first_line(error)
         # Check for a full disk and exhausted memory first, since both can also occur while data is read.
         if _is_full_disk(error):
-            raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free some space, and {again}."
+            raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free up some space, and {again}."
                             ) from error
         if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) or "OOM when allocating" in str(error):
             flag = "eval_batch_size" if config.mode == "eval" else "train_batch_size"

@@ -143,7 +143,7 @@ def _make_shift(channel):
 
 
 def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Computes each color's Sobel gradient magnitude, scaled so that a vertical edge from 0 to 1 yields 1."""
+    """Computes each channel's Sobel gradient magnitude, scaled so that a vertical edge from 0 to 1 yields 1."""
     def gradient_magnitude(channel):
         shift = _make_shift(channel)
         gradient_x = sum(weight * (shift(dy, 1) - shift(dy, -1)) for dy, weight in ((-1, 1), (0, 2), (1, 1)))

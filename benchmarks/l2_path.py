@@ -71,7 +71,7 @@ def sklearn_fits(inputs, labels):
 
 
 def single_thread_sklearn_fits(inputs, labels):
-    """Yields the losses of scikit-learn's fits. SciPy's BLAS is limited to one thread, as it is in our fits."""
+    """Yields the loss of each scikit-learn fit. SciPy's BLAS is limited to one thread, as in our implementation."""
     with logistic_regression.scipy_blas_threads().limit(limits=1):
         yield from sklearn_fits(inputs, labels)
 

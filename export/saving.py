@@ -275,7 +275,10 @@ def _export_and_prune(config, class_names, checkpoint_path, root, results, check
 
 
 def _remove_saved_model(directory):
-    """Deletes a SavedModel that this program wrote. If the directory has other content, keeps it and logs a message."""
+    """Deletes a SavedModel that this program wrote.
+
+    If the directory contains other files, logs a message and deletes nothing.
+    """
     if not tf.io.gfile.exists(directory):
         return
     reason = _foreign_content(directory)

@@ -132,7 +132,10 @@ class _ClosestPairs:
         self._parts, self._held = [], 0
 
     def add(self, block, first, second):
-        """Adds a block of similarities, float32 [n, m]. Element [i, j] is for the vectors first + i and second + j."""
+        """Adds a block of similarities, float32 [n, m].
+
+        Element [i, j] belongs to the vectors with the indices `first + i` and `second + j`.
+        """
         reaches = block >= self._threshold
         count = int(np.count_nonzero(reaches))
         self.count += count

@@ -361,7 +361,7 @@ def _grouped_bars(axis, series):
     """Plots groups of bars that show accuracies in percent.
 
     Args:
-      axis: matplotlib axis.
+      axis: Matplotlib `Axes`.
       series: nested dict: label -> number on the x-axis -> list of accuracies in [0, 1]. Each bar shows the mean of a
         list. If the list has more than one value, an error bar shows the sample standard deviation.
     """
@@ -465,10 +465,10 @@ _LABEL_POSITIONS = (
 
 
 def _label_points(axis, labels):
-    """Writes labels next to points, where possible without overlapping other points and labels.
+    """Writes labels next to points, avoiding overlaps with other points and labels where possible.
 
     Args:
-      axis: matplotlib axis with its final limits.
+      axis: Matplotlib `Axes` with its final limits.
       labels: list of (text, (x, y)).
     """
     canvas = axis.figure.canvas

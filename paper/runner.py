@@ -66,7 +66,7 @@ def _split_settings(run, extra):
 
 
 def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) -> list[str]:
-    """Returns the command for a run's probes on `checkpoint` as a list of arguments to the Python interpreter."""
+    """Returns the command that evaluates a run's probes on `checkpoint`, as arguments for the Python interpreter."""
     data_flags = config_lib.as_flags({
         name: getattr(config, name) for name in config_lib.settings_with("data_access")
         if getattr(config, name) != getattr(config_lib.Config, name)})

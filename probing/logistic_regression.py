@@ -263,7 +263,7 @@ def _softmax_loss(logits, columns):
 
 
 def _softmax_curvature(logits, columns):
-    """Returns, for each example, the mean diagonal entry of the Hessian with respect to the logits [n, classes]."""
+    """Returns, for each example, the mean of the diagonal of the loss's Hessian with respect to the logits."""
     from scipy import special
 
     del columns
@@ -283,7 +283,7 @@ def _binary_loss(logits, targets):
 
 
 def _binary_curvature(logits, targets):
-    """Returns, for each example, the mean diagonal entry of the Hessian with respect to the logits [n, classes]."""
+    """Returns, for each example, the mean of the diagonal of the loss's Hessian with respect to the logits."""
     from scipy import special
 
     return _variances(special.expit(logits) * (targets >= 0))

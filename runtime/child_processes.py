@@ -155,7 +155,7 @@ class Launcher:
 
 
 def _last_line(log, start):
-    """Returns the last line of a log, ignoring its first `start` bytes."""
+    """Returns the last line of a log file, ignoring the first `start` bytes of the file."""
     with open(log, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(start, end - _TAIL_BYTES))

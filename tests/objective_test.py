@@ -1,4 +1,4 @@
-"""Losses, compared with recorded values, a loop implementation of the paper's Algorithm 1, and other formulas."""
+"""Tests of the losses against recorded values, a loop implementation of Algorithm 1, and equivalent formulas."""
 
 import math
 

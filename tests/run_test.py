@@ -616,8 +616,8 @@ def missing_file():
     (too_few_examples_outside_of_an_iterator, "--dataset=digits: the data can no .*expected to contain 5 elements"),
     (tensor_that_is_too_large, r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size"),
     (out_of_memory_in_numpy, r"--train_batch_size=32: out of memory \(Unable to allocate"),
-    (full_disk_in_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
-    (full_disk_in_python, "--model_dir=run: a disk is full .*No space left on device.*Free some space"),
+    (full_disk_in_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free up some space"),
+    (full_disk_in_python, "--model_dir=run: a disk is full .*No space left on device.*Free up some space"),
     (missing_file, "--model_dir=run: a file can no longer be read or written")])
 def test_errors_during_a_run_become_one_line_messages_with_a_remedy(fail, words):
     with pytest.raises(UserError, match=words) as error, run_lib._translate_errors(Config(**TINY, model_dir="run")):

@@ -19,7 +19,7 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=1, proj_head_mode="l
 
 
 def draw(tmp_path, name, *arguments):
-    """Plots a figure, checks the files of the figure, and returns the rows of the CSV file."""
+    """Plots a figure, checks its output files, and returns the rows of the CSV file."""
     figures.main([name, *arguments, f"--out={tmp_path / 'out'}"])
     picture = tf.io.decode_png((tmp_path / "out" / f"{name}.png").read_bytes(), channels=1).numpy()
     assert min(picture.shape[:2]) > 150 and picture.std() > 10 and len(np.unique(picture)) > 20

@@ -163,7 +163,7 @@ def test_read_numbers_parses_numbers_and_omits_dashes():
     ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
     ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
     ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}), ("cifar10", "supervised", {"top-1": 95.1})])
-def test_paper_results_of_runs_match_hand_copied_values(study, run, numbers):
+def test_results_from_the_paper_match_hand_copied_values(study, run, numbers):
     assert studies.find_run((study, run)).paper == numbers
 
 

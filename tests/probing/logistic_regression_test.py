@@ -85,7 +85,7 @@ def test_lbfgs_accuracy_matches_scipy(sets):
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_fits_in_blocks_match_fits_in_memory(multi_label, sets, monkeypatch):
+def test_blockwise_fits_match_in_memory_fits(multi_label, sets, monkeypatch):
     (inputs, labels), (test_inputs, _) = sets
     labels = np.eye(3, dtype=np.int64)[labels] if multi_label else labels
     expected = logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)

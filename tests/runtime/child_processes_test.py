@@ -108,7 +108,7 @@ def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_signals_before_and_after_a_job_stop_the_launcher(tmp_path):
+def test_launcher_stops_on_signals_before_and_after_a_job(tmp_path):
     touch = job(tmp_path / "0", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "started"))
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     with signals.StopSignals(), pytest.raises(Stopped):

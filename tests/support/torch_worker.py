@@ -53,7 +53,7 @@ def card_code(card, title):
 
 
 def stock_network(name, library, path):
-    """Returns a library's network with random weights and statistics, and writes these to `path`."""
+    """Builds a torchvision or timm network with random weights and statistics, saves these, and returns it."""
     models = importlib.import_module(f"{library}.models")
     torch.manual_seed(0)
     network = getattr(models, name)()

@@ -253,7 +253,7 @@ def test_non_finite_features_are_rejected(network, tmp_path, monkeypatch, capsys
 
 
 def test_features_use_the_central_square_of_the_image(network, few_iterations, tmp_path, monkeypatch):
-    """Checks that the crop spans the whole shorter side (paper, B.8.1), unlike in other evaluations."""
+    """Checks that the crop spans the whole shorter side (paper, B.8.1), which is not the case in other evaluations."""
     random, images = np.random.default_rng(0), {}
     for split in ("train", "validation", "test"):
         for name in ("cat", "dog"):
