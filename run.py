@@ -340,8 +340,8 @@ def _translate_errors(config):
         reason = first_line(error)
         # Check for a full disk and exhausted memory first, since both can also occur while data is read.
         if _is_full_disk(error):
-            raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free up some space, and {again}."
-                            ) from error
+            raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free up some space, and "
+                            f"{again}.") from error
         if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) or "OOM when allocating" in str(error):
             flag = "eval_batch_size" if config.mode == "eval" else "train_batch_size"
             remedy = f"a smaller --{flag}" if config.mode == "eval" else f"--micro_batch_size, or a smaller --{flag}"

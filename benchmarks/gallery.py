@@ -71,7 +71,7 @@ def reset_peak():
 
 
 def measure_one(form, count):
-    """Returns the time, the memory and the number of pairs found in a search. Called in a child process."""
+    """Returns the run time and memory usage of a search, and the number of pairs found. Called in a child process."""
     function = {"blocked": blocked, "plain": plain}[form]
     function(clustered_vectors(256))  # Libraries allocate their buffers here, outside the measurement.
     vectors = clustered_vectors(int(count))

@@ -36,7 +36,7 @@ def default_features():
 
 
 def loss(scores, kernel, labels, l2_of_sum):
-    """Returns the mean cross-entropy plus the penalty l2_of_sum / (2 n) |kernel|^2."""
+    """Returns the mean cross-entropy of n examples plus the penalty l2_of_sum * |kernel|^2 / (2 * n)."""
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * np.sum(kernel**2) / len(labels)

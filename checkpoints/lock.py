@@ -110,7 +110,7 @@ class Lock:
             self._file.close()
 
     def check(self) -> None:
-        """Raises `UserError` if the directory was removed or replaced. Another process may then be training in it."""
+        """Raises `UserError` if the directory was removed or replaced, since another process may use the new one."""
         if self._file is None:
             return
         try:

@@ -33,9 +33,9 @@ def head_names(keys: list[str]) -> dict[str, dict[str, str]]:
       keys: checkpoint keys of a model.
 
     Returns:
-      A dict that maps `projection_head` and `linear_head` to dicts of names by key. The dict of a head that the model
-      does not have is empty. The names are layer0.linear.weight, layer0.bn.weight, ... for the projection head, and
-      weight and bias for the linear head.
+      A dict with the keys `projection_head` and `linear_head`. Each value is a dict that maps checkpoint keys to names,
+      and is empty if the model does not have that head. The names are layer0.linear.weight, layer0.bn.weight, ... for
+      the projection head, and weight and bias for the linear head.
     """
     names = {"projection_head": {}, "linear_head": {}}
     for key in keys:

@@ -36,7 +36,7 @@ _KEY = re.compile(
     r"(?:/(?:conv2d_fixed_padding|conv2d|conv2d_0|conv2d_1|batch_norm_relu|batch_norm_relu_1|bn|se_reduce|se_expand))*"
     r"|_projection_head/linear_layers/\d+/(?:dense|bn_relu/bn)|supervised_head/linear_layer/dense)"
     rf"/(?:{'|'.join(_VARIABLE_NAMES)})")
-_KEY_COMPONENT = re.compile(  # Path components of the keys that match `_KEY`.
+_KEY_COMPONENT = re.compile(  # For each key that matches `_KEY`, its path components.
     r"\d+|resnet_model|initial_conv_relu_max_pool|block_groups|layers|projection_layers|shortcut_layers|"
     r"conv_relu_dropblock_layers|conv2d_bn_layers|se_layer|se_reduce|se_expand|conv2d_fixed_padding|conv2d|conv2d_0|"
     r"conv2d_1|batch_norm_relu|batch_norm_relu_1|bn|bn_relu|_projection_head|linear_layers|dense|supervised_head|"

@@ -26,7 +26,7 @@ def _embed(arguments):
                                           arguments.image_size, arguments.projector)
     _log_unreadable(unreadable)
     if arguments.out is not None:
-        console.log(f"wrote {written} vectors to {arguments.out}")
+        console.log(f"wrote {written} vector{'s' * (written != 1)} to {arguments.out}")
     if arguments.projector is not None:
         console.log(f"wrote the projector files; show them with: tensorboard --logdir {arguments.projector}")
 
@@ -37,7 +37,7 @@ def _predict(arguments):
         written, unreadable = prediction.write_predictions(
             arguments.model, arguments.inputs, arguments.out, arguments.image_size)
         _log_unreadable(unreadable)
-        console.log(f"wrote {written} predictions to {arguments.out}")
+        console.log(f"wrote {written} prediction{'s' * (written != 1)} to {arguments.out}")
         return
     predictions, unreadable = prediction.predict(arguments.model, arguments.inputs, arguments.image_size)
     for path, classes in predictions.items():

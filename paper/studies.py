@@ -63,8 +63,8 @@ class Study:
       small_only: runs that exist only at the small scale.
       cited: rows in the paper's tables for which there are no runs, such as those of other methods. Each row is a pair
         of a name and a dict mapping metrics to numbers or text.
-      averaged_over: names of plot columns. The report shows the mean and standard deviation over their values.
-      shown: result columns that the report shows even though the paper does not print these numbers.
+      averaged_over: names of the plot columns to average over. The report shows means and standard deviations.
+      shown: result columns that the report includes even though the paper does not report them.
       baseline: name of the run that the other runs are compared with, or a function that maps the name of a run to the
         name of its baseline run.
     """

@@ -12,14 +12,14 @@ run starts from another run's weights, `run` executes that run first. Several pr
 `run` the same tables in the same --dir. Each process postpones the runs that other processes are executing.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those of stage 2 start
-from the weights of runs in stage 1. The output includes the runs of other tables that these runs start from. Identical
+from the weights of runs in stage 1. If runs start from runs of other tables, these are included. Identical
 runs are printed once. By default, the lines are the underlying commands (run.py, for example) with all flags. These
 commands do not store results for `report`. With --runner, each line is a `run` command that locks and executes one run,
 and stores its results for `report`. With --stage, only the lines of one stage are printed, for job arrays.
 docs/clusters.md explains how to execute the printed commands with Slurm and GNU parallel.
 
 Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft. `report` prints
-Markdown tables and writes report.md, report.html and one CSV file per table to the scale's sub-folder of --dir.
+Markdown tables and writes report.md, report.html and one CSV file per table to the folder --dir/SCALE.
 """
 
 from __future__ import annotations

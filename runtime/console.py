@@ -11,7 +11,7 @@ import sys
 
 import tqdm
 
-# Matches control characters except newlines, Unicode line separators, directional formatting characters, and
+# Matches control characters (except newlines), Unicode line separators, directional formatting characters, and
 # surrogates, which stand for bytes that are not valid UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
