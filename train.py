@@ -552,8 +552,8 @@ def _save(config, state, means, newest):
     """Writes a checkpoint, together with the other hosts, and returns the checkpoint's prefix.
 
     Raises:
-      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message states which earlier
-        checkpoint is the newest.
+      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names the newest
+        checkpoint that was written.
     """
     variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):

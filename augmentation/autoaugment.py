@@ -77,7 +77,7 @@ SUB_POLICIES_V0 = (
 
 @dataclasses.dataclass(frozen=True)
 class AutoAugmentPolicy:
-    """An AutoAugment policy: sub-policies, and the functions that map levels to amounts."""
+    """An AutoAugment policy: sub-policies, and the functions that map levels to magnitudes."""
 
     sub_policies: tuple
     amounts: dict[str, Callable[[float], float]]  # operators without an entry have no amount

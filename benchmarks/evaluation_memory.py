@@ -2,8 +2,9 @@
 
     python -m benchmarks.evaluation_memory [--evaluations=200]
 
-Evaluates ResNet-10 on digits at 8 pixels, with all protocols, baselines and projections. All checkpoints are links to
-the same file, so only the number of evaluations changes. Requires Linux, because memory usage is read from /proc.
+Evaluates ResNet-10 on digits, resized to 8 x 8 pixels, with all protocols, baselines and projections. All checkpoints
+are links to the same file, so only the number of evaluations changes. Requires Linux, because memory usage is read from
+/proc.
 """
 
 from __future__ import annotations

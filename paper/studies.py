@@ -558,7 +558,7 @@ def _small_transfers():
 
 
 def _named_rows(table, header):
-    """Returns a table's rows as pairs of the value in the column `header` and a dict of the other columns."""
+    """Returns a table's rows as pairs: the value in the column `header`, and a dict of the other columns."""
     return tuple((row[header], {title: value for title, value in row.items() if title != header})
                  for row in read_numbers(table))
 

@@ -92,7 +92,7 @@ class FolderSource(IndexedSource):
             yield name, slice(begin, end)
 
     def _row(self, split, boundary, is_percent):
-        """Returns the row at `boundary`, a number of images or a percentage. Negative boundaries count from the end."""
+        """Returns the row index for `boundary`: a number of images or a percentage, negative to count from the end."""
         if boundary is None:
             return None
         count = len(self._keys[split])

@@ -1,4 +1,4 @@
-"""Random operators and policies from the paper's studies: distributions, branches, AutoAugment and settings."""
+"""Random augmentation operators and policies: their distributions, separate branches, AutoAugment, and settings."""
 
 import zlib
 

@@ -1,4 +1,4 @@
-"""Checks that `python -m paper.tables` prints valid commands, and resumes, shares and reports runs."""
+"""Tests of `python -m paper.tables`: commands, resumed runs, runs shared by processes, and reports."""
 
 import csv
 import json

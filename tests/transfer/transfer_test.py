@@ -164,7 +164,7 @@ def test_ties_select_the_strongest_regularization(feature_sets):
     for l2_of_sum in strengths:
         best, values = linear_evaluation.sweep(train, (inputs, predictions[l2_of_sum]), "top_1", strengths)
         assert values[l2_of_sum] == 1.0 and best == max(strength for strength in strengths if values[strength] == 1.0)
-    assert len({tuple(labels) for labels in predictions.values()}) == 4  # The predictions differ between all strengths.
+    assert len({tuple(labels) for labels in predictions.values()}) == 4  # Each strength yields different predictions.
 
 
 # ---------------------------------------------------------------------------------------------------- linear evaluation
