@@ -419,6 +419,7 @@ class Evaluator:
                 results[f"{WEIGHTED_KNN}{suffix}"] = knn(
                     train_set, test_set, nearest_neighbors.WEIGHTED_NEIGHBORS,
                     nearest_neighbors.WEIGHTED_TEMPERATURE)["accuracy"]
+            del train_set, test_set  # Deletes the temporary files before the next features are computed.
         return results
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.probing_memory [logistic_regression | mlp | contrastive]
 
-- `logistic_regression`: `--eval_protocol=lbfgs` on 50,000 and 100,000 examples with 512 features and 100 classes. The
+- `logistic_regression`: `--eval_protocol=lbfgs` on 100,000 and 200,000 examples with 512 features and 20 classes. The
   baseline is scikit-learn's LogisticRegression with StandardScaler, on features in memory.
 - `mlp`: a probe of Table 3 on the same numbers of examples with 512 features and two classes, trained for one epoch.
   The baseline is scikit-learn's MLPClassifier with StandardScaler, on features in memory.
@@ -27,8 +27,8 @@ import numpy as np
 
 from benchmarks import measure
 
-_WIDTH, _CLASSES = 512, 100
-_SIZES = {"logistic_regression": (50_000, 100_000), "mlp": (50_000, 100_000), "contrastive": (128, 256, 512)}
+_WIDTH, _CLASSES = 512, 20
+_SIZES = {"logistic_regression": (100_000, 200_000), "mlp": (100_000, 200_000), "contrastive": (128, 256, 512)}
 _SAMPLING_SECONDS = 0.02
 
 

@@ -207,7 +207,7 @@ def _without_constant_columns(titles, texts):
     Returns the remaining table and a sentence that lists the removed columns, or "" if no column was removed.
     """
     constant = {index for index, column in enumerate(zip(*texts)) if len(texts) > 1 and len(set(column)) == 1}
-    sentence = "; ".join(f"{titles[index]} = {texts[0][index]}" for index in sorted(constant))
+    sentence = "; ".join(f"{titles[index]} = {_without_control(texts[0][index])}" for index in sorted(constant))
     table = [[text for index, text in enumerate(row) if index not in constant] for row in (titles, *texts)]
     return (table[0], table[1:]), f"These columns have the same value in all rows: {sentence}." if sentence else ""
 
@@ -223,7 +223,7 @@ def _results(name, rows, base, scale):
     above += ["Accuracies are given in %.", constant]
     if any(row["change"] for row in rows):
         above += [_meaning_of_change(rows)]
-    recipes = {run.small_recipe for run in study.runs_at(scale)}
+    recipes = {None if run.transfer or run.probes else run.small_recipe for run in study.runs_at(scale)}
     seeds_apply = scale == "small" and "change" in table[0] and recipes == {"study_small.cfg"}
     below = [_seeds_text(base, scale)] if seeds_apply else []
     return table, list(filter(None, above)), [*filter(None, below), *_correlation_texts(name, base, scale)]

@@ -353,7 +353,7 @@ def _read_done_with(settings, directory):
 
 def _refresh_cache(directory):
     """Lists a directory to refresh the NFS cache, which may hide files of other machines for up to a minute."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with contextlib.suppress(OSError):  # Reading the file reports errors that matter.
         os.listdir(directory)
 
 

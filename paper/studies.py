@@ -618,7 +618,7 @@ STUDIES = {
     "tuning": Study("Tuning of the other losses", "Appendix B.10", "the paper tunes these losses on hyper-parameter "
                     "grids; Table 4 shows the best runs", _tuning(), (
         "margin 0.0, rate 0.1", "margin 1.6, rate 0.1", "NT-Logistic, temperature 0.2, rate 0.1",
-        "NT-Logistic, temperature 1.0, rate 0.1", "margin 0.4, rate 0.1, semi-hard",
+        "NT-Logistic, temperature 1.0, rate 0.1", "margin 0.4, rate 0.1", "margin 0.4, rate 0.1, semi-hard",
         "margin 1.6, rate 0.1, semi-hard", "NT-Logistic, temperature 0.2, rate 0.1, semi-hard",
         "NT-Logistic, temperature 1.0, rate 0.1, semi-hard"), baseline=_replace(", semi-hard", "")),
     "temperature": Study(

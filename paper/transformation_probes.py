@@ -109,4 +109,5 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
         results[probe] = {"majority_baseline": max(probability for probability, _ in PROBES[probe]),
                           "h": mlp.mlp_accuracy((train_h, train_classes), (test_h, test_classes)),
                           "z": mlp.mlp_accuracy((train_z, train_classes), (test_z, test_classes))}
+        del train_h, train_z, test_h, test_z  # Deletes the temporary files before the next features are computed.
     return results

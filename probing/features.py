@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from runtime import console, progress
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 
 _LOGGED_BYTES = 10**9  # Temporary files of at least this size are logged.
 DIVERGED = "Use a checkpoint from before training diverged."  # remedy for NaN and Inf errors
@@ -51,10 +52,12 @@ def collect(compiled: Callable, dataset: Iterable, description: str = "features"
       vectors: float32 [examples, d], ordered by position, as a memory map (see `VectorFile`).
       labels: int64 [examples] or [examples, classes], in the same order.
     """
-    file, all_labels = VectorFile(), []
+    file, all_labels, last_position = VectorFile(), [], -1
     for batch in progress.track(dataset, None, description):
         vectors, labels, weights, positions = (tensor.numpy() for tensor in compiled(batch))
         order = np.argsort(positions)
+        assert positions[order[0]] > last_position, "positions must increase from batch to batch"
+        last_position = positions[order[-1]]
         has_label = (labels >= 0).reshape(len(labels), -1).any(1)
         labeled = order[(weights[order] > 0) & has_label[order]]
         file.append(vectors[labeled])
@@ -63,28 +66,44 @@ def collect(compiled: Callable, dataset: Iterable, description: str = "features"
 
 
 class VectorFile:
-    """Vectors in a temporary file, which is deleted when neither this object nor its memory map is in use."""
+    """Vectors in a temporary file, which is deleted when neither this object nor its memory map is in use.
+
+    All methods raise `UserError` if the directory for temporary files cannot be used or is full.
+    """
 
     def __init__(self):
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it is no longer referenced)
+        with _translate_errors():
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it is no longer referenced)
         self._shape = [0, 0]
 
     def append(self, vectors: np.ndarray) -> None:
         """Appends vectors, float32 [n, d]."""
         self._shape = [self._shape[0] + len(vectors), vectors.shape[1]]
-        self._file.write(np.ascontiguousarray(vectors, np.float32).tobytes())
+        with _translate_errors():
+            self._file.write(np.ascontiguousarray(vectors, np.float32).tobytes())
 
     def read(self, description: str) -> np.ndarray:
         """Returns all vectors, float32 [n, d], as a read-only memory map. Logs the size of large files."""
         size = 4 * math.prod(self._shape)
         if not size:  # Empty files cannot be memory-mapped.
             return np.zeros(self._shape, np.float32)
-        self._file.flush()
+        with _translate_errors():
+            self._file.flush()
         if size >= _LOGGED_BYTES:
             console.log(f"{description}: {self._shape[0]:,} vectors with {self._shape[1]:,} dimensions "
                         f"({size / 1e9:.1f} GB) in a temporary file in {tempfile.gettempdir()} (set TMPDIR to change "
                         "the directory)")
         return np.memmap(self._file, np.float32, "r", shape=tuple(self._shape))
+
+
+@contextlib.contextmanager
+def _translate_errors():
+    """Translates errors of temporary files into `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"TMPDIR={tempfile.gettempdir()}: features cannot be written to a temporary file "
+                        f"({first_line(error)}). Free up some space, or set TMPDIR to another directory.") from error
 
 
 def extract(strategy: tf.distribute.Strategy, function: Callable, dataset: Iterable,

@@ -24,7 +24,7 @@ from runtime import progress
 L2_PER_EXAMPLE_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # for standardized features
 _HELD_OUT_FRACTION = 0.2
 _BLOCK_ROWS = 4096  # number of examples processed at once
-_CACHED_BYTES = 2**30  # training sets up to this size are kept in memory as float64
+_CACHED_BYTES = 2**28  # training sets up to this size are kept in memory as float64
 PATH_ITERATIONS = 3000
 PATH_TOLERANCE = 1e-6  # stopping threshold: maximum norm of the preconditioned gradient of the mean loss
 PATH_LOSS_TOLERANCE = 1e-7  # stopping threshold: relative decrease of the mean loss per iteration

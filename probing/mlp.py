@@ -27,8 +27,11 @@ def mlp_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, n
     from sklearn import model_selection, neural_network, preprocessing  # Imported lazily, since only probes need it.
 
     vectors, classes = train
+    counts = np.unique(classes, return_counts=True)[1]
+    can_stratify = counts.min() > 1 and _VALIDATION_FRACTION * len(classes) >= len(counts)
     fit, validation = model_selection.train_test_split(
-        np.arange(len(classes)), test_size=_VALIDATION_FRACTION, stratify=classes, random_state=_SEED)
+        np.arange(len(classes)), test_size=_VALIDATION_FRACTION, stratify=classes if can_stratify else None,
+        random_state=_SEED)
     scaler = preprocessing.StandardScaler()
     for rows in _blocks(np.sort(fit)):
         scaler.partial_fit(vectors[rows])

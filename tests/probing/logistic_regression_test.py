@@ -1,5 +1,6 @@
 """Logistic regression and nearest neighbors, compared with independent implementations."""
 
+import errno
 import tracemalloc
 
 import numpy as np
@@ -157,3 +158,13 @@ def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():
     vectors, labels = extract()
     np.testing.assert_array_equal(vectors, np.repeat([[1.0], [2.0], [1.0]], 12, axis=1))
     np.testing.assert_array_equal(labels, [0, 1, 0])
+
+
+def test_full_disk_for_temporary_files_is_reported(monkeypatch):
+    class FullFile:
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(features.tempfile, "TemporaryFile", FullFile)
+    with pytest.raises(UserError, match=r"^TMPDIR=.*No space left on device\). Free up some space, or set TMPDIR"):
+        features.VectorFile().append(np.zeros([1, 2]))

@@ -3,6 +3,7 @@
 import tracemalloc
 
 import numpy as np
+import pytest
 
 from probing import features, mlp
 
@@ -34,3 +35,24 @@ def test_memory_of_the_mlp_does_not_grow_with_the_number_of_examples(monkeypatch
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 0.5 * vectors.nbytes
+
+
+@pytest.mark.parametrize("count", [5, 20, 30])
+def test_training_sets_with_few_examples_per_class_are_supported(count):
+    vectors, classes = np.random.default_rng(0).normal(size=(count, 3)), np.arange(count) % 4
+    assert 0 <= mlp.mlp_accuracy((vectors, classes), (vectors, classes)) <= 1
+
+
+def test_training_stops_without_gains_and_the_best_network_is_tested(monkeypatch):
+    """The scripted validation accuracies are best in the second of five epochs. Each epoch has 90 training examples."""
+    num_epochs_seen, scripted = [], [0.5, 0.9, 0.8, 0.9, 0.7]
+
+    def accuracy(network, *_):
+        num_epochs_seen.append(network.t_ // 90)
+        return scripted[len(num_epochs_seen) - 1] if len(num_epochs_seen) <= len(scripted) else 0.25
+
+    monkeypatch.setattr(mlp, "_accuracy", accuracy)
+    monkeypatch.setattr(mlp, "_PATIENCE", 3)
+    vectors, classes = np.random.default_rng(0).normal(size=(100, 3)), np.arange(100) % 2
+    assert mlp.mlp_accuracy((vectors, classes), (vectors, classes)) == 0.25
+    assert num_epochs_seen == [1, 2, 3, 4, 5, 2]
