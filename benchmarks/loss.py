@@ -3,8 +3,8 @@
     python -m benchmarks.loss
 
 Our implementation is `large_batch.blocked_nt_xent`. The baseline is `objective.add_contrastive_loss`, which keeps all
-similarities in memory. Both are timed alternately in one process. The memory of each implementation is the increase in
-peak memory, measured in a separate process. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about
+similarities in memory. They are timed alternately in one process. Memory use is measured as the increase in peak memory,
+in a separate process for each implementation. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about
 15 GB at 2N = 32,768. Prints one JSON line per case.
 """
 

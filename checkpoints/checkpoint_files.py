@@ -2,7 +2,7 @@
 
 The checkpoint of step N is complete if its directory contains `ckpt-N.index` and all files `ckpt-N.data-<i>-of-<n>`.
 TensorFlow writes the index last. Files are listed and deleted by exact name. This module also writes the `checkpoint`
-file, which TensorFlow's functions read, but never reads it.
+file for TensorFlow's functions, but never reads it itself.
 """
 
 from __future__ import annotations

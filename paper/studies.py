@@ -569,10 +569,10 @@ def _replace(pattern, replacement):
 
 
 def _baseline_of_batch(name):
-    """Returns the name of a run's baseline run.
+    """Returns the name of the baseline for a run.
 
-    Runs with linear scaling are compared with the same run with square-root scaling. Other runs are compared with the
-    run with batch size 512.
+    For linear scaling, the baseline is the corresponding run with square-root scaling. For other runs, it is the run
+    with batch size 512.
     """
     return name.replace("linear", "sqrt") if "linear" in name else re.sub(r"sqrt \d+", "sqrt 512", name)
 

@@ -130,7 +130,7 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
             '(study "seeds").') in lines
 
 
-def test_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g_of_h(tmp_path):
+def test_accuracy_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g_of_h(tmp_path):
     """Uses the paper's accuracies for rotation: 67.6 from h and 25.6 from g(h)."""
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
            probes=dict(rotation=dict(majority_baseline=0.25, h=0.3, z=0.4)))
