@@ -90,7 +90,7 @@ class TrainStep:
         return self.update(gradients, losses, metrics, self.linear_head_moments(endpoints))
 
     def network_input(self, views: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
-        """Returns the network's input for `views`, whose first row is row `first` of this replica's batch."""
+        """Returns the network's input for `views`. `first` is the row of the first view in this replica's batch."""
         views = tf.cast(views, keras.backend.floatx())
         if not self.config.uses_pretraining_augmentation:
             return views
@@ -264,7 +264,7 @@ class _StepsPerCall:
 
 
 def check_agreement(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if the settings, the data or the newest checkpoints of the hosts differ."""
+    """Raises `UserError` if the settings, the data or the newest checkpoints differ between hosts."""
     newest = checkpoint_files.latest_checkpoint(config.model_dir)
     may_differ = settings_with("per_host")
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ}

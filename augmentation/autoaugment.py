@@ -80,7 +80,7 @@ class AutoAugmentPolicy:
     """An AutoAugment policy: sub-policies, and the functions that map levels to magnitudes."""
 
     sub_policies: tuple
-    amounts: dict[str, Callable[[float], float]]  # operators without an entry have no amount
+    amounts: dict[str, Callable[[float], float]]  # operators without an entry have no magnitude
 
 
 # Operators whose amounts are negated with probability 0.5.

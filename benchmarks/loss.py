@@ -3,9 +3,9 @@
     python -m benchmarks.loss
 
 Our implementation is `large_batch.blocked_nt_xent`. The baseline is `objective.add_contrastive_loss`, which keeps all
-similarities in memory. They are timed alternately in one process. Memory use is measured as the increase in peak memory,
-in a separate process for each implementation. The baseline is skipped above `_LARGEST_PLAIN`, because it needs about
-15 GB at 2N = 32,768. Prints one JSON line per case.
+similarities in memory. They are timed alternately in one process. Memory use is measured as the increase in peak
+memory, in a separate process for each implementation. The baseline is skipped for 2N > `_LARGEST_PLAIN`, because it
+needs about 15 GB at 2N = 32,768. Prints one JSON line per case.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_computation(form, case, size):
 
 
 def measure_seconds(case, size):
-    """Returns a dict mapping implementations to seconds per call. Omits the baseline above `_LARGEST_PLAIN`."""
+    """Returns a dict mapping implementations to seconds per call. Omits the baseline for large sizes."""
     forms = [blocked, plain] if size <= _LARGEST_PLAIN else [blocked]
     rounds = min(max(2**15 // size, 5), 31)
     return measure.time_alternately({form.__name__: make_computation(form, case, size) for form in forms}, rounds)

@@ -1,4 +1,4 @@
-"""Files for the Embedding Projector of TensorBoard."""
+"""Files for TensorBoard's Embedding Projector."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
 def _finding(study, rows, scale):
     """Describes the paper's finding and the settings for our runs."""
     finding = study.finding[:1].upper() + study.finding[1:]
-    finding = f"Finding of the paper: {study.finding}" if study.runs else finding
+    finding = f"The paper's finding: {study.finding}" if study.runs else finding
     recipes = dict.fromkeys(run.small_recipe for run in study.runs_at(scale) if not run.transfer)
     if scale != "small" or not rows or not recipes:
         return f"{finding}."

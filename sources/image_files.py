@@ -124,7 +124,7 @@ def find_images(folder: str) -> list[str]:
 
 
 def load(path: tf.Tensor) -> tf.Tensor:
-    """Reads an image file, and converts the content if necessary (see `convert`). Can be called in a graph.
+    """Reads an image file, and converts the content if necessary (see `convert`). Can be used in graph mode.
 
     JPEG and PNG files without Exif data are not converted. For all other files, `convert` is called.
 
@@ -161,7 +161,7 @@ def convert(content: bytes) -> bytes:
             if image.format in ("JPEG", "MPO", "PNG") and not (has_exif and _orientation(image) in _TRANSPOSITIONS):
                 return content
             bitmap = io.BytesIO()
-            image.load()  # Some of Pillow's decoders rotate the image and then remove the orientation.
+            image.load()  # Some of Pillow's decoders rotate the image and then remove the orientation tag.
             method = _TRANSPOSITIONS.get(_orientation(image))
             image = to_rgb(image)
             (image if method is None else image.transpose(method)).save(bitmap, "BMP")

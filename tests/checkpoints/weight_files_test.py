@@ -236,7 +236,7 @@ def test_newest_saved_model_of_a_run_is_used(saved_models, tmp_path):
 
 @pytest.mark.parametrize("selector, rejected", [(1, True), (-1, True), (0, False), (-3, False)])
 def test_classifier_on_a_projection_layer_requires_the_projection_weights(selector, rejected, tmp_path):
-    """Checks that missing projection weights are an error if the classifier would use a randomly initialized layer."""
+    """Missing projection weights raise an error if the classifier would otherwise use a randomly initialized layer."""
     path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
                     train_mode="finetune", ft_proj_selector=selector)

@@ -321,7 +321,7 @@ def test_mismatched_or_incomplete_classifier_is_not_loaded(tmp_path):
     assert "not loaded: linear head (missing: " in " ".join(restoring.warm_start(model, path).lines)
 
 
-def test_evaluation_and_description_use_the_network_of_the_file(tmp_path, capsys):
+def test_evaluation_and_description_use_the_network_stored_in_the_file(tmp_path, capsys):
     path = str(tmp_path / "stock.safetensors")
     save_file(stock_tensors(10, stem=3), path)
     runs.run(tmp_path / "run", mode="eval", checkpoint=path, eval_protocol="knn", resnet_depth=10, stem="cifar")

@@ -321,7 +321,7 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
     assert "These columns have the same value in all rows: minutes = 0.0." in printed
     assert ("| run | paper, top-1 | logistic regression | change | change in the paper | same direction |\n"
             "| --- | --- | --- | --- | --- | --- |\n| 1/8 | 59.6 | 51.0 | -3.0 | -3.6 | yes |") in printed
-    assert ("### Random flips (Appendix A)\nFinding of the paper: flips help but are not essential. Not run. "
+    assert ("### Random flips (Appendix A)\nThe paper's finding: flips help but are not essential. Not run. "
             f"`python -m paper.tables run flip --scale=small --dir={tmp_path}` executes the runs.") in printed
     with open(tmp_path / "small" / "color.csv", newline="") as file:
         rows = list(csv.DictReader(file))
