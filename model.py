@@ -444,8 +444,8 @@ def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> 
 def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Tensor:
     """Returns the weight-decay term of the loss: weight_decay * sum of |v|^2 / 2 over variables v.
 
-    LARS itself applies weight decay to the encoder and the projection head, so the sum includes only the kernel of the linear head. With
-    other optimizers, the sum includes all trainable variables except those of batch norm.
+    LARS itself applies weight decay to the encoder and the projection head, so the sum includes only the kernel of the
+    linear head. With other optimizers, the sum includes all trainable variables except those of batch norm.
 
     Args:
       model: a built `Model`.

@@ -613,7 +613,8 @@ STUDIES = {
                   baseline="with"),
     "broader": Study("Broader augmentation", "Appendix B.2", "Sobel, equalize, solarize and motion blur help a little",
                      _broader(), ("simclr (1x)", "broader (1x)"), baseline=_replace("broader", "simclr")),
-    "losses": Study("Losses", "Table 4", "semi-hard negatives help the other losses, but NT-Xent is far better than all of them", _losses(),
+    "losses": Study("Losses", "Table 4", "semi-hard negatives help the other losses, but NT-Xent is far "
+                    "better than all of them", _losses(),
                     baseline="NT-Xent"),
     "tuning": Study("Tuning of the other losses", "Appendix B.10", "the paper tunes these losses on hyper-parameter "
                     "grids; Table 4 shows the best runs", _tuning(), (
