@@ -15,7 +15,7 @@ import objective
 from runtime import replicas
 
 MATRIX_BYTES = 64 * 2**20  # Use blocks if a replica's similarities [2n, 2N] exceed this size.
-# Memory for the similarities of one block. Doubling it would save 1 to 4 % of the time (measured on 2 cores).
+# Memory for the similarities of one block. Doubling it would reduce the time by 1 to 4 % (measured on 2 cores).
 _BLOCK_BYTES = 16 * 2**20
 # Smaller blocks are inefficient, because each block updates the gradient of all 2N projections.
 _MIN_BLOCK_ROWS = 256

@@ -209,7 +209,8 @@ def _without_constant_columns(titles, texts):
     constant = {index for index, column in enumerate(zip(*texts)) if len(texts) > 1 and len(set(column)) == 1}
     sentence = "; ".join(f"{titles[index]} = {_without_control(texts[0][index])}" for index in sorted(constant))
     table = [[text for index, text in enumerate(row) if index not in constant] for row in (titles, *texts)]
-    return (table[0], table[1:]), f"These columns have the same value in all rows: {sentence}." if sentence else ""
+    sentence = f"Columns with the same value in all rows are omitted: {sentence}." if sentence else ""
+    return (table[0], table[1:]), sentence
 
 
 def _results(name, rows, base, scale):

@@ -16,9 +16,9 @@ _BLOCK_ROWS = 10_000  # number of examples in memory; a multiple of the MLP's ba
 
 
 def mlp_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> float:
-    """Returns the test accuracy of an MLP with one hidden layer, trained by Adam with early stopping.
+    """Returns the test accuracy of an MLP with one hidden layer, trained with Adam and early stopping.
 
-    Only one block of examples at a time is in memory, apart from memory maps.
+    Features may be memory maps, which are read in blocks.
 
     Args:
       train: (features [n, d], classes [n]).

@@ -18,7 +18,7 @@ from runtime import console
 
 @contextlib.contextmanager
 def loading_tensorflow() -> Iterator[None]:
-    """Returns a context manager for importing TensorFlow that shows native error output only if the body fails.
+    """Returns a context manager for importing TensorFlow, whose messages on stderr are shown only if the import fails.
 
     Without a temporary directory, as in a read-only container, the output is shown immediately.
     """

@@ -1,4 +1,4 @@
-"""Grid search over learning rates and weight decays for fine-tuning or training from random weights (paper, B.8.1)."""
+"""Grid search over learning rates and weight decays for fine-tuning or training from scratch (paper, B.8.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures: images that are not blank, CSV files with the plotted data, and errors for invalid input."""
+"""Tests that figures are not blank, that their data is written to CSV files, and that invalid input is rejected."""
 
 import csv
 import statistics

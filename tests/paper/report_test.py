@@ -142,7 +142,7 @@ def test_accuracy_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g
 def test_constant_columns_are_described_in_a_sentence(tmp_path):
     finish_color_runs(tmp_path, {"1/8": 0.40, "1": 0.44})
     lines = report.markdown("color", report.rows_of("color", str(tmp_path), "small"), str(tmp_path), "small")
-    assert "These columns have the same value in all rows: minutes = 1.5." in lines[1]
+    assert "Columns with the same value in all rows are omitted: minutes = 1.5." in lines[1]
     assert not any("minutes" in line for line in lines[2:])
 
 

@@ -213,7 +213,7 @@ def numbers_in(paper, pattern):
     return [set(map(float, re.findall(r"[\d.]+", text))) for text in re.search(pattern, paper).groups()]
 
 
-def test_projections_are_evaluated_with_a_linear_head_at_the_paper_scale():
+def test_linear_heads_evaluate_projections_at_the_papers_scale():
     configs = configs_of("heads")
     assert len(configs) == 1 + 2 * 2 * 7
     assert all(config.eval_protocol == "linear_head" and not config.eval_projections for config in configs)

@@ -318,7 +318,7 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
     tables.main(["report", "color", "flip", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     assert "### Strength of color distortion, contrastive (Table 1)" in printed
-    assert "These columns have the same value in all rows: minutes = 0.0." in printed
+    assert "Columns with the same value in all rows are omitted: minutes = 0.0." in printed
     assert ("| run | paper, top-1 | logistic regression | change | change in the paper | same direction |\n"
             "| --- | --- | --- | --- | --- | --- |\n| 1/8 | 59.6 | 51.0 | -3.0 | -3.6 | yes |") in printed
     assert ("### Random flips (Appendix A)\nThe paper's finding: flips help but are not essential. Not run. "
@@ -520,7 +520,7 @@ def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls,
     for count, (*program, arguments) in enumerate(([*command[:3], command[3:]] for command in commands), 1):
         assert program == ["python", "-m", "paper.tables"]
         tables.main(arguments)
-        assert len(calls) == count  # Each line executes one run.
+        assert len(calls) == count  # Each line is the command for one run.
     assert len(commands) == 12 and all("--data_dir=a b" in call for call in calls)
     assert all(runner.read_done(runner.directory_of(tmp_path, "small", name, run))
                for name in ("color", "flip", "few_labels") for run in studies.STUDIES[name].runs_at("small"))

@@ -281,7 +281,7 @@ def assert_same_checkpoint(one, two, step):
 
 
 @pytest.mark.slow
-def test_training_resuming_and_evaluation_on_two_hosts_match_one_host(tmp_path, float64):
+def test_two_hosts_match_one_host_in_training_evaluation_and_resumption(tmp_path, float64):
     one, two, elsewhere = (tmp_path / name for name in ("one", "two", "elsewhere"))
     host_worker.run({**SETTINGS, "model_dir": str(one)})
     run_hosts([two, elsewhere], SETTINGS)

@@ -1,4 +1,4 @@
-"""Recorded (golden) values, and weights computed from checkpoint keys."""
+"""Recorded (golden) values, and deterministic weights that are generated from the checkpoint keys."""
 
 import json
 import zlib

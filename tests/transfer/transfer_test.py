@@ -201,7 +201,7 @@ def test_linear_evaluation_saves_features_and_predictions(network, few_iteration
         saved = np.load(out / f"features_{name}.npz")
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         feature_sets[name] = saved["vectors"], saved["labels"]
-    assert results["metric"] == "top_1" and results["test"] > 0.15  # Even random features exceed chance level.
+    assert results["metric"] == "top_1" and results["test"] > 0.15  # Even random features are better than chance.
     predictions = np.load(out / "predictions.npz")
     expected, scores = linear_evaluation.linear(*feature_sets.values(), "top_1")
     np.testing.assert_array_equal(predictions["logits"], scores)
