@@ -109,6 +109,11 @@ class Lock:
         if self._file is not None:
             self._file.close()
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """File descriptors that hold the lock. A child process that inherits them holds the lock until it ends, too."""
+        return () if self._file is None else (self._file.fileno(),)
+
     def check(self) -> None:
         """Raises `UserError` if the directory was removed or replaced, since another process may use the new one."""
         if self._file is None:

@@ -269,14 +269,14 @@ class Runner:
         if done is not None:
             return done
         os.makedirs(directory, exist_ok=True)
-        with self._lock(study, run, settings):
+        with self._lock(study, run, settings) as lock:
             _refresh_cache(directory)
             # Another process may have finished the run before this process locked it.
             done = _read_done_with(settings, directory)
             if done is None:
                 identical = self._find_finished(settings)
                 if identical is None:
-                    done = dict(self._run_new(run, directory), settings=settings, same_as=None)
+                    done = dict(self._run_new(run, directory, lock), settings=settings, same_as=None)
                 else:
                     done = {**read_done(identical), "same_as": os.path.relpath(identical, self._base)}
                 done = dict(done, arguments=_all_arguments(run, self._scale, self._extra))
@@ -305,7 +305,7 @@ class Runner:
                     return directory
         return None
 
-    def _run_new(self, run, directory):
+    def _run_new(self, run, directory, lock):
         start = run.starts_from and self.run(run.starts_from[0], studies.find_run(run.starts_from))
         if start and start["diverged"]:
             return dict(results={}, probes={}, diverged=True, hardware=hardware(), seconds=0.0, commits=[commit()])
@@ -313,17 +313,17 @@ class Runner:
         weights = start and self._directory_of_weights(run.starts_from, start["same_as"])
         with _recording_time(directory) as record:
             try:
-                done = self._execute(run, directory, weights)
+                done = self._execute(run, directory, weights, lock)
             except JobFailed as error:
                 if error.job_status != TrainingDiverged.status:
                     raise
                 done = dict(results={}, probes={}, diverged=True)  # A retry would diverge too, so store the result.
         return {"hardware": hardware(), **done, **record}
 
-    def _execute(self, run, directory, weights):
-        """Executes the programs of a run and returns their results."""
+    def _execute(self, run, directory, weights, lock):
+        """Executes the programs of a run and returns their results. The programs inherit the lock of the run."""
         for run_command in commands(run, self._scale, directory, weights, self._extra):
-            _call(run_command, directory)
+            _call(run_command, directory, lock.descriptors)
         done = dict(results=_read_results(directory, "result.json"), probes={}, diverged=False)
         if not run.transfer:
             done["million_parameters"] = count_parameters(directory) / 1e6
@@ -390,10 +390,13 @@ def _read_results(directory, name):
     return results
 
 
-def _call(arguments, directory):
-    """Runs Python in the project directory with the given arguments. Output is written to run.log in `directory`."""
+def _call(arguments, directory, inherited=()):
+    """Runs Python in the project directory with the given arguments. Output is written to run.log in `directory`.
+
+    The program inherits the file descriptors `inherited`.
+    """
     with child_processes.Launcher() as launcher:
-        launcher.run(child_processes.Job((sys.executable, *arguments), directory, _ROOT))
+        launcher.run(child_processes.Job((sys.executable, *arguments), directory, _ROOT, inherited))
 
 
 def count_parameters(directory: str) -> int:

@@ -30,11 +30,13 @@ class Job:
       command: the program and its arguments.
       directory: directory of run.log, to which the output of the command is appended.
       cwd: working directory of the command, or None for the working directory of this process.
+      inherited: file descriptors that the command inherits.
     """
 
     command: tuple[str, ...]
     directory: str
     cwd: str | None = None
+    inherited: tuple[int, ...] = ()
 
 
 class Launcher:
@@ -109,7 +111,7 @@ class Launcher:
             if self._stopped:
                 raise Stopped(_STOPPED_BETWEEN_JOBS)
             process = subprocess.Popen(job.command, cwd=job.cwd, stdout=file, stderr=subprocess.STDOUT,
-                                       env={**os.environ, **variables})
+                                       env={**os.environ, **variables}, pass_fds=job.inherited)
             self._running.add(process)
         try:
             if self._stopped:  # The signal arrived while the process was starting.

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import config as config_lib
 import model as model_lib
-from checkpoints.lock import Lock
+from checkpoints.lock import InUse, Lock
 from config import Config
 from paper import figures, runner, schedule, studies, tables
 from runtime import signals
@@ -56,7 +56,7 @@ def calls(monkeypatch):
     """Records commands in the returned list and writes fake results instead of executing the commands."""
     commands = []
 
-    def call(command, directory):
+    def call(command, directory, _):
         commands.append(command)
         directory = pathlib.Path(directory)
         if "paper.probes" in command:
@@ -174,8 +174,8 @@ def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsy
 def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, tmp_path, capsys, monkeypatch):
     call = runner._call
 
-    def diverging(command, directory):
-        call(command, directory)
+    def diverging(command, directory, descriptors):
+        call(command, directory, descriptors)
         if "--width_multiplier=2" in command:
             raise JobFailed(f"{directory}: the run exited with status 3", TrainingDiverged.status)
 
@@ -190,7 +190,7 @@ def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, tmp
 
 @pytest.mark.parametrize("status", [-9, 1, 2])
 def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, monkeypatch, capsys):
-    def failing(command, directory):
+    def failing(command, directory, _):
         raise JobFailed(f"{directory}: the run failed (training diverged at step 3)", status)
 
     monkeypatch.setattr(runner, "_call", failing)
@@ -204,8 +204,8 @@ def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, m
     *hostile.HOSTILE.values(), b'{"eval/lbfgs_top_1_accuracy": NaN}', b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
     b'{"eval/lbfgs_top_1_accuracy": null}', b'{"eval/lbfgs_top_1_accuracy": 1e999}'])
 def test_corrupt_or_non_finite_results_cause_errors(content, calls, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "_call", lambda command, directory: pathlib.Path(directory, "result.json").write_bytes(
-        content))
+    monkeypatch.setattr(runner, "_call", lambda command, directory, _: pathlib.Path(
+        directory, "result.json").write_bytes(content))
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "flip", f"--dir={tmp_path}"])
     message = capsys.readouterr().err
@@ -404,7 +404,7 @@ from paper import runner, tables
 
 directory, name, *arguments = sys.argv[1:]
 
-def call(command, run_directory):
+def call(command, run_directory, _):
     start = next((argument.split("=")[1] for argument in command if argument.startswith("--checkpoint=")), None)
     start_is_finished = start is None or os.path.exists(start + "/done.json")
     settings = [argument for argument in command if not argument.startswith("--model_dir=")]
@@ -465,6 +465,28 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(calls, t
     assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
     assert [line.split(" (")[0] for line in lines[1:]] == [
         "1/2  flip, without: 0.5100", "waiting for other processes; postponed runs: 1", "2/2  flip, with: 0.5200"]
+
+
+def test_programs_of_a_killed_process_keep_the_lock_of_their_run(tmp_path):
+    code = f"""
+from checkpoints.lock import InUse, Lock
+from paper import runner
+with Lock({str(tmp_path)!r}, "--dir", "run.lock") as lock:
+    runner._call(["-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"], {str(tmp_path)!r},
+                 lock.descriptors)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        log = tmp_path / "run.log"
+        while not log.exists() or not log.read_text().endswith("\n"):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    program = int(log.read_text())
+    with pytest.raises(InUse, match="--dir=.*: the directory is in use by process"):
+        Lock(str(tmp_path), "--dir", "run.lock")
+    os.kill(program, signal.SIGKILL)
+    with Lock(str(tmp_path), "--dir", "run.lock", wait=True) as lock:
+        assert lock.descriptors
 
 
 def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch, capsys):
