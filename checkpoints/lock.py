@@ -102,7 +102,7 @@ class Lock:
     def __enter__(self) -> Lock:
         if self._file is None and self._name != EXPORT:
             console.log(f"warning: {self._flag}={self._directory}: the file system does not support locks. Do not "
-                        "start a second run in this directory")
+                        "start a second run in this directory.")
         return self
 
     def __exit__(self, *_: object) -> None:

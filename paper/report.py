@@ -125,7 +125,7 @@ def _add_changes(study, rows):
         ours, paper = row.pop("_probe_changes") or (
             (_change(row["_plotted"], baseline["_plotted"], 100), _change(row["_paper"], baseline["_paper"], 1))
             if baseline else (None, None))
-        agrees = {True: "yes", False: "no"}[ours * paper > 0] if ours is not None and paper else None
+        agrees = None if ours is None or not paper else "yes" if ours * paper > 0 else "no"
         row |= {"_change": ours, "_paper_change": paper, "baseline": None if baseline is None else baseline["run"],
                 "change": _signed(ours), "change in the paper": _signed(paper), "same direction": agrees}
 
