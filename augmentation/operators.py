@@ -108,7 +108,7 @@ def rotate(channels: list[tf.Tensor], degrees: tf.Tensor, fill: float = 0.5) -> 
 
 
 def _matrices(amounts, **entries):
-    """Returns matrices [n, 6] for `affine` from entries a to f, each [n]. The default is the identity matrix."""
+    """Returns matrices [n, 6] for `affine`, built from entries of shape [n]. The default is the identity matrix."""
     return tf.stack([entries.get(name, tf.fill(tf.shape(amounts), float(name in "ae"))) for name in "abcdef"], 1)
 
 

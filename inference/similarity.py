@@ -39,7 +39,7 @@ class Neighbors:
 def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns the vectors [n, d] divided by their Euclidean norms, as float32. Zero vectors do not change."""
     vectors = np.array(vectors, np.float32)
-    # Without the division by the largest element, the squares of very large or small elements over- or underflow.
+    # Without the division by the largest element, the squares of very large or small elements overflow or underflow.
     largest = np.maximum(vectors.max(1, keepdims=True), -vectors.min(1, keepdims=True))
     vectors /= np.where(largest > 0, largest, 1)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -411,7 +411,7 @@ def _few_labels(starts, columns):
 
 
 def _widths_after(study, name=lambda width: _network(width)):
-    """Returns the argument `starts` of `_few_labels` for the ResNet-50 runs of a study, with three widths."""
+    """Returns the argument `starts` of `_few_labels` for the ResNet-50 runs of a study at three widths."""
     return [(_network(width), (study, name(width)), dict(width_multiplier=width)) for width in _WIDTHS]
 
 
@@ -564,7 +564,7 @@ def _named_rows(table, header):
 
 
 def _replace(pattern, replacement):
-    """Returns a function that maps a run's name to its baseline's name by replacing a regular expression."""
+    """Returns a function that maps a run's name to its baseline's name with a regular-expression substitution."""
     return lambda name: re.sub(pattern, replacement, name)
 
 

@@ -636,7 +636,7 @@ def test_unknown_data_sets_and_splits_are_rejected():
 
 
 @pytest.mark.parametrize("split, count", [("train[:1438]", 1437), ("test[-361:]", 360)])
-def test_error_for_a_slice_longer_than_the_split_contains_the_split_size(split, count, tmp_path):
+def test_slice_longer_than_the_split_raises_an_error_with_the_split_size(split, count, tmp_path):
     with pytest.raises(UserError, match=rf"the slice is longer than the split, which has {count} examples"):
         datasets.check_split(digits.digits_source(), "train_split", split)
 
