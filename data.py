@@ -137,7 +137,7 @@ def _with_seed(seed, references):
 
 def build_train_dataset(config: Config, source: Source, seed: int, batch_size: int, start_step: int = 0,
                         input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-    """Returns the infinite training dataset for one input pipeline.
+    """Returns the infinite training `tf.data.Dataset` for one input pipeline.
 
     The shuffle buffer holds up to `config.shuffle_buffer_mb` MB of encoded examples; for image folders and `digits`, it
     holds only a permutation of indices (8 bytes per example). With `config.cache_dataset`, all encoded examples are

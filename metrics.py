@@ -102,7 +102,7 @@ def mean_per_class_accuracy(hits: np.ndarray, labels: np.ndarray) -> float:
 def average_precision_11(relevant: np.ndarray, scores: np.ndarray) -> float:
     """Returns the 11-point average precision of PASCAL VOC 2007 (Everingham et al. 2010, 4.2).
 
-    This is the mean, over recall levels 0, 0.1, ..., 1, of the highest precision at this recall or above.
+    This is the mean, over the recall levels r = 0, 0.1, ..., 1, of the highest precision at recall r or above.
 
     Args:
       relevant: bool [n], with at least one True.

@@ -59,7 +59,7 @@ class Progress:
         return self._timed_steps * self._batch_size / self._seconds if self._seconds else 0.0
 
     def update(self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True) -> None:
-        """Updates the display after `step` has been reached, `seconds` seconds after the previous update.
+        """Displays `step` as the current step. `seconds` is the time since the previous update.
 
         If `seconds` includes tracing or compilation, pass `timed=False` to exclude it from the throughput.
         """
