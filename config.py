@@ -223,8 +223,8 @@ class Config:
         1.0,
         "Fraction of the labeled training examples to use for fine-tuning, supervised training, lbfgs and knn. The "
         "same number of examples is drawn from each class, but a class with fewer examples contributes all of them "
-        "(paper, section 6). TFDS splits are read once at the start, and the selected examples are kept in memory in "
-        "encoded form.",
+        "(paper, section 6). Pretraining itself uses all images. TFDS splits are read once to select the examples, "
+        "which are kept in memory in encoded form.",
         above=0, maximum=1, identity=True,
     )
     label_seed: int = setting(0, "Seed for selecting examples with --label_fraction.", minimum=0, identity=True)
@@ -694,9 +694,11 @@ def _check_combinations(config):
     if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
         raise _error(config, "fine_tune_after_block", "this flag is only valid with --train_mode=finetune. Remove "
                      "it.")
-    if config.pretraining and config.label_fraction < 1 and config.mode != "eval":
-        raise _error(config, "label_fraction", "pretraining does not use labels. Use this flag only with --mode=eval, "
-                     "or pretrain on fewer images with a slice such as --train_split='train[:10%]'.")
+    if config.pretraining and config.label_fraction < 1 and config.mode != "eval" and not (
+            config.mode == "train_then_eval" and {"lbfgs", "knn"} & set(config.eval_protocols)):
+        raise _error(config, "label_fraction", "pretraining does not use labels. Use this flag only with "
+                     "--mode=train_then_eval and lbfgs or knn in --eval_protocol, or pretrain on fewer images with a "
+                     "slice such as --train_split='train[:10%]'.")
     if config.train_mode == "supervised" and config.checkpoint and config.mode != "eval":
         raise _error(config, "checkpoint", "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
                      "--train_mode=finetune.")

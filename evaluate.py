@@ -64,7 +64,7 @@ def protocols(config: Config, source: Source) -> list[str]:
 def config_during_training(config: Config, source: Source) -> Config:
     """Returns the settings for evaluations during training.
 
-    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`.
+    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. They use all labels.
     """
     has_labels = source.num_classes is not None and all(
         _has_labels(source, split) for split in (config.train_split, config.eval_split))
@@ -72,7 +72,7 @@ def config_during_training(config: Config, source: Source) -> Config:
     names += ["knn"] if has_labels and not source.multi_label else []
     names += ["contrastive"] if config.pretraining and not names else []
     return config.replace(eval_protocol=",".join(names), eval_baselines=False, eval_projections=False,
-                          save_predictions=False)
+                          save_predictions=False, label_fraction=1.0, label_seed=0)
 
 
 def _has_labels(source, split):
@@ -260,7 +260,7 @@ class Evaluator:
         try:
             for protocol in self._protocols(complete):
                 if self._is_chief and protocol.__name__ in _PHASES:
-                    console.log(f"evaluating step {step}: {_PHASES[protocol.__name__]}")
+                    console.log(f"evaluating step {step}: {_PHASES[protocol.__name__]}{self._describe_labels(protocol)}")
                 protocol_results = protocol(step)
                 for key, value in protocol_results.items():
                     if not np.isfinite(value):
@@ -283,6 +283,12 @@ class Evaluator:
                      self.contrastive: "contrastive" in names,
                      self.probe_frozen_encoder: bool({"lbfgs", "knn"} & set(names))}
         return [method for method, is_selected in selection.items() if is_selected]
+
+    def _describe_labels(self, protocol):
+        """Returns the number of labels if `protocol` uses fewer labels than the training split has, or ""."""
+        if protocol != self.probe_frozen_encoder or self._config.label_fraction == 1:
+            return ""
+        return f", {self._source.num_examples(self._config.train_split):,} labels"
 
     def _write(self, step, results):
         self._check()

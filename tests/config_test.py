@@ -139,6 +139,8 @@ def test_parsed_flags_are_converted_to_a_config():
     (dict(gallery=True, dataset="digits", mode="train_then_eval"), "gallery"),
     (dict(train_mode="finetune", eval_protocol="contrastive"), "eval_protocol"),
     (dict(label_fraction=0.5), "label_fraction"), (dict(label_seed=3), "label_seed"),
+    (dict(label_fraction=0.5, mode="train_then_eval"), "label_fraction"),
+    (dict(label_fraction=0.5, eval_protocol="knn", mode="train"), "label_fraction"),
     (dict(train_mode="supervised", ft_proj_selector=1), "ft_proj_selector"),
     (dict(linear_head_learning_rate=0.1, optimizer="adam"), "linear_head_learning_rate"),
     (dict(linear_head_learning_rate=0.1, train_mode="finetune"), "linear_head_learning_rate"),

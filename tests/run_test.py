@@ -464,6 +464,28 @@ def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path, caps
     assert "linear head, top-1" in capsys.readouterr().out
 
 
+def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_path, capsys):
+    settings = dict(mode="train_then_eval", train_steps=2, eval_protocol="lbfgs,knn")
+    run(tmp_path / "all", **settings)
+    run(tmp_path / "few", **settings, label_fraction=0.5, label_seed=3)
+    output = capsys.readouterr().out
+    assert "evaluating step 2: frozen encoder\n" in output and "evaluating step 2: frozen encoder, 32 labels" in output
+    with_all, with_few = weights(tmp_path / "all", 2), weights(tmp_path / "few", 2)
+    for key, value in with_all.items():
+        np.testing.assert_array_equal(with_few[key], value)
+    # A separate evaluation with the same fraction of the labels gives the same results.
+    run(tmp_path / "separate", **{**settings, "mode": "eval"}, checkpoint=str(tmp_path / "all"), label_fraction=0.5,
+        label_seed=3)
+    results = {name: json.loads((tmp_path / name / "result.json").read_text()) for name in ("all", "few", "separate")}
+    assert results["few"] == pytest.approx(results["separate"]) and results["few"] != results["all"]
+
+
+def test_too_few_labels_for_the_evaluation_are_reported_before_pretraining(tmp_path):
+    with pytest.raises(UserError, match="--label_fraction=0.1: 6 examples are too few for 10 classes"):
+        run(tmp_path, mode="train_then_eval", eval_protocol="knn", label_fraction=0.1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tuning():
     for mode, blurred in (("supervised", True), ("finetune", False)):
         config = Config(**{**TINY, "image_size": 24}, train_mode=mode, optimizer="momentum")

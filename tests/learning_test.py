@@ -1,0 +1,78 @@
+"""Pretraining learns: short runs are compared with the untrained encoder, and with and without color distortion."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import evaluate
+from support.runs import run
+
+pytestmark = pytest.mark.slow
+SETTINGS = dict(
+    mode="train_then_eval", stem="imagenet", image_size=24, proj_out_dim=128, learning_rate=0.1,
+    learning_rate_scaling="sqrt", linear_head_learning_rate=0.1, temperature=0.2, eval_batch_size=256, seed=1)
+UNTRAINED = "/untrained_encoder"
+
+
+def read_results(directory):
+    return json.loads((directory / "result.json").read_text())
+
+
+def test_the_pretrained_encoder_reaches_the_documented_accuracy_on_digits(tmp_path):
+    """The settings are those of paper/recipes/digits.cfg with 15 instead of 50 epochs; see docs/parity.md."""
+    run(tmp_path, dataset="digits", resnet_depth=18, train_split="train", train_batch_size=256, num_proj_layers=3, train_epochs=15,
+        warmup_epochs=4, min_crop_area=0.3, random_flip=False, color_jitter_strength=1.0, eval_protocol="lbfgs,knn",
+        eval_baselines=True, **SETTINGS)
+    results = read_results(tmp_path)
+    for metric, documented in ((evaluate.LBFGS, 0.98), (evaluate.KNN, 0.94)):
+        assert results[metric] > results[metric + UNTRAINED] + 0.2
+        assert results[metric] == pytest.approx(documented, abs=0.02)
+
+
+# A data set in which the color identifies the image and the texture is the class. Both are visible in every crop.
+TEXTURES = {
+    "checks": lambda y, x: (x // 3 + y // 3) % 2,
+    "dots": lambda y, x: (x % 6 - 2.5)**2 + (y % 6 - 2.5)**2 < 6,
+    "horizontal": lambda y, x: y // 3 % 2,
+    "vertical": lambda y, x: x // 3 % 2,
+}
+
+
+def write_textures(folder, count, random):
+    """Writes `count` images [24, 24] per texture, in two random colors, with a random offset and some noise."""
+    for name, texture in TEXTURES.items():
+        directory = pathlib.Path(folder, name)
+        directory.mkdir(parents=True)
+        for index in range(count):
+            rows, columns = np.mgrid[:24, :24] + random.integers(0, 6, [2, 1, 1])
+            colors = random.integers(0, 256, [2, 3])
+            pixels = colors[np.int64(texture(rows, columns))] + random.normal(0, 8, [24, 24, 3])
+            Image.fromarray(np.uint8(np.clip(pixels, 0, 255))).save(directory / f"{index}.png")
+
+
+@pytest.fixture(scope="module")
+def textures(tmp_path_factory):
+    folder, random = tmp_path_factory.mktemp("textures"), np.random.default_rng(0)
+    write_textures(folder / "train", 256, random)
+    write_textures(folder / "test", 64, random)
+    return folder
+
+
+def test_color_distortion_prevents_the_color_shortcut(textures, tmp_path):
+    """The paper's finding on the composition of augmentations (section 3.1)."""
+    results = []
+    for strength in (0.0, 1.0):
+        directory = tmp_path / str(strength)
+        run(directory, dataset=f"folder:{textures}", resnet_depth=10, train_split="train", train_batch_size=128,
+            train_steps=100, warmup_epochs=1, color_jitter_strength=strength, use_blur=False,
+            eval_protocol="lbfgs,contrastive", eval_baselines=True, **SETTINGS)
+        results.append(read_results(directory))
+    with_crops_alone, with_color = results
+    # With crops alone, the colors suffice for the contrastive task, and the encoder loses the texture.
+    assert with_crops_alone["eval/contrast_acc"] > 0.9 > 0.3 > with_color["eval/contrast_acc"]
+    assert with_crops_alone[evaluate.LBFGS] < with_crops_alone[evaluate.LBFGS + UNTRAINED]
+    assert with_color[evaluate.LBFGS] > with_color[evaluate.LBFGS + UNTRAINED] + 0.2
+    assert with_color[evaluate.LBFGS] > with_crops_alone[evaluate.LBFGS] + 0.3
