@@ -23,9 +23,9 @@ def read_results(directory):
 
 def test_the_pretrained_encoder_reaches_the_documented_accuracy_on_digits(tmp_path):
     """The settings are those of paper/recipes/digits.cfg with 15 instead of 50 epochs; see docs/parity.md."""
-    run(tmp_path, dataset="digits", resnet_depth=18, train_split="train", train_batch_size=256, num_proj_layers=3, train_epochs=15,
-        warmup_epochs=4, min_crop_area=0.3, random_flip=False, color_jitter_strength=1.0, eval_protocol="lbfgs,knn",
-        eval_baselines=True, **SETTINGS)
+    run(tmp_path, dataset="digits", resnet_depth=18, num_proj_layers=3, train_split="train", train_batch_size=256,
+        train_epochs=15, warmup_epochs=4, min_crop_area=0.3, random_flip=False, color_jitter_strength=1.0,
+        eval_protocol="lbfgs,knn", eval_baselines=True, **SETTINGS)
     results = read_results(tmp_path)
     for metric, documented in ((evaluate.LBFGS, 0.98), (evaluate.KNN, 0.94)):
         assert results[metric] > results[metric + UNTRAINED] + 0.2

@@ -199,6 +199,17 @@ def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
     assert {v.ref() for v in reached} == {v.ref() for v in model.supervised_head.variables}
 
 
+def test_untrained_encoder_sees_only_a_corner_of_a_small_image():
+    """The residual blocks start as their shortcuts, which skip three of four positions (docs/evaluation.md)."""
+    model = model_lib.build_model(Config(resnet_depth=18, image_size=24, stem="imagenet"), 10)
+    images = tf.random.stateless_uniform([1, 24, 24, 3], [0, 0])
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        total = tf.reduce_sum(model(images, training=False)["final_avg_pool"]**2)
+    rows, columns = np.nonzero(np.abs(tape.gradient(total, images)[0]).sum(-1))
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (0, 7, 0, 7)
+
+
 # ------------------------------------------------------------------------------------------------------ batch norm
 
 

@@ -1,0 +1,55 @@
+"""Runs `make quickstart` and compares its table with the README.
+
+    .venv/bin/python tests/quickstart.py
+
+The rows must be the same, and accuracies may differ by `_TOLERANCE`, because they vary with processor and TensorFlow.
+In addition, the frozen encoder must be better than the untrained encoder and raw pixels in every row. Exits with status
+1 if a comparison fails.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_TOLERANCE = 0.03
+_ROW = re.compile(r"^ *(\w.*?) {2,}(\d[\d.]*)$", re.MULTILINE)
+_ENCODER = "frozen encoder"
+
+
+def read_rows(text: str) -> dict[str, float]:
+    """Returns the numeric rows of the quickstart's table as a dict that maps descriptions to values."""
+    rows = {name: float(value) for name, value in _ROW.findall(text)}
+    rows.pop("images/s", None)
+    return rows
+
+
+def find_differences(rows: dict[str, float], documented: dict[str, float]) -> list[str]:
+    """Returns one line for each difference from the README, and for each baseline that is not worse than the encoder."""
+    lines = [f"{name}: {rows.get(name)} instead of {documented.get(name)}" for name in {**documented, **rows}
+             if name not in rows or name not in documented or abs(rows[name] - documented[name]) > _TOLERANCE]
+    encoder_rows = [name for name in rows if name.endswith(_ENCODER)]
+    if not encoder_rows:
+        lines.append(f"no row for the {_ENCODER}")
+    return lines + [f"{name}: {rows[name]} is not better than {baseline}: {rows[baseline]}" for name in encoder_rows
+                    for baseline in (name.replace(_ENCODER, other) for other in ("untrained encoder", "raw pixels"))
+                    if rows[name] <= rows[baseline]]
+
+
+def main():
+    """Runs the quickstart and exits with status 1 if its table differs from the README's."""
+    process = subprocess.Popen(["make", "quickstart"], cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    output = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        output.append(line)
+    if process.wait():
+        sys.exit(process.returncode)
+    differences = find_differences(read_rows("".join(output)), read_rows((_ROOT / "README.md").read_text()))
+    print("\n".join(["differences from the README:", *differences]) if differences else "the README's table holds")
+    sys.exit(bool(differences))
+
+
+if __name__ == "__main__":
+    main()
