@@ -8,8 +8,8 @@ import tf_keras as keras
 from benchmarks import loss, optimizer
 
 
-def _norm_relu(inputs, relu=True):
-    outputs = keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(inputs)
+def _norm_relu(inputs, relu=True, center=True):
+    outputs = keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, center=center)(inputs)
     return keras.layers.ReLU()(outputs) if relu else outputs
 
 
@@ -35,7 +35,7 @@ def resnet18(size, out_dim=128, num_layers=3, classes=10):
     logits = keras.layers.Dense(classes)(tf.stop_gradient(hidden))
     for _ in range(num_layers - 1):
         hidden = _norm_relu(keras.layers.Dense(hidden.shape[-1], use_bias=False)(hidden))
-    projections = _norm_relu(keras.layers.Dense(out_dim, use_bias=False)(hidden), relu=False)
+    projections = _norm_relu(keras.layers.Dense(out_dim, use_bias=False)(hidden), relu=False, center=False)
     return keras.Model(images, [projections, logits])
 
 
