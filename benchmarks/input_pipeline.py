@@ -4,8 +4,8 @@
 
 `--tfds_dir` must contain the prepared cifar10 data set (PNG, 32 pixels), and `--photos_dir` must contain JPEG
 photographs. Our pipeline is `data.build_train_dataset`; the baseline is `original_pipeline.build`. Both read the same
-records in the same order and differ only in decoding, augmentation and batching. Blur is not measured, because it runs
-on the device.
+records, shuffle them with different seeds, and otherwise differ only in decoding, augmentation and batching. Blur is
+not measured, because it runs on the device.
 """
 
 from __future__ import annotations
