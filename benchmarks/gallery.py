@@ -1,6 +1,6 @@
 """Time and peak memory of the similarity search of `python -m inference gallery`, for several numbers of images.
 
-    python -m benchmarks.gallery
+    python -m benchmarks.gallery [--sizes=1000,10000]
 
 Compares `inference.similarity.search` with a baseline, which computes the full similarity matrix and partially sorts
 its rows. Both search for 24 neighbors and for pairs with a similarity of at least 0.95. The vectors have 512 dimensions
@@ -11,9 +11,9 @@ memory is read and reset in /proc. The baseline is skipped for 100,000 vectors, 
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
-import sys
 import time
 
 import numpy as np
@@ -84,17 +84,21 @@ def measure_one(form, count):
 
 def main():
     """Measures each case in its own process, and prints the results."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", type=measure.parse_sizes, default=_SIZES, help="comma-separated numbers of vectors")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(measure_one(*arguments.child)))
+        return
     measure.report_machine()
-    for count in _SIZES:
-        ours = measure.in_child("benchmarks.gallery", "blocked", count)
-        baseline = measure.in_child("benchmarks.gallery", "plain", count) if count <= _LARGEST_PLAIN else {}
+    for count in arguments.sizes:
+        ours = measure.in_child("benchmarks.gallery", "--child", "blocked", count)
+        baseline = measure.in_child("benchmarks.gallery", "--child", "plain", count) if count <= _LARGEST_PLAIN else {}
         for key, unit in (("seconds", "s"), ("megabytes", "MB")):
             measure.report("gallery", f"search, {count} x {_WIDTH}", unit, ours[key], baseline.get(key),
                            pairs=ours["pairs"])
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(measure_one(*sys.argv[1:])))
-    else:
-        main()
+    main()

@@ -1,6 +1,6 @@
 """Time and peak memory of NT-Xent and its gradient for several batch sizes, with and without blocks of rows.
 
-    python -m benchmarks.loss
+    python -m benchmarks.loss [--sizes=512,1024]
 
 Our implementation is `large_batch.blocked_nt_xent`. The baseline is `objective.add_contrastive_loss`, which keeps all
 similarities in memory. They are timed alternately in one process. Memory use is measured as the increase in peak
@@ -10,8 +10,8 @@ needs about 15 GB at 2N = 32,768. Prints one JSON line per case.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 
 import tensorflow as tf
 
@@ -78,18 +78,23 @@ def measure_one(quantity, case, size, form=None):
 
 def main():
     """Measures each case in its own process, and prints the results."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", type=measure.parse_sizes, default=_SIZES, help="comma-separated values of 2N")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(measure_one(*arguments.child)))
+        return
     measure.report_machine()
-    for size in _SIZES:
+    for size in arguments.sizes:
         for case in _NUM_OUTPUTS:
             name = f"{case}, 2N={size}"
-            seconds = measure.in_child("benchmarks.loss", "seconds", case, size)
+            seconds = measure.in_child("benchmarks.loss", "--child", "seconds", case, size)
             measure.report("loss", name, "s", seconds["blocked"], seconds.get("plain"))
-            megabytes = {form: measure.in_child("benchmarks.loss", "megabytes", case, size, form) for form in seconds}
+            megabytes = {form: measure.in_child("benchmarks.loss", "--child", "megabytes", case, size, form)
+                         for form in seconds}
             measure.report("loss", name, "MB", megabytes["blocked"], megabytes.get("plain"))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(measure_one(*sys.argv[1:])))
-    else:
-        main()
+    main()

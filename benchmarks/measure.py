@@ -1,4 +1,4 @@
-"""Benchmark utilities: alternating timing, peak memory and JSON output."""
+"""Benchmark utilities: arguments, alternating timing, peak memory and JSON output."""
 
 from __future__ import annotations
 
@@ -44,6 +44,14 @@ def in_child(module, *arguments):
     command = [sys.executable, "-m", module, *map(str, arguments)]
     process = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return json.loads(process.stdout.decode().splitlines()[-1])
+
+
+def parse_sizes(text):
+    """Parses comma-separated positive integers, for use as `type` in argparse."""
+    sizes = tuple(map(int, text.split(",")))
+    if min(sizes) < 1:
+        raise ValueError(text)
+    return sizes
 
 
 def report(benchmark, case, unit, ours, baseline, **details):

@@ -1,6 +1,6 @@
 """Time to update all variables of a ResNet with LARS, using our optimizer and using the original's formulas.
 
-    python -m benchmarks.optimizer
+    python -m benchmarks.optimizer [--depths=18,50] [--rounds=15]
 
 The baseline implements the original's formulas, one variable at a time and without the optimizer base class. Our
 optimizer and the baseline are timed alternately in one process, on separate variables. Prints one JSON line per case.
@@ -8,14 +8,14 @@ optimizer and the baseline are timed alternately in one process, on separate var
 
 from __future__ import annotations
 
+import argparse
+
 import tensorflow as tf
 
 import model as model_lib
 from benchmarks import measure
 from config import Config
 
-_DEPTHS = (18, 50)
-_ROUNDS = 15
 _EETA = 0.001
 
 
@@ -57,26 +57,35 @@ def make_plain_update(variables, excluded, learning_rate, momentum, weight_decay
 
 
 def make_baseline_update(config, model, gradients):
-    """Returns a function that applies `plain_update` to copies of the model's variables."""
+    """Returns a function that applies `plain_update` to copies of the model's variables, and the copies."""
     linear_head = {variable.ref() for variable in model.supervised_head.variables}
-    update = make_plain_update([tf.Variable(variable) for variable in model.trainable_variables],
+    copies = [tf.Variable(variable) for variable in model.trainable_variables]
+    update = make_plain_update(copies,
                                [v.shape.rank <= 1 or v.ref() in linear_head for v in model.trainable_variables],
                                config.learning_rate, config.momentum, config.weight_decay)
-    return tf.function(lambda: update(gradients), autograph=False)
+    return tf.function(lambda: update(gradients), autograph=False), copies
+
+
+def make_gradients(model):
+    """Returns random gradients. They are variables, since constants would be copied into the graphs."""
+    return [tf.Variable(tf.random.stateless_normal(variable.shape, [0, index], stddev=1e-3))
+            for index, variable in enumerate(model.trainable_variables)]
 
 
 def main():
     """Prints one JSON line per network."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--depths", type=measure.parse_sizes, default=(18, 50), help="comma-separated ResNet depths")
+    parser.add_argument("--rounds", type=int, default=15, help="measurements per optimizer; the median is reported")
+    arguments = parser.parse_args()
     measure.report_machine()
-    for depth in _DEPTHS:
+    for depth in arguments.depths:
         config = Config(resnet_depth=depth)
         model = model_lib.build_model(config, 1000)
-        # Store the gradients in variables, since constants would be copied into the graphs.
-        gradients = [tf.Variable(tf.random.stateless_normal(variable.shape, [0, index], stddev=1e-3))
-                     for index, variable in enumerate(model.trainable_variables)]
+        gradients = make_gradients(model)
         updates = {"ours": make_our_update(config, model, gradients),
-                   "baseline": make_baseline_update(config, model, gradients)}
-        seconds = measure.time_alternately(updates, _ROUNDS)
+                   "baseline": make_baseline_update(config, model, gradients)[0]}
+        seconds = measure.time_alternately(updates, arguments.rounds)
         measure.report("optimizer", f"LARS, ResNet-{depth}", "s", seconds["ours"], seconds["baseline"])
 
 

@@ -1,6 +1,6 @@
 """Effect of half precision on accuracy, measured by complete runs in float32 and mixed_bfloat16 with multiple seeds.
 
-    python -m benchmarks.precision --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3]
+    python -m benchmarks.precision --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3] [--flags='--train_steps=2']
 
 Runs the quickstart on digits and, if `--tfds_dir` is set, 200 steps of ResNet-18 on CIFAR-10 (ImageNet stem, 20 % of
 the training images). Runs with the same seed differ only in precision. Finished runs are not repeated.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -44,12 +45,14 @@ def main():
     parser.add_argument("--runs_dir", required=True)
     parser.add_argument("--tfds_dir")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--flags", default="", help="additional run.py flags for every run")
     arguments = parser.parse_args()
     measure.report_machine()
     data_sets = {"digits": [_RECIPE]}
     if arguments.tfds_dir:
         data_sets["cifar10"] = [*_CIFAR, f"--data_dir={arguments.tfds_dir}"]
     for name, flags in data_sets.items():
+        flags = [*flags, *shlex.split(arguments.flags)]
         directory = os.path.join(arguments.runs_dir, name)
         results = {precision: [run(flags, f"{directory}_{precision}_{seed}", precision, seed)
                                for seed in range(1, arguments.seeds + 1)]

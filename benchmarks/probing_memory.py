@@ -1,6 +1,6 @@
 """Peak memory and time of evaluations of a frozen encoder, for several numbers of examples.
 
-    python -m benchmarks.probing_memory [logistic_regression | mlp | contrastive]
+    python -m benchmarks.probing_memory [logistic_regression | mlp | contrastive] [--sizes=100000,200000]
 
 - `logistic_regression`: `--eval_protocol=lbfgs` on 100,000 and 200,000 examples with 512 features and 20 classes. The
   baseline is scikit-learn's LogisticRegression with StandardScaler, on features in memory.
@@ -9,8 +9,9 @@
 - `contrastive`: `--eval_protocol=contrastive` for ResNet-50 at 224 pixels, with batches of 128, 256 and 512 images.
   The baseline embeds all images of a batch at once.
 
-Prints two JSON lines per case: one with the memory in MB, and one with the time in seconds. Each measurement runs in a
-separate process. The memory is the peak increase in anonymous memory. This excludes memory maps of files, because the
+Prints two JSON lines per case: one with the memory in MB, and one with the time in seconds. Both lines also contain the
+results of both implementations: accuracies, or the contrastive loss. Each measurement runs in a separate process. The
+memory is the peak increase in anonymous memory. This excludes memory maps of files, because the
 system can write them to disk. Requires Linux, because memory usage is read from /proc.
 """
 
@@ -39,7 +40,7 @@ def anonymous_megabytes():
 
 
 def measure_call(function):
-    """Calls `function`, and returns the time in seconds and the peak increase in anonymous memory in MB."""
+    """Calls `function`, and returns its result, the time in seconds and the peak increase in anonymous memory in MB."""
     samples, done = [anonymous_megabytes()], threading.Event()
 
     def sample():
@@ -49,11 +50,11 @@ def measure_call(function):
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
     begin = time.perf_counter()
-    function()
+    result = function()
     seconds = time.perf_counter() - begin
     done.set()
     thread.join()
-    return dict(seconds=seconds, megabytes=max(samples) - samples[0])
+    return dict(result=result, seconds=seconds, megabytes=max(samples) - samples[0])
 
 
 def clusters(count, num_classes):
@@ -82,14 +83,14 @@ def in_memory(count, num_classes):
 
 
 def logistic_regression_ours(count):
-    """Selects the l2 strength of a logistic regression, fits the model, and computes its accuracy."""
+    """Selects the l2 strength of a logistic regression, fits the model, and returns its accuracy."""
     from probing import logistic_regression
 
-    logistic_regression.lbfgs_accuracy(in_file(count, _CLASSES), in_file(1000, _CLASSES))
+    return logistic_regression.lbfgs_accuracy(in_file(count, _CLASSES), in_file(1000, _CLASSES))["accuracy"]
 
 
 def logistic_regression_baseline(count):
-    """Fits the same models as `logistic_regression_ours`, using scikit-learn."""
+    """Fits the same models as `logistic_regression_ours`, using scikit-learn. Returns the accuracy."""
     from sklearn import linear_model, model_selection, pipeline, preprocessing
 
     from probing import logistic_regression
@@ -106,29 +107,30 @@ def logistic_regression_baseline(count):
         return -log_probabilities[np.arange(len(held_out)), labels[held_out]].mean()
 
     best = min(logistic_regression.L2_PER_EXAMPLE_CHOICES, key=loss)
-    fitted(np.arange(count), best).score(*in_memory(1000, _CLASSES))
+    return fitted(np.arange(count), best).score(*in_memory(1000, _CLASSES))
 
 
 def mlp_ours(count):
-    """Trains and tests a probe of Table 3."""
+    """Trains a probe of Table 3, and returns its accuracy."""
     from probing import mlp
 
     mlp._MAX_EPOCHS = 1
-    mlp.mlp_accuracy(in_file(count, 2), in_file(1000, 2))
+    return mlp.mlp_accuracy(in_file(count, 2), in_file(1000, 2))
 
 
 def mlp_baseline(count):
-    """Trains and tests the same probe as `mlp_ours`, using scikit-learn."""
+    """Trains the same probe as `mlp_ours`, using scikit-learn. Returns its accuracy."""
     from sklearn import neural_network, pipeline, preprocessing
 
     network = neural_network.MLPClassifier(256, early_stopping=True, max_iter=1)
     model = pipeline.make_pipeline(preprocessing.StandardScaler(), network)
-    model.fit(*in_memory(count, 2)).score(*in_memory(1000, 2))
+    return model.fit(*in_memory(count, 2)).score(*in_memory(1000, 2))
 
 
 def contrastive_ours(count, part_rows=None):
-    """Evaluates one batch with an untrained network."""
+    """Evaluates one batch with an untrained network, and returns the contrastive loss."""
     import tensorflow as tf
+    import tf_keras as keras
 
     import evaluate
     import model as model_lib
@@ -138,19 +140,23 @@ def contrastive_ours(count, part_rows=None):
     if part_rows:
         evaluate._EMBEDDED_ROWS = part_rows
     config = Config(dataset="digits", seed=1, image_size=224, eval_split=f"train[:{count}]", eval_batch_size=count)
+    keras.utils.set_random_seed(1)
     model = model_lib.build_model(config, 10)
-    evaluate.Evaluator(config, digits.digits_source(), model, tf.distribute.get_strategy()).contrastive(0)
+    evaluator = evaluate.Evaluator(config, digits.digits_source(), model, tf.distribute.get_strategy())
+    return evaluator.contrastive(0)["eval/contrast_loss"]
 
 
 def contrastive_baseline(count):
-    """Evaluates one batch, and embeds all of its images at once."""
-    contrastive_ours(count, count)
+    """Evaluates one batch as `contrastive_ours`, but embeds all of its images at once."""
+    return contrastive_ours(count, count)
 
 
 def main():
     """Prints two JSON lines per case."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("evaluation", nargs="?", choices=_SIZES, help="evaluation to measure (default: all)")
+    parser.add_argument("--sizes", type=measure.parse_sizes, help="comma-separated numbers of examples; multiples of "
+                        "1,000, except for `contrastive` (default: see above)")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -163,11 +169,12 @@ def main():
         return
     measure.report_machine()
     for evaluation in [arguments.evaluation] if arguments.evaluation else _SIZES:
-        for count in _SIZES[evaluation]:
+        for count in arguments.sizes or _SIZES[evaluation]:
             ours, baseline = (measure.in_child("benchmarks.probing_memory", "--child", f"{evaluation}_{form}", count)
                               for form in ("ours", "baseline"))
             for key, unit in (("megabytes", "MB"), ("seconds", "s")):
-                measure.report("probing_memory", f"{evaluation}, {count:,} examples", unit, ours[key], baseline[key])
+                measure.report("probing_memory", f"{evaluation}, {count:,} examples", unit, ours[key], baseline[key],
+                               results=[ours["result"], baseline["result"]])
 
 
 if __name__ == "__main__":
