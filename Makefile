@@ -9,7 +9,7 @@ PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3
 # the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart install help test test-all soak test-tf2.15 test-all-tf2.15 test-torch lint clean
+.PHONY: quickstart install help test test-all docs-check soak test-tf2.15 test-all-tf2.15 test-torch lint clean
 
 define check_python
 @test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
@@ -43,6 +43,9 @@ test: .venv/installed-dev  ## runs the fast tests
 
 test-all: .venv/installed-dev  ## runs all tests
 	.venv/bin/python $(PYTEST)
+
+docs-check: .venv/installed-dev  ## runs the commands and the code of the documentation on small data (15 minutes)
+	.venv/bin/python tests/docs/docs_check.py
 
 soak: .venv/installed-dev  ## kills training runs at random moments, and tries random flags (about an hour)
 	.venv/bin/python tests/faults/soak.py

@@ -1,0 +1,99 @@
+"""Commands and Python code in the documentation: all are executed by `make docs-check` or listed, with a reason.
+
+The arguments of all commands are parsed by the programs that they start. No command is executed.
+"""
+
+import importlib
+import re
+import shlex
+
+import pytest
+from packaging import requirements
+
+import config as config_lib
+from runtime import command_line
+from runtime.errors import UserError
+from support import ROOT, documents
+
+EXAMPLES = [example for document in documents.DOCUMENTS for example in documents.find_examples(document)]
+COMMANDS = [example for example in EXAMPLES if not example.is_python]
+TARGETS = re.findall(r"^([a-z][\w.-]*):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_commands_and_code_are_found():
+    text = "\n".join([
+        "Text, `python run.py`.", "", "    cd simclr && make quickstart", "", "    training: 2 steps, make test", "",
+        "    python run.py --mode=eval \\", "      --seed=1    # evaluates",
+        "    for i in 1 2; do A='x y' pip list; done",
+        "```python", "import run", "run.main()", "```", "```bash", "python -m export", "grep python", "```"])
+    found = documents.find_examples("README.md", text)
+    assert [(example.line, example.text, example.is_python) for example in found] == [
+        (3, "cd simclr && make quickstart", False), (7, "python run.py --mode=eval --seed=1", False),
+        (9, "for i in 1 2; do A='x y' pip list; done", False), (11, "import run\nrun.main()", True),
+        (15, "python -m export", False)]
+    assert documents.arguments("A=1 make a b && python c > d") == ["make", "a", "b"]
+    assert documents.arguments("python {a,b}/c > d") == ["python", "a/c", "b/c"]
+    assert len(COMMANDS) > 60 and len(EXAMPLES) - len(COMMANDS) > 5
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_every_example_is_either_executed_or_listed(example):
+    assert len(example.reasons) <= 1
+    if not example.reasons and not example.is_python:
+        left = documents.placeholders(documents.small_form(example, "model", "data"))
+        assert not left, f"{example}: give {left} a value in documents.small_form, or list it in NOT_EXECUTED"
+
+
+@pytest.mark.parametrize("document, start", documents.NOT_EXECUTED)
+def test_every_listed_example_exists_and_has_a_reason(document, start):
+    assert any(example.document == document and example.text.startswith(start) for example in EXAMPLES)
+    assert len(documents.NOT_EXECUTED[document, start].split()) > 1
+
+
+def parse(words):
+    """Parses the words of a command with the parser of its program, which is not executed."""
+    if words[0] == "make":
+        assert set(words[1:]) <= set(TARGETS)
+    elif words[0] == "pip":
+        files = [words[index + 1] for index, word in enumerate(words) if word in ("-r", "-c")]
+        assert all((ROOT / file).is_file() for file in files)
+        for requirement in set(words[2:]) - {"-r", "-c", *files}:
+            requirements.Requirement(requirement)
+    elif words[1] == "-c":
+        compile(words[2], "command", "exec")
+        config_lib.from_arguments(words[3:])
+    elif words[1] == "run.py":
+        config_lib.from_arguments(words[2:])
+    elif (ROOT / words[2].split(".")[0]).is_dir() and words[2].split(".")[0] != "benchmarks":
+        module = words[2] if "." in words[2] else f"{words[2]}.cli"
+        importlib.import_module(module).main(words[3:])
+        for flags in [word.removeprefix("--flags=") for word in words if word.startswith("--flags=")]:
+            config_lib.parse_settings(flags)
+
+
+@pytest.mark.parametrize("example", COMMANDS, ids=str)
+def test_arguments_of_every_command_are_valid(example, monkeypatch):
+    monkeypatch.chdir(ROOT)  # The paths of recipes are relative.
+    for name in ("run_command", "run_stoppable"):
+        monkeypatch.setattr(command_line, name, lambda program, work: "")
+    text = example.text if example.reasons else documents.small_form(example, "model", "data")
+    parse([word for word in documents.arguments(text) if word != "..."])
+
+
+@pytest.mark.parametrize("document", sorted({*documents.DOCUMENTS} - {"docs/changes.md"}))  # It lists renamed targets.
+def test_targets_and_recipes_in_the_text_exist(document):
+    text = (ROOT / document).read_text()
+    assert set(re.findall(r"`make ([\w.-]+)", text)) <= set(TARGETS)
+    assert all((ROOT / path).is_file() for path in re.findall(r"`(paper/recipes/\w+\.cfg)`", text))
+
+
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if example.is_python], ids=str)
+def test_python_code_compiles(example):
+    compile(example.text, str(example), "exec")
+
+
+@pytest.mark.parametrize("command", ["python run.py --train_stepz=1", "make quickstrat", "pip install -r missing.txt",
+                                     "python -m inference embed", "python -m paper.tables report --sort"])
+def test_invalid_arguments_are_detected(command):
+    with pytest.raises((AssertionError, SystemExit, UserError)):
+        parse(shlex.split(command))

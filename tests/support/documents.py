@@ -1,0 +1,141 @@
+"""Commands and Python code in the documentation, and the small-scale forms in which `make docs-check` executes them."""
+
+import dataclasses
+import re
+import shlex
+
+import config as config_lib
+from paper import schedule, studies
+from support import ROOT
+
+DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")),
+             "benchmarks/README.md"]
+# Commands and code that `make docs-check` does not execute: (document, start of the text) -> reason.
+NOT_EXECUTED = {
+    ("README.md", "make quickstart"): "installs packages, and trains for several minutes",
+    ("docs/accelerators.md", "pip install"): "installs CUDA libraries",
+    ("docs/accelerators.md", "TF_CONFIG="): "requires two machines; tests/faults/kill_test.py runs two hosts",
+    ("docs/clusters.md", "python -m paper.tables run few_labels"): "requires ImageNet and accelerators",
+    ("docs/clusters.md", "CUDA_VISIBLE_DEVICES=$gpu python"): "requires ImageNet and four GPUs",
+    ("docs/data.md", "python -c"): "requires the archives of ImageNet",
+    ("docs/own_images.md", "git clone"): "installs packages",
+    ("docs/paper.md", "python run.py --flagfile=paper/recipes/imagenet.cfg"): "requires ImageNet and a TPU",
+    ("docs/pytorch.md", "from safetensors.torch import load_file"):
+        "requires PyTorch; `make test-torch` executes the code of the model cards",
+    ("docs/pytorch.md", "import torchvision"): "requires PyTorch, and downloads weights",
+    ("docs/reliability.md", "python run.py ..."): "is not a complete command",
+    ("docs/saved_models.md", "pip install"): "installs packages",
+    ("docs/training.md", 'python -c "import wandb'): "requires Weights & Biases",
+    ("benchmarks/README.md", "python -m benchmarks."): "executed on small data by tests/benchmarks_test.py",
+}
+
+STEPS = 2
+MODEL_SETTINGS = ("--resnet_depth=10", "--stem=imagenet", "--image_size=32")
+SETTINGS = (f"--train_steps={STEPS}", "--train_batch_size=4", "--eval_batch_size=16")
+_COMMAND = re.compile(r"(?:.*(?:&&|;|\bdo) )?(?:\w+=(?:'[^']*'|\S+) )*(?:python|pip|make) ")
+_PLACEHOLDER = re.compile(r"\b[A-Z]{3,}(?:_[A-Z]+)*\b|\.\.\.|<[^>]*>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A command, or Python code, in a document.
+
+    Attributes:
+      document: path of the document, relative to the project directory.
+      line: line number.
+      text: the text. Continued lines of a command are joined, and its comment is removed.
+      is_python: whether the text is Python code.
+    """
+
+    document: str
+    line: int
+    text: str
+    is_python: bool = False
+
+    def __str__(self):
+        return f"{self.document}:{self.line}"
+
+    @property
+    def reasons(self):
+        """Reasons in `NOT_EXECUTED`. If there are none, the example is executed."""
+        return [reason for (document, start), reason in NOT_EXECUTED.items()
+                if self.document == document and self.text.startswith(start)]
+
+
+def find_examples(document, text=None):
+    """Returns the commands and the Python code in the indented and fenced blocks of a document, in order."""
+    text = (ROOT / document).read_text() if text is None else text
+    examples, language, code, command, first = [], None, [], "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("```"):
+            if language == "python":
+                examples.append(Example(document, number - len(code), "\n".join(code), is_python=True))
+            language, code = (line[3:].strip() or "text") if language is None else None, []
+        elif language == "python":
+            code.append(line)
+        elif language or line.startswith("    "):
+            first = first if command else number
+            command += line.strip().removesuffix("\\")
+            if not line.endswith("\\"):
+                if _COMMAND.match(f"{command} "):
+                    examples.append(Example(document, first, re.sub(r"\s+# .*", "", command)))
+                command = ""
+    return examples
+
+
+def arguments(command):
+    """Returns the program `python`, `pip` or `make` of a shell command, and its arguments."""
+    words = shlex.split(command)
+    words = words[min(words.index(name) for name in ("python", "pip", "make") if name in words):]
+    words = words[:next((index for index, word in enumerate(words) if word in ("&&", "&", ">", "|")), None)]
+    braces = [re.fullmatch(r"(.*)\{(.*)\}(.*)", word) for word in words]
+    return [expanded for word, match in zip(words, braces) for expanded in (
+        [f"{match[1]}{part}{match[3]}" for part in match[2].split(",")] if match else [word])]
+
+
+def _additional_flags(words, data_dir):
+    """Returns the flags that shorten a command. The last value of a flag overrides the earlier ones."""
+    if words[1] == "run.py":
+        given = config_lib.parse_settings(shlex.join(words[2:]))
+        fits_checkpoint = "checkpoint" in given and "resnet_depth" not in given
+        return [*SETTINGS, *([] if fits_checkpoint else MODEL_SETTINGS),
+                *(["--micro_batch_size=2"] if "micro_batch_size" in given else []),
+                *([] if "dataset" in given else ["--dataset=folder:photos"])]
+    if words[1:3] == ["-m", "transfer"] and words[3] in ("linear", "finetune", "scratch"):
+        grid = [f"--steps={STEPS}", "--learning_rates=0.1", "--weight_decays=0", "--jobs=1"]
+        return ["--batch_size=4", *(grid if words[3] != "linear" else [])]
+    if words[1:4] == ["-m", "paper.tables", "run"] and not any(word.startswith("--only") for word in words):
+        study = studies.find_studies(words[4])[0]
+        run = schedule.name_of((study, studies.STUDIES[study].runs_at("small")[0].name))
+        return [f"--only={run}", f"--flags=--data_dir={data_dir} {' '.join(SETTINGS)}"]
+    return []
+
+
+def small_form(example, model_dir, data_dir):
+    """Returns the text of an example with paths in place of placeholders and, for commands, shorter training.
+
+    `run.py` trains a ResNet-10 for two steps with batch size 4 at 32 pixels, unless it takes the network from a
+    checkpoint. Grid searches have one trial of two steps. `paper.tables run` executes the first run of the table.
+
+    Args:
+      example: the example.
+      model_dir: run directory of a network with a SavedModel, which was trained for `STEPS` steps.
+      data_dir: directory of prepared TFDS data sets.
+    """
+    text = example.text
+    for pattern, value in (
+            (r"data_dir=DIR\b", f"data_dir={data_dir}"), (r"\b(?:PATH|MODEL|MODEL_DIR)\b", model_dir),
+            (r"\bSTEP\b", STEPS), (r"=DIR\b", f"=directory_{example.line}"),
+            (r"\bFILE\.tar\.gz", f"archive_{example.line}.tar.gz"),
+            (r"\bA/predictions", "runs/transfer/finetune_food101/predictions"),
+            (r"\bB/predictions", "runs/transfer/scratch_food101/predictions")):
+        text = re.sub(pattern, str(value), text)
+    if not example.is_python and arguments(text)[0] == "python":
+        text = f"{text} {shlex.join(_additional_flags(arguments(text), data_dir))}".rstrip()
+    return text
+
+
+def placeholders(command):
+    """Returns the placeholders in a command, such as DIR and `...`, except in Python code that follows `-c`."""
+    words = arguments(command)
+    return _PLACEHOLDER.findall(" ".join(words[3:] if words[1] == "-c" else words))
