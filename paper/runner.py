@@ -102,8 +102,13 @@ def describe_recipe(recipe: str) -> str:
 
 
 def directory_of(base: str, scale: str, study: str, run: studies.Run) -> str:
-    """Returns the directory for a run's results."""
-    return os.path.join(base, scale, study, slug(run.name))
+    """Returns the directory for a run's results. Its name ends with the seed, except for seed 1."""
+    return os.path.join(base, scale, study, directory_name(run))
+
+
+def directory_name(run: studies.Run) -> str:
+    """Returns the name of a run's directory, such as `1_2` for seed 1 and `1_2_seed_2` for seed 2."""
+    return slug(run.name) if run.seed == 1 else f"{slug(run.name)}_seed_{run.seed}"
 
 
 _DONE_TYPES = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(int, float), commits=list,
@@ -206,7 +211,7 @@ class Runner:
         compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
         for name in self._extra:
             if name in compared:
-                raise UserError(f"--flags: --{name} is set to {compared[name]} by the run {run.name!r} in the study "
+                raise UserError(f"--flags: --{name} is set to {compared[name]} by the run {run.label!r} in the study "
                                 f"{study}. Remove --{name} from --flags.")
         settings_of(run, self._scale, self._extra)
         if run.starts_from:
@@ -235,7 +240,7 @@ class Runner:
                 except InProgress as error:
                     postponed.append((study, run))
                     if (study, run) not in logged:
-                        console.log(f"postponed {study}, {run.name}: {error}")
+                        console.log(f"postponed {study}, {run.label}: {error}")
                         logged.append((study, run))
                 else:
                     yield study, run, done
@@ -290,19 +295,18 @@ class Runner:
         try:
             return Lock(self._base, "--dir", os.path.join(locks, f"{settings_digest(settings)}.lock"))
         except InUse as error:
-            raise InProgress(f"{study}, {run.name} is in progress in {error.owner}") from error
+            raise InProgress(f"{study}, {run.label} is in progress in {error.owner}") from error
 
     def _find_finished(self, settings):
-        """Returns the directory of a finished run with the given settings, from any study, or None."""
-        _refresh_cache(os.path.join(self._base, self._scale))
-        for name, study in studies.STUDIES.items():
-            _refresh_cache(os.path.join(self._base, self._scale, name))
-            for run in study.runs_at(self._scale):
-                directory = directory_of(self._base, self._scale, name, run)
-                _refresh_cache(directory)
-                done = read_done(directory)
-                if done is not None and done["same_as"] is None and done["settings"] == settings:
-                    return directory
+        """Returns the directory of a finished run with the given settings, from any study and seed, or None."""
+        import tensorflow as tf
+
+        # TensorFlow lists all matching directories, which refreshes the NFS cache (see `_refresh_cache`).
+        for path in sorted(tf.io.gfile.glob(os.path.join(self._base, self._scale, "*", "*", "done.json"))):
+            directory = os.path.dirname(path)
+            done = read_done(directory)
+            if done is not None and done["same_as"] is None and done["settings"] == settings:
+                return directory
         return None
 
     def _run_new(self, run, directory, lock):

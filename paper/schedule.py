@@ -7,9 +7,8 @@ import shlex
 
 import config as config_lib
 from paper import runner, studies
-from runtime.paths import slug
 
-Key = tuple[str, str]  # (study name, run name)
+Key = tuple[str, str, int]  # (study name, run name, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +28,22 @@ class ScheduledRun:
     weights: Key | None
 
 
-def schedule(names: list[str], scale: str, extra: dict | None = None) -> list[ScheduledRun]:
+def runs_of(names: list[str], scale: str, num_seeds: int = 1) -> list[tuple[str, studies.Run]]:
+    """Returns (study name, run) pairs for the runs of studies with seeds 1 to `num_seeds`, sorted by seed."""
+    return [(name, run.with_seed(seed)) for seed in range(1, num_seeds + 1)
+            for name in names for run in studies.STUDIES[name].runs_at(scale)]
+
+
+def schedule(names: list[str], scale: str, extra: dict | None = None, num_seeds: int = 1) -> list[ScheduledRun]:
     """Returns the runs of studies and the runs that they start from, sorted by stage.
 
     Args:
       names: names of the studies.
       scale: paper or small.
       extra: additional run.py settings.
+      num_seeds: number of seeds for each run.
     """
-    requested = [(name, run.name) for name in names for run in studies.STUDIES[name].runs_at(scale)]
+    requested = [(name, run.name, run.seed) for name, run in runs_of(names, scale, num_seeds)]
     keys_by_digest = {}
     # The requested runs are first, so they have priority over identical runs of other studies.
     starts = [start for key in requested for start in _starts(key)]
@@ -45,10 +51,10 @@ def schedule(names: list[str], scale: str, extra: dict | None = None) -> list[Sc
         keys_by_digest.setdefault(_digest(key, scale, extra), []).append(key)
     runs = []
     for first, *others in keys_by_digest.values():
-        start = studies.find_run(first).starts_from
-        weights = start and keys_by_digest[_digest(start, scale, extra)][0]
+        dependencies = _starts(first)
+        weights = keys_by_digest[_digest(dependencies[0], scale, extra)][0] if dependencies else None
         identical = tuple(key for key in others if key in requested)
-        runs.append(ScheduledRun(first, identical, len(_starts(first)) + 1, weights))
+        runs.append(ScheduledRun(first, identical, len(dependencies) + 1, weights))
     return sorted(runs, key=lambda scheduled: scheduled.stage)
 
 
@@ -57,8 +63,9 @@ def _starts(key):
 
     The first key is that of the run whose weights are loaded.
     """
-    start = studies.find_run(key).starts_from
-    return [] if start is None else [start, *_starts(start)]
+    study, run, seed = key
+    start = studies.find_run((study, run)).starts_from
+    return [] if start is None else [(*start, seed), *_starts((*start, seed))]
 
 
 def _digest(key, scale, extra):
@@ -67,8 +74,7 @@ def _digest(key, scale, extra):
 
 def name_of(key: Key) -> str:
     """Returns a run's name for `python -m paper.tables run --only`: the path STUDY/RUN of its directory."""
-    study, run = key
-    return f"{study}/{slug(run)}"
+    return f"{key[0]}/{runner.directory_name(studies.find_run(key))}"
 
 
 def direct_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) -> str:
@@ -82,5 +88,7 @@ def direct_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) 
 def runner_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) -> str:
     """Returns a shell command that executes a run with `python -m paper.tables run` and stores all of its results."""
     only = [f"--only={name_of(key)}" for key in (scheduled.key, *scheduled.identical)]
-    flags = [f"--flags={shlex.join(config_lib.as_flags(extra))}"] if extra else []
+    seed = scheduled.key[2]  # Identical runs have the same seed.
+    flags = [f"--seeds={seed}"] * (seed > 1)
+    flags += [f"--flags={shlex.join(config_lib.as_flags(extra))}"] * bool(extra)
     return shlex.join(["python", "-m", "paper.tables", "run", *only, f"--scale={scale}", f"--dir={base}", *flags])

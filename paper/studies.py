@@ -30,11 +30,12 @@ class Run:
       small_flags: additional flags at the small scale.
       recipe: recipe in paper/recipes for the paper's scale.
       small_recipe: recipe in paper/recipes for the small scale.
-      starts_from: key (study, run) of the run whose weights are passed as `--checkpoint`, or None.
+      starts_from: key of the run whose weights are passed as `--checkpoint` (see `find_run`), or None.
       transfer: command of `python -m transfer` (`linear`, `finetune` or `scratch`), or None for training with run.py.
       probes: names of the probes in `paper.probes` that are run on the trained network.
       plot_columns: additional columns in the report's CSV file, which `paper.figures` plots.
       small_plot_columns: values that replace those in `plot_columns` at the small scale.
+      seed: 1 for the seed of the recipe. For other seeds, see `with_seed`.
     """
 
     name: str
@@ -48,6 +49,25 @@ class Run:
     probes: tuple = ()
     plot_columns: dict = dataclasses.field(default_factory=dict)
     small_plot_columns: dict = dataclasses.field(default_factory=dict)
+    seed: int = 1
+
+    @property
+    def label(self) -> str:
+        """The run's name and, except for seed 1, its seed."""
+        return self.name if self.seed == 1 else f"{self.name}, seed {self.seed}"
+
+    def with_seed(self, seed: int) -> Run:
+        """Returns this run with another seed.
+
+        If the run starts from another run's weights, it then starts from those of that run with the same seed. Seed 1
+        denotes the unchanged run, whose recipe determines the seed. Linear evaluation in transfer has no random numbers
+        and thus no seed flag.
+        """
+        if seed == 1:
+            return self
+        return dataclasses.replace(
+            self, seed=seed, flags={**self.flags, **({} if self.transfer == "linear" else dict(seed=seed))},
+            starts_from=self.starts_from and (*self.starts_from, seed))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -739,8 +759,9 @@ def find_studies(name: str) -> list[str]:
                     "or appendix in the paper, such as 1 or B.1.")
 
 
-def find_run(key: tuple[str, str]) -> Run:
-    """Returns the run with the key (study name, run name)."""
-    study_name, run_name = key
+def find_run(key: tuple[str, str] | tuple[str, str, int]) -> Run:
+    """Returns the run with the key (study name, run name) or (study name, run name, seed)."""
+    study_name, run_name, *seed = key
     study = STUDIES[study_name]
-    return next(run for run in (*study.runs, *study.small_only) if run.name == run_name)
+    run = next(run for run in (*study.runs, *study.small_only) if run.name == run_name)
+    return run.with_seed(*seed) if seed else run

@@ -4,12 +4,17 @@
     python -m paper.tables show 4                   # the paper's results, by table number or study name
     python -m paper.tables commands 4               # the command for each run, at the paper's scale
     python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see below)
-    python -m paper.tables run 4 --scale=small [--dir=runs/tables] [--flags='--data_dir=DIR']
+    python -m paper.tables run 4 --scale=small [--seeds=3] [--dir=runs/tables] [--flags='--data_dir=DIR']
     python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
 At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes interrupted ones. If a
 run starts from another run's weights, `run` executes that run first. Several processes, even on different machines, can
 `run` the same tables in the same --dir. Each process postpones the runs that other processes are executing.
+
+With --seeds=N, `run` and `commands` include each run with N seeds: the seed of the recipe (1), followed by 2 to N. The
+results with seed 1 are in DIR/SCALE/STUDY/RUN and those with seed 2, for example, in DIR/SCALE/STUDY/RUN_seed_2. A run
+that starts from another run's weights starts from those with the same seed. All runs with one seed are executed before
+those with the next.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those of stage 2 start
 from the weights of runs in stage 1. If runs start from runs of other tables, these are included. Identical
@@ -75,16 +80,12 @@ def _with_runs(names, scale):
     return names_with_runs
 
 
-def _runs_of(names, scale):
-    """Returns (study name, run) pairs for all runs at `scale`. Raises `UserError` if there are no such runs."""
-    return [(name, run) for name in _with_runs(names, scale) for run in studies.STUDIES[name].runs_at(scale)]
-
-
-def _commands(names, scale, base, extra, stage, use_runner):
+def _commands(names, scale, base, extra, num_seeds, stage, use_runner):
     """Prints the commands of all stages, with comments, or only the commands of one stage."""
+    names = _with_runs(names, scale)
     if extra:
-        _create_runner(_runs_of(names, scale), scale, base, extra)
-    runs = schedule.schedule(_with_runs(names, scale), scale, extra)
+        _create_runner(schedule.runs_of(names, scale, num_seeds), scale, base, extra)
+    runs = schedule.schedule(names, scale, extra, num_seeds)
     num_stages = runs[-1].stage
     if stage is not None and not 1 <= stage <= num_stages:
         raise UserError(f"--stage={stage}: the runs have {num_stages} stage{'s' * (num_stages > 1)}. Use a number from "
@@ -103,12 +104,13 @@ def _commands(names, scale, base, extra, stage, use_runner):
 
 def _select(runs, only, scale):
     """Returns those of the given runs whose names are in `only`, or all of them if `only` is empty."""
-    names = [schedule.name_of((study, run.name)) for study, run in runs]
+    # Without a seed, a name selects the run with all seeds.
+    names = [{schedule.name_of((study, run.name, seed)) for seed in {1, run.seed}} for study, run in runs]
     for name in only:
-        if name not in names:
+        if not any(name in names_of_run for names_of_run in names):
             raise UserError(f"--only={name}: the tables have no such run at the {scale} scale. Use a name such as "
-                            f"{names[0]}; `commands --runner` prints all names.")
-    return [pair for name, pair in zip(names, runs, strict=True) if not only or name in only]
+                            f"{min(names[0])}; `commands --runner` prints all names.")
+    return [pair for names_of_run, pair in zip(names, runs, strict=True) if not only or names_of_run & set(only)]
 
 
 def _create_runner(runs, scale, base, extra):
@@ -119,15 +121,15 @@ def _create_runner(runs, scale, base, extra):
     return executor
 
 
-def _run(names, scale, base, extra, only):
+def _run(names, scale, base, extra, num_seeds, only):
     """Executes the runs and logs their accuracies."""
-    runs = _select(_runs_of(names, scale), only, scale)
+    runs = _select(schedule.runs_of(_with_runs(names, scale), scale, num_seeds), only, scale)
     executor = _create_runner(runs, scale, base, extra)  # Reports invalid flags before the first run starts.
     for index, (name, run, done) in enumerate(executor.run_all(runs), 1):
         accuracy = runner.accuracy(done)
         result = "diverged" if done["diverged"] else "no accuracy" if accuracy is None else f"{accuracy:.4f}"
         duration = console.format_duration(done["seconds"])
-        console.log(f"{index}/{len(runs)}  {name}, {run.name}: {result} ({duration})")
+        console.log(f"{index}/{len(runs)}  {name}, {run.label}: {result} ({duration})")
 
 
 def _report(names, scale, base):
@@ -169,12 +171,15 @@ def _parser():
     for name in ("commands", "run"):
         subparsers.choices[name].add_argument("--flags", default="", help="additional run.py flags for every run, such "
                                               "as '--data_dir=DIR'")
+        subparsers.choices[name].add_argument("--seeds", type=int, default=1, help="number of seeds for each run "
+                                              "(default: %(default)s)")
     subparsers.choices["commands"].add_argument("--stage", type=int, help="print only the commands of this stage, "
                                                 "without comments (default: all stages)")
     subparsers.choices["commands"].add_argument("--runner", action="store_true", help="print `run --only` commands, "
                                                 "which store results for `report` and lock their runs")
     subparsers.choices["run"].add_argument("--only", action="append", default=[], metavar="STUDY/RUN", help="execute "
-                                           "only this run, such as color/1_2; can be repeated (default: all)")
+                                           "only this run, such as color/1_2 (all of its seeds) or color/1_2_seed_2; "
+                                           "can be repeated (default: all)")
     return parser
 
 
@@ -185,13 +190,16 @@ def main(argv: list[str] | None = None) -> None:
     def work():
         if hasattr(options, "dir"):
             check_paths(options, "dir")
+        if getattr(options, "seeds", 1) < 1:
+            raise UserError(f"--seeds={options.seeds}: the number of seeds is less than 1. Use a positive number.")
         if options.command == "list":
             _list()
         elif options.command == "show":
             _show(_find_all(options.table))
         elif options.command == "commands":
             extra = config_lib.parse_settings(options.flags)
-            _commands(_find_all(options.table), options.scale, options.dir, extra, options.stage, options.runner)
+            _commands(_find_all(options.table), options.scale, options.dir, extra, options.seeds, options.stage,
+                      options.runner)
         else:
             tensorflow_startup.load("tensorflow")
             _run_or_report(options)
@@ -204,7 +212,7 @@ def _run_or_report(options):
     try:
         if options.command == "run":
             extra = config_lib.parse_settings(options.flags)
-            _run(_find_all(options.table), options.scale, options.dir, extra, options.only)
+            _run(_find_all(options.table), options.scale, options.dir, extra, options.seeds, options.only)
         else:
             _report(_find_all(options.table), options.scale, options.dir)
     except OSError as error:

@@ -97,6 +97,53 @@ def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
     assert len(calls) == 13
 
 
+def test_every_run_is_executed_with_each_seed_and_starts_from_the_run_with_the_same_seed(calls, tmp_path, capsys):
+    tables.main(["run", "few_labels", f"--dir={tmp_path}"])
+    assert len(calls) == 6  # Two networks are pretrained. Each is fine-tuned twice.
+    before = {path: path.read_bytes() for path in tmp_path.rglob("done.json")}
+    tables.main(["run", "few_labels", f"--dir={tmp_path}", "--seeds=3"])
+    assert len(calls) == 18 and before.items() <= {path: path.read_bytes() for path in
+                                                   tmp_path.rglob("done.json")}.items()
+    for index, seed in ((6, 2), (12, 3)):
+        assert all(f"--seed={seed}" in call for call in calls[index:index + 6])
+    starts = {argument for call in calls[12:] for argument in call if argument.startswith("--checkpoint=")}
+    assert starts == {f"--checkpoint={tmp_path}/small/linear/ResNet-50__{width}x__seed_3" for width in (1, 2)}
+    printed = capsys.readouterr().out
+    assert "12/12  few_labels, ResNet-50 (2x), 10 %, seed 3: 0." in printed
+    # The run with flips is identical to the pretraining of the smaller network.
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2"])
+    shared = runner.read_done(tmp_path / "small" / "flip" / "with_seed_2")
+    assert shared["same_as"] == "small/linear/ResNet-50__1x__seed_2"
+    assert shared["settings"] == runner.settings_of(studies.find_run(("flip", "with", 2)), "small")
+
+
+def test_results_of_other_studies_and_earlier_versions_are_reused(calls, tmp_path):
+    """Earlier versions stored repeated runs in the directories seeds/seed_1 to seeds/seed_3."""
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2"])
+    (tmp_path / "small" / "flip" / "with_seed_2").rename(tmp_path / "small" / "seed_2")
+    (tmp_path / "small" / "seeds").mkdir()
+    (tmp_path / "small" / "seed_2").rename(tmp_path / "small" / "seeds" / "seed_2")
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2"])
+    assert len(calls) == 4
+    assert runner.read_done(tmp_path / "small" / "flip" / "with_seed_2")["same_as"] == "small/seeds/seed_2"
+
+
+def test_transfer_starts_from_the_weights_with_the_same_seed(calls, tmp_path):
+    tables.main(["run", "transfer", f"--dir={tmp_path}", "--seeds=2"])
+    start, *transfers = calls[4:]
+    assert "--seed=2" in start and len(transfers) == 3
+    for call in transfers:
+        assert f"--checkpoint={tmp_path}/small/color/1_2_seed_2" in call
+        assert ("--seed=2" in call) == ("linear" not in call)  # Linear evaluation has no seed.
+
+
+@pytest.mark.parametrize("only, directories", [
+    ("flip/with", ["with", "with_seed_2"]), ("flip/with_seed_2", ["with_seed_2"])])
+def test_one_run_is_selected_with_all_seeds_or_with_one(only, directories, calls, tmp_path):
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2", f"--only={only}"])
+    assert sorted(path.parent.name for path in tmp_path.rglob("done.json")) == directories
+
+
 def test_stored_runs_with_different_flags_are_rejected(calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     with pytest.raises(SystemExit) as error:
@@ -536,22 +583,27 @@ def test_waiting_for_other_processes_can_be_stopped(calls, tmp_path, monkeypatch
 
 def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls, tmp_path, capsys):
     tables.main(["commands", "color", "flip", "few_labels", "--scale=small", "--runner", f"--dir={tmp_path}",
-                 "--flags=--data_dir='a b'"])
+                 "--flags=--data_dir='a b'", "--seeds=2"])
     lines = capsys.readouterr().out.splitlines()
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
     for count, (*program, arguments) in enumerate(([*command[:3], command[3:]] for command in commands), 1):
         assert program == ["python", "-m", "paper.tables"]
         tables.main(arguments)
         assert len(calls) == count  # Each line is the command for one run.
-    assert len(commands) == 12 and all("--data_dir=a b" in call for call in calls)
-    assert all(runner.read_done(runner.directory_of(tmp_path, "small", name, run))
-               for name in ("color", "flip", "few_labels") for run in studies.STUDIES[name].runs_at("small"))
+    assert len(commands) == 24 and all("--data_dir=a b" in call for call in calls)
+    assert all(runner.read_done(runner.directory_of(tmp_path, "small", name, run.with_seed(seed)))
+               for name in ("color", "flip", "few_labels") for run in studies.STUDIES[name].runs_at("small")
+               for seed in (1, 2))
 
 
 @pytest.mark.parametrize("arguments, message", [
     (["run", "flip", "--only=color/1_2"], "--only=color/1_2: the tables have no such run at the small scale. Use a "
      "name such as flip/with; `commands --runner` prints all names."),
     (["commands", "transfer", "--stage=3"], "--stage=3: the runs have 2 stages. Use a number from 1 to 2."),
+    (["run", "flip", "--seeds=2", "--flags=--seed=7"], "--flags: --seed is set to 2 by the run 'with, seed 2' in the "
+     "study flip. Remove --seed from --flags."),
+    (["run", "flip", "--seeds=0"], "--seeds=0: the number of seeds is less than 1. Use a positive number."),
+    (["run", "flip", "--only=flip/with_seed_2"], "--only=flip/with_seed_2: the tables have no such run at the small"),
     (["commands", "flip", "--stage=0"], "--stage=0: the runs have 1 stage. Use a number from 1 to 1."),
     (["commands", "flip", "--flags=--temperature=-1"], "--temperature=-1"),
     (["commands", "5", "--flags=--temperature=0.3"], "--flags: --temperature is set to 0.05 by the run")])
@@ -569,7 +621,7 @@ def test_runs_are_scheduled_once_and_after_the_runs_that_they_start_from(scale):
     for selection in (names, ["few_labels"], ["transfer"]):
         scheduled = schedule.schedule(selection, scale)
         assert [run.stage for run in scheduled] == sorted(run.stage for run in scheduled)
-        requested = [(name, run.name) for name in selection for run in studies.STUDIES[name].runs_at(scale)]
+        requested = [(name, run.name, 1) for name in selection for run in studies.STUDIES[name].runs_at(scale)]
         keys = [key for run in scheduled for key in (run.key, *run.identical)]
         assert len(keys) == len(set(keys)) and set(requested) <= set(keys)
         settings = [json.dumps(runner.settings_of(studies.find_run(run.key), scale)) for run in scheduled]
