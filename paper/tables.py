@@ -133,12 +133,12 @@ def _run(names, scale, base, extra, num_seeds, only):
 
 
 def _report(names, scale, base):
-    report = tensorflow_startup.load("paper.report")
+    report, results = tensorflow_startup.load("paper.report"), tensorflow_startup.load("paper.results")
     from runtime import storage
 
     directory = os.path.join(base, scale)
     os.makedirs(directory, exist_ok=True)
-    rows_by_study = {name: report.rows_of(name, base, scale) for name in names}
+    rows_by_study = {name: results.rows_of(name, base, scale) for name in names}
     lines = [html.escape(report.summary(rows_by_study), quote=False), ""]
     for name, rows in rows_by_study.items():
         lines += report.markdown(name, rows, base, scale)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from paper import report, runner, studies, tables
+from paper import results as results_lib
 
 COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
 
@@ -44,7 +45,7 @@ def finish_transfer_runs(base, accuracies):
     ((0.6, 0.9, 0.89), [True, True, True]), ((0.6, 0.7, 0.9), [True, False, True])])
 def test_runs_that_are_not_significantly_worse_than_the_best_are_shown_in_bold(accuracies, best, tmp_path):
     finish_transfer_runs(tmp_path, accuracies)  # The linear evaluation is the only run in its group.
-    rows = report.rows_of("transfer", str(tmp_path), "small")
+    rows = results_lib.rows_of("transfer", str(tmp_path), "small")
     assert [row["best"] for row in rows] == best
     assert sum("**" in line for line in report.markdown("transfer", rows, str(tmp_path), "small")) == sum(best)
 
@@ -60,15 +61,15 @@ def test_correlations_match_numpy(tmp_path):
             points[labels].append((linear, tuned))
     finish(tmp_path, "lengths", studies.find_run(("lengths", "400 epochs")), {runner.LBFGS: 0.6})  # not fine-tuned yet
     results = {result["labels"]: result
-               for result in report.correlations("few_labels_lengths", str(tmp_path), "small")}
+               for result in results_lib.correlations("few_labels_lengths", str(tmp_path), "small")}
     for labels, pairs in points.items():
         assert results[labels]["pearson"] == pytest.approx(np.corrcoef(np.transpose(pairs))[0, 1])
     assert results["1 %"]["spearman"] == pytest.approx(1.0)
-    lines = report.markdown("few_labels_lengths", report.rows_of("few_labels_lengths", str(tmp_path), "small"),
+    lines = report.markdown("few_labels_lengths", results_lib.rows_of("few_labels_lengths", str(tmp_path), "small"),
                             str(tmp_path), "small")
     assert ("Correlation of linear evaluation with fine-tuning on 1 % of the labels (Appendix B.7): "
             f"Pearson {results['1 %']['pearson']:.2f}, Spearman 1.00, 3 points.") in lines
-    assert not report.correlations("few_labels_networks", str(tmp_path), "small")
+    assert not results_lib.correlations("few_labels_networks", str(tmp_path), "small")
 
 
 def test_runs_from_changed_studies_or_recipes_are_omitted(tmp_path):
@@ -80,7 +81,7 @@ def test_runs_from_changed_studies_or_recipes_are_omitted(tmp_path):
     runner.write_done(directories[3], {
         **done[3], "arguments": [*done[3]["arguments"], "--data_dir=a b", "--seed=7"],
         "settings": runner.settings_of(others[2], "small", dict(seed=7, data_dir="c"))})
-    assert [row["run"] for row in report.rows_of("color", str(tmp_path), "small")] == ["1/8", "1"]
+    assert [row["run"] for row in results_lib.rows_of("color", str(tmp_path), "small")] == ["1/8", "1"]
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
@@ -93,7 +94,7 @@ def test_differences_from_the_paper_are_shown_only_at_the_papers_scale(scale, tm
         runner.LBFGS: 0.5, "eval/label_top_5_accuracy": 0.9}, scale)
     shown = {}
     for name in ("temperature", "probes", "linear"):
-        titles, (texts,) = report.shown_table(report.rows_of(name, str(tmp_path), scale))
+        titles, (texts,) = report.shown_table(results_lib.rows_of(name, str(tmp_path), scale))
         shown[name] = dict(zip(titles, texts))
     if scale == "small":
         assert not [title for texts in shown.values() for title in texts if "difference" in title]
@@ -116,7 +117,7 @@ def finish_color_runs(base, accuracies):
 def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_path):
     """Uses the paper's accuracies: 59.6 for run 1/8, 62.6 for 1/2, 63.2 for 1, and 64.5 for 1 + blur."""
     finish_color_runs(tmp_path, {"1/8": 0.40, "1/2": 0.45, "1": 0.44, "1 + blur": 0.45})
-    rows = report.rows_of("color", str(tmp_path), "small")
+    rows = results_lib.rows_of("color", str(tmp_path), "small")
     assert [tuple(row[title] for title in ("run", "change", "change in the paper", "same direction"))
             for row in rows] == [("1/8", "-4.0", "-3.6", "yes"), ("1/2", "+1.0", "-0.6", "no"),
                                  ("1", None, None, None), ("1 + blur", "+1.0", "+1.3", "yes")]
@@ -134,14 +135,14 @@ def test_accuracy_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g
     """Uses the paper's accuracies for rotation: 67.6 from h and 25.6 from g(h)."""
     finish(tmp_path, "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
            probes=dict(rotation=dict(majority_baseline=0.25, h=0.3, z=0.4)))
-    row, = report.rows_of("probes", str(tmp_path), "small")
+    row, = results_lib.rows_of("probes", str(tmp_path), "small")
     assert (row["change"], row["change in the paper"], row["same direction"]) == ("-10.0", "+42.0", "no")
     assert "Changes in accuracy are from g(h) to h," in report.markdown("probes", [row], str(tmp_path), "small")[1]
 
 
 def test_constant_columns_are_described_in_a_sentence(tmp_path):
     finish_color_runs(tmp_path, {"1/8": 0.40, "1": 0.44})
-    lines = report.markdown("color", report.rows_of("color", str(tmp_path), "small"), str(tmp_path), "small")
+    lines = report.markdown("color", results_lib.rows_of("color", str(tmp_path), "small"), str(tmp_path), "small")
     assert "Columns with the same value in all rows are omitted: minutes = 1.5." in lines[1]
     assert not any("minutes" in line for line in lines[2:])
 
@@ -162,7 +163,7 @@ def test_plotted_columns_match_the_settings_at_each_scale(scale, tmp_path):
         runs = studies.STUDIES[study].runs_at(scale)
         for run in runs:
             finish(tmp_path, study, run, {"eval/label_top_1_accuracy": 0.5}, scale)
-        rows = report.rows_of(study, str(tmp_path), scale)
+        rows = results_lib.rows_of(study, str(tmp_path), scale)
         assert len(rows) == len(runs)
         for run, row in zip(runs, rows):
             config = runner.config_of(runner.arguments(run, scale))
@@ -185,8 +186,8 @@ def test_runs_with_different_learning_rates_are_averaged(tmp_path, capsys):
     for rate, results in ((0.5, {runner.TOP_1: 0.8}), (1.0, {})):  # The second run diverged.
         run = studies.find_run(("cifar_batches", f"batch 1024, 300 epochs, rate {rate}"))
         finish(tmp_path, "cifar_batches", run, results, "paper", diverged=not results)
-    rows = report.rows_of("cifar_batches", str(tmp_path), "paper")
-    first, second = report.averages("cifar_batches", rows)
+    rows = results_lib.rows_of("cifar_batches", str(tmp_path), "paper")
+    first, second = results_lib.averages("cifar_batches", rows)
     group = dict(temperature=0.5, epochs=300, training="up to 300 epochs")
     assert first == {**group, "batch_size": 512, "runs": 3, "mean": pytest.approx(0.915),
                      "standard deviation": pytest.approx(statistics.stdev(accuracies.values()))}
@@ -204,7 +205,7 @@ def test_runs_with_different_learning_rates_are_averaged(tmp_path, capsys):
 def test_figure_b8_is_averaged_over_learning_rates_and_epochs(tmp_path):
     for index, run in enumerate(studies.STUDIES["cifar_temperature"].runs):
         finish(tmp_path, "cifar_temperature", run, {runner.TOP_1: index / 1000}, "paper")
-    groups = report.averages("cifar_temperature", report.rows_of("cifar_temperature", str(tmp_path), "paper"))
+    groups = results_lib.averages("cifar_temperature", results_lib.rows_of("cifar_temperature", str(tmp_path), "paper"))
     assert len(groups) == 3 * 5 * 2 and sum(group["runs"] for group in groups) == len(
         studies.STUDIES["cifar_temperature"].runs)
     assert {group["runs"] for group in groups if group["training"] == "up to 300 epochs"} == {3 * 3}
@@ -214,17 +215,17 @@ def test_repeated_runs_are_averaged(tmp_path):
     accuracies = (0.46, 0.44, 0.45)
     for run, accuracy in zip(studies.STUDIES["seeds"].small_only, accuracies, strict=True):
         finish(tmp_path, "seeds", run, {runner.LBFGS: accuracy})
-    group, = report.averages("seeds", report.rows_of("seeds", str(tmp_path), "small"))
+    group, = results_lib.averages("seeds", results_lib.rows_of("seeds", str(tmp_path), "small"))
     assert group == {"runs": 3, "mean": pytest.approx(0.45),
                      "standard deviation": pytest.approx(statistics.stdev(accuracies))}
-    assert not report.averages("flip", [dict(accuracy=0.5)])
+    assert not results_lib.averages("flip", [dict(accuracy=0.5)])
 
 
 def test_top_5_accuracy_is_shown_for_figure_b1(tmp_path):
     results = {runner.TOP_1: 0.6, "eval/label_top_5_accuracy": 0.825}
     finish(tmp_path, "batches", studies.find_run(("batches", "linear 512, 100 epochs")), results)
     finish(tmp_path, "flip", studies.find_run(("flip", "with")), results)
-    shown = {name: report.markdown(name, report.rows_of(name, str(tmp_path), "small"), str(tmp_path), "small")
+    shown = {name: report.markdown(name, results_lib.rows_of(name, str(tmp_path), "small"), str(tmp_path), "small")
              for name in ("batches", "flip")}
     assert "| top-5 |" in shown["batches"][3] and "| 82.5 |" in shown["batches"][5]
     assert "top-5" not in shown["flip"][3]  # Appendix A has no top-5 accuracies.
@@ -233,14 +234,14 @@ def test_top_5_accuracy_is_shown_for_figure_b1(tmp_path):
 def test_additional_evaluations_are_not_shown_as_changed_flags(tmp_path):
     run = studies.find_run(("heads", "linear 512"))
     finish(tmp_path, "heads", run, {runner.LBFGS: 0.5, f"{runner.LBFGS}/projections": 0.4})
-    row, = report.rows_of("heads", str(tmp_path), "small")
+    row, = results_lib.rows_of("heads", str(tmp_path), "small")
     assert row["changed flags"] is None and row["logistic regression on g(h)"] == 0.4
     assert (row["head"], row["dimension"]) == ("linear", 512)
 
 
 def test_diverged_runs_are_marked_in_the_table(tmp_path):
     finish(tmp_path, "flip", studies.find_run(("flip", "with")), {}, diverged=True)
-    lines = report.markdown("flip", report.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
+    lines = report.markdown("flip", results_lib.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
     assert "| with | 64.5 | diverged | 1.5 |" in lines
     assert ("our runs use the settings of study_small.cfg (resnet10 on train[:20%] of cifar10, 32 pixels, batch size "
             "128, ") in lines[1]
