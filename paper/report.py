@@ -13,7 +13,7 @@ import shlex
 import jinja2
 import numpy as np
 
-from paper import results, runner, studies
+from paper import findings, results, runner, studies
 from runtime import console, progress, storage
 
 _SHOWN_WITH_PAPER = {"top-5", "million parameters"}  # Shown only if listed in the paper's table or in `Study.shown`.
@@ -39,12 +39,13 @@ def shown_table(rows: list[dict], shown: tuple[str, ...] = ()) -> tuple[list[str
     """Returns the titles of the displayed columns and, for each row, the text in these columns.
 
     Args:
-      rows: result of `results.rows_of`.
+      rows: result of `results.rows_of` or `results.mean_rows`.
       shown: columns to show even if the paper's table does not have them.
     """
-    column_order = ("run", "changed flags", *_titles_with(rows, "paper, "), "million parameters", *results.COLUMNS,
-                    "majority baseline", *_titles_with(rows, " from "), *_titles_with(rows, "difference"), "baseline",
-                    "change", "change in the paper", "same direction", "status", "minutes")
+    column_order = ("run", "seeds", "changed flags", *_titles_with(rows, "paper, "), "million parameters",
+                    *results.COLUMNS, "majority baseline", *_titles_with(rows, " from "),
+                    *_titles_with(rows, "difference"), "baseline", "change", "change in the paper", "same direction",
+                    "status", "minutes")
     in_paper = {title.removeprefix("paper, ") for title in _titles_with(rows, "paper, ")}
     titles = [title for title in dict.fromkeys(column_order) if any(row.get(title) is not None for row in rows)
               and (title not in _SHOWN_WITH_PAPER or title in in_paper or title in shown)
@@ -70,7 +71,13 @@ def _without_constant_columns(titles, texts):
 
 
 def _results(name, rows, base, scale):
-    """Returns a study's table (None if there are no rows), the sentences above it, and the sentences below it."""
+    """Returns a study's table (None if there are no rows), the sentences above it, and the sentences below it.
+
+    Args:
+      name: name of the study.
+      rows: result of `results.mean_rows`.
+      base, scale: see `results.rows_of`.
+    """
     study = studies.STUDIES[name]
     above = [_finding(study, rows, scale)]
     if not rows:
@@ -78,12 +85,21 @@ def _results(name, rows, base, scale):
         return None, above + [f"Not run. {how}"] * bool(study.runs_at(scale)), []
     table, constant = _without_constant_columns(*shown_table(rows, study.shown))
     above += ["Accuracies are given in %.", constant]
+    if any(row["seeds"] for row in rows):
+        above += ["Each value is a mean over seeds; ± is followed by the sample standard deviation.",
+                  _unfinished(study, rows, scale)]
     if any(row["change"] for row in rows):
         above += [_meaning_of_change(rows)]
-    recipes = {None if run.transfer or run.probes else run.small_recipe for run in study.runs_at(scale)}
-    seeds_apply = scale == "small" and "change" in table[0] and recipes == {"study_small.cfg"}
-    below = [_seeds_text(base, scale)] if seeds_apply else []
-    return table, list(filter(None, above)), [*filter(None, below), *_correlation_texts(name, base, scale)]
+    return table, list(filter(None, above)), _correlation_texts(name, base, scale)
+
+
+def _unfinished(study, rows, scale):
+    """Returns a sentence that lists the unfinished runs, with the seeds that other runs have, or ""."""
+    seeds = {row["run"]: row["_seeds"] for row in rows}
+    missing = {run.name: sorted(set.union(*seeds.values()) - seeds.get(run.name, set()))
+               for run in study.runs_at(scale)}
+    texts = [f"{run} (seed {', '.join(map(str, numbers))})" for run, numbers in missing.items() if numbers]
+    return f"Not finished: {'; '.join(texts)}." if texts else ""
 
 
 def _meaning_of_change(rows):
@@ -94,13 +110,22 @@ def _meaning_of_change(rows):
     return f"Changes in accuracy are {start}, in percentage points."
 
 
-def _seeds_text(base, scale):
-    """Returns a sentence about the standard deviation across seeds, or "" if it has not been measured."""
-    group = next((group for group in results.averages("seeds", results.rows_of("seeds", base, scale))
-                  if group["standard deviation"] is not None), None)
-    return "" if group is None else (
-        f"For comparison, the standard deviation of the accuracy over {group['runs']} seeds of the default run is "
-        f"{100 * group['standard deviation']:.1f} points (study \"seeds\").")
+def _findings_table(comparisons):
+    """Returns the titles and rows of a table with the result of `findings.compare`."""
+    def interval(low, high):
+        return "" if low is None else f"{low:+.1f} to {high:+.1f}"
+
+    return ["finding", "difference in the paper", "our difference", f"{findings.LEVEL:.0%} interval", "result"], [
+        [entry["finding"].text, entry["paper"], results.signed(entry["difference"]) or "",
+         interval(entry["low"], entry["high"]), entry["verdict"]] for entry in comparisons]
+
+
+def _findings_text(comparisons):
+    """Returns a sentence with the number of seeds and the noise that determine the intervals, or "" without them."""
+    fits = {entry["finding"].metric: entry["fit"] for entry in comparisons if entry["low"] is not None}
+    noise = "; ".join(f"{metric} {fit.deviation:.1f} points with {fit.degrees_of_freedom} degrees of freedom, "
+                      f"{fit.num_seeds} seeds" for metric, fit in fits.items())
+    return f"Standard deviation of the noise in one run: {noise}." if noise else ""
 
 
 def _displayed(title, row):
@@ -108,6 +133,8 @@ def _displayed(title, row):
     value = row.get(title)
     if isinstance(value, float) and "paper" not in title:
         text = _FORMATS.get(title, "{:.1%}").format(value).rstrip("%")
+        if title in row.get("_deviations", ()):
+            text += f" ± {100 * row['_deviations'][title]:.1f}"
         return _Bold(text) if title == "transfer" and row.get("best") else text
     return "" if value is None else str(value)
 
@@ -116,12 +143,20 @@ def _displayed(title, row):
 
 
 def markdown(name: str, rows: list[dict], base: str, scale: str) -> list[str]:
-    """Returns the report on a study as lines of Markdown. For the arguments, see `results.rows_of`."""
-    study = studies.STUDIES[name]
+    """Returns the report on a study as lines of Markdown.
+
+    Args:
+      name: name of the study.
+      rows: result of `results.rows_of`.
+      base, scale: see `results.rows_of`.
+    """
+    study, comparisons = studies.STUDIES[name], findings.compare(name, rows, scale)
+    rows = results.mean_rows(name, rows, scale)
     table, above, below = _results(name, rows, base, scale)
     lines = [f"### {study.title} ({study.source})", " ".join(above), "", *(_markdown_table(*table) if table else [])]
     return [*lines, *(line for text in below for line in ("", text)), "",
-            *_markdown_averages(results.averages(name, rows)), *_markdown_flags(rows), *_markdown_cited(study)]
+            *(_markdown_findings(comparisons) if rows else []), *_markdown_averages(results.averages(name, rows)),
+            *_markdown_flags(rows), *_markdown_cited(study)]
 
 
 def _finding(study, rows, scale):
@@ -144,6 +179,14 @@ def _markdown_flags(rows):
     """Returns a collapsible Markdown table that lists the runs' flags."""
     return (["<details><summary>flags</summary>", "", *_markdown_table(*_flags_table(rows)), "", "</details>", ""]
             if rows else [])
+
+
+def _markdown_findings(comparisons):
+    """Returns a Markdown table with the result of `findings.compare`."""
+    if not comparisons:
+        return []
+    return [" ".join(["Findings:", _findings_text(comparisons)]).strip(), "",
+            *_markdown_table(*_findings_table(comparisons)), ""]
 
 
 def _markdown_averages(groups):
@@ -243,7 +286,8 @@ def summary(rows_by_study: dict[str, list[dict]]) -> str:
     sentences = [f"This report includes {len(done)} runs, which took {duration} in total"]
     sentences += [f"Hardware: {'; '.join(machines)}"] * bool(machines)
     sentences += [f"Version: {', '.join(versions)}"] * bool(versions)
-    return ". ".join(sentences) + "."
+    has_findings = any(rows and name in findings.FINDINGS for name, rows in rows_by_study.items())
+    return ". ".join(sentences) + "." + (f" {findings.RULE}" if has_findings else "")
 
 
 def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale: str) -> None:
@@ -272,12 +316,15 @@ def _finalize(value):
 
 
 def _section(name, rows, base, scale):
-    """Returns a dict with the text, tables and plot of a study, for use in the HTML template."""
-    study, groups = studies.STUDIES[name], results.averages(name, rows)
+    """Returns a dict with the text, tables and plot of a study, for use in the HTML template. See `markdown`."""
+    study, comparisons = studies.STUDIES[name], findings.compare(name, rows, scale)
+    rows = results.mean_rows(name, rows, scale)
+    groups = results.averages(name, rows)
     table, above, below = _results(name, rows, base, scale)
     return dict(
         name=name, title=study.title, source=study.source, above=" ".join(above).replace("`", ""), table=table,
-        plot=_plot(rows, scale), averages=_averages_table(groups) if groups else None, below=below,
+        plot=_plot(rows, scale), findings=_findings_table(comparisons) if comparisons else None,
+        findings_text=_findings_text(comparisons), averages=_averages_table(groups) if groups else None, below=below,
         flags=_flags_table(rows) if rows else None, cited=_cited_table(study) if study.cited else None)
 
 

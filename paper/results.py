@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 
 import numpy as np
 
 from paper import runner, studies
+from runtime import storage
 from runtime.errors import UserError
 from transfer import output, significance
 
@@ -17,17 +20,19 @@ COLUMNS = {  # maps column titles to keys in the results of a finished run
     "contrastive accuracy": "eval/contrast_acc", "entropy": "eval/contrast_entropy",
 }
 _MAIN_MEASURES = ("top-1", "mean per class", "mAP")  # The paper's metrics that correspond to `runner.accuracy`.
+_ACCURACY_COLUMNS = ("logistic regression", "linear head", "transfer")  # in the order of `runner.accuracy`
 _SHARED_MEASURES = ("top-5", "contrastive accuracy", "entropy")  # Metrics that have the same name in the paper.
 ALPHA = 0.05  # Significance level of the permutation test, as in the paper's tables.
 
 
-# -------------------------------------------------------------------------------------------------------------- rows
+# ----------------------------------------------------------------------------------------------------- finished runs
 
 
-def rows_of(name: str, base: str, scale: str) -> list[dict]:
-    """Returns a study's finished runs as dicts that map column titles to values.
+def finished_runs(name: str, base: str, scale: str) -> list[tuple[studies.Run, dict]]:
+    """Returns a study's finished runs, with all seeds, and the contents of their done.json files.
 
-    Our accuracies are in [0, 1]; the paper's are in %. Keys that start with "_" are not displayed.
+    If the study has no directory, the results are read from the file that `write_records` wrote. Runs with outdated
+    settings are omitted.
 
     Args:
       name: name of the study.
@@ -35,55 +40,171 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
       scale: paper or small.
 
     Raises:
-      UserError: predictions for the permutation test are missing or belong to different examples.
+      UserError: the file with recorded results is corrupt.
+    """
+    directory, runs = os.path.join(base, scale, name), studies.STUDIES[name].runs_at(scale)
+    if os.path.isdir(directory):
+        matches = [re.search("_seed_([0-9]{1,9})$", entry) for entry in os.listdir(directory)]
+        seeds = sorted({1, *(int(match[1]) for match in matches if match)})
+        candidates = [(run, runner.read_done(runner.directory_of(base, scale, name, run)))
+                      for run in (run.with_seed(seed) for run in runs for seed in seeds)]
+    else:
+        records = _read_records(records_path(name, base, scale))
+        candidates = [(run.with_seed(record["seed"]), record) for run in runs for record in records
+                      if record["run"] == run.name]
+    return [(run, done) for run, done in candidates if done is not None and runner.is_current(run, scale, done)]
+
+
+def records_path(name: str, base: str, scale: str) -> str:
+    """Returns the path of the file with the recorded results of a study."""
+    return os.path.join(base, scale, f"{name}.jsonl")
+
+
+_RECORDED = ("arguments", "probes", "seconds", "commits", "hardware", "million_parameters", "diverged", "same_as")
+
+
+def write_records(path: str, rows: list[dict]) -> None:
+    """Writes the results of finished runs, one JSON object per line, from which `rows_of` can restore the rows.
+
+    The objects contain the parts of done.json that reports use, and a digest of the settings. Predictions for the
+    permutation test are not included.
+
+    Args:
+      path: path of the file.
+      rows: result of `rows_of`.
+    """
+    lines = []
+    for row in rows:
+        done = row["_done"]
+        settings = done["settings"]
+        lines.append(json.dumps({
+            "run": row["run"], "seed": row["seed"],
+            "settings": settings if isinstance(settings, str) else runner.digest_without_defaults(settings),
+            "results": {key: done["results"][key] for key in COLUMNS.values() if key in done["results"]},
+            **{key: done[key] for key in _RECORDED if key in done}}))
+    storage.write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _read_records(path):
+    """Reads a file written by `write_records`. Returns no records if it does not exist."""
+    if not storage.is_file(path):
+        return []
+    with open(path, "rb") as file:
+        lines = file.read().splitlines()
+    return [_parse_record(path, *numbered) for numbered in enumerate(lines, 1)]
+
+
+def _parse_record(path, number, line):
+    """Parses a line of a file with recorded results. Raises `UserError` if it is corrupt."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    types = dict(run=str, seed=int, settings=str)
+    if not (isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in types.items())
+            and record["seed"] > 0 and runner.is_valid(record)):
+        raise UserError(f"{path}: line {number} is corrupt. Restore or remove the file.")
+    return record
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+
+def rows_of(name: str, base: str, scale: str) -> list[dict]:
+    """Returns a study's finished runs, with all seeds, as dicts that map column titles to values.
+
+    Our accuracies are in [0, 1]; the paper's are in %. Keys that start with "_" are not displayed.
+
+    Args:
+      name, base, scale: see `finished_runs`.
+
+    Raises:
+      UserError: predictions for the permutation test are missing or belong to different examples, or the file with
+        recorded results is corrupt.
     """
     rows = []
-    for run in studies.STUDIES[name].runs_at(scale):
-        done = _finished(name, run, base, scale)
-        if done is not None:
-            directory = runner.directory_of(base, scale, name, run)
-            source = directory if done["same_as"] is None else os.path.join(base, done["same_as"])
-            rows.append(_row(run, done, scale, source))
+    for run, done in finished_runs(name, base, scale):
+        measures, source = _measures(done), done["same_as"]
+        rows.append({**_row(run, measures, scale), "status": "diverged" if done["diverged"] else None, "_done": done,
+                     "_directory": runner.directory_of(base, scale, name, run) if source is None
+                     else os.path.join(base, source), "_measures": measures})
     _add_changes(studies.STUDIES[name], rows)
     _mark_best(rows)
     return rows
 
 
-def _finished(name, run, base, scale):
-    """Returns the content of a run's done.json, or None if the file is missing or has outdated settings."""
-    done = runner.read_done(runner.directory_of(base, scale, name, run))
-    return done if done is not None and runner.is_current(run, scale, done) else None
+def mean_rows(name: str, rows: list[dict], scale: str) -> list[dict]:
+    """Averages over seeds. Returns one row per run, with the additional columns `seeds` and `_deviations`.
+
+    `seeds` is the number of seeds, or None if no run has several. `_deviations` maps the title of the column with the
+    accuracy to its sample standard deviation, if the run has several seeds.
+
+    Args:
+      name: name of the study.
+      rows: result of `rows_of`.
+      scale: paper or small.
+    """
+    groups, means = {}, []
+    for row in rows:
+        groups.setdefault(row["run"], []).append(row)
+    for run, group in groups.items():
+        measures = [row["_measures"] for row in group]
+        titles = dict.fromkeys(title for values in measures for title in values)
+        row = _row(studies.find_run((name, run)), {title: _mean([values.get(title) for values in measures])
+                                                   for title in titles}, scale)
+        accuracies = [other["accuracy"] for other in group if other["accuracy"] is not None]
+        title = next((title for title in _ACCURACY_COLUMNS if row[title] is not None), None)
+        diverged = [str(other["seed"]) for other in group if other["status"]]
+        status = f"diverged with seed {', '.join(diverged)}" if len(diverged) < len(group) else "diverged"
+        means.append({
+            **row, "seed": None, "seeds": len(group) if any(len(other) > 1 for other in groups.values()) else None,
+            "status": status if diverged else None, "best": all(other.get("best") for other in group),
+            "_seeds": {other["seed"] for other in group},
+            "_deviations": {title: float(np.std(accuracies, ddof=1))} if len(accuracies) > 1 else {},
+            "_done": group[0]["_done"]})
+    _add_changes(studies.STUDIES[name], means)
+    return means
 
 
-def _row(run, done, scale, directory):
-    """Returns the row for a finished run whose files are in `directory`."""
-    results = {title: _finite_or_none(done["results"].get(key)) for title, key in COLUMNS.items()}
-    probes = {probe: {"h": _finite_or_none(values.get("h")), "g(h)": _finite_or_none(values.get("z")),
-                      # Earlier versions stored the baseline as "guess".
-                      "majority baseline": _finite_or_none(values.get("majority_baseline", values.get("guess")))}
-              for probe, values in done["probes"].items() if isinstance(values, dict)}
-    for probe, values in probes.items():
-        results |= {"majority baseline": values["majority baseline"],
-                    **{f"{probe} from {measure}": values[measure] for measure in ("h", "g(h)")}}
-    paper = {f"paper, {measure}": number for measure, number in run.paper.items()}
+def _mean(values):
+    """Returns the mean of the values that are not None, or None if there are no such values."""
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _measures(done):
+    """Returns the results of a finished run as a dict that maps column titles to finite numbers or None."""
+    measures = {title: _finite_or_none(done["results"].get(key)) for title, key in COLUMNS.items()}
+    for probe, values in done["probes"].items():
+        if isinstance(values, dict):
+            first, second = _finite_or_none(values.get("h")), _finite_or_none(values.get("z"))
+            # Earlier versions stored the baseline as "guess".
+            baseline = _finite_or_none(values.get("majority_baseline", values.get("guess")))
+            measures |= {"majority baseline": baseline, f"{probe} from h": first, f"{probe} from g(h)": second,
+                         "_h": first, "_g(h)": second}
+    parameters = _finite_or_none(done.get("million_parameters"))  # Transfer runs do not record this number.
+    return {**measures, "accuracy": runner.accuracy(done), "_minutes": done["seconds"] / 60,
+            "million parameters": None if parameters is None else round(parameters, 3)}
+
+
+def _row(run, measures, scale):
+    """Returns the row for a run with the given measures (see `_measures`), without changes and status."""
     changed = run.small_flags.items() if scale == "small" else ()
     # Additional evaluations are omitted here, since they are shown as additional columns.
     changed_flags = ", ".join(f"{flag} {value}" for flag, value in changed
                               if flag not in ("eval_protocol", "eval_projections"))
-    accuracy = runner.accuracy(done)
-    ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: results[measure] for measure in _SHARED_MEASURES},
-            **{measure: values[measure] for values in probes.values() for measure in ("h", "g(h)")}}
-    parameters = _finite_or_none(done.get("million_parameters"))  # Transfer runs do not record this number.
+    accuracy, projections = measures["accuracy"], (measures.get("_h"), measures.get("_g(h)"))
+    ours = {**dict.fromkeys(_MAIN_MEASURES, accuracy), **{measure: measures[measure] for measure in _SHARED_MEASURES},
+            **dict(zip(("h", "g(h)"), projections))}
     plotted = next((measure for measure in (*_MAIN_MEASURES, "h") if measure in run.paper), None)
-    return {"run": run.name, "changed flags": changed_flags or None, **paper, **results,
-            **(_differences(run.paper, ours) if scale == "paper" else {}),
-            "status": "diverged" if done["diverged"] else None,
-            "minutes": f"{done['seconds'] / 60:.1f}", **run.plot_columns,
-            **(run.small_plot_columns if scale == "small" else {}), "accuracy": accuracy,
-            "million parameters": None if parameters is None else round(parameters, 3),
-            "_plotted": ours.get(plotted, accuracy), "_paper": run.paper.get(plotted), "_done": done,
-            "_directory": directory, "_probe_changes": probes and (
-                _change(ours["h"], ours["g(h)"], 100), _change(run.paper.get("h"), run.paper.get("g(h)"), 1))}
+    return {"run": run.name, "seed": run.seed, "changed flags": changed_flags or None,
+            **{f"paper, {measure}": number for measure, number in run.paper.items()},
+            **{title: value for title, value in measures.items() if not title.startswith("_")},
+            **(_differences(run.paper, ours) if scale == "paper" else {}), "minutes": f"{measures['_minutes']:.1f}",
+            **run.plot_columns, **(run.small_plot_columns if scale == "small" else {}),
+            "_plotted": ours[plotted] if plotted else accuracy, "_paper": run.paper.get(plotted),
+            "_probe_changes": "_h" in measures and (
+                _change(*projections, 100), _change(run.paper.get("h"), run.paper.get("g(h)"), 1))}
 
 
 def _finite_or_none(value):
@@ -105,17 +226,18 @@ def _differences(paper, ours):
 def _add_changes(study, rows):
     """Adds the change in accuracy relative to the baseline run to each row, for our results and for the paper's.
 
-    Changes are in percentage points. For Table 3, the change is the accuracy on h minus that on g(h) in the same run.
+    Our changes are relative to the baseline run with the same seed. Changes are in percentage points. For Table 3, the
+    change is the accuracy on h minus that on g(h) in the same run.
     """
-    rows_by_name = {row["run"]: row for row in rows}
+    rows_by_key = {(row["run"], row["seed"]): row for row in rows}
     for row in rows:
-        baseline = rows_by_name.get(study.baseline_of(row["run"]))
+        baseline = rows_by_key.get((study.baseline_of(row["run"]), row["seed"]))
         ours, paper = row.pop("_probe_changes") or (
             (_change(row["_plotted"], baseline["_plotted"], 100), _change(row["_paper"], baseline["_paper"], 1))
             if baseline else (None, None))
         agrees = None if ours is None or not paper else "yes" if ours * paper > 0 else "no"
         row |= {"_change": ours, "_paper_change": paper, "baseline": None if baseline is None else baseline["run"],
-                "change": _signed(ours), "change in the paper": _signed(paper), "same direction": agrees}
+                "change": signed(ours), "change in the paper": signed(paper), "same direction": agrees}
 
 
 def _change(value, baseline, scale):
@@ -123,7 +245,8 @@ def _change(value, baseline, scale):
     return None if value is None or baseline is None else scale * (value - baseline)
 
 
-def _signed(change):
+def signed(change: float | None) -> str | None:
+    """Returns a change in percentage points as text, or None if there is none."""
     return None if change is None else f"{change:+.1f}"
 
 
@@ -131,12 +254,13 @@ def _mark_best(rows):
     """Sets `best` to True for transfer runs whose results do not differ significantly from those of the best run.
 
     Significance is determined by the permutation test. As in the paper, runs on the same data set are compared in two
-    groups: linear evaluation, and training of the whole network.
+    groups: linear evaluation, and training of the whole network. Runs with different seeds are not compared. Recorded
+    results do not include predictions, so they are not compared either.
     """
     groups = {}
     for row in rows:
-        if "protocol" in row and row["accuracy"] is not None:
-            groups.setdefault((row["task"], row["protocol"] == "linear"), []).append(row)
+        if "protocol" in row and row["accuracy"] is not None and os.path.isdir(row["_directory"]):
+            groups.setdefault((row["task"], row["protocol"] == "linear", row["seed"]), []).append(row)
     for group in groups.values():
         predictions = {row["run"]: _predictions_of(row) for row in group}
         best = predictions[max(group, key=lambda row: row["accuracy"])["run"]]
@@ -198,19 +322,29 @@ def correlations(name: str, base: str, scale: str) -> list[dict]:
 
     Returns:
       A list with one dict per label fraction. `labels` is the label fraction, and `points` is a list of (name,
-      linear-evaluation accuracy, fine-tuning accuracy). `pearson` and `spearman` are the correlation coefficients, or
-      None if there are fewer than three points.
+      linear-evaluation accuracy, fine-tuning accuracy), where accuracies are averaged over seeds. `pearson` and
+      `spearman` are the correlation coefficients, or None if there are fewer than three points.
     """
     from scipy import stats
 
-    points = {}
-    for run in studies.STUDIES[name].runs_at(scale):
-        start_study, start_run = run.starts_from[0], studies.find_run(run.starts_from)
-        done = _finished(name, run, base, scale), _finished(start_study, start_run, base, scale)
-        if all(content is not None and runner.accuracy(content) is not None for content in done):
-            tuned, linear = map(runner.accuracy, done)
-            points.setdefault(run.plot_columns["labels"], []).append((run.plot_columns["start"], linear, tuned))
+    runs, points = studies.STUDIES[name].runs_at(scale), {}
+    tuned = _mean_accuracies(name, base, scale)
+    linear = {study: _mean_accuracies(study, base, scale) for study in {run.starts_from[0] for run in runs}}
+    for run in runs:
+        study, start = run.starts_from
+        if run.name in tuned and start in linear[study]:
+            points.setdefault(run.plot_columns["labels"], []).append(
+                (run.plot_columns["start"], linear[study][start], tuned[run.name]))
     return [dict(labels=labels, points=group, **{
         title: float(function(*list(zip(*group))[1:]).statistic) if len(group) > 2 else None
         for title, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr))})
         for labels, group in points.items()]
+
+
+def _mean_accuracies(name, base, scale):
+    """Returns a dict that maps the names of a study's finished runs to their mean accuracies over seeds."""
+    accuracies = {}
+    for run, done in finished_runs(name, base, scale):
+        if runner.accuracy(done) is not None:
+            accuracies.setdefault(run.name, []).append(runner.accuracy(done))
+    return {run: _mean(values) for run, values in accuracies.items()}

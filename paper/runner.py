@@ -111,7 +111,7 @@ def directory_name(run: studies.Run) -> str:
     return slug(run.name) if run.seed == 1 else f"{slug(run.name)}_seed_{run.seed}"
 
 
-_DONE_TYPES = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(int, float), commits=list,
+_DONE_TYPES = dict(arguments=list, results=dict, probes=dict, seconds=(int, float), commits=list,
                    hardware=str, diverged=bool, same_as=(str, type(None)))  # types of the values in done.json
 
 
@@ -120,11 +120,18 @@ def read_done(directory: str) -> dict | None:
     from runtime import storage  # Imported here, because it loads TensorFlow, which other commands do not need.
 
     done = storage.read_json(os.path.join(directory, "done.json"))
-    if done is None or not all(isinstance(done.get(name, ...), types) for name, types in _DONE_TYPES.items()):
-        return None
+    return done if done is not None and is_valid(done) and isinstance(done.get("settings"), dict) else None
+
+
+def is_valid(done: dict) -> bool:
+    """Returns whether the values in a done.json file, apart from `settings`, have the required types and ranges."""
+    from runtime import storage
+
+    if not all(isinstance(done.get(name, ...), types) for name, types in _DONE_TYPES.items()):
+        return False
     texts = [*done["arguments"], *(version for version in done["commits"] if version is not None)]
     metrics = [value for key, value in done["results"].items() if key in (LBFGS, TOP_1, "test")]
-    return done if all(isinstance(text, str) for text in texts) and all(map(storage.is_fraction, metrics)) else None
+    return all(isinstance(text, str) for text in texts) and all(map(storage.is_fraction, metrics))
 
 
 def write_done(directory: str, done: dict) -> None:
@@ -166,8 +173,26 @@ def settings_digest(settings: dict) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def digest_without_defaults(settings: dict) -> str:
+    """Returns a digest of a run's settings without default values, which new settings in `Config` do not change."""
+    return settings_digest(_without_defaults(settings))
+
+
+def _without_defaults(settings):
+    """Removes default values from a run's settings (see `settings_of`) and from those of the run it starts from."""
+    defaults = json.loads(json.dumps(dataclasses.asdict(config_lib.Config())))
+    start = settings.get("start")
+    return {**{name: value for name, value in settings.items() if name not in defaults or value != defaults[name]},
+            "start": _without_defaults(start) if isinstance(start, dict) else start}
+
+
 def is_current(run: studies.Run, scale: str, done: dict) -> bool:
-    """Returns whether a finished run used its study's current settings, apart from additional flags."""
+    """Returns whether a finished run used its study's current settings, apart from additional flags.
+
+    Args:
+      run, scale: the run and its scale.
+      done: content of done.json. `settings` may be the result of `digest_without_defaults` instead of a dict.
+    """
     expected = arguments(run, scale)
     if done["arguments"][:len(expected)] != expected:
         return False
@@ -175,7 +200,8 @@ def is_current(run: studies.Run, scale: str, done: dict) -> bool:
         extra = config_lib.parse_settings(shlex.join(done["arguments"][len(expected):]))
     except UserError:  # Another version stored a flag that this version does not have.
         return False
-    return done["settings"] == settings_of(run, scale, extra)
+    stored = done["settings"] if isinstance(done["settings"], str) else digest_without_defaults(done["settings"])
+    return stored == digest_without_defaults(settings_of(run, scale, extra))
 
 
 class InProgress(UserError):

@@ -736,10 +736,6 @@ STUDIES = {
                       "implements these losses, and Table 4 compares them", (), cited=_named_rows("table_2", "Name")),
     "designs": Study("Design choices of other methods", "Table C.1", "descriptions without numbers to compare", (),
                      cited=_named_rows("table_c1", "Model")),
-    "seeds": Study("Repeated runs", "not in the paper", "the default small-scale run with three seeds; differences "
-                   "between other runs are noise unless they exceed those between seeds", (), (), tuple(
-                       Run(f"seed {seed}", dict(seed=seed), plot_columns=dict(seed=seed)) for seed in (1, 2, 3)),
-                   averaged_over=("seed",)),
 }
 
 

@@ -23,8 +23,11 @@ commands do not store results for `report`. With --runner, each line is a `run` 
 and stores its results for `report`. With --stage, only the lines of one stage are printed, for job arrays.
 docs/clusters.md explains how to execute the printed commands with Slurm and GNU parallel.
 
-Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft. `report` prints
-Markdown tables and writes report.md, report.html and one CSV file per table to the folder --dir/SCALE.
+Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft.
+
+`report` includes all finished seeds. It prints Markdown tables, and writes report.md, report.html and two files per
+table to the folder --dir/SCALE. STUDY.csv has one row per run and seed. STUDY.jsonl has the same results in a form that
+`report` reads if the directory of the study does not exist, for example in docs/tables.
 """
 
 from __future__ import annotations
@@ -144,12 +147,13 @@ def _report(names, scale, base):
         lines += report.markdown(name, rows, base, scale)
         if rows:
             report.write_csv(os.path.join(directory, f"{name}.csv"), rows)
+            results.write_records(results.records_path(name, base, scale), rows)
     text = "\n".join(lines)
     console.log(text)
     storage.write_bytes(os.path.join(directory, "report.md"),
                         f"# The paper's tables, {scale} scale\n\n{text}\n".encode())
     report.write_html(os.path.join(directory, "report.html"), rows_by_study, base, scale)
-    console.log(f"wrote report.md, report.html and one CSV file per table to {directory}")
+    console.log(f"wrote report.md, report.html, and a CSV file and a JSON Lines file per table to {directory}")
 
 
 def _parser():

@@ -123,12 +123,6 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
                                  ("1", None, None, None), ("1 + blur", "+1.0", "+1.3", "yes")]
     lines = report.markdown("color", rows, str(tmp_path), "small")
     assert 'Changes in accuracy are relative to the run "1", in percentage points.' in lines[1]
-    assert "over 3 seeds" not in "".join(lines)
-    for seed, accuracy in zip((1, 2, 3), (0.44, 0.45, 0.46)):
-        finish(tmp_path, "seeds", studies.find_run(("seeds", f"seed {seed}")), {runner.LBFGS: accuracy})
-    lines = report.markdown("color", rows, str(tmp_path), "small")
-    assert ("For comparison, the standard deviation of the accuracy over 3 seeds of the default run is 1.0 points "
-            '(study "seeds").') in lines
 
 
 def test_accuracy_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g_of_h(tmp_path):
@@ -152,7 +146,7 @@ def test_every_study_with_several_runs_has_a_baseline(scale):
     for name, study in studies.STUDIES.items():
         names = {run.name for run in study.runs_at(scale)}
         compared = [run for run in names if study.baseline_of(run) in names]
-        exempt = {"seeds", "probes"} | ({"few_labels_broader"} if scale == "small" else set())  # no baseline
+        exempt = {"probes"} | ({"few_labels_broader"} if scale == "small" else set())  # no baseline
         assert compared or len(names) < 2 or name in exempt, name
         assert not [run for run in names if study.baseline_of(run) not in {*names, None}], name
 
@@ -209,16 +203,6 @@ def test_figure_b8_is_averaged_over_learning_rates_and_epochs(tmp_path):
     assert len(groups) == 3 * 5 * 2 and sum(group["runs"] for group in groups) == len(
         studies.STUDIES["cifar_temperature"].runs)
     assert {group["runs"] for group in groups if group["training"] == "up to 300 epochs"} == {3 * 3}
-
-
-def test_repeated_runs_are_averaged(tmp_path):
-    accuracies = (0.46, 0.44, 0.45)
-    for run, accuracy in zip(studies.STUDIES["seeds"].small_only, accuracies, strict=True):
-        finish(tmp_path, "seeds", run, {runner.LBFGS: accuracy})
-    group, = results_lib.averages("seeds", results_lib.rows_of("seeds", str(tmp_path), "small"))
-    assert group == {"runs": 3, "mean": pytest.approx(0.45),
-                     "standard deviation": pytest.approx(statistics.stdev(accuracies))}
-    assert not results_lib.averages("flip", [dict(accuracy=0.5)])
 
 
 def test_top_5_accuracy_is_shown_for_figure_b1(tmp_path):

@@ -209,7 +209,6 @@ def test_flags_without_effect_on_results_may_change(calls, tmp_path):
 def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsys):
     for table, flags, words in (
             ("5", "--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, 0.05' in"),
-            ("seeds", "--seed=2", "--seed is set to 1 by the run 'seed 1' in the study seeds."),
             ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set to ")):
         with pytest.raises(SystemExit) as error:
             tables.main(["run", table, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
@@ -681,8 +680,6 @@ def test_subcommands_list_studies_and_print_paper_results_and_commands():
                              check=True).stdout
     assert printed.count("python run.py") == printed.count(" && python -m paper.probes") == 4
     assert "--dataset=imagenet2012" in printed and printed.count("/probes.json\n") == 4
-    failed = subprocess.run([*program, "commands", "seeds"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert failed.returncode == 2 and "Use --scale=small." in failed.stderr
     failed = subprocess.run([*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert failed.returncode == 2
     assert "table=transfer_1x: no runs at the small scale. Use --scale=paper." in failed.stderr
