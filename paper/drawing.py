@@ -83,6 +83,28 @@ def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = (),
     return rows
 
 
+def _average_over_seeds(rows, columns):
+    """Merges rows that have the same values in `columns`, such as those of runs that differ only in their seeds.
+
+    `accuracy` becomes the mean. `standard_deviation` ("" for a single run) and `runs` are added.
+    """
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    averages = []
+    for group in groups.values():
+        accuracies = [row["accuracy"] for row in group]
+        averages.append({**group[0], "accuracy": float(np.mean(accuracies)),
+                         **dict(zip(_DEVIATION_COLUMNS, _deviation(accuracies)))})
+    return averages
+
+
+def _save_averages(figure, columns, rows, out, name):
+    """Saves a figure with the result of `_average_over_seeds`, with its deviation columns if there are any."""
+    columns = (*columns, *_DEVIATION_COLUMNS[:2 * any(row["runs"] > 1 for row in rows)])
+    return save(figure, columns, [tuple(row[column] for column in columns) for row in rows], out, name)
+
+
 def _parse_number(path, column, text, is_accuracy):
     try:
         value = float(text)
@@ -283,13 +305,17 @@ def tsne(model: model_lib.Model, config: Config, split: str, out: str, seed: int
 def pairs(path: str, out: str) -> str:
     """Plots the accuracy for each pair of augmentations, with row averages (Figure 5).
 
-    The CSV file must contain the columns `first`, `second` and `accuracy`.
+    The CSV file must contain the columns `first`, `second` and `accuracy`. For a pair with several rows, the figure
+    shows the mean and the sample standard deviation.
     """
-    rows = read_csv(path, ("first", "second", "accuracy"), numeric=("accuracy",))
+    columns = ("first", "second", "accuracy")
+    rows = _average_over_seeds(read_csv(path, columns, numeric=("accuracy",)), columns[:2])
     names = list(dict.fromkeys([row["first"] for row in rows] + [row["second"] for row in rows]))
-    grid = np.full([len(names), len(names) + 1], np.nan)
+    grid, deviations = np.full([len(names), len(names) + 1], np.nan), {}
     for row in rows:
-        grid[names.index(row["first"]), names.index(row["second"])] = 100 * row["accuracy"]
+        position = names.index(row["first"]), names.index(row["second"])
+        grid[position] = 100 * row["accuracy"]
+        deviations[position] = f"\n± {100 * row['standard_deviation']:.1f}" if row["runs"] > 1 else ""
     has_value = ~np.isnan(grid[:, :-1])
     grid[:, -1] = np.where(has_value.any(1), np.where(has_value, grid[:, :-1], 0).sum(1)
                            / np.maximum(has_value.sum(1), 1), np.nan)
@@ -298,23 +324,23 @@ def pairs(path: str, out: str) -> str:
     axis.imshow(grid, cmap="Greys", vmin=low, vmax=high)
     for y, x in np.ndindex(grid.shape):
         dark = grid[y, x] > (low + high) / 2
-        axis.text(x, y, "" if np.isnan(grid[y, x]) else f"{grid[y, x]:.1f}", ha="center", va="center",
-                  color="white" if dark else "black")
+        axis.text(x, y, "" if np.isnan(grid[y, x]) else f"{grid[y, x]:.1f}{deviations.get((y, x), '')}", ha="center",
+                  va="center", color="white" if dark else "black")
     axis.axvline(len(names) - 0.5, color="black")
     axis.set_xticks(range(len(names) + 1), [*names, "average"], rotation=40, ha="right")
     axis.set_yticks(range(len(names)), names)
     axis.set_xlabel("second transformation")
     axis.set_ylabel("first transformation")
     axis.set_title("top-1 accuracy, %", fontsize=10)
-    return save(figure, ("first", "second", "accuracy"), [(row["first"], row["second"], row["accuracy"])
-                                                          for row in rows], out, "pairs")
+    return _save_averages(figure, columns, rows, out, "pairs")
 
 
 def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, ...] = ()) -> str:
     """Plots accuracy by number of epochs, with one bar per batch size (Figures 9, B.1, B.2 and B.7).
 
     The CSV file must contain the columns `epochs` and `batch_size`, and the column that `measure` specifies. An
-    optional column `scaling` contains the learning-rate scaling. Each learning-rate scaling has separate bars.
+    optional column `scaling` contains the learning-rate scaling. Each learning-rate scaling has separate bars. If the
+    file contains several seeds in an optional column `seed`, accuracies are also averaged over seeds.
 
     Args:
       path: CSV file.
@@ -324,6 +350,8 @@ def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, 
         columns, and its error bar shows the sample standard deviation.
     """
     rows = read_csv(path, ("epochs", "batch_size", measure, *average), ("epochs", "batch_size", measure), measure)
+    if len({row.get("seed") for row in rows}) > 1:
+        average = (*average, "seed")
     bars = {}
     for row in rows:
         key = row.get("scaling") or "", int(row["batch_size"])
@@ -382,8 +410,8 @@ def temperatures(path: str, out: str) -> str:
     """Plots the mean accuracy by batch size, with one bar per temperature (Figure B.8).
 
     The CSV file must contain the columns `temperature`, `batch_size`, `training` and `accuracy`. The figure has one
-    panel for each value in the column `training`. Each bar shows the mean over all other settings (learning rates and
-    numbers of epochs), and its error bar shows the sample standard deviation.
+    panel for each value in the column `training`. Each bar shows the mean over all other settings (learning rates,
+    numbers of epochs and seeds), and its error bar shows the sample standard deviation.
     """
     columns = ("training", "temperature", "batch_size", "accuracy")
     panels = {}
@@ -412,7 +440,9 @@ _PARAMETER_COLUMNS = ("network", "million parameters", "accuracy", "group")
 def parameters(path: str, out: str) -> str:
     """Plots accuracy against the number of parameters, with one marker per group (Figure 7).
 
-    The CSV file must contain the columns `network`, `million parameters`, `accuracy` and `group`.
+    The CSV file must contain the columns `network`, `million parameters`, `accuracy` and `group`. Rows that differ only
+    in their accuracies, such as those of runs with several seeds, are averaged. Error bars show the sample standard
+    deviation.
     """
     rows = read_csv(path, _PARAMETER_COLUMNS, numeric=("million parameters", "accuracy"))
     return _parameters_figure(rows, out, "parameters")
@@ -422,7 +452,7 @@ def methods(path: str | None, out: str) -> str:
     """Plots the paper's accuracies against the number of parameters, for SimCLR and other methods (Figure 1).
 
     The paper's accuracies are from Table 6 and, for the supervised ResNet-50, from Table B.3. The optional CSV file
-    adds our results. It must contain the columns `network`, `million parameters`, `accuracy` and `group`.
+    adds our results. It has the same format as for `parameters`.
     """
     table, supervised = studies.read_numbers("table_6"), studies.read_numbers("table_b3")[0]
     rows = [{"network": f"{row['Method'].removesuffix(' (ours)')}, {row['Architecture'].removesuffix(' (*)')}",
@@ -436,13 +466,18 @@ def methods(path: str | None, out: str) -> str:
 
 
 def _parameters_figure(rows, out, name):
-    """Plots one marker per row, labeled with the network's name, and saves the figure. Shortens ResNet-50 to R50."""
+    """Plots one marker per network, labeled with its name, and saves the figure. Shortens ResNet-50 to R50."""
+    rows = _average_over_seeds(rows, [column for column in _PARAMETER_COLUMNS if column != "accuracy"])
     figure, axis = plt.subplots(figsize=(8, 5.5))
     for index, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
         group_rows = [row for row in rows if row["group"] == group]
         axis.scatter([row["million parameters"] for row in group_rows], [100 * row["accuracy"] for row in group_rows],
                      marker=_MARKERS[index % len(_MARKERS)], color=plt.cm.Greys((0.9, 0.5, 0.0)[index % 3]),
                      edgecolors="black", label=group)
+        repeated = [row for row in group_rows if row["runs"] > 1]
+        if repeated:
+            axis.errorbar([row["million parameters"] for row in repeated], [100 * row["accuracy"] for row in repeated],
+                          [100 * row["standard_deviation"] for row in repeated], fmt="none", ecolor="black", capsize=2)
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter("{x:g}")
@@ -453,8 +488,7 @@ def _parameters_figure(rows, out, name):
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     _label_points(axis, [(row["network"].replace("ResNet-", "R"), (row["million parameters"], 100 * row["accuracy"]))
                          for row in rows])
-    return save(figure, _PARAMETER_COLUMNS, [tuple(row[column] for column in _PARAMETER_COLUMNS) for row in rows], out,
-                name)
+    return _save_averages(figure, _PARAMETER_COLUMNS, rows, out, name)
 
 
 # (x offset, y offset, horizontal alignment, vertical alignment). The offsets from the marker are in points.

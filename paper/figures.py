@@ -70,8 +70,8 @@ def _parser():
             command.add_argument("--seed", type=_parse_seed, default=1, help="seed for the selection of classes "
                                  "and examples, and for t-SNE (default: %(default)s)")
         if name in ("pairs", "batches", "temperatures", "parameters", "methods"):
-            command.add_argument("--csv", required=name != "methods", help="CSV file with one row per run, such as one "
-                                 "written by `python -m paper.tables report`")
+            command.add_argument("--csv", required=name != "methods", help="CSV file with one row per run and seed, "
+                                 "such as one written by `python -m paper.tables report`")
         if name == "batches":
             command.add_argument("--measure", choices=("accuracy", "top-5"), default="accuracy",
                                  help="column to plot (default: %(default)s)")

@@ -13,12 +13,12 @@ LARGEST_NEGLIGIBLE = 1.0  # Improvements of this size or more must be excluded f
 EQUAL_WITHIN = 2.0  # Differences of up to this size count as equal, in percentage points.
 SHOWS, DOES_NOT_SHOW, TOO_SMALL = "shows", "does not show", "too small to tell"
 RULE = (
-    f"Findings are compared with {LEVEL:.0%} confidence intervals of our differences, in percentage points. Our runs "
-    f'show a finding ("{SHOWS}") if the interval lies above 0. They do not show it ("{DOES_NOT_SHOW}") if the interval '
-    f"lies below {LARGEST_NEGLIGIBLE:g} point and not above 0, which excludes an improvement of "
-    f'{LARGEST_NEGLIGIBLE:g} point or more. Otherwise, the difference is "{TOO_SMALL}". If the finding is that a '
-    f'setting does not matter, the result is "{SHOWS}" if the interval lies within ±{EQUAL_WITHIN:g} points, and '
-    f'"{DOES_NOT_SHOW}" if it lies entirely outside. The intervals are not adjusted for the number of findings.')
+    f"Findings are compared with {100 * LEVEL:.0f} % confidence intervals of the differences between our runs, in "
+    f'percentage points. The result is "{SHOWS}" if the interval lies above 0, and "{DOES_NOT_SHOW}" if it lies below '
+    f"{LARGEST_NEGLIGIBLE:g} point but not above 0, which excludes an improvement of {LARGEST_NEGLIGIBLE:g} point or "
+    f'more. Otherwise, the difference is "{TOO_SMALL}". If the finding is that a setting does not matter, the result '
+    f'is "{SHOWS}" if the interval lies within ±{EQUAL_WITHIN:g} points, and "{DOES_NOT_SHOW}" if it lies entirely '
+    "outside. The intervals are not adjusted for the number of findings.")
 
 
 @dataclasses.dataclass(frozen=True)

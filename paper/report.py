@@ -115,17 +115,18 @@ def _findings_table(comparisons):
     def interval(low, high):
         return "" if low is None else f"{low:+.1f} to {high:+.1f}"
 
-    return ["finding", "difference in the paper", "our difference", f"{findings.LEVEL:.0%} interval", "result"], [
-        [entry["finding"].text, entry["paper"], results.signed(entry["difference"]) or "",
-         interval(entry["low"], entry["high"]), entry["verdict"]] for entry in comparisons]
+    level = f"{100 * findings.LEVEL:.0f} %"
+    titles = ["finding", "difference in the paper", "our difference", f"{level} interval", "result"]
+    return titles, [[entry["finding"].text, entry["paper"], results.signed(entry["difference"]) or "",
+                     interval(entry["low"], entry["high"]), entry["verdict"]] for entry in comparisons]
 
 
 def _findings_text(comparisons):
     """Returns a sentence with the number of seeds and the noise that determine the intervals, or "" without them."""
     fits = {entry["finding"].metric: entry["fit"] for entry in comparisons if entry["low"] is not None}
-    noise = "; ".join(f"{metric} {fit.deviation:.1f} points with {fit.degrees_of_freedom} degrees of freedom, "
-                      f"{fit.num_seeds} seeds" for metric, fit in fits.items())
-    return f"Standard deviation of the noise in one run: {noise}." if noise else ""
+    noise = "; ".join(f"{metric}, {fit.deviation:.1f} points ({fit.num_seeds} seeds, {fit.degrees_of_freedom} degrees "
+                      "of freedom)" for metric, fit in fits.items())
+    return f"Estimated standard deviation of the noise in one run: {noise}." if noise else ""
 
 
 def _displayed(title, row):
@@ -269,8 +270,11 @@ def _correlation_texts(name, base, scale):
 # -------------------------------------------------------------------------------------------------------------- HTML
 
 
-def summary(rows_by_study: dict[str, list[dict]]) -> str:
-    """Returns a summary of the number of runs, their total time, the machines and the program versions.
+def introduction(rows_by_study: dict[str, list[dict]]) -> list[str]:
+    """Returns the paragraphs at the start of a report.
+
+    The first one contains the number of runs, their total time, the machines and the program versions. The second one,
+    if any study has findings to compare, contains the rule for the results of findings.
 
     Args:
       rows_by_study: study name -> result of `results.rows_of`.
@@ -280,14 +284,14 @@ def summary(rows_by_study: dict[str, list[dict]]) -> str:
     versions = sorted({_without_control(version) for content in done.values() for version in content["commits"]
                        if version})
     if not done:
-        return ("No finished runs. For example, `python -m paper.tables run 1 --scale=small` executes the runs of "
-                "Table 1.")
+        return ["No finished runs. For example, `python -m paper.tables run 1 --scale=small` executes the runs of "
+                "Table 1."]
     duration = console.format_duration(sum(content["seconds"] for content in done.values()))
     sentences = [f"This report includes {len(done)} runs, which took {duration} in total"]
     sentences += [f"Hardware: {'; '.join(machines)}"] * bool(machines)
     sentences += [f"Version: {', '.join(versions)}"] * bool(versions)
     has_findings = any(rows and name in findings.FINDINGS for name, rows in rows_by_study.items())
-    return ". ".join(sentences) + "." + (f" {findings.RULE}" if has_findings else "")
+    return [". ".join(sentences) + ".", *[findings.RULE] * has_findings]
 
 
 def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale: str) -> None:
@@ -306,7 +310,7 @@ def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale
         finalize=_finalize)
     environment.tests["bold"] = lambda text: isinstance(text, _Bold)
     page = environment.get_template("report.html.jinja").render(
-        scale=scale, summary=summary(rows_by_study), sections=sections)
+        scale=scale, introduction=introduction(rows_by_study), sections=sections)
     storage.write_bytes(path, page.encode())
 
 
@@ -362,6 +366,7 @@ def _plot(rows, scale):
     axis.grid(axis="y", color="0.85")
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    with matplotlib.rc_context({"svg.hashsalt": "paper"}):  # Without this setting, element IDs are random.
+        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
     return base64.b64encode(buffer.getvalue()).decode()

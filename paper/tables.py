@@ -142,7 +142,7 @@ def _report(names, scale, base):
     directory = os.path.join(base, scale)
     os.makedirs(directory, exist_ok=True)
     rows_by_study = {name: results.rows_of(name, base, scale) for name in names}
-    lines = [html.escape(report.summary(rows_by_study), quote=False), ""]
+    lines = [line for text in report.introduction(rows_by_study) for line in (html.escape(text, quote=False), "")]
     for name, rows in rows_by_study.items():
         lines += report.markdown(name, rows, base, scale)
         if rows:

@@ -130,6 +130,19 @@ def test_bars_show_means_and_standard_deviations(tmp_path):
     assert second == ["", "8", "2", "0.7", "", "1"]
 
 
+@pytest.mark.parametrize("figure, columns, rows", [
+    ("pairs", "first,second", ["crop,color", "color,crop"]), ("batches", "batch_size,epochs", ["8,1", "16,1"]),
+    ("parameters", "network,million parameters,group", ["R50,24,a", "R18,11,a"])])
+def test_means_and_standard_deviations_over_seeds_are_plotted(figure, columns, rows, tmp_path):
+    lines = [f"1,{rows[0]},0.5", f"2,{rows[0]},0.6", f"1,{rows[1]},0.7"]
+    draw(tmp_path, figure, write_csv(tmp_path / "in.csv", f"seed,{columns},accuracy\n" + "\n".join(lines)))
+    with open(tmp_path / "out" / f"{figure}.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert float(first["accuracy"]) == pytest.approx(0.55) and first["runs"] == "2"
+    assert float(first["standard_deviation"]) == pytest.approx(statistics.stdev([0.5, 0.6]))
+    assert (second["accuracy"], second["standard_deviation"], second["runs"]) == ("0.7", "", "1")
+
+
 def test_top_5_accuracy_is_plotted(tmp_path):
     table = write_csv(tmp_path / "in.csv", "epochs,batch_size,accuracy,top-5\n1,8,0.5,0.75\n1,16,0.5,\n")
     assert draw(tmp_path, "batches", table, "--measure=top-5") == [["", "8", "1", "0.75"]]

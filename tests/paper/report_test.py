@@ -3,6 +3,7 @@
 import base64
 import csv
 import html.parser
+import json
 import os
 import re
 import statistics
@@ -123,6 +124,111 @@ def test_changes_from_the_baseline_run_are_compared_with_those_in_the_paper(tmp_
                                  ("1", None, None, None), ("1 + blur", "+1.0", "+1.3", "yes")]
     lines = report.markdown("color", rows, str(tmp_path), "small")
     assert 'Changes in accuracy are relative to the run "1", in percentage points.' in lines[1]
+
+
+def finish_seeds(base, study, accuracies, **results):
+    """Marks runs as finished. `accuracies` maps names of runs to lists with one accuracy per seed."""
+    for name, values in accuracies.items():
+        for seed, accuracy in enumerate(values, 1):
+            finish(base, study, studies.find_run((study, name, seed)), {runner.LBFGS: accuracy, **results})
+
+
+def test_means_and_standard_deviations_over_seeds_are_shown(tmp_path):
+    finish_seeds(tmp_path, "color", {"1/8": [0.40, 0.42, 0.41], "1": [0.44, 0.43, 0.45]}, **{"eval/contrast_acc": 0.2})
+    rows = results_lib.rows_of("color", str(tmp_path), "small")
+    assert [(row["run"], row["seed"], row["accuracy"], row["change"]) for row in rows] == [
+        ("1/8", 1, 0.40, "-4.0"), ("1/8", 2, 0.42, "-1.0"), ("1/8", 3, 0.41, "-4.0"),
+        ("1", 1, 0.44, None), ("1", 2, 0.43, None), ("1", 3, 0.45, None)]
+    lines = report.markdown("color", rows, str(tmp_path), "small")
+    assert "omitted: seeds = 3; contrastive accuracy = 20.0; minutes = 1.5. Each value is a mean over" in lines[1]
+    assert "| 1/8 | 59.6 | 41.0 ± 1.0 | -3.0 | -3.6 | yes |" in lines
+    assert "Not finished: 1/4 (seed 1, 2, 3); 1/2 (seed 1, 2, 3);" in lines[1]
+    assert sum("--color_jitter_strength=0.125" in line for line in lines) == 1  # The flags are those of seed 1.
+
+
+def test_different_numbers_of_seeds_and_diverged_seeds_are_stated(tmp_path):
+    finish_seeds(tmp_path, "flip", {"with": [0.40, 0.42, 0.41], "without": [0.39]})
+    finish(tmp_path, "flip", studies.find_run(("flip", "without", 3)), {}, diverged=True)
+    lines = report.markdown("flip", results_lib.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
+    assert "| with | 3 | 64.5 | 41.0 ± 1.0 |  |  |  |  |" in lines
+    assert "| without | 2 | 63.4 | 39.0 | -2.0 | -1.1 | yes | diverged with seed 3 |" in lines
+    assert "Not finished: without (seed 2)." in lines[1]
+
+
+def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
+    finish_seeds(tmp_path, "flip", {"with": [0.46, 0.45, 0.47], "without": [0.44, 0.43, 0.449]})
+    finish_seeds(tmp_path, "broader", {"simclr (1x)": [0.4], "broader (1x)": [0.41]})
+    tables.main(["report", "flip", "broader", "color", f"--dir={tmp_path}"])
+    printed = capsys.readouterr().out
+    # For two runs, the standard deviation of the noise is that of the differences (0.058), divided by the square root
+    # of 2, and half the width of the interval is 4.30 x 0.058 / sqrt(3) = 0.14.
+    assert ("Findings: Estimated standard deviation of the noise in one run: accuracy, 0.0 points (3 seeds, 2 degrees "
+            "of freedom).\n\n| finding | difference in the paper | our difference | 95 % interval | result |\n"
+            "| --- | --- | --- | --- | --- |\n| flips help | +1.1 | +2.0 | +1.9 to +2.2 | shows |\n") in printed
+    assert "| broader augmentation helps | +0.7 | +1.0 |  | one seed |" in printed
+    assert "strength 1 is better" not in printed and printed.count("not adjusted for the number of findings") == 1
+    page = Page()
+    page.feed((tmp_path / "small" / "report.html").read_text())
+    assert not page.open and {"flips help", "+1.9 to +2.2", "shows", "one seed"} <= set(page.texts)
+
+
+def test_reports_can_be_repeated_from_recorded_results(tmp_path, capsys):
+    finish_seeds(tmp_path / "runs", "flip", {"with": [0.46, 0.45], "without": [0.44, 0.43]})
+    finish(tmp_path / "runs", "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
+           probes=dict(rotation=dict(majority_baseline=0.25, h=0.7, z=0.3)))
+    finish(tmp_path / "runs", "broader", studies.find_run(("broader", "simclr (1x)")), {runner.LBFGS: 0.46},
+           same_as="small/flip/with")
+    finish_transfer_runs(tmp_path / "runs", (0.6, 0.9, 0.5))
+    names = ["flip", "probes", "broader", "transfer"]
+    tables.main(["report", *names, f"--dir={tmp_path / 'runs'}"])
+    (tmp_path / "recorded" / "small").mkdir(parents=True)
+    for name in names:
+        (tmp_path / "runs" / "small" / f"{name}.jsonl").rename(tmp_path / "recorded" / "small" / f"{name}.jsonl")
+    for _ in range(2):  # The second time, the results are read from the file that the first report has written.
+        tables.main(["report", *names, f"--dir={tmp_path / 'recorded'}"])
+        for name in ("flip.csv", "probes.csv", "report.md", "report.html"):
+            first, second = ((tmp_path / folder / "small" / name).read_text() for folder in ("runs", "recorded"))
+            # Recorded results do not include the predictions that determine the best transfer runs (in bold).
+            assert re.sub(r"\*\*|</?b>", "", first) == re.sub(r"\*\*|</?b>", "", second)
+    assert "8 runs, which took" in capsys.readouterr().out  # Two runs share their results.
+
+
+def test_recorded_results_of_changed_studies_are_omitted(tmp_path, monkeypatch):
+    finish_seeds(tmp_path, "flip", {"with": [0.46, 0.45], "without": [0.44]})
+    tables.main(["report", "flip", f"--dir={tmp_path}"])
+    (tmp_path / "small" / "flip").rename(tmp_path / "flip")
+    parse = runner.config_of
+    assert len(results_lib.rows_of("flip", str(tmp_path), "small")) == 3
+    monkeypatch.setattr(runner, "config_of", lambda arguments: parse([*arguments, "--train_epochs=5"]))
+    assert not results_lib.rows_of("flip", str(tmp_path), "small")
+
+
+def test_settings_that_a_later_version_adds_do_not_invalidate_results():
+    settings = runner.settings_of(studies.find_run(("few_labels", "ResNet-50 (1x), 1 %")), "small")
+    earlier = {name: value for name, value in settings.items() if name != "semi_hard"}
+    earlier["start"] = {name: value for name, value in settings["start"].items() if name != "semi_hard"}
+    assert earlier != settings
+    assert runner.digest_without_defaults(earlier) == runner.digest_without_defaults(settings)
+    changed = {**settings, "start": {**settings["start"], "temperature": 0.1}}
+    assert runner.digest_without_defaults(changed) != runner.digest_without_defaults(settings)
+
+
+@pytest.mark.parametrize("line", [
+    b"x", b"", b"{}", b"[]", b"\xff", b'{"run": "with", "seed": 0}', b"[" * 100_000, '{"results": 0.4}'])
+def test_corrupt_recorded_results_are_rejected(line, tmp_path, capsys):
+    finish_seeds(tmp_path, "flip", {"with": [0.46]})
+    tables.main(["report", "flip", f"--dir={tmp_path}"])
+    (tmp_path / "small" / "flip").rename(tmp_path / "flip")
+    path = tmp_path / "small" / "flip.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content + (line if isinstance(line, bytes) else json.dumps(
+        {**json.loads(content), **json.loads(line)}).encode()) + b"\n")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as error:
+        tables.main(["report", "flip", f"--dir={tmp_path}"])
+    message = capsys.readouterr().err
+    assert error.value.code == 2 and f"{path}: line 2 is corrupt. Restore or remove the file." in message
+    assert message.count("\n") == 1
 
 
 def test_accuracy_change_of_a_probe_is_the_accuracy_on_h_minus_the_accuracy_on_g_of_h(tmp_path):
