@@ -25,8 +25,8 @@ RULE = (
 class Finding:
     """A finding of the paper: the mean of a metric over some runs exceeds, or equals, the mean over other runs.
 
-    Results on g(h) instead of h have the name of the run followed by ", g(h)". At the paper's scale, the study `heads`
-    has separate runs with these names.
+    Results on g(h) instead of h have the name of the run followed by ", g(h)", and are modeled as those of another run.
+    At the paper's scale, the study `heads` has separate runs with these names.
 
     Attributes:
       text: the finding.

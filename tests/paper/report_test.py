@@ -29,15 +29,15 @@ def finish(base, study, run, results, scale="small", **entries):
     return directory
 
 
-def finish_transfer_runs(base, accuracies):
-    """Marks the transfer runs on `digits` as finished, with the given accuracies.
+def finish_transfer_runs(base, accuracies, seed=1):
+    """Marks the transfer runs on `digits` as finished, with the given accuracies and seed.
 
     The runs are linear evaluation, fine-tuning and training from scratch.
     """
     random, labels = np.random.default_rng(0), np.arange(400) % 10
     for run, accuracy in zip(studies.STUDIES["transfer"].runs_at("small"), accuracies, strict=True):
         predictions = np.where(random.random(400) < accuracy, labels, (labels + 1) % 10)
-        directory = finish(base, "transfer", run, dict(
+        directory = finish(base, "transfer", run.with_seed(seed), dict(
             test=float((predictions == labels).mean()), metric="top_1", task="digits"))
         np.savez(f"{directory}/predictions.npz", labels=labels, logits=np.eye(10)[predictions])
 
@@ -49,6 +49,21 @@ def test_runs_that_are_not_significantly_worse_than_the_best_are_shown_in_bold(a
     rows = results_lib.rows_of("transfer", str(tmp_path), "small")
     assert [row["best"] for row in rows] == best
     assert sum("**" in line for line in report.markdown("transfer", rows, str(tmp_path), "small")) == sum(best)
+
+
+def test_runs_are_shown_in_bold_if_they_are_among_the_best_with_every_seed(tmp_path):
+    finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
+    finish_transfer_runs(tmp_path, (0.6, 0.7, 0.9), seed=2)
+    rows = results_lib.rows_of("transfer", str(tmp_path), "small")
+    assert [row["best"] for row in rows] == [True, True, True, False, True, True]
+    assert [row["best"] for row in results_lib.mean_rows("transfer", rows, "small")] == [True, False, True]
+
+
+def test_correlated_accuracies_are_averaged_over_seeds(tmp_path):
+    finish_seeds(tmp_path, "lengths", {"50 epochs": [0.40, 0.42]})
+    finish_seeds(tmp_path, "few_labels_lengths", {"50 epochs, 1 %": [0.2, 0.3, 0.4]})
+    result, = results_lib.correlations("few_labels_lengths", str(tmp_path), "small")
+    assert result["points"] == [("50 epochs", pytest.approx(0.41), pytest.approx(0.3))]
 
 
 def test_correlations_match_numpy(tmp_path):
