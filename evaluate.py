@@ -260,7 +260,8 @@ class Evaluator:
         try:
             for protocol in self._protocols(complete):
                 if self._is_chief and protocol.__name__ in _PHASES:
-                    console.log(f"evaluating step {step}: {_PHASES[protocol.__name__]}{self._describe_labels(protocol)}")
+                    name = f"{_PHASES[protocol.__name__]}{self._describe_labels(protocol)}"
+                    console.log(f"evaluating step {step}: {name}")
                 protocol_results = protocol(step)
                 for key, value in protocol_results.items():
                     if not np.isfinite(value):

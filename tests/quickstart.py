@@ -26,7 +26,7 @@ def read_rows(text: str) -> dict[str, float]:
 
 
 def find_differences(rows: dict[str, float], documented: dict[str, float]) -> list[str]:
-    """Returns one line for each difference from the README, and for each baseline that is not worse than the encoder."""
+    """Returns one line for each difference from the README, and for each baseline that the encoder does not exceed."""
     lines = [f"{name}: {rows.get(name)} instead of {documented.get(name)}" for name in {**documented, **rows}
              if name not in rows or name not in documented or abs(rows[name] - documented[name]) > _TOLERANCE]
     encoder_rows = [name for name in rows if name.endswith(_ENCODER)]
