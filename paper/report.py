@@ -98,7 +98,8 @@ def _unfinished(study, rows, scale):
     seeds = {row["run"]: row["_seeds"] for row in rows}
     missing = {run.name: sorted(set.union(*seeds.values()) - seeds.get(run.name, set()))
                for run in study.runs_at(scale)}
-    texts = [f"{run} (seed {', '.join(map(str, numbers))})" for run, numbers in missing.items() if numbers]
+    texts = [f"{run} (seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))})"
+             for run, numbers in missing.items() if numbers]
     return f"Not finished: {'; '.join(texts)}." if texts else ""
 
 

@@ -157,7 +157,7 @@ def test_means_and_standard_deviations_over_seeds_are_shown(tmp_path):
     lines = report.markdown("color", rows, str(tmp_path), "small")
     assert "omitted: seeds = 3; contrastive accuracy = 20.0; minutes = 1.5. Each value is a mean over" in lines[1]
     assert "| 1/8 | 59.6 | 41.0 ± 1.0 | -3.0 | -3.6 | yes |" in lines
-    assert "Not finished: 1/4 (seed 1, 2, 3); 1/2 (seed 1, 2, 3);" in lines[1]
+    assert "Not finished: 1/4 (seeds 1, 2, 3); 1/2 (seeds 1, 2, 3);" in lines[1]
     assert sum("--color_jitter_strength=0.125" in line for line in lines) == 1  # The flags are those of seed 1.
 
 
