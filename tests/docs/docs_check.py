@@ -31,7 +31,7 @@ _FLAGS = " ".join(documents.SETTINGS)
 _IMAGES = "import numpy as np\nimages = np.random.default_rng(0).random((4, 32, 32, 3), np.float32)\n\n"
 # Commands that create the files that a document expects and that none of its examples creates.
 _PREPARATION = {
-    "docs/gallery.md": "cp $(ls photos/cat/*.png | head -n 1) photos/a.jpg",
+    "docs/gallery.md": "cp $(ls photos/*/*.png | head -n 1) photos/a.jpg",
     "docs/pytorch.md": "python -m export torch --checkpoint=MODEL --out=resnet50.safetensors",
     "docs/saved_models.md": "cp new_photos/0000.png a.jpg && cp new_photos/0001.png b.jpg",
     "docs/studies.md": "python -m paper.tables run heads color --only=heads/linear_512 --only=color/1_2 "
