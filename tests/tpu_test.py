@@ -1,5 +1,8 @@
 """Parts of TPU support that can be tested on a CPU: connection, errors, and XLA support for all operations."""
 
+import functools
+import socket
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,32 +23,48 @@ SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=4
 
 
 class FakeTpu:
-    """Fake TPU that replaces TensorFlow's TPU functions and records calls to them."""
+    """Replaces TensorFlow's TPU functions. As with a real TPU, each of them fails unless the previous one was called.
+
+    The reachability check before them uses a real connection to `master`.
+    """
 
     def __init__(self, monkeypatch, master="", fails_at=None):
-        self.calls = []
-
-        def record(name, result=None):
-            def function(*args, **kwargs):
-                self.calls.append((name, args, kwargs))
-                if name == fails_at:
-                    raise tf.errors.NotFoundError(None, None, "TPUs not found\non the network")
-                return self if result is None else result
-            return function
-
         self.master = lambda: master
-        for owner, name in ((tf.distribute.cluster_resolver, "TPUClusterResolver"),
-                            (tf.config, "experimental_connect_to_cluster"),
-                            (tf.tpu.experimental, "initialize_tpu_system"), (tf.distribute, "TPUStrategy"),
-                            (devices.socket, "create_connection")):
-            monkeypatch.setattr(owner, name, record(name))
+        self.arguments, self._state, self._fails_at = None, "found", fails_at
+        monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", self._find)
+        for owner, name, before, after in (
+                (tf.config, "experimental_connect_to_cluster", "found", "connected"),
+                (tf.tpu.experimental, "initialize_tpu_system", "connected", "initialized"),
+                (tf.distribute, "TPUStrategy", "initialized", "in use")):
+            monkeypatch.setattr(owner, name, functools.partial(self._advance, name, before, after))
 
-    def close(self):
-        """Does nothing. `create_connection` returns this object instead of a socket."""
+    def _find(self, **arguments):
+        self._fail_at("TPUClusterResolver")
+        self.arguments = arguments
+        return self
 
-    @property
-    def names(self):
-        return [name for name, _, _ in self.calls]
+    def _advance(self, name, before, after, resolver):
+        self._fail_at(name)
+        if resolver is not self or self._state != before:
+            raise tf.errors.FailedPreconditionError(None, None, f"{name}: the TPU is {self._state}, not {before}")
+        self._state = after
+        return f"TPU {after}"
+
+    def _fail_at(self, name):
+        if name == self._fails_at:
+            raise tf.errors.NotFoundError(None, None, "TPUs not found\non the network")
+
+
+@pytest.fixture
+def server():
+    """Returns a socket that listens on a local port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(5)
+        yield listening
+
+
+def address_of(server):
+    return f"grpc://127.0.0.1:{server.getsockname()[1]}"
 
 
 def make_strategy(**settings):
@@ -53,30 +72,34 @@ def make_strategy(**settings):
     return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
 
 
-def test_tpu_setup_functions_are_called_in_the_documented_order(monkeypatch):
-    tpu = FakeTpu(monkeypatch, "grpc://10.0.0.2:8470")
-    assert make_strategy(tpu_name="mine", tpu_zone="zone", gcp_project="project") is tpu
-    assert tpu.names == ["TPUClusterResolver", "create_connection", "experimental_connect_to_cluster",
-                         "initialize_tpu_system", "TPUStrategy"]
-    assert tpu.calls[0][2] == dict(tpu="mine", zone="zone", project="project")
-    assert tpu.calls[1][1] == (("10.0.0.2", 8470),)
-    assert all(call[1:] == ((tpu,), {}) for call in tpu.calls[2:])
+def test_strategy_uses_an_initialized_tpu_with_the_given_name(monkeypatch, server):
+    tpu = FakeTpu(monkeypatch, address_of(server))
+    assert make_strategy(tpu_name="mine", tpu_zone="zone", gcp_project="project") == "TPU in use"
+    assert tpu.arguments == dict(tpu="mine", zone="zone", project="project")
+    server.accept()[0].close()  # Times out unless the TPU's address was checked.
 
 
 def test_a_tpu_vm_uses_its_local_tpu_without_a_network_connection(monkeypatch):
     tpu = FakeTpu(monkeypatch)
-    make_strategy(tpu_name="local")
-    assert tpu.calls[0][2]["tpu"] == "local" and "create_connection" not in tpu.names
+    assert make_strategy(tpu_name="local") == "TPU in use"
+    assert tpu.arguments["tpu"] == "local"
 
 
 @pytest.mark.parametrize("step", [
-    "TPUClusterResolver", "create_connection", "experimental_connect_to_cluster", "initialize_tpu_system",
-    "TPUStrategy"])
-def test_an_unreachable_tpu_gives_a_one_line_error(step, monkeypatch):
-    FakeTpu(monkeypatch, "grpc://10.0.0.2:8470", step)
+    "TPUClusterResolver", "experimental_connect_to_cluster", "initialize_tpu_system", "TPUStrategy"])
+def test_an_unreachable_tpu_gives_a_one_line_error(step, monkeypatch, server):
+    FakeTpu(monkeypatch, address_of(server), step)
     with pytest.raises(UserError, match="--use_tpu: no TPU could be reached .TPUs not found.") as error:
         make_strategy(master="mine")
     assert "\n" not in str(error.value)
+
+
+def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, server):
+    address = address_of(server)
+    server.close()
+    FakeTpu(monkeypatch, address)
+    with pytest.raises(UserError, match="^--use_tpu: no TPU could be reached .*refused.* Check --tpu_name"):
+        make_strategy(master="mine")
 
 
 @pytest.mark.parametrize("settings, environment, started", [
