@@ -12,7 +12,7 @@ import tensorflow as tf
 import data
 import data_util
 from config import Config
-from runtime import console
+from runtime import console, rng
 from runtime.errors import UserError
 from sources import datasets, digits, folders, image_files, label_subsets
 from sources.tfds_source import TfdsSource
@@ -407,14 +407,39 @@ def test_shuffle_buffer_size_respects_the_memory_limit(tiny_tfds):
 # ------------------------------------------------------------------------------------------------------ pipelines
 
 
-def test_training_batches_have_the_expected_shapes_and_pixel_range():
-    dataset = data.build_train_dataset(make_config(), digits.digits_source(), seed=3, batch_size=16)
-    views, labels = next(iter(dataset))
-    assert views.shape == [16, 8, 8, 6] and views.dtype == tf.float32 and labels.shape == [16]
-    assert np.min(views) >= 0 and np.max(views) <= 1
-    assert np.abs(views[..., :3] - views[..., 3:]).mean() > 0.02  # The two views differ.
-    finetune = make_config(train_mode="finetune")
-    assert next(iter(data.build_train_dataset(finetune, digits.digits_source(), 3, 16)))[0].shape == [16, 8, 8, 3]
+@pytest.mark.parametrize("mode, num_views", [("pretrain", 2), ("finetune", 1)])
+def test_training_views_match_a_loop_over_examples_and_views(mode, num_views):
+    """Computes each view separately, with the crop, flip and color distortion that the paper specifies."""
+    config = make_config(train_mode=mode, train_split="train[:8]", train_batch_size=8,
+                         image_size=12)
+    source, seed = digits.digits_source(), 3
+    views, labels = next(data.build_train_dataset(config, source, seed, 8).as_numpy_iterator())
+    epoch_seed = rng.scalar_seed(rng.fold_in(tf.constant([seed, data._VIEWS], tf.int64), 0))
+    flip = data_util.Operator("flip", data_util.flip_horizontally, 0.5)
+    distortions = data_util.color_distortion(1.0, "multiplicative") if mode == "pretrain" else ()
+    policy, expected = data_util.Policy((0.08, 1.0), (flip, *distortions)), []
+    for key, image, label in source.records(config.train_split):
+        view_seeds = [rng.nth_seed(tf.stack([epoch_seed, key]), view, rng.VIEW) for view in range(num_views)]
+        expected.append((int(label), np.concatenate([
+            data_util.apply_policy(image, policy, view_seed, 12) for view_seed in view_seeds], -1)))
+    assert views.shape == (8, 12, 12, 3 * num_views) and views.dtype == np.float32
+    for view, label in zip(views, labels):  # The examples are in random order.
+        distances = [np.abs(view - other).max() for _, other in expected]
+        nearest_label, _ = expected.pop(np.argmin(distances))
+        assert min(distances) < 1e-5 and nearest_label == label
+
+
+@pytest.mark.parametrize("size, center_crop, window", [
+    (40, True, slice(1, 8)), (40, False, slice(0, 8)), (16, True, slice(0, 8))])
+def test_evaluation_images_are_resized_center_crops(size, center_crop, window):
+    """The crop covers 87.5 % of the shorter side, which is 7 of 8 pixels. Image sizes up to 32 have no crop."""
+    config, source = make_config(eval_center_crop=center_crop, image_size=size), digits.digits_source()
+    images, labels, _ = next(iter(data.build_eval_dataset(config, source, "test[:50]", 50)))
+    records = list(source.records("test[:50]").as_numpy_iterator())
+    crops = np.stack([image[window, window] for _, image, _ in records]) / np.float32(255)
+    expected = np.clip(tf.image.resize(crops, [size, size], tf.image.ResizeMethod.BICUBIC), 0, 1)
+    np.testing.assert_allclose(images, expected, atol=1e-5)
+    np.testing.assert_array_equal(labels, [label for _, _, label in records])
 
 
 @pytest.mark.parametrize("name, cache, strength", [
