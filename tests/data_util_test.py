@@ -99,14 +99,16 @@ def test_blur_matches_scipy():
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
-def test_batch_random_blur_samples_separately_for_each_image():
-    images = tf.constant(np.random.default_rng(1).uniform(0, 1, (400, 40, 40, 1)).astype(np.float32))
-    images = tf.repeat(images[:1], 400, axis=0)
-    blurred = data_util.batch_random_blur(images, SEED, 40)
-    roughness = np.abs(np.diff(blurred.numpy(), axis=1)).mean((1, 2, 3))
-    is_unchanged = np.isclose(roughness, np.abs(np.diff(images[0].numpy(), axis=0)).mean(), rtol=1e-6)
-    assert 160 < is_unchanged.sum() < 240  # The blur probability is 0.5.
-    assert len(np.unique(roughness[~is_unchanged].round(6))) > 150  # Each image has its own sigma.
+def test_batch_random_blur_samples_sigma_uniformly_for_half_of_the_images():
+    image = np.zeros([40, 40, 1], np.float32)
+    image[20, 20] = 1
+    blurred = data_util.batch_random_blur(tf.repeat(image[np.newaxis], 2000, 0), SEED, 40).numpy()
+    is_blurred = np.abs(blurred - image).max((1, 2, 3)) > 0
+    sigmas = np.linspace(0.1, 2.0, 400)
+    peaks = [scipy.ndimage.gaussian_filter(image[..., 0], sigma, radius=2)[20, 20] for sigma in sigmas]
+    assert scipy.stats.binomtest(int(is_blurred.sum()), 2000, 0.5).pvalue > 1e-3
+    drawn = np.interp(-blurred[is_blurred, 20, 20, 0], -np.array(peaks), sigmas)
+    assert scipy.stats.kstest(drawn[drawn > 0.3], "uniform", (0.3, 1.7)).pvalue > 1e-3
 
 
 def test_batch_random_blur_does_not_depend_on_the_number_of_replicas():
@@ -123,8 +125,9 @@ def test_crop_window_areas_and_aspect_ratios_match_the_paper():
     top, left, height, width = windows.T
     area, aspect = height * width / 120_000, width / height
     assert (top >= 0).all() and (left >= 0).all() and (top + height <= 300).all() and (left + width <= 400).all()
-    assert area.min() > 0.095 and area.max() > 0.9
-    assert aspect.min() > 0.74 and aspect.max() < 1.35
+    # Areas are in [0.08, 1], and those below 0.1 are rejected.
+    assert area.min() == pytest.approx(0.1, abs=0.005) and area.max() == pytest.approx(1, abs=0.03)
+    assert aspect.min() == pytest.approx(3 / 4, abs=0.01) and aspect.max() == pytest.approx(4 / 3, abs=0.02)
 
 
 def test_area_range_limits_the_crop_size():
@@ -192,23 +195,19 @@ def test_jitter_amounts_are_uniformly_distributed_over_the_range_set_by_the_stre
     assert data_util.jitter_amounts(seed_rows(500), 2.0)[0].numpy().min(0) == pytest.approx([0, 0, 0, -0.4], abs=0.05)
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 2.0])
-def test_jittered_pixels_are_between_0_and_1_and_unchanged_at_strength_0(strength):
-    jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength)
-    if strength == 0:
-        np.testing.assert_array_equal(jittered, _COLORS)
-    else:
-        assert np.isfinite(jittered).all() and jittered.min() >= -1e-6 and jittered.max() <= 1 + 1e-6
+def test_jitter_at_strength_0_changes_nothing():
+    jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=0.0)
+    np.testing.assert_array_equal(jittered, _COLORS)
 
 
-@pytest.mark.parametrize("random_order", [False, True])
-@pytest.mark.parametrize("brightness", ["multiplicative", "additive"])
-def test_jitter_matches_a_loop_over_images_and_steps(brightness, random_order):
-    amounts, orders = data_util.jitter_amounts(seed_rows(40), 0.5, brightness)
+@pytest.mark.parametrize("brightness, random_order, strength", [
+    ("multiplicative", False, 0.5), ("multiplicative", True, 2.0), ("additive", False, 2.0), ("additive", True, 0.5)])
+def test_jitter_matches_a_loop_over_images_and_steps(brightness, random_order, strength):
+    amounts, orders = data_util.jitter_amounts(seed_rows(40), strength, brightness)
     adjust_brightness = (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
     steps = (adjust_brightness, tf.image.adjust_contrast, tf.image.adjust_saturation, tf.image.adjust_hue)
-    jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=0.5, brightness=brightness,
-                               random_order=random_order)
+    jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength,
+                               brightness=brightness, random_order=random_order)
     for image, amount, order, result in zip(_COLORS, amounts, orders, jittered):
         for step in order.numpy() if random_order else range(4):
             image = np.clip(steps[step](tf.constant(image), amount[step]), 0, 1)
@@ -217,7 +216,6 @@ def test_jitter_matches_a_loop_over_images_and_steps(brightness, random_order):
 
 def test_random_numbers_are_uniform_and_independent():
     draws = rng.uniforms(seed_rows(20_000), 8).numpy()
-    assert draws.min() >= 0 and draws.max() < 1
     assert all(scipy.stats.kstest(column, "uniform").pvalue > 1e-3 for column in draws.T)
     nearby = [rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
               for number in (1, 2, 3) for level in range(3)]
@@ -264,6 +262,14 @@ def test_policies_give_the_same_views_in_eager_mode_and_in_tf_data():
     assert np.abs(piped[0] - piped[1]).max() > 0.05
 
 
+def test_views_are_clipped():
+    image = tf.constant(ARRAYS["97x131/image"])
+    crop = data_util.apply_crop(image, data_util.Policy(), SEED, 200).numpy()
+    assert crop.min() < -0.01 and crop.max() > 1.01  # Bicubic interpolation overshoots.
+    view = data_util.apply_policy(image, data_util.Policy(), SEED, 200)
+    np.testing.assert_array_equal(view, np.minimum(np.maximum(crop, 0), 1))
+
+
 @pytest.mark.parametrize("size", [16, 33])
 def test_views_do_not_depend_on_other_images_in_the_batch(size):
     policy = data_util.simclr_policy(1.0, "multiplicative")
@@ -277,11 +283,10 @@ def test_views_do_not_depend_on_other_images_in_the_batch(size):
 
 def test_operators_are_applied_with_the_given_probability():
     images = _COLORS[11:].clip(0, 1)
-    for probability, expected in ((0.0, images), (1.0, images.mean(-1, keepdims=True) * [1, 1, 1])):
+    for probability, expected in ((0.0, images), (1.0, images @ np.outer([0.2989, 0.587, 0.114], [1, 1, 1]))):
         policy = data_util.Policy().then(data_util.Operator("grayscale", data_util.to_grayscale, probability))
         gray = apply_to_images(data_util.apply_after_crop, images, policy, seed_rows(len(images)))
-        np.testing.assert_allclose(gray, expected, atol=1e-6 if probability == 0 else 0.5)
-        assert (np.ptp(gray, -1).max() < 1e-6) == (probability == 1)
+        np.testing.assert_allclose(gray, expected, atol=1e-5)
 
 
 def test_policies_omit_disabled_operators():

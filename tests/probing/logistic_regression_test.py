@@ -73,10 +73,11 @@ def test_regularization_strength_is_selected_on_held_out_examples():
 
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_classes_with_a_single_example_are_supported(count):
-    inputs = np.random.default_rng(0).normal(size=(count, 3))
+    inputs = np.random.default_rng(0).normal(size=(count, 5))
     for row in range(count):  # The single example can be in any row.
-        labels = (np.arange(count) == row).astype(int)
-        assert 0 <= logistic_regression.lbfgs_accuracy((inputs, labels), (inputs, labels))["accuracy"] <= 1
+        examples = inputs, (np.arange(count) == row).astype(int)
+        results = logistic_regression.lbfgs_accuracy(examples, examples)
+        assert results["accuracy"] == scipy_accuracy(examples, examples, results["l2_per_example"])
 
 
 def test_lbfgs_accuracy_matches_scipy(sets):
