@@ -198,7 +198,7 @@ def test_roles_of_settings_do_not_conflict():
 def test_settings_with_given_roles_are_returned_in_definition_order():
     assert config_lib.settings_with("length", "per_host") == (
         "model_dir", "data_dir", "shuffle_buffer_mb", "train_epochs", "train_steps", "log_seconds")
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="minimum"):
         config_lib.settings_with("minimum")
 
 

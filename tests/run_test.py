@@ -13,6 +13,7 @@ import tf_keras as keras
 from tensorflow.python.framework import config as tf_config
 
 import data
+import data_util
 import evaluate
 import model as model_lib
 import objective
@@ -22,7 +23,7 @@ from augmentation.policies import view_policies
 from checkpoints import descriptions, restoring
 from config import Config, settings_with
 from probing import features
-from runtime import console, devices
+from runtime import console, devices, rng
 from runtime.errors import UserError
 from sources import datasets, digits
 from support.images import write_images
@@ -78,10 +79,18 @@ def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run)
 
 
 def test_the_preview_shows_each_image_above_its_two_views(complete_run):
-    preview = tf.io.decode_png((complete_run[0] / "views.png").read_bytes())
-    assert preview.shape == [300, 800, 3] and np.std(preview[100:]) > 10
-    _, image, _ = next(iter(digits.digits_source().records("train[:64]")))
-    np.testing.assert_allclose(preview[2:98:12, 2:98:12], image, atol=1)
+    preview = tf.io.decode_png((complete_run[0] / "views.png").read_bytes()).numpy()
+    assert preview.shape == (300, 800, 3)
+    # Each cell is an image of 8 x 8 pixels, enlarged by a factor of 12, with a border of 2 pixels.
+    cells = preview.reshape(3, 100, 8, 100, 3)[:, 2:98:12, :, 2:98:12]
+    seed = rng.scalar_seed(tf.constant([TINY["seed"], data._EVAL_VIEWS], tf.int64))
+    policy = data_util.Policy(operators=(data_util.Operator("flip", data_util.flip_horizontally, 0.5),))
+    for column, (key, image, _) in enumerate(digits.digits_source().records("train[:8]")):
+        np.testing.assert_allclose(cells[0, :, column], image, atol=1)
+        for view in range(2):
+            view_seed = rng.nth_seed(tf.stack([seed, key]), view, rng.VIEW)
+            expected = 255 * data_util.apply_policy(image, policy, view_seed, 8)
+            np.testing.assert_allclose(cells[1 + view, :, column], expected, atol=1)
 
 
 def test_a_run_announces_its_inputs_and_phases(complete_run):

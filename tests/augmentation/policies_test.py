@@ -75,20 +75,15 @@ def test_noise_standard_deviation_is_sampled_per_image():
     assert white.max() == 1 and white.min() < 0.98
 
 
-def test_blur_with_per_image_sigma_matches_scipy():
-    results = apply(operators.random_blur, np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), count=50)
-    padded = np.pad(PHOTO / 255, [[20, 20], [20, 20], [0, 0]])
+@pytest.mark.parametrize("image, radius", [
+    (np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), 3), (photographs(12, 12)[0], 1)])
+def test_blur_with_per_image_sigma_matches_scipy(image, radius):
+    results = apply(operators.random_blur, image, count=50)
     sigmas = 0.1 + 1.9 * rng.uniforms(make_seeds(50), 1).numpy()[:, 0]
     for result, sigma in zip(results, sigmas):
-        expected = scipy.ndimage.gaussian_filter(padded, (sigma, sigma, 0), radius=(3, 3, 0), mode="constant")
+        expected = scipy.ndimage.gaussian_filter(image / 255, sigma, axes=(0, 1), radius=radius, mode="constant")
         np.testing.assert_allclose(result, expected, atol=1e-5)
     assert sigmas.min() < 0.3 and sigmas.max() > 1.8
-
-
-def test_small_images_are_blurred():
-    results = apply(operators.random_blur, photographs(12, 12)[0], count=50)
-    sigmas = 0.1 + 1.9 * rng.uniforms(make_seeds(50), 1).numpy()[:, 0]
-    assert (np.abs(results - photographs(12, 12)[0] / 255).max((1, 2, 3))[sigmas > 0.5] > 0.02).all()
 
 
 def test_motion_blur_preserves_the_mean_and_has_uniformly_distributed_directions():
