@@ -361,12 +361,18 @@ def test_nan_metrics_are_rejected(feature_sets):
                                 "mean_average_precision", (1.0,))
 
 
-def test_weights_digest_does_not_depend_on_the_path(network, tmp_path):
+def test_weights_digest_depends_on_the_weights_but_not_on_the_path(network, tmp_path):
     digests = []
     for name in ("original", "copy"):
         shutil.copytree(os.path.dirname(network), tmp_path / name)
         digests.append(output.weights_digest(weight_files.open_weights(str(tmp_path / name / "ckpt-1"))))
-    assert digests[0] == digests[1]
+    model = model_lib.build_model(Config(**SMALL), 10)
+    kernel = model.trainable_variables[0]
+    for name in ("before", "after"):
+        path = tf.train.Checkpoint(model=model).write(str(tmp_path / name))
+        digests.append(output.weights_digest(weight_files.open_weights(path)))
+        kernel.assign(tf.tensor_scatter_nd_add(kernel, [[0] * 4], [1e-3]))
+    assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
 def test_validation_folder_is_used_for_model_selection(network, few_iterations, tmp_path, capsys):
