@@ -58,6 +58,16 @@ def test_schedule_shorter_than_its_warmup_is_finite():
     np.testing.assert_allclose(rates, [0.6 * step / 976 for step in range(11)], rtol=1e-5)
 
 
+@pytest.mark.parametrize("learning_rate, scaling", [(0.3, "linear"), (0.075, "sqrt")])
+def test_both_scalings_give_the_learning_rate_of_the_paper(learning_rate, scaling):
+    """The paper's learning rate for batch size 4096 is 4.8, after 10 epochs of ImageNet (2.3 and B.1)."""
+    config = Config(train_batch_size=4096, learning_rate=learning_rate, learning_rate_scaling=scaling,
+                    warmup_epochs=10, train_epochs=100)
+    schedule, warmup_steps = model_lib.build_schedule(config, 1_281_167), 10 * 1_281_167 // 4096
+    rates = [float(schedule(step)) for step in (0, warmup_steps // 2, warmup_steps)]
+    np.testing.assert_allclose(rates, [0, 4.8 * (warmup_steps // 2) / warmup_steps, 4.8], rtol=1e-6)
+
+
 def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
     config = Config(train_batch_size=512, learning_rate=0.2, learning_rate_scaling="sqrt",
                     linear_head_learning_rate=0.1)
