@@ -9,7 +9,7 @@ PYTHON ?= $(call find_python,python3.12 python3.13 python3.11 python3.10 python3
 # the same file share fixtures, so they run in the same process.
 PYTEST = -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
-.PHONY: quickstart install help test test-all docs-check soak test-tf2.15 test-all-tf2.15 test-torch lint clean
+.PHONY: quickstart install help test test-all docs-check soak mutations test-tf2.15 test-all-tf2.15 test-torch lint clean
 
 define check_python
 @test -x $(@D)/bin/python || "$(PYTHON)" $(is_supported) 2>/dev/null || { \
@@ -50,6 +50,9 @@ docs-check: .venv/installed-dev  ## runs the commands and the code of the docume
 soak: .venv/installed-dev  ## kills training runs at random moments, and tries random flags (about an hour)
 	.venv/bin/python tests/faults/soak.py
 	.venv/bin/python -m pytest -q tests/faults/fuzz_test.py --hypothesis-profile=soak
+
+mutations: .venv/installed-dev  ## breaks the code in one place at a time, and reports which test fails (five minutes)
+	.venv/bin/python tests/mutations.py
 
 test-tf2.15: .venv-tf2.15/installed-dev  ## runs the fast tests with TensorFlow 2.15
 	.venv-tf2.15/bin/python $(PYTEST) -m "not slow"
