@@ -48,7 +48,7 @@ def main():
     parser.add_argument("--flags", default="", help="additional run.py flags for every run")
     arguments = parser.parse_args()
     measure.report_machine()
-    data_sets = {"digits": [_RECIPE]}
+    data_sets = {"digits": [_RECIPE, "--label_fraction=1"]}
     if arguments.tfds_dir:
         data_sets["cifar10"] = [*_CIFAR, f"--data_dir={arguments.tfds_dir}"]
     for name, flags in data_sets.items():
