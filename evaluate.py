@@ -64,7 +64,8 @@ def protocols(config: Config, source: Source) -> list[str]:
 def config_during_training(config: Config, source: Source) -> Config:
     """Returns the settings for evaluations during training.
 
-    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. They use all labels.
+    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. `--label_fraction` does
+    not apply to them.
     """
     has_labels = source.num_classes is not None and all(
         _has_labels(source, split) for split in (config.train_split, config.eval_split))
@@ -286,7 +287,7 @@ class Evaluator:
         return [method for method, is_selected in selection.items() if is_selected]
 
     def _describe_labels(self, protocol):
-        """Returns the number of labels if `protocol` uses fewer labels than the training split has, or ""."""
+        """Returns text such as ", 32 labels" if `protocol` does not use all labels of the training split, or ""."""
         if protocol != self.probe_frozen_encoder or self._config.label_fraction == 1:
             return ""
         return f", {self._source.num_examples(self._config.train_split):,} labels"

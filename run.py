@@ -199,7 +199,7 @@ def _check_data(config, source, strategy):
     if config.evaluates:
         datasets.check_split(source, "eval_split", config.eval_split)
     count = round(config.label_fraction * source.num_examples(config.train_split))
-    if config.pretraining and count < (source.num_classes or 0):  # The labels are selected only after training.
+    if config.pretraining and count < (source.num_classes or 0):  # Fail before training, not after it.
         raise UserError(f"--label_fraction={config.label_fraction:g}: {count} examples are too few for "
                         f"{source.num_classes} classes. Use a larger fraction.")
     train.check_batch(config, source, strategy)
@@ -378,7 +378,7 @@ def _is_full_disk(error):
 def _prepare_source(config, source, strategy):
     """Checks all images, and restricts the training split according to `--label_fraction`.
 
-    Pretraining uses all images, so the split is restricted only for the evaluation after training.
+    Pretraining uses all images. In this case, the split is restricted only after training, for the evaluation.
     """
     image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.mode == "eval" or not config.pretraining:

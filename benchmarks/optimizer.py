@@ -57,7 +57,7 @@ def make_plain_update(variables, excluded, learning_rate, momentum, weight_decay
 
 
 def make_baseline_update(config, model, gradients):
-    """Returns a function that applies `plain_update` to copies of the model's variables, and the copies."""
+    """Copies the model's variables. Returns a function that applies `plain_update` to the copies, and the copies."""
     linear_head = {variable.ref() for variable in model.supervised_head.variables}
     copies = [tf.Variable(variable) for variable in model.trainable_variables]
     update = make_plain_update(copies,

@@ -4,8 +4,8 @@
 
 Runs `paper/recipes/parity_digits.cfg` and, if `--tfds_dir` is set, `paper/recipes/parity_cifar10.cfg`, once per seed.
 Finished runs are not repeated. All encoders are evaluated with the protocol of the recorded results: logistic
-regression (scikit-learn) on standardized features, with the best C of 1e-3, 1e-2 and 1e-1 on the test images, and
-nearest neighbors with cosine similarity. The untrained encoder has the initial weights of the run.
+regression (scikit-learn) on standardized features, where C is 1e-3, 1e-2 or 1e-1, whichever is best on the test images,
+and nearest neighbors with cosine similarity. The untrained encoder has the initial weights of the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ORIGINAL = {
 
 
 def run(recipe, model_dir, extra):
-    """Executes a run, or resumes it, unless it has finished."""
+    """Executes or resumes a run, unless it has finished."""
     if not os.path.exists(os.path.join(model_dir, "result.json")):
         subprocess.run([sys.executable, "run.py", f"--flagfile=paper/recipes/{recipe}.cfg", f"--model_dir={model_dir}",
                         *extra], check=True, stdout=sys.stderr)

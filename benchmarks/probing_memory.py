@@ -11,8 +11,8 @@
 
 Prints two JSON lines per case: one with the memory in MB, and one with the time in seconds. Both lines also contain the
 results of both implementations: accuracies, or the contrastive loss. Each measurement runs in a separate process. The
-memory is the peak increase in anonymous memory. This excludes memory maps of files, because the
-system can write them to disk. Requires Linux, because memory usage is read from /proc.
+memory is the peak increase in anonymous memory. It excludes memory-mapped files, because the system can write them back
+to disk. Requires Linux, because memory usage is read from /proc.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def logistic_regression_baseline(count):
 
 
 def mlp_ours(count):
-    """Trains a probe of Table 3, and returns its accuracy."""
+    """Trains an MLP probe, as in Table 3, and returns its accuracy."""
     from probing import mlp
 
     mlp._MAX_EPOCHS = 1
@@ -147,7 +147,7 @@ def contrastive_ours(count, part_rows=None):
 
 
 def contrastive_baseline(count):
-    """Evaluates one batch as `contrastive_ours`, but embeds all of its images at once."""
+    """Evaluates one batch like `contrastive_ours`, but embeds all of its images at once."""
     return contrastive_ours(count, count)
 
 

@@ -86,7 +86,7 @@ def read_csv(path: str, columns: tuple[str, ...], numeric: tuple[str, ...] = (),
 def _average_over_seeds(rows, columns):
     """Merges rows that have the same values in `columns`, such as those of runs that differ only in their seeds.
 
-    `accuracy` becomes the mean. `standard_deviation` ("" for a single run) and `runs` are added.
+    `accuracy` is replaced with the mean. The columns `standard_deviation` ("" for a single run) and `runs` are added.
     """
     groups = {}
     for row in rows:
@@ -100,7 +100,7 @@ def _average_over_seeds(rows, columns):
 
 
 def _save_averages(figure, columns, rows, out, name):
-    """Saves a figure with the result of `_average_over_seeds`, with its deviation columns if there are any."""
+    """Saves a figure and the result of `_average_over_seeds`. Omits the deviation columns if no rows were merged."""
     columns = (*columns, *_DEVIATION_COLUMNS[:2 * any(row["runs"] > 1 for row in rows)])
     return save(figure, columns, [tuple(row[column] for column in columns) for row in rows], out, name)
 
@@ -338,9 +338,9 @@ def pairs(path: str, out: str) -> str:
 def batches(path: str, out: str, measure: str = "accuracy", average: tuple[str, ...] = ()) -> str:
     """Plots accuracy by number of epochs, with one bar per batch size (Figures 9, B.1, B.2 and B.7).
 
-    The CSV file must contain the columns `epochs` and `batch_size`, and the column that `measure` specifies. An
-    optional column `scaling` contains the learning-rate scaling. Each learning-rate scaling has separate bars. If the
-    file contains several seeds in an optional column `seed`, accuracies are also averaged over seeds.
+    The CSV file must contain the columns `epochs` and `batch_size`, and the column named by `measure`. If the
+    optional column `scaling` exists, each learning-rate scaling has separate bars. If the optional column `seed`
+    contains several seeds, accuracies are also averaged over seeds.
 
     Args:
       path: CSV file.

@@ -9,24 +9,24 @@ import numpy as np
 from paper import studies
 
 LEVEL = 0.95  # Level of the confidence intervals.
-LARGEST_NEGLIGIBLE = 1.0  # Improvements of this size or more must be excluded for the result `does not show`; points.
-EQUAL_WITHIN = 2.0  # Differences of up to this size count as equal, in percentage points.
+LARGEST_NEGLIGIBLE = 1.0  # In points. For `does not show`, the interval must exclude improvements of this size or more.
+EQUAL_WITHIN = 2.0  # Means that differ by at most this number of percentage points count as equal.
 SHOWS, DOES_NOT_SHOW, TOO_SMALL = "shows", "does not show", "too small to tell"
 RULE = (
     f"Findings are compared with {100 * LEVEL:.0f} % confidence intervals of the differences between our runs, in "
-    f'percentage points. The result is "{SHOWS}" if the interval lies above 0, and "{DOES_NOT_SHOW}" if it lies below '
-    f"{LARGEST_NEGLIGIBLE:g} point but not above 0, which excludes an improvement of {LARGEST_NEGLIGIBLE:g} point or "
-    f'more. Otherwise, the difference is "{TOO_SMALL}". If the finding is that a setting does not matter, the result '
-    f'is "{SHOWS}" if the interval lies within ±{EQUAL_WITHIN:g} points, and "{DOES_NOT_SHOW}" if it lies entirely '
-    "outside. The intervals are not adjusted for the number of findings.")
+    f'percentage points. The result is "{SHOWS}" if the interval lies above 0, and "{DOES_NOT_SHOW}" if its lower '
+    f"limit is at most 0 and its upper limit is below {LARGEST_NEGLIGIBLE:g} point, which excludes improvements of "
+    f'{LARGEST_NEGLIGIBLE:g} point or more. Otherwise, the difference is "{TOO_SMALL}". If the finding is that a '
+    f'setting does not matter, the result is "{SHOWS}" if the interval lies within ±{EQUAL_WITHIN:g} points, and '
+    f'"{DOES_NOT_SHOW}" if it lies entirely outside. The intervals are not adjusted for the number of findings.')
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """A finding of the paper: the mean of a metric over some runs exceeds, or equals, the mean over other runs.
 
-    Results on g(h) instead of h have the name of the run followed by ", g(h)", and are modeled as those of another run.
-    At the paper's scale, the study `heads` has separate runs with these names.
+    The results of a run on g(h) instead of h are modeled as a separate run, whose name ends with ", g(h)". At the
+    paper's scale, the study `heads` contains actual runs with such names.
 
     Attributes:
       text: the finding.
@@ -148,11 +148,11 @@ class Fit:
     deviation: float | None
 
     def compare(self, higher: tuple[str, ...], lower: tuple[str, ...]) -> tuple[float, float | None]:
-        """Returns the difference of two means over runs, and half the width of its confidence interval, in points.
+        """Returns the difference between two means over runs, and half the width of its confidence interval, in points.
 
         The difference is sum(w_r mean_r), where w_r is 1 / len(higher) for the runs in `higher` and -1 / len(lower) for
         those in `lower`. Half the width is t s sqrt(sum(w_r^2) / num_seeds), where t is the quantile of Student's t
-        distribution. It is None if there are no degrees of freedom.
+        distribution. Half the width is None if there are no degrees of freedom.
         """
         from scipy import stats
 
@@ -216,7 +216,7 @@ def compare(name: str, rows: list[dict], scale: str) -> list[dict]:
 
 
 def _compare(finding, metric_fit):
-    """Returns the part of the result of `compare` that depends on our results."""
+    """Returns the entries in the result of `compare` that depend on our results."""
     result = dict(difference=None, low=None, high=None, verdict="not run", fit=metric_fit)
     if metric_fit is None or not {*finding.higher, *finding.lower} <= set(metric_fit.means):
         return result
@@ -229,7 +229,7 @@ def _compare(finding, metric_fit):
 
 
 def _values(rows, metric):
-    """Returns our results for a metric, in percent, as the argument of `fit`."""
+    """Returns our results for a metric, in percent, in the format that `fit` requires."""
     column, projection_column, *_ = _COLUMNS[metric]
     values = {}
     for row in rows:
@@ -250,7 +250,7 @@ def paper_difference(name: str, finding: Finding) -> str:
 
 
 def _paper_value(name, run_name, metric):
-    """Returns the paper's result for a run, in percent, or None if the paper does not print it."""
+    """Returns the paper's result for a run, in percent, or None if the paper does not state it."""
     *_, measures, projection_measure = _COLUMNS[metric]
     if projection_measure and run_name.endswith(_ON_PROJECTION):
         run_name, measures = run_name.removesuffix(_ON_PROJECTION), (projection_measure,)

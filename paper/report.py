@@ -94,7 +94,7 @@ def _results(name, rows, base, scale):
 
 
 def _unfinished(study, rows, scale):
-    """Returns a sentence that lists the unfinished runs, with the seeds that other runs have, or ""."""
+    """Returns a sentence that lists, for each run, the unfinished seeds that other runs have finished, or ""."""
     seeds = {row["run"]: row["_seeds"] for row in rows}
     missing = {run.name: sorted(set.union(*seeds.values()) - seeds.get(run.name, set()))
                for run in study.runs_at(scale)}
@@ -123,7 +123,7 @@ def _findings_table(comparisons):
 
 
 def _findings_text(comparisons):
-    """Returns a sentence with the number of seeds and the noise that determine the intervals, or "" without them."""
+    """Returns a sentence with the noise and the number of seeds for each metric, or "" if there are no intervals."""
     fits = {entry["finding"].metric: entry["fit"] for entry in comparisons if entry["low"] is not None}
     noise = "; ".join(f"{metric}, {fit.deviation:.1f} points ({fit.num_seeds} seeds, {fit.degrees_of_freedom} degrees "
                       "of freedom)" for metric, fit in fits.items())
@@ -274,8 +274,8 @@ def _correlation_texts(name, base, scale):
 def introduction(rows_by_study: dict[str, list[dict]]) -> list[str]:
     """Returns the paragraphs at the start of a report.
 
-    The first one contains the number of runs, their total time, the machines and the program versions. The second one,
-    if any study has findings to compare, contains the rule for the results of findings.
+    The first paragraph contains the number of runs, their total time, the machines and the program versions. If any
+    study has findings to compare, a second paragraph explains how their results are determined.
 
     Args:
       rows_by_study: study name -> result of `results.rows_of`.

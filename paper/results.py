@@ -64,7 +64,7 @@ _RECORDED = ("arguments", "probes", "seconds", "commits", "hardware", "million_p
 
 
 def write_records(path: str, rows: list[dict]) -> None:
-    """Writes the results of finished runs, one JSON object per line, from which `rows_of` can restore the rows.
+    """Writes the results of finished runs as one JSON object per line. `rows_of` can restore the rows from this file.
 
     The objects contain the parts of done.json that reports use, and a digest of the settings. Predictions for the
     permutation test are not included.
@@ -136,8 +136,8 @@ def rows_of(name: str, base: str, scale: str) -> list[dict]:
 def mean_rows(name: str, rows: list[dict], scale: str) -> list[dict]:
     """Averages over seeds. Returns one row per run, with the additional columns `seeds` and `_deviations`.
 
-    `seeds` is the number of seeds, or None if no run has several. `_deviations` maps the title of the column with the
-    accuracy to its sample standard deviation, if the run has several seeds.
+    `seeds` is the number of seeds, or None if no run has several. `_deviations` maps the title of the accuracy column
+    to the sample standard deviation. It is empty if the run has fewer than two accuracies.
 
     Args:
       name: name of the study.

@@ -124,7 +124,7 @@ def read_done(directory: str) -> dict | None:
 
 
 def is_valid(done: dict) -> bool:
-    """Returns whether the values in a done.json file, apart from `settings`, have the required types and ranges."""
+    """Returns whether the values in a done.json file, except for `settings`, have the required types and ranges."""
     from runtime import storage
 
     if not all(isinstance(done.get(name, ...), types) for name, types in _DONE_TYPES.items()):
@@ -174,7 +174,7 @@ def settings_digest(settings: dict) -> str:
 
 
 def digest_without_defaults(settings: dict) -> str:
-    """Returns a digest of a run's settings without default values, which new settings in `Config` do not change."""
+    """Returns a digest of a run's settings except for default values. New settings in `Config` do not change it."""
     return settings_digest(_without_defaults(settings))
 
 
@@ -324,7 +324,7 @@ class Runner:
             raise InProgress(f"{study}, {run.label} is in progress in {error.owner}") from error
 
     def _find_finished(self, settings):
-        """Returns the directory of a finished run with the given settings, from any study and seed, or None."""
+        """Returns the directory of a finished run with the given settings, from any study, or None."""
         import tensorflow as tf
 
         # TensorFlow lists all matching directories, which refreshes the NFS cache (see `_refresh_cache`).

@@ -59,9 +59,9 @@ class Run:
     def with_seed(self, seed: int) -> Run:
         """Returns this run with another seed.
 
-        If the run starts from another run's weights, it then starts from those of that run with the same seed. Seed 1
-        denotes the unchanged run, whose recipe determines the seed. Linear evaluation in transfer has no random numbers
-        and thus no seed flag.
+        If the run starts from the weights of another run, the returned run starts from the weights of that run with the
+        new seed. Seed 1 denotes the unchanged run, whose recipe determines the seed. Linear evaluation in transfer uses
+        no random numbers, so it has no seed flag.
         """
         if seed == 1:
             return self
@@ -584,7 +584,7 @@ def _named_rows(table, header):
 
 
 def _replace(pattern, replacement):
-    """Returns a function that maps a run's name to its baseline's name with a regular-expression substitution."""
+    """Returns a function that applies a regular-expression substitution to a run's name to get its baseline's name."""
     return lambda name: re.sub(pattern, replacement, name)
 
 

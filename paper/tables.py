@@ -12,9 +12,9 @@ run starts from another run's weights, `run` executes that run first. Several pr
 `run` the same tables in the same --dir. Each process postpones the runs that other processes are executing.
 
 With --seeds=N, `run` and `commands` include each run with N seeds: the seed of the recipe (1), followed by 2 to N. The
-results with seed 1 are in DIR/SCALE/STUDY/RUN and those with seed 2, for example, in DIR/SCALE/STUDY/RUN_seed_2. A run
-that starts from another run's weights starts from those with the same seed. All runs with one seed are executed before
-those with the next.
+results with seed 1 are in DIR/SCALE/STUDY/RUN and those with seed 2, for example, in DIR/SCALE/STUDY/RUN_seed_2. If a
+run starts from another run's weights, the other run has the same seed. All runs with one seed are executed before those
+with the next seed.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those of stage 2 start
 from the weights of runs in stage 1. If runs start from runs of other tables, these are included. Identical

@@ -20,7 +20,7 @@ COMMANDS = {words[2].removeprefix("benchmarks."): words[3:] for words in (
     documents.arguments(example.text) for example in documents.find_examples("benchmarks/README.md"))}
 PROGRAMS = {path.stem for path in ROOT.glob("benchmarks/*.py") if "__main__" in path.read_text()}
 SHORT_RUNS = "--train_steps=2 --train_batch_size=16 --resnet_depth=10"
-# Arguments that follow the documented ones.
+# Arguments that are appended to the documented ones.
 CASES = [
     ("determinism", "--batch=8", "--rounds=1"), ("evaluation_memory", "--evaluations=10"), ("gallery", "--sizes=300"),
     ("input_pipeline", "--rounds=1", "--seconds=0.1"), ("l2_path", "--examples=60"), ("loss", "--sizes=64,128"),
@@ -72,7 +72,7 @@ def test_benchmark_prints_the_documented_json_lines(case, inputs, tmp_path):
         if name == "l2_path":
             assert line["max_loss_excess"] < 2e-5  # README.md states this limit.
         if "results" in line:
-            # Initial weights of the MLP are random.
+            # The tolerance for the MLP is large, because its initial weights are random.
             tolerance = {"contrastive": 1e-4, "logistic_regression": 0.02, "mlp": 0.2}[arguments[0]]
             assert line["results"][0] == pytest.approx(line["results"][1], abs=tolerance)
 

@@ -432,7 +432,7 @@ def test_training_views_match_a_loop_over_examples_and_views(mode, num_views):
 @pytest.mark.parametrize("size, center_crop, window", [
     (40, True, slice(1, 8)), (40, False, slice(0, 8)), (16, True, slice(0, 8))])
 def test_evaluation_images_are_resized_center_crops(size, center_crop, window):
-    """The crop covers 87.5 % of the shorter side, which is 7 of 8 pixels. Image sizes up to 32 have no crop."""
+    """The crop covers 87.5 % of the shorter side (7 of 8 pixels). With an image size of up to 32, there is no crop."""
     config, source = make_config(eval_center_crop=center_crop, image_size=size), digits.digits_source()
     images, labels, _ = next(iter(data.build_eval_dataset(config, source, "test[:50]", 50)))
     records = list(source.records("test[:50]").as_numpy_iterator())

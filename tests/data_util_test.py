@@ -262,7 +262,7 @@ def test_policies_give_the_same_views_in_eager_mode_and_in_tf_data():
     assert np.abs(piped[0] - piped[1]).max() > 0.05
 
 
-def test_views_are_clipped():
+def test_pixel_values_of_views_are_clipped():
     image = tf.constant(ARRAYS["97x131/image"])
     crop = data_util.apply_crop(image, data_util.Policy(), SEED, 200).numpy()
     assert crop.min() < -0.01 and crop.max() > 1.01  # Bicubic interpolation overshoots.

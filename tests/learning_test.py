@@ -1,4 +1,4 @@
-"""Pretraining learns: short runs are compared with the untrained encoder, and with and without color distortion."""
+"""Short pretraining runs: the encoder improves on the untrained one, and needs color distortion to learn textures."""
 
 import json
 import pathlib
@@ -71,7 +71,7 @@ def test_color_distortion_prevents_the_color_shortcut(textures, tmp_path):
             eval_protocol="lbfgs,contrastive", eval_baselines=True, **SETTINGS)
         results.append(read_results(directory))
     with_crops_alone, with_color = results
-    # With crops alone, the colors suffice for the contrastive task, and the encoder loses the texture.
+    # With crops alone, the contrastive task can be solved by color, and the encoder discards the texture.
     assert with_crops_alone["eval/contrast_acc"] > 0.9 > 0.3 > with_color["eval/contrast_acc"]
     assert with_crops_alone[evaluate.LBFGS] < with_crops_alone[evaluate.LBFGS + UNTRAINED]
     assert with_color[evaluate.LBFGS] > with_color[evaluate.LBFGS + UNTRAINED] + 0.2

@@ -210,7 +210,7 @@ def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
 
 
 def test_untrained_encoder_sees_only_a_corner_of_a_small_image():
-    """The residual blocks start as their shortcuts, which skip three of four positions (docs/evaluation.md)."""
+    """An untrained residual block equals its shortcut, which may skip three of four positions (docs/evaluation.md)."""
     model = model_lib.build_model(Config(resnet_depth=18, image_size=24, stem="imagenet"), 10)
     images = tf.random.stateless_uniform([1, 24, 24, 3], [0, 0])
     with tf.GradientTape() as tape:

@@ -2,9 +2,10 @@
 
     python tests/mutations.py [WORD...]
 
-Each mutation replaces a text in a temporary copy of the source tree. Its tests then run in this copy until one fails.
-With WORDs, only the mutations whose names contain one of them are checked. The exit status is 1 if a mutation is not
-detected, if its original text does not occur exactly once, or if one of the tests also fails without mutations.
+Each mutation replaces text in a temporary copy of the source tree. The mutation's tests then run in this copy until
+one fails. With WORDs, only the mutations whose names contain one of them are checked. The exit status is 1 if a
+mutation is not detected, if its original text does not occur exactly once, or if one of the tests also fails without
+mutations.
 """
 
 import os
@@ -21,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Mutation(NamedTuple):
-    """An error: in the file `path`, `replacement` replaces `original`. `tests` is a test file or a test."""
+    """An error to introduce into the file `path`. `tests` is the test file, or the test, that must detect it."""
 
     name: str
     path: str

@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/quickstart.py
 
-The rows must be the same, and accuracies may differ by `_TOLERANCE`, because they vary with processor and TensorFlow.
-In addition, the frozen encoder must be better than the untrained encoder and raw pixels in every row. Exits with status
-1 if a comparison fails.
+The rows must be the same. Accuracies may differ by `_TOLERANCE`, because they depend on the processor and the
+TensorFlow version. In addition, the frozen encoder must be better than the untrained encoder and raw pixels in every
+row. Exits with status 1 if a comparison fails.
 """
 
 import pathlib
@@ -47,7 +47,7 @@ def main():
     if process.wait():
         sys.exit(process.returncode)
     differences = find_differences(read_rows("".join(output)), read_rows((_ROOT / "README.md").read_text()))
-    print("\n".join(["differences from the README:", *differences]) if differences else "the README's table holds")
+    print("\n".join(["differences from the README:", *differences]) if differences else "the table matches the README")
     sys.exit(bool(differences))
 
 

@@ -117,7 +117,7 @@ def test_the_linear_head_is_evaluated_on_every_example(complete_run):
 
 
 def knn_accuracy(vectors, labels, test_vectors, test_labels, count=10):
-    """Returns the accuracy of a vote among the `count` training vectors with the largest cosine similarities."""
+    """Returns the accuracy of a majority vote among the `count` training vectors with the largest cosine similarity."""
     unit, test_unit = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (vectors, test_vectors))
     nearest = np.argsort(-test_unit @ unit.T, 1)[:, :count]
     return np.mean([np.bincount(labels[rows]).argmax() == label for rows, label in zip(nearest, test_labels)])

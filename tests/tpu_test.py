@@ -23,9 +23,9 @@ SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=4
 
 
 class FakeTpu:
-    """Replaces TensorFlow's TPU functions. As with a real TPU, each of them fails unless the previous one was called.
+    """Replaces TensorFlow's TPU functions. As with a real TPU, each one fails unless the one before it was called.
 
-    The reachability check before them uses a real connection to `master`.
+    The reachability check, which precedes them, opens a real connection to `master`.
     """
 
     def __init__(self, monkeypatch, master="", fails_at=None):
@@ -76,7 +76,7 @@ def test_strategy_uses_an_initialized_tpu_with_the_given_name(monkeypatch, serve
     tpu = FakeTpu(monkeypatch, address_of(server))
     assert make_strategy(tpu_name="mine", tpu_zone="zone", gcp_project="project") == "TPU in use"
     assert tpu.arguments == dict(tpu="mine", zone="zone", project="project")
-    server.accept()[0].close()  # Times out unless the TPU's address was checked.
+    server.accept()[0].close()  # Times out unless the program has connected to the TPU's address.
 
 
 def test_a_tpu_vm_uses_its_local_tpu_without_a_network_connection(monkeypatch):

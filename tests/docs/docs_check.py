@@ -29,7 +29,7 @@ from support import ROOT, documents, tfds_data  # noqa: E402
 
 _FLAGS = " ".join(documents.SETTINGS)
 _IMAGES = "import numpy as np\nimages = np.random.default_rng(0).random((4, 32, 32, 3), np.float32)\n\n"
-# Commands that create the files that a document expects and that none of its examples creates.
+# Commands that create files that the examples in a document read but do not create.
 _PREPARATION = {
     "docs/gallery.md": "cp $(ls photos/*/*.png | head -n 1) photos/a.jpg",
     "docs/pytorch.md": "python -m export torch --checkpoint=MODEL --out=resnet50.safetensors",
@@ -37,7 +37,7 @@ _PREPARATION = {
     "docs/studies.md": "python -m paper.tables run heads color --only=heads/linear_512 --only=color/1_2 "
                        f"--flags='--data_dir=DATA {_FLAGS}'",
 }
-# Content of files for `python -m paper.figures` that `python -m paper.tables` would write after hours.
+# Content of CSV files for `python -m paper.figures`. Creating them with `python -m paper.tables` would take hours.
 _CSV = ("accuracy,top-5,epochs,batch_size,scaling,learning_rate,temperature,training,network,million parameters,group\n"
         "0.5,0.9,100,512,sqrt,1,0.5,long,R18,11,SimCLR\n0.6,0.9,200,512,sqrt,1,0.5,long,R50,24,SimCLR\n")
 
@@ -111,7 +111,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("documents", nargs="*", metavar="DOCUMENT", help="path of a document (default: all documents)")
     selected = parser.parse_args().documents or documents.DOCUMENTS
-    # The longest documents are first, so that neither of the two threads waits for the other for long.
+    # Start with the longest documents, so that both threads finish at about the same time.
     selected = sorted(selected, key=lambda document: len(documents.find_examples(document)), reverse=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as directory, futures.ThreadPoolExecutor(2) as pool:

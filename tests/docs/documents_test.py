@@ -1,6 +1,7 @@
-"""Commands and Python code in the documentation: all are executed by `make docs-check` or listed, with a reason.
+"""Checks the commands and the Python code in the documentation without executing them.
 
-The arguments of all commands are parsed by the programs that they start. No command is executed.
+The arguments of each command are parsed with the parser of its program. `make docs-check` executes all examples except
+for those that `documents.NOT_EXECUTED` lists with a reason.
 """
 
 import importlib
@@ -41,7 +42,7 @@ def test_every_example_is_either_executed_or_listed(example):
     assert len(example.reasons) <= 1
     if not example.reasons and not example.is_python:
         left = documents.placeholders(documents.small_form(example, "model", "data"))
-        assert not left, f"{example}: give {left} a value in documents.small_form, or list it in NOT_EXECUTED"
+        assert not left, f"{example}: replace {left} in documents.small_form, or list the example in NOT_EXECUTED"
 
 
 @pytest.mark.parametrize("document, start", documents.NOT_EXECUTED)
@@ -51,7 +52,7 @@ def test_every_listed_example_exists_and_has_a_reason(document, start):
 
 
 def parse(words):
-    """Parses the words of a command with the parser of its program, which is not executed."""
+    """Parses the arguments of a command with the parser of its program, without executing the program."""
     if words[0] == "make":
         assert set(words[1:]) <= set(TARGETS)
     elif words[0] == "pip":
@@ -80,7 +81,7 @@ def test_arguments_of_every_command_are_valid(example, monkeypatch):
     parse([word for word in documents.arguments(text) if word != "..."])
 
 
-@pytest.mark.parametrize("document", sorted({*documents.DOCUMENTS} - {"docs/changes.md"}))  # It lists renamed targets.
+@pytest.mark.parametrize("document", sorted({*documents.DOCUMENTS} - {"docs/changes.md"}))  # lists old names
 def test_targets_and_recipes_in_the_text_exist(document):
     text = (ROOT / document).read_text()
     assert set(re.findall(r"`make ([\w.-]+)", text)) <= set(TARGETS)

@@ -329,7 +329,7 @@ def test_evaluation_and_description_use_the_network_stored_in_the_file(tmp_path,
     assert "images are not normalized" in printed and "10 nearest neighbors" in printed
 
 
-def test_weights_digest_changes_with_a_single_weight(tmp_path):
+def test_weights_digest_changes_if_a_single_weight_changes(tmp_path):
     tensors, digests = stock_tensors(10), []
     for name in ("original", "copy", "changed"):
         if name == "changed":

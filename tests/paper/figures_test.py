@@ -185,7 +185,7 @@ def test_tsne_plots_every_example_of_the_split(tmp_path, network):
         plotted = points_of(axis)
         for digit in "0123456789":
             np.testing.assert_allclose(plotted[digit], points[[row[0] == digit for row in rows]], atol=1e-3)
-        # Neighbors in the figure are also neighbors in the space of the vectors; with random points, this is 0.5.
+        # Neighbors in the figure are also neighbors in the feature space. For random points, the value is about 0.5.
         assert manifold.trustworthiness(outputs[name].numpy(), points) > 0.85
 
 

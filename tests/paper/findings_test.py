@@ -1,4 +1,4 @@
-"""Findings: intervals compared with SciPy and with a least-squares fit, verdicts, and the paper's differences."""
+"""Tests of the comparison with the paper's findings: confidence intervals, verdicts, and the paper's differences."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SHOWS, DOES_NOT_SHOW, TOO_SMALL = "shows", "does not show", "too small to tell"
 
 
 def table(num_runs, num_seeds):
-    """Returns random results of runs `0`, `1` and so on, in the form of the argument of `findings.fit`."""
+    """Returns random results of runs `0`, `1` and so on, in the format that `findings.fit` requires."""
     random = np.random.default_rng(num_runs)
     values = 40 + random.normal(size=[num_runs, 1]) + random.normal(size=num_seeds) + random.normal(
         size=[num_runs, num_seeds])
@@ -42,7 +42,7 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
     assert fit.compare(higher, lower) == pytest.approx((contrast @ solution, stats.t.ppf(0.975, freedom) * error))
 
 
-def test_only_seeds_that_all_runs_have_are_used():
+def test_only_seeds_common_to_all_runs_are_used():
     values = {"a": {1: 40.0, 2: 41.0, 3: 45.0}, "b": {1: 42.0, 2: 44.0}, "diverged": {}}
     fit = findings.fit(values)
     assert fit.means == {"a": 40.5, "b": 43.0} and (fit.num_seeds, fit.degrees_of_freedom) == (2, 1)
@@ -74,7 +74,7 @@ def test_findings_name_existing_and_distinct_runs():
             assert finding.higher and finding.lower and len(compared) == len(set(compared)), finding
 
 
-@pytest.mark.parametrize("name, text, difference", [  # The differences are computed by hand from the paper's tables.
+@pytest.mark.parametrize("name, text, difference", [  # The differences are computed by hand from the paper.
     ("color", "strength 1 is better than 1/8", "+3.6"), ("color_supervised", "AutoAugment is better than strength 1 "
                                                          "with blur", "+1.7"),
     ("losses", "NT-Xent is better than the other losses with semi-hard negatives", "+6.2"),
@@ -83,7 +83,7 @@ def test_findings_name_existing_and_distinct_runs():
     ("batches", "larger batches are better when training is short", "+2.1"),
     ("heads", "a nonlinear head is better than a linear one", "3"),
     ("pairs", "crop combined with color is better than crop alone", "")])
-def test_differences_in_the_paper(name, text, difference):
+def test_paper_differences_match_manual_calculation(name, text, difference):
     finding, = (finding for finding in findings.FINDINGS[name] if finding.text == text)
     assert findings.paper_difference(name, finding) == difference
 
@@ -94,7 +94,7 @@ def rows(results, column="accuracy"):
             for run, values in results.items() for seed, value in enumerate(values, 1)]
 
 
-def test_studies_are_compared_with_their_findings():
+def test_findings_are_compared_with_our_results():
     accuracies = {"with": [0.46, 0.45, 0.47], "without": [0.44, 0.43, 0.449]}
     entry, = findings.compare("flip", rows(accuracies), "small")
     interval = stats.ttest_rel(accuracies["with"], accuracies["without"]).confidence_interval()

@@ -158,7 +158,7 @@ def test_means_and_standard_deviations_over_seeds_are_shown(tmp_path):
     assert "omitted: seeds = 3; contrastive accuracy = 20.0; minutes = 1.5. Each value is a mean over" in lines[1]
     assert "| 1/8 | 59.6 | 41.0 ± 1.0 | -3.0 | -3.6 | yes |" in lines
     assert "Not finished: 1/4 (seeds 1, 2, 3); 1/2 (seeds 1, 2, 3);" in lines[1]
-    assert sum("--color_jitter_strength=0.125" in line for line in lines) == 1  # The flags are those of seed 1.
+    assert sum("--color_jitter_strength=0.125" in line for line in lines) == 1  # Flags are listed once per run.
 
 
 def test_different_numbers_of_seeds_and_diverged_seeds_are_stated(tmp_path):
@@ -187,7 +187,7 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
     assert not page.open and {"flips help", "+1.9 to +2.2", "shows", "one seed"} <= set(page.texts)
 
 
-def test_reports_can_be_repeated_from_recorded_results(tmp_path, capsys):
+def test_reports_can_be_reproduced_from_recorded_results(tmp_path, capsys):
     finish_seeds(tmp_path / "runs", "flip", {"with": [0.46, 0.45], "without": [0.44, 0.43]})
     finish(tmp_path / "runs", "probes", studies.find_run(("probes", "rotation")), {runner.LBFGS: 0.5},
            probes=dict(rotation=dict(majority_baseline=0.25, h=0.7, z=0.3)))
@@ -199,13 +199,13 @@ def test_reports_can_be_repeated_from_recorded_results(tmp_path, capsys):
     (tmp_path / "recorded" / "small").mkdir(parents=True)
     for name in names:
         (tmp_path / "runs" / "small" / f"{name}.jsonl").rename(tmp_path / "recorded" / "small" / f"{name}.jsonl")
-    for _ in range(2):  # The second time, the results are read from the file that the first report has written.
+    for _ in range(2):  # The second time, `report` reads the files that it wrote the first time.
         tables.main(["report", *names, f"--dir={tmp_path / 'recorded'}"])
         for name in ("flip.csv", "probes.csv", "report.md", "report.html"):
             first, second = ((tmp_path / folder / "small" / name).read_text() for folder in ("runs", "recorded"))
             # Recorded results do not include the predictions that determine the best transfer runs (in bold).
             assert re.sub(r"\*\*|</?b>", "", first) == re.sub(r"\*\*|</?b>", "", second)
-    assert "8 runs, which took" in capsys.readouterr().out  # Two runs share their results.
+    assert "8 runs, which took" in capsys.readouterr().out  # `broader` shares the result of a run of `flip`.
 
 
 def test_recorded_results_of_changed_studies_are_omitted(tmp_path, monkeypatch):

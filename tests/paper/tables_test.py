@@ -128,7 +128,7 @@ def test_results_of_other_studies_and_earlier_versions_are_reused(calls, tmp_pat
     assert runner.read_done(tmp_path / "small" / "flip" / "with_seed_2")["same_as"] == "small/seeds/seed_2"
 
 
-def test_transfer_starts_from_the_weights_with_the_same_seed(calls, tmp_path):
+def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_path):
     tables.main(["run", "transfer", f"--dir={tmp_path}", "--seeds=2"])
     start, *transfers = calls[4:]
     assert "--seed=2" in start and len(transfers) == 3
@@ -139,7 +139,7 @@ def test_transfer_starts_from_the_weights_with_the_same_seed(calls, tmp_path):
 
 @pytest.mark.parametrize("only, directories", [
     ("flip/with", ["with", "with_seed_2"]), ("flip/with_seed_2", ["with_seed_2"])])
-def test_one_run_is_selected_with_all_seeds_or_with_one(only, directories, calls, tmp_path):
+def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, directories, calls, tmp_path):
     tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2", f"--only={only}"])
     assert sorted(path.parent.name for path in tmp_path.rglob("done.json")) == directories
 

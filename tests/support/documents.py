@@ -1,4 +1,4 @@
-"""Commands and Python code in the documentation, and the small-scale forms in which `make docs-check` executes them."""
+"""Commands and Python code in the documentation, and the small-scale versions that `make docs-check` executes."""
 
 import dataclasses
 import re
@@ -57,7 +57,7 @@ class Example:
 
     @property
     def reasons(self):
-        """Reasons in `NOT_EXECUTED`. If there are none, the example is executed."""
+        """The reasons for this example in `NOT_EXECUTED`. The example is executed if there are none."""
         return [reason for (document, start), reason in NOT_EXECUTED.items()
                 if self.document == document and self.text.startswith(start)]
 
@@ -84,7 +84,7 @@ def find_examples(document, text=None):
 
 
 def arguments(command):
-    """Returns the program `python`, `pip` or `make` of a shell command, and its arguments."""
+    """Returns the program (`python`, `pip` or `make`) in a shell command, followed by its arguments."""
     words = shlex.split(command)
     words = words[min(words.index(name) for name in ("python", "pip", "make") if name in words):]
     words = words[:next((index for index, word in enumerate(words) if word in ("&&", "&", ">", "|")), None)]
@@ -94,7 +94,7 @@ def arguments(command):
 
 
 def _additional_flags(words, data_dir):
-    """Returns the flags that shorten a command. The last value of a flag overrides the earlier ones."""
+    """Returns flags that shorten a command. They are appended to the command, so they override its values."""
     if words[1] == "run.py":
         given = config_lib.parse_settings(shlex.join(words[2:]))
         fits_checkpoint = "checkpoint" in given and "resnet_depth" not in given
@@ -114,8 +114,8 @@ def _additional_flags(words, data_dir):
 def small_form(example, model_dir, data_dir):
     """Returns the text of an example with paths in place of placeholders and, for commands, shorter training.
 
-    `run.py` trains a ResNet-10 for two steps with batch size 4 at 32 pixels, unless it takes the network from a
-    checkpoint. Grid searches have one trial of two steps. `paper.tables run` executes the first run of the table.
+    `run.py` trains a ResNet-10 for two steps with batch size 4 at 32 pixels, unless a checkpoint determines the
+    network. Grid searches have one trial of two steps. `paper.tables run` executes the first run of the table.
 
     Args:
       example: the example.
