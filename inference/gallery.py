@@ -285,7 +285,7 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
 
 
 def _rows(neighbors, query):
-    """Returns a list of (index, similarity) for those neighbors of an image that the page shows."""
+    """Returns a list of (index, similarity) pairs, one for each neighbor of an image that the page shows."""
     return list(zip(neighbors.indices[query, :_NUM_NEIGHBORS].tolist(),
                     neighbors.similarities[query, :_NUM_NEIGHBORS].tolist()))
 

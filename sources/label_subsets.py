@@ -13,7 +13,7 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
     Classes with too few examples contribute all their examples.
 
     Args:
-      labels: int [n]; examples without a label have -1 and are never chosen.
+      labels: int [n]; -1 marks examples without a label, which are never chosen.
       fraction: fraction of the labeled examples, in (0, 1]. The resulting number of examples is rounded.
       seed: seed for the random choice.
 

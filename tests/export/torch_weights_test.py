@@ -464,7 +464,7 @@ def run_worker(python, source, images, library, directory):
     dict(resnet_depth=50, image_size=224), dict(resnet_depth=50, image_size=32),
     dict(resnet_depth=50, image_size=224, width_multiplier=2), dict(resnet_depth=50, image_size=32, width_multiplier=2),
     dict(resnet_depth=200, image_size=64)], ids=str)
-def test_code_of_the_model_card_reproduces_the_outputs_with_torchvision_and_timm(settings, torch_python, tmp_path):
+def test_model_card_code_reproduces_the_outputs_with_torchvision_and_timm(settings, torch_python, tmp_path):
     model, checkpoint = make_checkpoint(tmp_path, **settings)
     card = export(checkpoint, tmp_path).replace(".safetensors", ".md")
     images = photographs(settings["image_size"])

@@ -64,9 +64,9 @@ def stop(setup, run_processes, directory, generator):
     for process in victims:
         process.send_signal(signal_number)
     end_survivors(run_processes, directory)
-    # After SIGTERM, the status is 75, except before the handler is installed (-15) and after the last safe point (0).
-    # A host that lost its peer exits with 75, except if no collective operations remained (0) or if it was killed
-    # during the rendezvous (-9).
+    # SIGTERM leads to status 75. If it arrives before the handler is installed, the status is -15, and if it arrives
+    # after the last safe point, the status is 0. A host that lost its peer exits with 75, with 0 if no collective
+    # operations remained, or with -9 if it was killed during the rendezvous.
     allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[signal_number]
     allowed |= {75, 0, -9} if setup == "hosts" else set()
     statuses = [process.returncode for process in run_processes]

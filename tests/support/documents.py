@@ -112,7 +112,7 @@ def _additional_flags(words, data_dir):
 
 
 def small_form(example, model_dir, data_dir):
-    """Returns the text of an example with paths in place of placeholders and, for commands, shorter training.
+    """Returns the text of an example, with placeholders replaced by paths. In commands, training is also shortened.
 
     `run.py` trains a ResNet-10 for two steps with batch size 4 at 32 pixels, unless a checkpoint determines the
     network. Grid searches have one trial of two steps. `paper.tables run` executes the first run of the table.
