@@ -304,7 +304,8 @@ class Evaluator:
         """Saves the weights to model_dir/best if their accuracy is the highest so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
-            # Use the results of the saved checkpoint, since result.json is written before its checkpoint is saved.
+            # Use the results that are stored with the saved checkpoint, because result.json may already describe a newer
+            # checkpoint, which has not been saved.
             saved = checkpoint_files.latest_checkpoint(directory)
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")

@@ -128,8 +128,8 @@ class GridSearch:
     def test(self, pair: tuple[float, float], steps: int, num_jobs: int) -> tuple[np.ndarray, np.ndarray]:
         """Trains on the trainval split with the selected hyper-parameters. Returns the test split's labels and logits.
 
-        The run uses as many devices as one of `num_jobs` parallel trials. Raises `TrainingDiverged` if the run
-        diverges, and `UserError` if it fails for another reason.
+        The run uses as many devices as each trial would use if `num_jobs` trials ran in parallel. Raises
+        `TrainingDiverged` if the run diverges, and `UserError` if it fails for another reason.
         """
         job = self._job(f"best_{trial_name(*pair)}", self._task.trainval_split, self._task.test, *pair, steps)
         path = os.path.join(job.directory, f"predictions_{steps}.npz")

@@ -57,7 +57,7 @@ class Example:
 
     @property
     def reasons(self):
-        """The reasons for this example in `NOT_EXECUTED`. The example is executed if there are none."""
+        """The reasons in `NOT_EXECUTED` that apply to this example. If there are none, the example is executed."""
         return [reason for (document, start), reason in NOT_EXECUTED.items()
                 if self.document == document and self.text.startswith(start)]
 
