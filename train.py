@@ -525,7 +525,7 @@ def _divergence(config, step, means, prefix):
     """Returns the error for a NaN or Inf loss, gradient or weight. `prefix` is the newest checkpoint, if any."""
     kept = f"the newest checkpoint is {prefix}" if prefix else "no checkpoint was written"
     precision = ", another --precision" if config.precision == "mixed_float16" else ""
-    # State --model_dir explicitly, because the default directory depends on the changed flags.
+    # Include --model_dir, because the default directory depends on the changed flags.
     resume = f", and resume with --model_dir={config.model_dir} --allow_flag_changes" if prefix else ""
     return TrainingDiverged(
         f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss, gradients or weights are "
