@@ -132,7 +132,8 @@ FINDINGS = {
 class Fit:
     """The model `result = run + seed + noise`, fitted by least squares to the results of all runs with the same seeds.
 
-    Runs with the same seed share initial weights and the order of the examples, so the model compares them in pairs.
+    At the small scale, runs with the same seed share initial weights and the order of the examples, so the model
+    compares them in pairs. At the paper's scale, seed 1 is a random seed that differs between runs.
 
     Attributes:
       means: dict that maps the names of runs to the means of their results, in percent.
@@ -164,16 +165,19 @@ class Fit:
         return difference, float(quantile * self.deviation * np.sqrt(variance))
 
 
-def fit(values: dict[str, dict[int, float]]) -> Fit | None:
-    """Fits the model of `Fit`. Uses only the seeds that all runs have. Returns None if there are none.
+def fit(values: dict[str, dict[int, float]], compared: tuple[str, ...]) -> Fit | None:
+    """Fits the model of `Fit` to the seeds that all compared runs have. Returns None if there are none.
+
+    Other runs contribute to the estimate of the noise if they have all of these seeds.
 
     Args:
-      values: nested dict that maps names of runs and seeds to results in percent. Runs without results are ignored.
+      values: nested dict that maps names of runs and seeds to results in percent.
+      compared: names of the compared runs.
     """
-    values = {run: by_seed for run, by_seed in values.items() if by_seed}
-    seeds = sorted(set.intersection(*map(set, values.values()))) if values else []
+    seeds = sorted(set.intersection(*(set(values.get(run, ())) for run in compared)))
     if not seeds:
         return None
+    values = {run: by_seed for run, by_seed in values.items() if by_seed.keys() >= set(seeds)}
     table = np.array([[by_seed[seed] for seed in seeds] for by_seed in values.values()])  # shape [runs, seeds]
     residuals = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
     freedom = (len(values) - 1) * (len(seeds) - 1)
@@ -206,21 +210,26 @@ def compare(name: str, rows: list[dict], scale: str) -> list[dict]:
     Returns:
       A list with one dict per finding whose runs exist at this scale: the `finding`; the `paper`'s difference as text;
       our `difference` and the limits `low` and `high` of its confidence interval in percentage points, or None; the
-      `verdict`; and the `fit` of the metric, or None.
+      `verdict`; and the `fit`, or None if the compared runs have no common seed.
     """
     names = {run.name for run in studies.STUDIES[name].runs_at(scale)}
-    fits = {metric: fit(_values(rows, metric)) for metric in _COLUMNS}
-    return [dict(finding=finding, paper=paper_difference(name, finding), **_compare(finding, fits[finding.metric]))
+    return [dict(finding=finding, paper=paper_difference(name, finding), **_compare(finding, rows, names))
             for finding in FINDINGS.get(name, ())
             if {run.removesuffix(_ON_PROJECTION) for run in (*finding.higher, *finding.lower)} <= names]
 
 
-def _compare(finding, metric_fit):
-    """Returns the entries in the result of `compare` that depend on our results."""
-    result = dict(difference=None, low=None, high=None, verdict="not run", fit=metric_fit)
-    if metric_fit is None or not {*finding.higher, *finding.lower} <= set(metric_fit.means):
-        return result
-    difference, half_width = metric_fit.compare(finding.higher, finding.lower)
+def _compare(finding, rows, names):
+    """Returns the entries in the result of `compare` that depend on our results. `names` are those of all runs."""
+    compared = (*finding.higher, *finding.lower)
+    model = fit(_values(rows, finding.metric), compared)
+    result = dict(difference=None, low=None, high=None, fit=model)
+    if model is None:
+        executed = [run if run in names else run.removesuffix(_ON_PROJECTION) for run in compared]
+        finished = [[row for row in rows if row["run"] == run] for run in executed]
+        if any(group and all(row["status"] for row in group) for group in finished):
+            return {**result, "verdict": "diverged"}
+        return {**result, "verdict": "no common seed" if all(finished) else "not run"}
+    difference, half_width = model.compare(finding.higher, finding.lower)
     if half_width is None:
         return {**result, "difference": difference, "verdict": "one seed"}
     low, high = difference - half_width, difference + half_width

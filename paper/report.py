@@ -123,10 +123,11 @@ def _findings_table(comparisons):
 
 
 def _findings_text(comparisons):
-    """Returns a sentence with the noise and the number of seeds for each metric, or "" if there are no intervals."""
-    fits = {entry["finding"].metric: entry["fit"] for entry in comparisons if entry["low"] is not None}
-    noise = "; ".join(f"{metric}, {fit.deviation:.1f} points ({fit.num_seeds} seeds, {fit.degrees_of_freedom} degrees "
-                      "of freedom)" for metric, fit in fits.items())
+    """Returns a sentence with the noise and the number of seeds for each fit, or "" if there are no intervals."""
+    fits = [(entry["finding"].metric, entry["fit"]) for entry in comparisons if entry["low"] is not None]
+    noise = "; ".join(dict.fromkeys(
+        f"{metric}, {fit.deviation:.1f} points ({fit.num_seeds} seeds, {fit.degrees_of_freedom} degrees of freedom)"
+        for metric, fit in fits))
     return f"Estimated standard deviation of the noise in one run: {noise}." if noise else ""
 
 

@@ -31,7 +31,7 @@ ALPHA = 0.05  # Significance level of the permutation test, as in the paper's ta
 def finished_runs(name: str, base: str, scale: str) -> list[tuple[studies.Run, dict]]:
     """Returns a study's finished runs, with all seeds, and the contents of their done.json files.
 
-    If the study has no directory, the results are read from the file that `write_records` wrote. Runs with outdated
+    Results of runs without a valid done.json are read from the file that `write_records` wrote. Runs with outdated
     settings are omitted.
 
     Args:
@@ -42,16 +42,13 @@ def finished_runs(name: str, base: str, scale: str) -> list[tuple[studies.Run, d
     Raises:
       UserError: the file with recorded results is corrupt.
     """
-    directory, runs = os.path.join(base, scale, name), studies.STUDIES[name].runs_at(scale)
-    if os.path.isdir(directory):
-        matches = [re.search("_seed_([0-9]{1,9})$", entry) for entry in os.listdir(directory)]
-        seeds = sorted({1, *(int(match[1]) for match in matches if match)})
-        candidates = [(run, runner.read_done(runner.directory_of(base, scale, name, run)))
-                      for run in (run.with_seed(seed) for run in runs for seed in seeds)]
-    else:
-        records = _read_records(records_path(name, base, scale))
-        candidates = [(run.with_seed(record["seed"]), record) for run in runs for record in records
-                      if record["run"] == run.name]
+    directory, records = os.path.join(base, scale, name), _read_records(records_path(name, base, scale))
+    entries = os.listdir(directory) if os.path.isdir(directory) else []
+    matches = [re.search("_seed_([0-9]{1,9})$", entry) for entry in entries]
+    seeds = sorted({1, *(int(match[1]) for match in matches if match), *(seed for _, seed in records)})
+    runs = [run.with_seed(seed) for run in studies.STUDIES[name].runs_at(scale) for seed in seeds]
+    candidates = [(run, runner.read_done(runner.directory_of(base, scale, name, run))
+                   or records.get((run.name, run.seed))) for run in runs]
     return [(run, done) for run, done in candidates if done is not None and runner.is_current(run, scale, done)]
 
 
@@ -60,38 +57,41 @@ def records_path(name: str, base: str, scale: str) -> str:
     return os.path.join(base, scale, f"{name}.jsonl")
 
 
-_RECORDED = ("arguments", "probes", "seconds", "commits", "hardware", "million_parameters", "diverged", "same_as")
+_RECORDED = ("arguments", "settings", "probes", "seconds", "commits", "hardware", "million_parameters", "diverged",
+             "same_as")
 
 
 def write_records(path: str, rows: list[dict]) -> None:
     """Writes the results of finished runs as one JSON object per line. `rows_of` can restore the rows from this file.
 
-    The objects contain the parts of done.json that reports use, and a digest of the settings. Predictions for the
-    permutation test are not included.
+    The objects contain the parts of done.json that reports use. Predictions for the permutation test are not included.
+    Lines of the existing file are kept if `rows` does not contain their run and seed.
 
     Args:
       path: path of the file.
       rows: result of `rows_of`.
     """
-    lines = []
+    records = _read_records(path)
     for row in rows:
         done = row["_done"]
-        settings = done["settings"]
-        lines.append(json.dumps({
+        records[row["run"], row["seed"]] = {
             "run": row["run"], "seed": row["seed"],
-            "settings": settings if isinstance(settings, str) else runner.digest_without_defaults(settings),
             "results": {key: done["results"][key] for key in COLUMNS.values() if key in done["results"]},
-            **{key: done[key] for key in _RECORDED if key in done}}))
-    storage.write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+            **{key: done[key] for key in _RECORDED if key in done}}
+    storage.write_bytes(path, "".join(f"{json.dumps(record)}\n" for record in records.values()).encode())
 
 
 def _read_records(path):
-    """Reads a file written by `write_records`. Returns no records if it does not exist."""
+    """Reads a file written by `write_records`. Returns a dict that maps (run, seed) to records.
+
+    The dict is empty if the file does not exist.
+    """
     if not storage.is_file(path):
-        return []
+        return {}
     with open(path, "rb") as file:
         lines = file.read().splitlines()
-    return [_parse_record(path, *numbered) for numbered in enumerate(lines, 1)]
+    records = [_parse_record(path, *numbered) for numbered in enumerate(lines, 1)]
+    return {(record["run"], record["seed"]): record for record in records}
 
 
 def _parse_record(path, number, line):
@@ -100,7 +100,7 @@ def _parse_record(path, number, line):
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    types = dict(run=str, seed=int, settings=str)
+    types = dict(run=str, seed=int)
     if not (isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in types.items())
             and record["seed"] > 0 and runner.is_valid(record)):
         raise UserError(f"{path}: line {number} is corrupt. Restore or remove the file.")
@@ -137,7 +137,8 @@ def mean_rows(name: str, rows: list[dict], scale: str) -> list[dict]:
     """Averages over seeds. Returns one row per run, with the additional columns `seeds` and `_deviations`.
 
     `seeds` is the number of seeds, or None if no run has several. `_deviations` maps the title of the accuracy column
-    to the sample standard deviation. It is empty if the run has fewer than two accuracies.
+    to the sample standard deviation. It is empty if the run has fewer than two accuracies. Changes relative to the
+    baseline run are averaged over the seeds that both runs have.
 
     Args:
       name: name of the study.
@@ -161,8 +162,10 @@ def mean_rows(name: str, rows: list[dict], scale: str) -> list[dict]:
             "status": status if diverged else None, "best": all(other.get("best") for other in group),
             "_seeds": {other["seed"] for other in group},
             "_deviations": {title: float(np.std(accuracies, ddof=1))} if len(accuracies) > 1 else {},
-            "_done": group[0]["_done"]})
-    _add_changes(studies.STUDIES[name], means)
+            "_done": group[0]["_done"],
+            **_changes(_mean([other["_change"] for other in group]), *(
+                next((other[title] for other in group if other[title] is not None), None)
+                for title in ("_paper_change", "baseline")))})
     return means
 
 
@@ -232,12 +235,17 @@ def _add_changes(study, rows):
     rows_by_key = {(row["run"], row["seed"]): row for row in rows}
     for row in rows:
         baseline = rows_by_key.get((study.baseline_of(row["run"]), row["seed"]))
-        ours, paper = row.pop("_probe_changes") or (
+        ours, paper = row["_probe_changes"] or (
             (_change(row["_plotted"], baseline["_plotted"], 100), _change(row["_paper"], baseline["_paper"], 1))
             if baseline else (None, None))
-        agrees = None if ours is None or not paper else "yes" if ours * paper > 0 else "no"
-        row |= {"_change": ours, "_paper_change": paper, "baseline": None if baseline is None else baseline["run"],
-                "change": signed(ours), "change in the paper": signed(paper), "same direction": agrees}
+        row |= _changes(ours, paper, None if baseline is None else baseline["run"])
+
+
+def _changes(ours, paper, baseline):
+    """Returns the columns of a row for our change, the paper's change and the name of the baseline run, or None."""
+    agrees = None if ours is None or not paper else "yes" if ours * paper > 0 else "no"
+    return {"_change": ours, "_paper_change": paper, "baseline": baseline, "change": signed(ours),
+            "change in the paper": signed(paper), "same direction": agrees}
 
 
 def _change(value, baseline, scale):
@@ -259,7 +267,8 @@ def _mark_best(rows):
     """
     groups = {}
     for row in rows:
-        if "protocol" in row and row["accuracy"] is not None and os.path.isdir(row["_directory"]):
+        is_stored = storage.is_file(os.path.join(row["_directory"], "done.json"))
+        if "protocol" in row and row["accuracy"] is not None and is_stored:
             groups.setdefault((row["task"], row["protocol"] == "linear", row["seed"]), []).append(row)
     for group in groups.values():
         predictions = {row["run"]: _predictions_of(row) for row in group}
@@ -282,7 +291,7 @@ def _predictions_of(row):
 
 
 def averages(name: str, rows: list[dict]) -> list[dict]:
-    """Averages the accuracies of the runs that differ only in the study's `averaged_over` plot columns.
+    """Averages the accuracies of the runs that differ only in the study's `averaged_over` plot columns, or in the seed.
 
     Args:
       name: name of the study.
@@ -290,8 +299,9 @@ def averages(name: str, rows: list[dict]) -> list[dict]:
 
     Returns:
       A list with one dict per group of finished runs. Each dict contains the group's values in the other plot columns,
-      the number of `runs`, their `mean` accuracy, and the sample `standard deviation` (None for one run). The list is
-      empty if the study has no `averaged_over` columns.
+      the number of `runs` with an accuracy (a run with several seeds counts once per seed), their `mean` accuracy, and
+      the sample `standard deviation` (None for one run). Groups without accuracies are omitted. The list is empty if
+      the study has no `averaged_over` columns.
     """
     study = studies.STUDIES[name]
     if not study.averaged_over:

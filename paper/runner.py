@@ -111,7 +111,7 @@ def directory_name(run: studies.Run) -> str:
     return slug(run.name) if run.seed == 1 else f"{slug(run.name)}_seed_{run.seed}"
 
 
-_DONE_TYPES = dict(arguments=list, results=dict, probes=dict, seconds=(int, float), commits=list,
+_DONE_TYPES = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(int, float), commits=list,
                    hardware=str, diverged=bool, same_as=(str, type(None)))  # types of the values in done.json
 
 
@@ -120,11 +120,11 @@ def read_done(directory: str) -> dict | None:
     from runtime import storage  # Imported here, because it loads TensorFlow, which other commands do not need.
 
     done = storage.read_json(os.path.join(directory, "done.json"))
-    return done if done is not None and is_valid(done) and isinstance(done.get("settings"), dict) else None
+    return done if done is not None and is_valid(done) else None
 
 
 def is_valid(done: dict) -> bool:
-    """Returns whether the values in a done.json file, except for `settings`, have the required types and ranges."""
+    """Returns whether the values in a done.json file have the required types and ranges."""
     from runtime import storage
 
     if not all(isinstance(done.get(name, ...), types) for name, types in _DONE_TYPES.items()):
@@ -173,17 +173,25 @@ def settings_digest(settings: dict) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def digest_without_defaults(settings: dict) -> str:
-    """Returns a digest of a run's settings except for default values. New settings in `Config` do not change it."""
-    return settings_digest(_without_defaults(settings))
+def changed_setting(stored: dict, current: dict) -> tuple[str, object, object] | None:
+    """Returns the name of a setting that differs, its stored value and its current value, or None if all are equal.
+
+    Settings that are missing, since a later version added them, have the default value of `Config`.
+
+    Args:
+      stored: settings of a finished run (see `settings_of`).
+      current: settings of the run in this version.
+    """
+    stored, current = _with_defaults(stored), _with_defaults(current)
+    pairs = ((name, stored.get(name), current.get(name)) for name in {**current, **stored})
+    return next(((name, *values) for name, *values in pairs if values[0] != values[1]), None)
 
 
-def _without_defaults(settings):
-    """Removes default values from a run's settings (see `settings_of`) and from those of the run it starts from."""
+def _with_defaults(settings):
+    """Adds the default values of missing settings to a run's settings and to those of the run it starts from."""
     defaults = json.loads(json.dumps(dataclasses.asdict(config_lib.Config())))
     start = settings.get("start")
-    return {**{name: value for name, value in settings.items() if name not in defaults or value != defaults[name]},
-            "start": _without_defaults(start) if isinstance(start, dict) else start}
+    return {**defaults, **settings, "start": _with_defaults(start) if isinstance(start, dict) else start}
 
 
 def is_current(run: studies.Run, scale: str, done: dict) -> bool:
@@ -191,7 +199,7 @@ def is_current(run: studies.Run, scale: str, done: dict) -> bool:
 
     Args:
       run, scale: the run and its scale.
-      done: content of done.json. `settings` may be the result of `digest_without_defaults` instead of a dict.
+      done: content of done.json, or recorded results.
     """
     expected = arguments(run, scale)
     if done["arguments"][:len(expected)] != expected:
@@ -200,8 +208,7 @@ def is_current(run: studies.Run, scale: str, done: dict) -> bool:
         extra = config_lib.parse_settings(shlex.join(done["arguments"][len(expected):]))
     except UserError:  # Another version stored a flag that this version does not have.
         return False
-    stored = done["settings"] if isinstance(done["settings"], str) else digest_without_defaults(done["settings"])
-    return stored == digest_without_defaults(settings_of(run, scale, extra))
+    return changed_setting(done["settings"], settings_of(run, scale, extra)) is None
 
 
 class InProgress(UserError):
@@ -331,7 +338,7 @@ class Runner:
         for path in sorted(tf.io.gfile.glob(os.path.join(self._base, self._scale, "*", "*", "done.json"))):
             directory = os.path.dirname(path)
             done = read_done(directory)
-            if done is not None and done["same_as"] is None and done["settings"] == settings:
+            if done is not None and done["same_as"] is None and changed_setting(done["settings"], settings) is None:
                 return directory
         return None
 
@@ -373,11 +380,11 @@ def _read_done_with(settings, directory):
     Raises `UserError` if the run was executed with other settings.
     """
     done = read_done(directory)
-    if done is not None and done["settings"] != settings:
-        name = next(name for name in {**settings, **done["settings"]}
-                    if settings.get(name) != done["settings"].get(name))
-        raise UserError(f"{directory}: the stored run has {name}={done['settings'].get(name)}, not "
-                        f"{settings.get(name)}. Remove the directory, or use another --dir.")
+    changed = None if done is None else changed_setting(done["settings"], settings)
+    if changed is not None:
+        name, stored, current = changed
+        raise UserError(f"{directory}: the stored run has {name}={stored}, not {current}. Remove the directory, or use "
+                        "another --dir.")
     return done
 
 

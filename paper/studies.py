@@ -35,7 +35,7 @@ class Run:
       probes: names of the probes in `paper.probes` that are run on the trained network.
       plot_columns: additional columns in the report's CSV file, which `paper.figures` plots.
       small_plot_columns: values that replace those in `plot_columns` at the small scale.
-      seed: 1 for the seed of the recipe. For other seeds, see `with_seed`.
+      seed: 1 for the run without an additional seed flag. See `with_seed`.
     """
 
     name: str
@@ -60,8 +60,9 @@ class Run:
         """Returns this run with another seed.
 
         If the run starts from the weights of another run, the returned run starts from the weights of that run with the
-        new seed. Seed 1 denotes the unchanged run, whose recipe determines the seed. Linear evaluation in transfer uses
-        no random numbers, so it has no seed flag.
+        new seed. Linear evaluation in transfer uses no random numbers, so it has no seed flag. Seed 1 denotes the
+        unchanged run: the recipes of the small scale set --seed=1, those of the paper's scale set no seed, so it is
+        random, and transfer runs use their default seed.
         """
         if seed == 1:
             return self

@@ -11,10 +11,11 @@ At the small scale, a run takes minutes on two CPU cores. `run` skips finished r
 run starts from another run's weights, `run` executes that run first. Several processes, even on different machines, can
 `run` the same tables in the same --dir. Each process postpones the runs that other processes are executing.
 
-With --seeds=N, `run` and `commands` include each run with N seeds: the seed of the recipe (1), followed by 2 to N. The
-results with seed 1 are in DIR/SCALE/STUDY/RUN and those with seed 2, for example, in DIR/SCALE/STUDY/RUN_seed_2. If a
-run starts from another run's weights, the other run has the same seed. All runs with one seed are executed before those
-with the next seed.
+With --seeds=N, `run` and `commands` include each run with N seeds: seed 1, followed by 2 to N. Seed 1 denotes the run
+without an additional --seed flag: the recipes of the small scale set --seed=1, those of the paper's scale set no seed,
+so it is random, and transfer runs use their default seed. The results with seed 1 are in DIR/SCALE/STUDY/RUN and those
+with seed 2, for example, in DIR/SCALE/STUDY/RUN_seed_2. If a run starts from another run's weights, the other run has
+the same seed. All runs with one seed are executed before those with the next seed.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those of stage 2 start
 from the weights of runs in stage 1. If runs start from runs of other tables, these are included. Identical
@@ -27,7 +28,8 @@ Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap 
 
 `report` includes all finished seeds. It prints Markdown tables, and writes report.md, report.html and two files per
 table to the folder --dir/SCALE. STUDY.csv has one row per run and seed. STUDY.jsonl has the same results in a form that
-`report` reads if the directory of the study does not exist, for example in docs/tables.
+`report` reads for runs without a directory, for example in docs/tables. `report` adds results to this file and replaces
+those of repeated runs, but never removes any. It does not write the file if the directory of the study does not exist.
 """
 
 from __future__ import annotations
@@ -147,13 +149,14 @@ def _report(names, scale, base):
         lines += report.markdown(name, rows, base, scale)
         if rows:
             report.write_csv(os.path.join(directory, f"{name}.csv"), rows)
-            results.write_records(results.records_path(name, base, scale), rows)
+            if os.path.isdir(os.path.join(directory, name)):  # Otherwise, all rows are from the existing file.
+                results.write_records(results.records_path(name, base, scale), rows)
     text = "\n".join(lines)
     console.log(text)
     storage.write_bytes(os.path.join(directory, "report.md"),
                         f"# The paper's tables, {scale} scale\n\n{text}\n".encode())
     report.write_html(os.path.join(directory, "report.html"), rows_by_study, base, scale)
-    console.log(f"wrote report.md, report.html, and a CSV file and a JSON Lines file per table to {directory}")
+    console.log(f"wrote report.md, report.html, and the CSV and JSON Lines files of the tables to {directory}")
 
 
 def _parser():

@@ -19,7 +19,7 @@ def table(num_runs, num_seeds):
 
 def test_the_interval_for_two_runs_equals_the_paired_t_interval_of_scipy():
     values = table(2, 5)
-    difference, half_width = findings.fit(values).compare(("0",), ("1",))
+    difference, half_width = findings.fit(values, ("0", "1")).compare(("0",), ("1",))
     test = stats.ttest_rel(list(values["0"].values()), list(values["1"].values())).confidence_interval(0.95)
     assert (difference - half_width, difference + half_width) == pytest.approx((test.low, test.high))
 
@@ -37,18 +37,22 @@ def test_intervals_equal_those_of_a_linear_model_with_dummy_variables(higher, lo
     contrast[[int(run) for run in higher]] = 1 / len(higher)
     contrast[[int(run) for run in lower]] = -1 / len(lower)
     error = np.sqrt(squares / freedom * contrast @ np.linalg.inv(design.T @ design) @ contrast)
-    fit = findings.fit(values)
+    fit = findings.fit(values, (*higher, *lower))
     assert (fit.degrees_of_freedom, fit.deviation) == (freedom, pytest.approx(np.sqrt(squares / freedom)))
     assert fit.compare(higher, lower) == pytest.approx((contrast @ solution, stats.t.ppf(0.975, freedom) * error))
 
 
-def test_only_seeds_common_to_all_runs_are_used():
-    values = {"a": {1: 40.0, 2: 41.0, 3: 45.0}, "b": {1: 42.0, 2: 44.0}, "diverged": {}}
-    fit = findings.fit(values)
-    assert fit.means == {"a": 40.5, "b": 43.0} and (fit.num_seeds, fit.degrees_of_freedom) == (2, 1)
-    fit = findings.fit({"a": {1: 40.0, 3: 41.0}, "b": {1: 42.0, 2: 44.0}})
+def test_the_seeds_common_to_the_compared_runs_and_the_runs_with_these_seeds_are_used():
+    values = {"a": {1: 40.0, 2: 41.0, 3: 45.0}, "b": {1: 42.0, 2: 44.0}, "one seed": {1: 40.0}, "diverged": {},
+              "c": {1: 30.0, 2: 31.0, 4: 32.0}}
+    fit = findings.fit(values, ("a", "b"))
+    assert fit.means == {"a": 40.5, "b": 43.0, "c": 30.5} and (fit.num_seeds, fit.degrees_of_freedom) == (2, 2)
+    assert findings.fit(values, ("a", "one seed")).num_seeds == 1
+    assert findings.fit(values, ("a", "diverged")) is None
+    values = {"a": {1: 40.0, 3: 41.0}, "b": {1: 42.0, 2: 44.0}}
+    fit = findings.fit(values, ("a", "b"))
     assert fit.num_seeds == 1 and fit.compare(("a",), ("b",)) == (-2.0, None)
-    assert findings.fit({"a": {1: 40.0}, "b": {2: 42.0}}) is None and findings.fit({}) is None
+    assert findings.fit({"a": {1: 40.0}, "b": {2: 42.0}}, ("a", "b")) is None and findings.fit({}, ("a",)) is None
 
 
 @pytest.mark.parametrize("low, high, expected", [
@@ -89,9 +93,12 @@ def test_paper_differences_match_manual_calculation(name, text, difference):
 
 
 def rows(results, column="accuracy"):
-    """Returns rows, as `results.rows_of` does, for a dict that maps runs to lists with one result per seed."""
-    return [{"run": run, "seed": seed, "_measures": {column: value}}
-            for run, values in results.items() for seed, value in enumerate(values, 1)]
+    """Returns rows, as `results.rows_of` does, for a dict that maps runs to lists with one result per seed.
+
+    The result is None if the seed diverged, and `...` if it is not finished.
+    """
+    return [{"run": run, "seed": seed, "status": "diverged" if value is None else None, "_measures": {column: value}}
+            for run, values in results.items() for seed, value in enumerate(values, 1) if value is not ...]
 
 
 def test_findings_are_compared_with_our_results():
@@ -107,15 +114,39 @@ def test_findings_are_compared_with_our_results():
     assert (entry["verdict"], entry["difference"]) == ("not run", None)
 
 
+@pytest.mark.parametrize("accuracies, expected", [
+    ({"with": [0.46, 0.45], "without": [None, None]}, "diverged"), ({"without": [..., None]}, "diverged"),
+    ({"with": [0.46, 0.45], "without": [None, 0.44]}, "one seed"),
+    ({"with": [0.46, None], "without": [None, 0.44]}, "no common seed"),
+    ({"with": [0.46], "without": [..., 0.44]}, "no common seed"), ({"with": [0.46, 0.45]}, "not run"), ({}, "not run")])
+def test_findings_without_intervals_state_the_reason(accuracies, expected):
+    entry, = findings.compare("flip", rows(accuracies), "small")
+    assert (entry["verdict"], entry["low"]) == (expected, None)
+
+
+def test_unfinished_seeds_of_other_runs_do_not_affect_a_finding():
+    accuracies = {"1": [0.46, 0.45, 0.47], "1/8": [0.44, 0.43, 0.449]}
+    others = {"1/2": [0.4], "1 + blur": [None, None, None], "AutoAugment": [0.42, 0.43, ...]}
+    entries = {entry["finding"].text: entry for entry in findings.compare("color", rows(accuracies | others), "small")}
+    entry = entries["strength 1 is better than 1/8"]
+    interval = stats.ttest_rel(accuracies["1"], accuracies["1/8"]).confidence_interval()
+    assert (entry["low"], entry["high"]) == pytest.approx((100 * interval.low, 100 * interval.high))
+    assert entries["strength 1/2 is better than 1/8"]["verdict"] == "one seed"
+    assert entries["blur helps at strength 1"]["verdict"] == "diverged"
+    model = entries["color distortion of strength 1 is better than AutoAugment"]["fit"]
+    assert model.num_seeds == 2 and set(model.means) == {"1", "1/8", "AutoAugment"}
+
+
 def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
     measures = {f"nonlinear {size}": {seed: (0.45 + 0.001 * seed, 0.40 + 0.001 * seed + 0.0001 * size * (seed == 2))
                                       for seed in (1, 2, 3)} for size in (32, 128)}
-    heads = [{"run": run, "seed": seed, "_measures": {"accuracy": first, "logistic regression on g(h)": second}}
+    heads = [{"run": run, "seed": seed, "status": None,
+              "_measures": {"accuracy": first, "logistic regression on g(h)": second}}
              for run, by_seed in measures.items() for seed, (first, second) in by_seed.items()]
     entry = next(entry for entry in findings.compare("heads", heads, "small") if "h is better" in entry["finding"].text)
     expected = 100 * np.mean([first - second for by_seed in measures.values() for first, second in by_seed.values()])
     assert entry["difference"] == pytest.approx(expected) and entry["fit"].degrees_of_freedom == 3 * 2
-    probes = [{"run": "rotation", "seed": 1, "_measures": {"accuracy": 0.4, "_h": 0.7, "_g(h)": 0.3}}]
+    probes = [{"run": "rotation", "seed": 1, "status": None, "_measures": {"accuracy": 0.4, "_h": 0.7, "_g(h)": 0.3}}]
     entry = next(entry for entry in findings.compare("probes", probes, "small") if entry["difference"] is not None)
     assert entry["difference"] == pytest.approx(40) and "rotation" in entry["finding"].text
 
@@ -129,7 +160,7 @@ def test_findings_without_runs_at_a_scale_are_omitted():
 def test_metrics_are_modeled_separately():
     finding = next(finding for finding in findings.FINDINGS["temperature"] if finding.metric == "contrastive accuracy")
     runs = [*finding.higher, *finding.lower]
-    given = [{"run": run, "seed": seed, "_measures": {
+    given = [{"run": run, "seed": seed, "status": None, "_measures": {
         "accuracy": 0.4 + 0.01 * index * seed, "contrastive accuracy": 0.2 + 0.05 * (run in finding.higher)}}
         for index, run in enumerate(runs) for seed in (1, 2)]
     entry = findings.compare("temperature", given, "small")[-1]

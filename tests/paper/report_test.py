@@ -12,6 +12,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
+import config as config_lib
 from paper import report, runner, studies, tables
 from paper import results as results_lib
 
@@ -166,7 +167,8 @@ def test_different_numbers_of_seeds_and_diverged_seeds_are_stated(tmp_path):
     finish(tmp_path, "flip", studies.find_run(("flip", "without", 3)), {}, diverged=True)
     lines = report.markdown("flip", results_lib.rows_of("flip", str(tmp_path), "small"), str(tmp_path), "small")
     assert "| with | 3 | 64.5 | 41.0 ± 1.0 |  |  |  |  |" in lines
-    assert "| without | 2 | 63.4 | 39.0 | -2.0 | -1.1 | yes | diverged with seed 3 |" in lines
+    # The change is relative to seed 1 of the baseline (40.0), not to its mean over all seeds.
+    assert "| without | 2 | 63.4 | 39.0 | -1.0 | -1.1 | yes | diverged with seed 3 |" in lines
     assert "Not finished: without (seed 2)." in lines[1]
 
 
@@ -218,18 +220,66 @@ def test_recorded_results_of_changed_studies_are_omitted(tmp_path, monkeypatch):
     assert not results_lib.rows_of("flip", str(tmp_path), "small")
 
 
+def test_a_report_keeps_recorded_results_of_runs_that_are_not_repeated(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    finish_seeds(first, "flip", {"with": [0.46, 0.45], "without": [0.44, 0.43]})
+    tables.main(["report", "flip", f"--dir={first}"])
+    lines = (first / "small" / "flip.jsonl").read_text().splitlines()
+    outdated = json.dumps({**json.loads(lines[0]), "run": "removed"})
+    (second / "small").mkdir(parents=True)
+    path = second / "small" / "flip.jsonl"
+    path.write_text("".join(f"{line}\n" for line in [*lines, outdated]))
+    recorded = path.read_bytes()
+    tables.main(["report", "flip", f"--dir={second}"])
+    assert path.read_bytes() == recorded
+    finish(second, "flip", studies.find_run(("flip", "with", 2)), {runner.LBFGS: 0.5})
+    for _ in range(2):
+        rows = results_lib.rows_of("flip", str(second), "small")
+        assert [(row["run"], row["seed"], row["accuracy"]) for row in rows] == [
+            ("with", 1, 0.46), ("with", 2, 0.5), ("without", 1, 0.44), ("without", 2, 0.43)]
+        tables.main(["report", "flip", f"--dir={second}"])
+        repeated = path.read_text().splitlines()
+        assert json.loads(repeated.pop(1))["results"] == {runner.LBFGS: 0.5}
+        assert repeated == [lines[0], *lines[2:], outdated]
+
+
+def test_recorded_transfer_runs_with_an_unfinished_directory_are_not_tested_for_significance(tmp_path):
+    finish_transfer_runs(tmp_path, (0.6, 0.9, 0.89))
+    tables.main(["report", "transfer", f"--dir={tmp_path}"])
+    for path in (tmp_path / "small" / "transfer").glob("*/*"):
+        path.unlink()
+    rows = results_lib.rows_of("transfer", str(tmp_path), "small")
+    assert len(rows) == 3 and not any("best" in row for row in rows)
+
+
+def test_recorded_results_with_a_changed_default_are_omitted(tmp_path):
+    finish_seeds(tmp_path, "flip", {"with": [0.46]})
+    tables.main(["report", "flip", f"--dir={tmp_path}"])
+    path = tmp_path / "small" / "flip.jsonl"
+    record, name = json.loads(path.read_text()), "semi_hard"
+    (tmp_path / "small" / "flip").rename(tmp_path / "flip")
+    default = getattr(config_lib.Config, name)
+    assert record["settings"][name] == default
+    for settings, num_rows in (({**record["settings"], name: not default}, 0),  # The default was changed since then.
+                               ({key: value for key, value in record["settings"].items() if key != name}, 1)):
+        path.write_text(json.dumps({**record, "settings": settings}))
+        assert len(results_lib.rows_of("flip", str(tmp_path), "small")) == num_rows
+
+
 def test_settings_that_a_later_version_adds_do_not_invalidate_results():
     settings = runner.settings_of(studies.find_run(("few_labels", "ResNet-50 (1x), 1 %")), "small")
     earlier = {name: value for name, value in settings.items() if name != "semi_hard"}
     earlier["start"] = {name: value for name, value in settings["start"].items() if name != "semi_hard"}
     assert earlier != settings
-    assert runner.digest_without_defaults(earlier) == runner.digest_without_defaults(settings)
-    changed = {**settings, "start": {**settings["start"], "temperature": 0.1}}
-    assert runner.digest_without_defaults(changed) != runner.digest_without_defaults(settings)
+    assert runner.changed_setting(earlier, settings) is None
+    changed = {**earlier, "start": {**earlier["start"], "temperature": 0.1}}
+    assert runner.changed_setting(changed, settings)[0] == "start"
+    assert runner.changed_setting({**earlier, "semi_hard": True}, settings) == ("semi_hard", True, False)
 
 
 @pytest.mark.parametrize("line", [
-    b"x", b"", b"{}", b"[]", b"\xff", b'{"run": "with", "seed": 0}', b"[" * 100_000, '{"results": 0.4}'])
+    b"x", b"", b"{}", b"[]", b"\xff", b'{"run": "with", "seed": 0}', b"[" * 100_000, '{"results": 0.4}',
+    '{"settings": "0123456789abcdef"}'])
 def test_corrupt_recorded_results_are_rejected(line, tmp_path, capsys):
     finish_seeds(tmp_path, "flip", {"with": [0.46]})
     tables.main(["report", "flip", f"--dir={tmp_path}"])

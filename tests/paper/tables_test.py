@@ -128,6 +128,20 @@ def test_results_of_other_studies_and_earlier_versions_are_reused(calls, tmp_pat
     assert runner.read_done(tmp_path / "small" / "flip" / "with_seed_2")["same_as"] == "small/seeds/seed_2"
 
 
+def test_results_without_a_setting_that_was_added_later_are_accepted_and_shared(calls, tmp_path):
+    tables.main(["run", "flip", f"--dir={tmp_path}"])
+    for name in ("with", "without"):
+        directory = str(tmp_path / "small" / "flip" / name)
+        done = runner.read_done(directory)
+        del done["settings"]["semi_hard"]
+        runner.write_done(directory, done)
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=3"])
+    assert len(calls) == 2 + 4  # Seed 1 is not repeated.
+    tables.main(["run", "--only=color/1_2", f"--dir={tmp_path}"])
+    assert len(calls) == 6
+    assert runner.read_done(str(tmp_path / "small" / "color" / "1_2"))["same_as"] == "small/flip/with"
+
+
 def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_path):
     tables.main(["run", "transfer", f"--dir={tmp_path}", "--seeds=2"])
     start, *transfers = calls[4:]
