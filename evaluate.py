@@ -7,6 +7,7 @@ if __name__ == "__main__":  # Exits before the imports, which take several secon
     command_line.exit_not_a_program(__file__, "python run.py --mode=eval")
 
 import contextlib
+import copy
 import math
 import os
 import tempfile
@@ -61,11 +62,27 @@ def protocols(config: Config, source: Source) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def select_labels(config: Config, source: Source) -> Source:
+    """Returns the source for evaluations after pretraining, whose training split is restricted by `--label_fraction`.
+
+    The original source, which pretraining uses, is not restricted. In fine-tuning and supervised training, it has
+    already been restricted, and is returned unchanged.
+
+    Raises:
+      UserError: the training split has too few labeled examples.
+    """
+    if config.label_fraction == 1 or not config.pretraining:
+        return source
+    labeled_source = copy.copy(source)
+    labeled_source.restrict(config.train_split, config.label_fraction, config.label_seed)
+    return labeled_source
+
+
 def config_during_training(config: Config, source: Source) -> Config:
     """Returns the settings for evaluations during training.
 
-    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. `--label_fraction` does
-    not apply to them.
+    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. In pretraining,
+    they use all labels.
     """
     has_labels = source.num_classes is not None and all(
         _has_labels(source, split) for split in (config.train_split, config.eval_split))
@@ -304,8 +321,8 @@ class Evaluator:
         """Saves the weights to model_dir/best if their accuracy is the highest so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
               else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
-            # Use the results that are stored with the saved checkpoint, because result.json may already describe a newer
-            # checkpoint, which has not been saved.
+            # Use the results that are stored with the saved checkpoint, because result.json may already describe a
+            # newer checkpoint, which has not been saved.
             saved = checkpoint_files.latest_checkpoint(directory)
             result_file = saved and os.path.join(
                 directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
@@ -507,7 +524,8 @@ def _build_evaluator(config, source, strategy, is_chief, path, flag):
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
         if not config.pretraining:  # Freeze the same layers as in training, since the weight decay depends on them.
             model.freeze(config.fine_tune_after_block)
-    return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
+    return model, Evaluator(config, select_labels(config, source), model, strategy, is_chief, f"{flag}={path}",
+                            head_names)
 
 
 def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True

@@ -198,10 +198,6 @@ def _check_data(config, source, strategy):
                         "--eval_split.")
     if config.evaluates:
         datasets.check_split(source, "eval_split", config.eval_split)
-    count = round(config.label_fraction * source.num_examples(config.train_split))
-    if config.pretraining and count < (source.num_classes or 0):  # Fail before training, not after it.
-        raise UserError(f"--label_fraction={config.label_fraction:g}: {count} examples are too few for "
-                        f"{source.num_classes} classes. Use a larger fraction.")
     train.check_batch(config, source, strategy)
 
 
@@ -287,16 +283,15 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         with Lock(config.model_dir) if is_chief else contextlib.nullcontext() as lock:
             _prepare_directory(config, source, strategy)
             _prepare_source(config, source, strategy)
+            labeled_source = evaluate.select_labels(config, source)  # Reports too few labels before training.
             signals.safe_point()
             train.check_agreement(config, source, strategy)
             check_lock = (lambda: None) if lock is None else lock.check
             make_evaluator = functools.partial(_make_evaluator, config, source, strategy, is_chief, check_lock)
             trained, results = train.train(config, source, strategy, stop, lock, make_evaluator), {}
             if config.mode == "train_then_eval":
-                if config.pretraining:
-                    _restrict_labels(config, source)
                 results = evaluate.evaluate_and_write(
-                    config, source, trained.model, strategy, trained.step, is_chief, check=check_lock)
+                    config, labeled_source, trained.model, strategy, trained.step, is_chief, check=check_lock)
             if is_chief:
                 if results:
                     trained.log.add_results(trained.step, results)
@@ -378,20 +373,14 @@ def _is_full_disk(error):
 def _prepare_source(config, source, strategy):
     """Checks all images, and restricts the training split according to `--label_fraction`.
 
-    Pretraining uses all images. In this case, the split is restricted only after training, for the evaluation.
+    Pretraining uses all images. For its evaluation, see `evaluate.select_labels`.
     """
     image_checks.check_images(config, source, devices.is_chief(strategy))
-    if config.mode == "eval" or not config.pretraining:
-        _restrict_labels(config, source)
+    if config.label_fraction < 1 and not config.pretraining:
+        source.restrict(config.train_split, config.label_fraction, config.label_seed)
     _check_data(config, source, strategy)  # Check the split sizes again, since examples may have been removed.
     if devices.is_chief(strategy):
         _log_inputs(config, source, strategy)
-
-
-def _restrict_labels(config, source):
-    """Restricts the training split according to `--label_fraction`."""
-    if config.label_fraction < 1:
-        source.restrict(config.train_split, config.label_fraction, config.label_seed)
 
 
 def _evaluate(config, source, strategy):

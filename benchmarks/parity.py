@@ -3,9 +3,9 @@
     python -m benchmarks.parity --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3]
 
 Runs `paper/recipes/parity_digits.cfg` and, if `--tfds_dir` is set, `paper/recipes/parity_cifar10.cfg`, once per seed.
-Finished runs are not repeated. All encoders are evaluated with the protocol of the recorded results: logistic
-regression (scikit-learn) on standardized features, where C is 1e-3, 1e-2 or 1e-1, whichever is best on the test images,
-and nearest neighbors with cosine similarity. The untrained encoder has the initial weights of the run.
+The training of finished runs is not repeated. All encoders are evaluated with the protocol of the recorded results:
+logistic regression (scikit-learn) on standardized features, where C is 1e-3, 1e-2 or 1e-1, whichever is best on the
+test images, and nearest neighbors with cosine similarity. The untrained encoder has the initial weights of the run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import config as config_lib
 import evaluate
 import model as model_lib
 from benchmarks import measure
-from paper import common
+from checkpoints import restoring
 from probing import features
+from sources import datasets
 
 _NEIGHBORS = {"parity_digits": 10, "parity_cifar10": 20}
 # The original's code with TensorFlow 2.15.1, one value per seed.
@@ -36,10 +37,9 @@ _ORIGINAL = {
 
 
 def run(recipe, model_dir, extra):
-    """Executes or resumes a run, unless it has finished."""
-    if not os.path.exists(os.path.join(model_dir, "result.json")):
-        subprocess.run([sys.executable, "run.py", f"--flagfile=paper/recipes/{recipe}.cfg", f"--model_dir={model_dir}",
-                        *extra], check=True, stdout=sys.stderr)
+    """Executes or resumes a run. If it has finished, only its evaluation is repeated."""
+    subprocess.run([sys.executable, "run.py", f"--flagfile=paper/recipes/{recipe}.cfg", f"--model_dir={model_dir}",
+                    *extra], check=True, stdout=sys.stderr)
 
 
 def accuracies(model, config, source, num_neighbors):
@@ -59,9 +59,10 @@ def accuracies(model, config, source, num_neighbors):
 def evaluate_run(model_dir, recipe, extra):
     """Returns the accuracies of a run's encoder, before and after training."""
     config = config_lib.from_arguments([f"--flagfile=paper/recipes/{recipe}.cfg", *extra])
-    source = common.open_source(config)
+    source = datasets.open_source(config.dataset, config.data_dir)
     keras.utils.set_random_seed(config.seed + 1)  # Training initializes weights with this seed.
-    models = {"untrained": model_lib.build_model(config, source.num_classes), "pretrained": common.load(model_dir)[0]}
+    models = {name: model_lib.build_model(config, source.num_classes) for name in ("untrained", "pretrained")}
+    restoring.load_model(models["pretrained"], model_dir, "--runs_dir")
     return {name: accuracies(model, config, source, _NEIGHBORS[recipe]) for name, model in models.items()}
 
 

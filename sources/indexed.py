@@ -66,7 +66,7 @@ class IndexedSource(Source):
         """See `Source`."""
         columns = self._select(split)
         rows = label_subsets.choose_labeled(columns[2], split, fraction, seed)
-        self._selected[split] = [column[rows] for column in columns]
+        self._selected = {**self._selected, split: [column[rows] for column in columns]}
 
     def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                    buffer_mb: int = 1024) -> tf.data.Dataset:

@@ -68,6 +68,8 @@ class Source(abc.ABC):
     def restrict(self, split: str, fraction: float, seed: int) -> None:
         """Permanently restricts `split` to a class-balanced subset (see `label_subsets.choose_balanced`).
 
+        Copies made with `copy.copy` before this call are not restricted.
+
         Raises `UserError` if the split has too few labeled examples.
         """
 

@@ -147,7 +147,8 @@ class TfdsSource(Source):
         batches = progress.track(batches.as_numpy_iterator(), None, f"labels of {split}")
         keys, labels = (np.concatenate(column) for column in zip(*batches))
         order = np.argsort(keys)  # The choice must not depend on the reading order.
-        self._restricted[split] = keys[order][label_subsets.choose_labeled(labels[order], split, fraction, seed)]
+        chosen = keys[order][label_subsets.choose_labeled(labels[order], split, fraction, seed)]
+        self._restricted = {**self._restricted, split: chosen}
 
     def _key_and_label(self, key, serialized):
         key, _, label = self._parse(key, serialized)

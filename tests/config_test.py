@@ -141,6 +141,7 @@ def test_parsed_flags_are_converted_to_a_config():
     (dict(label_fraction=0.5), "label_fraction"), (dict(label_seed=3), "label_seed"),
     (dict(label_fraction=0.5, mode="train_then_eval"), "label_fraction"),
     (dict(label_fraction=0.5, eval_protocol="knn", mode="train"), "label_fraction"),
+    (dict(label_fraction=0.5, eval_protocol="knn", mode="train_then_eval", keep_best=True, eval_epochs=1), "keep_best"),
     (dict(train_mode="supervised", ft_proj_selector=1), "ft_proj_selector"),
     (dict(linear_head_learning_rate=0.1, optimizer="adam"), "linear_head_learning_rate"),
     (dict(linear_head_learning_rate=0.1, train_mode="finetune"), "linear_head_learning_rate"),
@@ -234,7 +235,7 @@ def test_documents_mention_only_existing_flags():
         "flagfile", "logdir", "help", "upgrade", "saved", "output", "export_dir", "archive", "out", "flags", "csv",
         "task", "metric", "train", "test", "validation", "jobs", "steps", "learning_rates", "weight_decays",
         "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters", "train_summary_steps",
-        "variable_schema", "measure", "average", "runner", "stage"}
+        "variable_schema", "measure", "average", "runner", "stage", "seeds", "runs_dir", "tfds_dir"}
     other_programs_flags |= {"array", "cpus", "dependency", "env", "gpus", "job", "mem", "nodes", "nonblock", "ntasks",
                              "open", "parsable", "requeue", "signal", "sshlogin", "time", "workdir"}  # in clusters.md
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "paper" / "recipes").glob("*.cfg")):

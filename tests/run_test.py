@@ -17,6 +17,7 @@ import data_util
 import evaluate
 import model as model_lib
 import objective
+import resnet
 import run as run_lib
 import train
 from augmentation.policies import view_policies
@@ -173,8 +174,9 @@ def restored_determinism():
 
 
 def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministic_operations(
-        stem_only_resnet, unoptimized_graphs, restored_determinism, tmp_path):
+        unoptimized_graphs, restored_determinism, monkeypatch, tmp_path):
     """With op determinism, TensorFlow refuses to draw random numbers without a seed."""
+    monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter here.
     tf.random.set_seed(None)
     tf.random.uniform([])
     for name in ("one", "two"):
@@ -528,10 +530,24 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_pat
     assert results["few"] == pytest.approx(results["separate"]) and results["few"] != results["all"]
 
 
+def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(tmp_path, capsys):
+    """13 of 64 labels are enough for ten classes, but a fifth of 13 labels or of the steps would not be."""
+    settings = dict(train_epochs=2, eval_protocol="knn")
+    run(tmp_path, mode="train", **settings)
+    run(tmp_path, mode="eval", **settings, label_fraction=0.2)
+    output = capsys.readouterr().out
+    assert "up to step 5" in output and "evaluating step 5: frozen encoder, 13 labels" in output
+
+
+def test_small_splits_do_not_need_one_image_per_class(tmp_path):
+    run(tmp_path, train_split="train[:8]", train_batch_size=4, train_steps=1)
+    assert (tmp_path / "ckpt-1.index").exists()
+
+
 def test_too_few_labels_for_the_evaluation_are_reported_before_pretraining(tmp_path):
-    with pytest.raises(UserError, match="--label_fraction=0.1: 6 examples are too few for 10 classes"):
+    with pytest.raises(UserError, match="--label_fraction=0.1: .* 6 examples are too few for 10 classes"):
         run(tmp_path, mode="train_then_eval", eval_protocol="knn", label_fraction=0.1)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["train.lock"]
 
 
 def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tuning():

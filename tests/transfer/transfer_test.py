@@ -372,7 +372,7 @@ def test_weights_digest_depends_on_the_weights_but_not_on_the_path(network, tmp_
         path = tf.train.Checkpoint(model=model).write(str(tmp_path / name))
         digests.append(output.weights_digest(weight_files.open_weights(path)))
         kernel.assign(tf.tensor_scatter_nd_add(kernel, [[0] * 4], [1e-3]))
-    assert digests[0] == digests[1] and len(set(digests)) == 3
+    assert digests[0] == digests[1] and digests[2] != digests[3]
 
 
 def test_validation_folder_is_used_for_model_selection(network, few_iterations, tmp_path, capsys):
