@@ -739,10 +739,10 @@ def _check_evaluation(config):
     if config.eval_epochs and config.mode == "eval":
         raise _error(config, "eval_epochs", "this flag is only valid for training. Remove the flag, because "
                      "--mode=eval evaluates every checkpoint.")
-    if config.keep_best and config.pretraining and config.eval_epochs and config.label_fraction < 1 and not (
-            config.has_linear_head and "linear_head" in config.eval_protocols):
+    if config.keep_best and config.pretraining and config.eval_epochs and config.label_fraction < 1 and (
+            "knn" in config.eval_protocols and not (config.has_linear_head and "linear_head" in config.eval_protocols)):
         raise _error(config, "keep_best", "only the last evaluation uses --label_fraction, so its accuracy cannot be "
-                     "compared with those during training. Add linear_head to --eval_protocol.")
+                     "compared with those during training. Remove --eval_epochs, or evaluate a linear head.")
     if config.keep_best and not config.evaluates:
         raise _error(config, "keep_best", "--mode=train does not evaluate. Set --eval_epochs, use "
                      "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.")

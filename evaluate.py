@@ -524,14 +524,14 @@ def _build_evaluator(config, source, strategy, is_chief, path, flag):
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
         if not config.pretraining:  # Freeze the same layers as in training, since the weight decay depends on them.
             model.freeze(config.fine_tune_after_block)
-    return model, Evaluator(config, select_labels(config, source), model, strategy, is_chief, f"{flag}={path}",
-                            head_names)
+    return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
 
 
 def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
                        ) -> dict[str, float]:
     """Evaluates the weights of `--checkpoint` once, and returns the results."""
-    model, evaluator = _build_evaluator(config, source, strategy, is_chief, config.checkpoint, "--checkpoint")
+    labeled_source = select_labels(config, source)
+    model, evaluator = _build_evaluator(config, labeled_source, strategy, is_chief, config.checkpoint, "--checkpoint")
     with evaluator:
         loaded = restoring.load_parts(model, config.checkpoint, _required_parts(config, source))
         for line in loaded.lines:
@@ -555,6 +555,7 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
     Returns:
       The last results, or None if there were no checkpoints.
     """
+    labeled_source = select_labels(config, source)  # Reports too few labels before the first checkpoint is written.
     required = _required_parts(config, source)
     trained_on = (run_directory.read_flags(config.model_dir) or {}).get("train_split", config.train_split)
     last_step = model_lib.count_steps(config, source.num_examples(trained_on)).train
@@ -563,7 +564,8 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
         for path in new_checkpoints(config.model_dir, last_step, config.eval_timeout):
             try:
                 if evaluator is None:
-                    model, evaluator = _build_evaluator(config, source, strategy, is_chief, path, "--model_dir")
+                    model, evaluator = _build_evaluator(
+                        config, labeled_source, strategy, is_chief, path, "--model_dir")
                     stack.enter_context(evaluator)
                 loaded = restoring.load_parts(model, path, required, "--model_dir")
             except (tf.errors.OpError, UserError):

@@ -221,14 +221,17 @@ def compare(name: str, rows: list[dict], scale: str) -> list[dict]:
 def _compare(finding, rows, names):
     """Returns the entries in the result of `compare` that depend on our results. `names` are those of all runs."""
     compared = (*finding.higher, *finding.lower)
-    model = fit(_values(rows, finding.metric), compared)
+    values = _values(rows, finding.metric)
+    model = fit(values, compared)
     result = dict(difference=None, low=None, high=None, fit=model)
     if model is None:
         executed = [run if run in names else run.removesuffix(_ON_PROJECTION) for run in compared]
         finished = [[row for row in rows if row["run"] == run] for run in executed]
         if any(group and all(row["status"] for row in group) for group in finished):
             return {**result, "verdict": "diverged"}
-        return {**result, "verdict": "no common seed" if all(finished) else "not run"}
+        if not all(finished):
+            return {**result, "verdict": "not run"}
+        return {**result, "verdict": "no common seed" if set(compared) <= values.keys() else "no result"}
     difference, half_width = model.compare(finding.higher, finding.lower)
     if half_width is None:
         return {**result, "difference": difference, "verdict": "one seed"}

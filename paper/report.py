@@ -107,8 +107,9 @@ def _meaning_of_change(rows):
     """Returns a sentence that explains the column `change`."""
     baselines = _baselines(rows)
     start = "from g(h) to h" if not baselines else "relative to each row's baseline" if len(baselines) > 1 else (
-        f'relative to the run "{baselines.pop()}"')
-    return f"Changes in accuracy are {start}, in percentage points."
+        f'relative to the run "{min(baselines)}"')
+    mean = ", averaged over the seeds that both runs have" if baselines and rows[0]["seeds"] else ""
+    return f"Changes in accuracy are {start}{mean}, in percentage points."
 
 
 def _findings_table(comparisons):

@@ -31,7 +31,7 @@ ALPHA = 0.05  # Significance level of the permutation test, as in the paper's ta
 def finished_runs(name: str, base: str, scale: str) -> list[tuple[studies.Run, dict]]:
     """Returns a study's finished runs, with all seeds, and the contents of their done.json files.
 
-    Results of runs without a valid done.json are read from the file that `write_records` wrote. Runs with outdated
+    Results of runs without a current done.json are read from the file that `write_records` wrote. Runs with outdated
     settings are omitted.
 
     Args:
@@ -47,9 +47,14 @@ def finished_runs(name: str, base: str, scale: str) -> list[tuple[studies.Run, d
     matches = [re.search("_seed_([0-9]{1,9})$", entry) for entry in entries]
     seeds = sorted({1, *(int(match[1]) for match in matches if match), *(seed for _, seed in records)})
     runs = [run.with_seed(seed) for run in studies.STUDIES[name].runs_at(scale) for seed in seeds]
-    candidates = [(run, runner.read_done(runner.directory_of(base, scale, name, run))
-                   or records.get((run.name, run.seed))) for run in runs]
-    return [(run, done) for run, done in candidates if done is not None and runner.is_current(run, scale, done)]
+    finished = []
+    for run in runs:
+        stored = runner.read_done(runner.directory_of(base, scale, name, run))
+        for done in (stored, records.get((run.name, run.seed))):
+            if done is not None and runner.is_current(run, scale, done):
+                finished.append((run, done))
+                break
+    return finished
 
 
 def records_path(name: str, base: str, scale: str) -> str:
@@ -263,14 +268,15 @@ def _mark_best(rows):
 
     Significance is determined by the permutation test. As in the paper, runs on the same data set are compared in two
     groups: linear evaluation, and training of the whole network. Runs with different seeds are not compared. Recorded
-    results do not include predictions, so they are not compared either.
+    results do not include predictions, so groups that contain them are not compared either.
     """
     groups = {}
     for row in rows:
-        is_stored = storage.is_file(os.path.join(row["_directory"], "done.json"))
-        if "protocol" in row and row["accuracy"] is not None and is_stored:
+        if "protocol" in row and row["accuracy"] is not None:
             groups.setdefault((row["task"], row["protocol"] == "linear", row["seed"]), []).append(row)
     for group in groups.values():
+        if not all(storage.is_file(os.path.join(row["_directory"], "done.json")) for row in group):
+            continue
         predictions = {row["run"]: _predictions_of(row) for row in group}
         best = predictions[max(group, key=lambda row: row["accuracy"])["run"]]
         for row in group:
