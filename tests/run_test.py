@@ -548,8 +548,12 @@ def test_too_few_labels_for_the_evaluation_are_reported_before_pretraining(tmp_p
     with pytest.raises(UserError, match="--label_fraction=0.1: .* 6 examples are too few for 10 classes"):
         run(tmp_path, mode="train_then_eval", eval_protocol="knn", label_fraction=0.1)
     assert [path.name for path in tmp_path.iterdir()] == ["train.lock"]
-    with pytest.raises(UserError, match="--label_fraction=0.1: "):  # without waiting for the first checkpoint
-        run(tmp_path / "run", mode="eval", eval_protocol="knn", label_fraction=0.1)
+
+
+def test_too_few_labels_are_reported_without_waiting_for_checkpoints(tmp_path):
+    (tmp_path / "flags.json").write_text("{}")  # The run has started.
+    with pytest.raises(UserError, match="--label_fraction=0.1: .* 6 examples are too few for 10 classes"):
+        run(tmp_path, mode="eval", eval_protocol="knn", label_fraction=0.1, eval_timeout=60)
 
 
 def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tuning():
