@@ -27,9 +27,10 @@ def test_the_pretrained_encoder_reaches_the_documented_accuracy_on_digits(tmp_pa
         train_epochs=15, warmup_epochs=4, min_crop_area=0.3, random_flip=False, color_jitter_strength=1.0,
         eval_protocol="lbfgs,knn", eval_baselines=True, **SETTINGS)
     results = read_results(tmp_path)
-    for metric, documented in ((evaluate.LBFGS, 0.98), (evaluate.KNN, 0.94)):
+    assert results[evaluate.LBFGS] == pytest.approx(0.98, abs=0.02)
+    assert results[evaluate.KNN] == pytest.approx(0.94, abs=0.04)  # varies more with the processor and TensorFlow
+    for metric in (evaluate.LBFGS, evaluate.KNN):
         assert results[metric] > results[metric + UNTRAINED] + 0.2
-        assert results[metric] == pytest.approx(documented, abs=0.02), metric
 
 
 # A data set in which the color identifies the image and the texture is the class. Both are visible in every crop.
