@@ -697,8 +697,8 @@ def _check_combinations(config):
     if config.pretraining and config.label_fraction < 1 and config.mode != "eval" and not (
             config.mode == "train_then_eval" and {"lbfgs", "knn"} & set(config.eval_protocols)):
         raise _error(config, "label_fraction", "pretraining does not use labels. Use this flag only with "
-                     "--mode=train_then_eval and lbfgs or knn in --eval_protocol, or pretrain on fewer images with a "
-                     "slice such as --train_split='train[:10%]'.")
+                     "--mode=eval, or with --mode=train_then_eval and lbfgs or knn in --eval_protocol. To pretrain on "
+                     "fewer images, use a slice such as --train_split='train[:10%]'.")
     if config.train_mode == "supervised" and config.checkpoint and config.mode != "eval":
         raise _error(config, "checkpoint", "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
                      "--train_mode=finetune.")
