@@ -60,8 +60,9 @@ test-tf2.15: .venv-tf2.15/installed-dev  ## runs the fast tests with TensorFlow 
 test-all-tf2.15: .venv-tf2.15/installed-dev  ## runs all tests with TensorFlow 2.15
 	.venv-tf2.15/bin/python $(PYTEST)
 
-test-torch: .venv/installed-dev .venv-torch/installed  ## tests PyTorch weights with torchvision and timm
-	SIMCLR_TORCH_PYTHON=$(CURDIR)/.venv-torch/bin/python .venv/bin/python -m pytest -q tests/export/torch_weights_test.py
+test-torch: .venv/installed-dev .venv-torch/installed  ## tests the code that uses PyTorch, torchvision and timm
+	SIMCLR_TORCH_PYTHON=$(CURDIR)/.venv-torch/bin/python .venv/bin/python -m pytest -q tests/export/torch_weights_test.py \
+		tests/benchmarks_test.py::test_losses_and_gradients_match_those_in_pytorch
 
 lint: .venv/installed-dev  ## checks the code style with ruff
 	.venv/bin/python -m ruff check .

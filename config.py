@@ -277,6 +277,14 @@ class Config:
         choices=("multiplicative", "additive"),
         identity=True,
     )
+    augment_on: str = setting(
+        "host",
+        "Where flips and color distortion are computed: host (in the input pipeline) or device (in the training step, "
+        "like blur, so that fewer CPU cores can supply a GPU). Only for --augmentation=simclr. Crops are always "
+        "computed on the host.",
+        choices=("host", "device"),
+        no_effect=True,
+    )
     use_blur: bool = setting(
         True,
         "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for each image. Not used "
@@ -372,9 +380,9 @@ class Config:
     loss_block_rows: int = setting(
         0,
         "Maximum number of rows of the similarity matrix that each replica keeps in memory at once. 0: all rows if "
-        "they require at most 64 MB; otherwise, blocks of 16 MB with at least 256 rows each (on a TPU, one block per "
-        "view). Smaller blocks require less memory, but blocks of fewer than a few hundred rows take more time. The "
-        "loss does not depend on the block size.",
+        "they require at most 64 MB; otherwise, blocks of 16 MB with at least 256 rows each (on a TPU or with "
+        "--jit_compile, one block per view). Smaller blocks require less memory, but blocks of fewer than a few "
+        "hundred rows take more time. The loss does not depend on the block size.",
         minimum=0,
     )
     optimizer: str = setting("lars", "Optimizer. momentum: SGD with Nesterov momentum.",
@@ -445,6 +453,12 @@ class Config:
         "so checkpoints are interchangeable across the three settings.",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
         identity=True,
+    )
+    jit_compile: bool = setting(
+        False,
+        "Compile the training step with XLA. The first step takes longer, and the other steps may be faster. Results "
+        "differ by rounding errors.",
+        no_effect=True,
     )
     profile_steps: int = setting(
         0,
@@ -517,6 +531,13 @@ class Config:
     gcp_project: str | None = setting(
         None, "Google Cloud project of the TPU. If not set, it is detected automatically.", no_effect=True)
     master: str | None = setting(None, "Alias for --tpu_name, kept from the original.", no_effect=True)
+    cluster: str = setting(
+        "tf_config",
+        "Source of the addresses of the hosts. tf_config: the environment variable TF_CONFIG (if it is not set, the "
+        "run uses one host); slurm: the tasks of this Slurm job step, started with srun, form one run.",
+        choices=("tf_config", "slurm"),
+        no_effect=True,
+    )
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -778,6 +799,10 @@ def _check_augmentation(config):
                          ("augmentation", config.augmentation != "simclr")):
         if is_set and not config.uses_pretraining_augmentation:
             raise _error(config, name, "fine-tuning uses only crops and flips. Remove the flag.")
+    if config.augment_on == "device" and (
+            config.augmentation != "simclr" or config.extra_augmentations or config.branch_operators):
+        raise _error(config, "augment_on", "only the operators of --augmentation=simclr can be computed on the device. "
+                     "Use host, or remove --augmentation, --augment_extra, --augment_left and --augment_right.")
     if config.branch_operators is None:
         return
     if config.extra_augmentations:
@@ -841,11 +866,16 @@ def _check_tpu(config):
     for name in ("tpu_name", "tpu_zone", "gcp_project", "master"):
         if getattr(config, name) and not config.use_tpu:
             raise _error(config, name, "this flag is only valid with --use_tpu. Add --use_tpu, or remove this flag.")
+    if config.use_tpu and config.cluster == "slurm":
+        raise _error(config, "cluster", "one process controls a TPU of any size. Remove this flag, and start one "
+                     "process.")
     if config.use_tpu and config.precision == "mixed_float16":
         raise _error(config, "precision", "TPUs do not support float16. Use mixed_bfloat16.")
     if config.use_tpu and config.micro_batch_size:
         raise _error(config, "micro_batch_size", "micro-batches are not supported on TPUs. Remove this flag, and use "
                      "more TPU cores for larger batches.")
+    if config.use_tpu and config.jit_compile:
+        raise _error(config, "jit_compile", "XLA always compiles programs for TPUs. Remove the flag.")
     if config.tpu_name and config.master and config.tpu_name != config.master:
         raise _error(config, "master", f"--tpu_name={config.tpu_name} specifies a different TPU. Remove one of the "
                      "flags.")

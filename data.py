@@ -77,13 +77,12 @@ def _batch_views(records, read, source, config, batch_size):
       batch_size: examples per batch; an incomplete last batch is dropped.
 
     Returns:
-      Dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]).
+      Dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]). With
+      `--augment_on=device`, dataset of (crops, labels, seeds): a tuple of float32 [batch_size, size, size, 3] with one
+      tensor for each view, labels [batch_size], and the seeds of the examples, int64 [batch_size, 2].
     """
     policies, size = view_policies(config), config.image_size
     chunk = _chunk_size(size, batch_size)
-
-    def view_seed(seed, view):
-        return rng.nth_seed(seed, view, rng.VIEW)
 
     @tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
     def crop(seed, reference):
@@ -91,7 +90,7 @@ def _batch_views(records, read, source, config, batch_size):
         seed = tf.stack([seed, key])
 
         def draw(shape):
-            return zip(*[data_util.random_window(shape, view_seed(seed, view), policy.area_range)
+            return zip(*[data_util.random_window(shape, data_util.view_seed(seed, view), policy.area_range)
                          for view, policy in enumerate(policies[:1] if config.branch_operators else policies)])
 
         region, begins, sizes = _decode_windows(source, item, draw, size)
@@ -100,10 +99,15 @@ def _batch_views(records, read, source, config, batch_size):
 
     @tf.autograph.experimental.do_not_convert
     def augment_crops(seeds, labels, *crops):
-        channels = [data_util.apply_after_crop(data_util.to_channels(images), policy, view_seed(seeds, view))
-                  for view, (images, policy) in enumerate(zip(crops, policies))]
-        return data_util.from_channels(sum(channels, [])), labels
+        return data_util.augment_crops(crops, policies, seeds), labels
 
+    @tf.autograph.experimental.do_not_convert
+    def crop_only(seed, reference):
+        seed, label, *crops = crop(seed, reference)
+        return tuple(crops), label, seed
+
+    if config.augment_on == "device":
+        return records.map(crop_only, tf.data.AUTOTUNE).batch(batch_size, drop_remainder=True)
     if chunk == 1:
         views = records.map(lambda *record: _unbatch(augment_crops(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)
         return views.batch(batch_size, drop_remainder=True)
@@ -153,7 +157,9 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
       input_context: `tf.distribute.InputContext`, or None for a single pipeline.
 
     Returns:
-      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
+      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64). With
+      `--augment_on=device`, dataset of (crops, labels, seeds), where crops and seeds (int64 [batch, 2]) are arguments
+      of `data_util.augment_crops`.
     """
     shards, shard = _shards(input_context)
     split = config.train_split
@@ -235,8 +241,8 @@ def build_view_pairs(config: Config, source: Source, split: str, seed: int, batc
     """
     seed = rng.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.references(split))
-    dataset = _batch_views(records, source.reader(split), source, config, batch_size)
-    return _with_prefetching(dataset)
+    config = config.replace(augment_on="host")
+    return _with_prefetching(_batch_views(records, source.reader(split), source, config, batch_size))
 
 
 def _shards(input_context):

@@ -251,7 +251,7 @@ def contrastive_loss(z: tf.Tensor, config: Config, strategy: tf.distribute.Strat
             config.semi_hard, config.negatives == "cross_view", strategy)
     elif blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
         loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
-            z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows)
+            z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows, config.jit_compile)
         return loss, {"contrast_acc": accuracy, "contrast_entropy": entropy, "embedding_std": projection_std}
     else:
         loss, logits_ab, labels = objective.add_contrastive_loss(

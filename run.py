@@ -182,6 +182,8 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
         raise UserError(f"--model_dir={config.model_dir}: this directory is also the image folder, so a resumed run "
                         "would use its own views.png as a training image. Choose another directory.")
     devices.check_precision(config.precision, config.use_tpu)
+    if config.jit_compile and config.mode != "eval":
+        devices.check_jit_compile(strategy)
     if config.mode != "eval":
         _check_start(config)
         if devices.is_chief(strategy):
@@ -322,6 +324,8 @@ def _log_inputs(config, source, strategy):
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     """Waits for the other hosts, if any, and returns the distribution strategy."""
+    if config.cluster == "slurm":
+        hosts.use_slurm_cluster()  # All functions below read TF_CONFIG.
     hosts.check_multi_host_settings(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -453,7 +457,7 @@ def run_from_flags(argv: list[str]) -> None:
     with command_line.reporting_errors("run.py"):
         config = config_lib.from_flags()
         with tensorflow_startup.loading_tensorflow():
-            devices.start_runtime(config.use_tpu)
+            devices.start_runtime(config.use_tpu, config.cluster)
         main(config, config_lib.given_flags())
 
 

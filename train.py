@@ -19,8 +19,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 import data
+import data_util
 import metrics
 import model as model_lib
+from augmentation.policies import view_policies
 from checkpoints import checkpoint_files, restoring, run_directory
 from checkpoints.lock import Lock
 from checkpoints.training_log import TrainingLog
@@ -65,20 +67,27 @@ class TrainStep:
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
         self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples per replica
 
+    def compiled(self, function: Callable) -> Callable:
+        """Returns `function`, which `strategy.run` receives. With `--jit_compile`, the result is compiled by XLA."""
+        return tf.function(function, jit_compile=True, autograph=False) if self.config.jit_compile else function
+
     @tf.autograph.experimental.do_not_convert  # AutoGraph is slow, and this method does not need it.
-    def __call__(self, views: tf.Tensor, labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    def __call__(self, views: tf.Tensor | tuple[tf.Tensor, ...], labels: tf.Tensor, seeds: tf.Tensor | None = None
+                ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Runs the step.
 
         Args:
-          views: [n, h, w, 3 * number of views] in [0, 1].
+          views: [n, h, w, 3 * number of views] in [0, 1]. With `--augment_on=device`, the crops, a tuple that contains
+            [n, h, w, 3] for each view.
           labels: int [n], or [n, classes] with values 1, 0 and -1 (unknown).
+          seeds: int [n, 2], the seeds of the examples; only with `--augment_on=device`.
 
         Returns:
           scalars: dict of float32 scalars, averaged over the replicas. `metric_names` lists the keys.
           is_finite: bool scalar; see `update`.
         """
         with tf.GradientTape() as tape:
-            endpoints = self.model(self.network_input(views), training=True)
+            endpoints = self.model(self.network_input(views, 0, seeds), training=True)
             losses, metrics = {}, {}
             if self.config.pretraining:
                 losses["contrast_loss"], metrics = self.contrastive_loss(endpoints["proj_head_output"])
@@ -89,8 +98,11 @@ class TrainStep:
         gradients = tape.gradient(loss, self.model.trainable_variables, unconnected_gradients="zero")
         return self.update(gradients, losses, metrics, self.linear_head_moments(endpoints))
 
-    def network_input(self, views: tf.Tensor, first: int | tf.Tensor = 0) -> tf.Tensor:
-        """Returns the network's input for `views`. `first` is the row of the first view in this replica's batch."""
+    def network_input(self, views: tf.Tensor | tuple[tf.Tensor, ...], first: int | tf.Tensor = 0,
+                      seeds: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the network's input. `first` is the row of the first example in this replica's batch."""
+        if seeds is not None:
+            views = data_util.augment_crops(views, view_policies(self.config), seeds)
         views = tf.cast(views, keras.backend.floatx())
         if not self.config.uses_pretraining_augmentation:
             return views
@@ -204,6 +216,7 @@ def make_run_steps(train_step: TrainStep) -> Callable:
       scalars and the number of steps before the first non-finite step.
     """
     strategy, config = train_step.strategy, train_step.config
+    compiled_step = train_step.compiled(train_step)
 
     @tf.function
     def run_steps(iterator, steps):
@@ -212,7 +225,7 @@ def make_run_steps(train_step: TrainStep) -> Callable:
             if config.micro_batch_size:
                 results = micro_batches.train_step(train_step, next(iterator))
             else:
-                results = strategy.run(train_step, args=next(iterator))
+                results = strategy.run(compiled_step, args=next(iterator))
             # All replicas return the same scalars.
             scalars, is_finite = tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
             totals = {name: total + scalars[name] for name, total in totals.items()}
@@ -413,7 +426,7 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
         log = _start_directory(config, source, state, lock)
         if is_chief and state.step < steps.train:
             _log_header(config, state.model, steps, num_examples, directory)
-            console.log("compiling the training step")
+            console.log("compiling the training step" + " with XLA" * config.jit_compile)
         step, skipped, checkpoint = state.step, 0.0, checkpoint_files.latest_checkpoint(config.model_dir)
         if step < steps.train:
             run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
@@ -457,7 +470,8 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
                 log.write(is_last=is_stopping or step == steps.train)
             if is_stopping:
                 bar.close()
-                stop.stop(f"saved {checkpoint}; run the same command again to resume")
+                saved = os.path.join(config.model_dir, os.path.basename(checkpoint))  # `directory` may be temporary.
+                stop.stop(f"saved {saved}; run the same command again to resume")
             evaluations.run_if_due(step)
         bar.close()
         return TrainingResult(state.model, step, checkpoint, bar.images_per_second, round(skipped), log)

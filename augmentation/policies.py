@@ -16,19 +16,22 @@ from data_util import Operator, Policy
 def view_policies(config: Config) -> tuple[Policy, ...]:
     """Returns one policy for each view: two policies in pretraining, otherwise one.
 
-    In fine-tuning, the policy applies only crops and flips.
+    In fine-tuning, the policy applies only crops and flips. The policies for `--augment_on=device` use
+    `data_util.select_per_image`.
     """
     crop_and_flip = dict(min_area=config.min_crop_area, flip=config.random_flip)
     color = dict(strength=config.color_jitter_strength, brightness=config.brightness)
+    switch = data_util.select_per_image if config.augment_on == "device" else data_util.switch_per_image
     if not config.uses_pretraining_augmentation:
-        return (data_util.crop_and_flip_policy(**crop_and_flip),)
+        return (data_util.crop_and_flip_policy(**crop_and_flip, switch=switch),)
     if config.branch_operators:
         return tuple(branch_policy(names, **color, **crop_and_flip) for names in config.branch_operators)
     if config.augmentation in _AUTOAUGMENT:
         policy = autoaugment_policy(**crop_and_flip, name=config.augmentation)
+    elif config.augmentation == "broader":
+        policy = broader_policy(**color, **crop_and_flip)
     else:
-        make_policy = {"simclr": data_util.simclr_policy, "broader": broader_policy}[config.augmentation]
-        policy = make_policy(**color, **crop_and_flip)
+        policy = data_util.simclr_policy(**color, **crop_and_flip, switch=switch)
     policy = policy.then(*extra_operators(config.extra_augmentations))
     return (policy,) * (2 if config.pretraining else 1)
 

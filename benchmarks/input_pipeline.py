@@ -80,6 +80,14 @@ def run_case(name, source, config, arguments):
     measure.report("input_pipeline", name, "pairs/s", rates["ours"], rates["baseline"])
 
 
+def run_on_device(name, source, config, arguments):
+    """Measures our pipeline with and without `--augment_on=device`, and prints one JSON line."""
+    datasets = {place: data.build_train_dataset(config.replace(augment_on=place), source, 0, config.train_batch_size)
+                for place in ("device", "host")}
+    rates = compare(datasets, config.train_batch_size, arguments.rounds, arguments.seconds)
+    measure.report("input_pipeline", name, "pairs/s", rates["device"], rates["host"])
+
+
 def run_decoding(name, source, config, arguments):
     """Prints the rate of decoding alone, an upper bound for both pipelines."""
     datasets = {"decode": decoded_images(source, config)}
@@ -97,6 +105,8 @@ def cases(arguments):
         yield f"cifar10, 32 pixels, strength {strength}", run_case, cifar10, cifar10_config
     photos_config = Config(dataset="photos", image_size=224, train_batch_size=32, color_jitter_strength=1.0)
     yield "photographs, 224 pixels, strength 1.0", run_case, photos, photos_config
+    for name, source, config in (("cifar10, 32", cifar10, cifar10_config), ("photographs, 224", photos, photos_config)):
+        yield f"{name} pixels, --augment_on=device (baseline: host)", run_on_device, source, config
     yield "cifar10, decoding alone", run_decoding, cifar10, cifar10_config
     yield "photographs, decoding alone", run_decoding, photos, photos_config
 

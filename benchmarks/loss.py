@@ -23,19 +23,19 @@ from large_batch import blocked_nt_xent
 _SIZES = tuple(2**power for power in range(9, 16))
 _LARGEST_PLAIN = 2**14
 _WIDTH = 128
-_TEMPERATURE = 0.1
+TEMPERATURE = 0.1
 _NUM_OUTPUTS = {"loss": 1, "loss_and_metrics": 3}  # The outputs are the loss, the accuracy and the entropy.
 
 
 def plain(hidden):
     """Returns loss, accuracy and entropy, computed from all similarities at once."""
-    loss, logits_ab, labels = objective.add_contrastive_loss(hidden, True, _TEMPERATURE)
+    loss, logits_ab, labels = objective.add_contrastive_loss(hidden, True, TEMPERATURE)
     return loss, metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
 
 
 def blocked(hidden):
     """Returns loss, accuracy and entropy, computed in blocks whose size is chosen automatically."""
-    return blocked_nt_xent.contrastive_loss(hidden, True, _TEMPERATURE)
+    return blocked_nt_xent.contrastive_loss(hidden, True, TEMPERATURE)
 
 
 def make_computation(form, case, size):

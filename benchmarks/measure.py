@@ -9,8 +9,10 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 
 from runtime import child_processes
+from runtime.errors import first_line
 
 
 def time_alternately(functions, rounds=5):
@@ -34,9 +36,56 @@ def time_alternately(functions, rounds=5):
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
+def first_calls(builders):
+    """Builds functions without arguments, and calls each function once, which compiles it.
+
+    Args:
+      builders: dict mapping names to functions that return a function.
+
+    Returns:
+      functions: dict of the functions that succeeded.
+      seconds: dict with the time of building and calling each of them, in seconds.
+      errors: dict mapping the other names to error messages.
+    """
+    functions, seconds, errors = {}, {}, {}
+    for name, build in builders.items():
+        begin = time.perf_counter()
+        try:
+            function = build()
+            function()
+        except Exception as error:
+            traceback.print_exc()
+            errors[name] = describe(error)
+        else:
+            functions[name], seconds[name] = function, time.perf_counter() - begin
+    return functions, seconds, errors
+
+
+def describe(error):
+    """Returns the class and the first line of an exception's message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def peak_megabytes():
     """Returns the peak resident memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def peak_of(function):
+    """Calls a function, and returns its peak memory in MB.
+
+    On a GPU, this is the peak of the memory that TensorFlow has allocated, including the memory in use before the call.
+    On a CPU, it is the increase in the peak resident memory of this process.
+    """
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        function()
+        return tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+    before = peak_megabytes()
+    function()
+    return peak_megabytes() - before
 
 
 def in_child(module, *arguments):
@@ -54,11 +103,16 @@ def parse_sizes(text):
     return sizes
 
 
+def line(benchmark, case, unit, ours, baseline, **details):
+    """Returns the content of a JSON line; `ratio` is ours / baseline for every unit (s, MB, images/s)."""
+    ratio = round(float(ours / baseline), 3) if ours is not None and baseline else None
+    return dict(benchmark=benchmark, case=case, unit=unit, ours=_round(ours), baseline=_round(baseline), ratio=ratio,
+                **details)
+
+
 def report(benchmark, case, unit, ours, baseline, **details):
-    """Prints one JSON line; `ratio` is ours / baseline for every unit (s, MB, images/s)."""
-    ratio = round(ours / baseline, 3) if baseline else None
-    line = dict(benchmark=benchmark, case=case, unit=unit, ours=_round(ours), baseline=_round(baseline), ratio=ratio)
-    print(json.dumps({**line, **details}), flush=True)
+    """Prints a JSON line; see `line`."""
+    print(json.dumps(line(benchmark, case, unit, ours, baseline, **details)), flush=True)
 
 
 def _round(value):

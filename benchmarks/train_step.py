@@ -38,7 +38,7 @@ def make_our_step(batch, views, labels, **settings):
 
 def make_baseline_step(views, labels):
     """Returns a function that runs one float32 step of plain Keras."""
-    step = plain_keras.make_step(plain_keras.resnet18(_SIZE, classes=_CLASSES))
+    step = plain_keras.make_step(plain_keras.resnet(18, _SIZE, classes=_CLASSES))
     return lambda: step(views, labels).numpy()
 
 
@@ -80,6 +80,7 @@ def main():
                   for precision in ("float32", "mixed_bfloat16")})
     steps["four micro-batches"] = make_our_step(
         arguments.batch, views, labels, micro_batch_size=arguments.batch // 4)
+    steps["XLA"] = make_our_step(arguments.batch, views, labels, jit_compile=True)
     seconds = measure.time_alternately(steps, arguments.rounds)
     rates = {name: 2 * arguments.batch / value for name, value in seconds.items()}
     for name, rate in rates.items():

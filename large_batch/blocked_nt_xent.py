@@ -31,7 +31,7 @@ def is_used(z: tf.Tensor, strategy: tf.distribute.Strategy | None, block_rows: i
 
 def contrastive_loss(
     z: tf.Tensor, hidden_norm: bool = True, temperature: float = 1.0,
-    strategy: tf.distribute.Strategy | None = None, block_rows: int = 0
+    strategy: tf.distribute.Strategy | None = None, block_rows: int = 0, jit_compile: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns NT-Xent and its metrics, as defined by `objective.add_contrastive_loss` and `metrics`.
 
@@ -61,6 +61,8 @@ def contrastive_loss(
       strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
       block_rows: maximum number of rows per block. If 0, the maximum is chosen so that the similarities of a block take
         up at most 16 MiB, but it is at least 256.
+      jit_compile: whether XLA compiles the computation. All shapes must then be static, and with `block_rows` 0, all
+        rows are in one block.
 
     Returns:
       loss: scalar, the mean over this replica's n images.
@@ -69,7 +71,7 @@ def contrastive_loss(
     """
     z = objective.prepare_projections(z, hidden_norm)
     n = (z.shape[0] or tf.shape(z)[0]) // 2
-    static_shapes = _needs_static_shapes(strategy)
+    static_shapes = jit_compile or isinstance(strategy, tf.distribute.TPUStrategy)  # XLA compiles TPU programs.
 
     @tf.custom_gradient
     def loss_and_metrics(z, all_z):
@@ -84,10 +86,6 @@ def contrastive_loss(
         return (loss, accuracy, entropy), gradient
 
     return loss_and_metrics(z, _gather_views(z, strategy))
-
-
-def _needs_static_shapes(strategy):
-    return isinstance(strategy, tf.distribute.TPUStrategy)  # XLA, which compiles TPU programs, needs static shapes.
 
 
 def _gather_views(z, strategy):

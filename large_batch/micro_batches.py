@@ -21,12 +21,12 @@ import tf_keras as keras
 import resnet
 
 
-def train_step(step: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+def train_step(step: Any, batch: tuple[Any, ...]) -> tuple[Any, Any]:
     """Runs a training step. Call the function in cross-replica context, inside a `tf.function`.
 
     Args:
       step: a `train.TrainStep`, which provides the model, the losses and the update.
-      batch: distributed views and labels.
+      batch: distributed views and labels, and seeds with `--augment_on=device`.
 
     Returns:
       The per-replica results of `TrainStep.__call__`.
@@ -38,7 +38,7 @@ class _MicroBatches:
     """The two passes of a training step over its micro-batches."""
 
     def __init__(self, step):
-        self._step, self._model, self._config, self._run = step, step.model, step.config, step.strategy.run
+        self._step, self._model, self._config = step, step.model, step.config
         self._count = step.config.train_batch_size // step.config.micro_batch_size
         self._rows = step.replica_batch_size // self._count  # number of examples in a micro-batch on each replica
 
@@ -61,15 +61,17 @@ class _MicroBatches:
         return tf.while_loop(lambda index, _: index < self._count, body, (tf.constant(0), state),
                              parallel_iterations=1)[1]
 
+    def _run(self, function, args=()):
+        return self._step.strategy.run(self._step.compiled(function), args)
+
     # The methods below run in replica context.
 
     def _micro_batch(self, batch, index):
         """Returns the images and labels of one micro-batch."""
         first = index * self._rows
-        views, labels = (tensor[first:first + self._rows] for tensor in batch)
-        views.set_shape([self._rows, *batch[0].shape[1:]])
-        labels.set_shape([self._rows, *batch[1].shape[1:]])
-        return self._step.network_input(views, first), labels
+        views, labels, *seeds = tf.nest.map_structure(
+            lambda tensor: tf.ensure_shape(tensor[first:first + self._rows], [self._rows, *tensor.shape[1:]]), batch)
+        return self._step.network_input(views, first, *seeds), labels
 
     def _zero_z(self):
         """Returns zeros [micro-batches, views, rows, d], to be replaced by the projections of all micro-batches."""

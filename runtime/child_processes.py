@@ -131,7 +131,7 @@ class Launcher:
         """
         free_devices = queue.SimpleQueue()
         for index in range(num_parallel):
-            free_devices.put(_device_share(os.environ.get("CUDA_VISIBLE_DEVICES"), index, num_parallel))
+            free_devices.put(device_share(os.environ.get("CUDA_VISIBLE_DEVICES"), index, num_parallel))
 
         def run(job):
             devices = free_devices.get()
@@ -176,7 +176,7 @@ def cpu_info() -> tuple[str, int]:
         os, "sched_getaffinity") else os.cpu_count()
 
 
-def _device_share(devices, index, num_shares):
+def device_share(devices: str | None, index: int, num_shares: int) -> str | None:
     """Returns one share of a list of devices, or None if there are fewer than two devices or shares.
 
     The two shares of "0,1,2,3" are "0,2" and "1,3".

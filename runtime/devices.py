@@ -13,15 +13,15 @@ from runtime import hosts
 from runtime.errors import UserError, first_line
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
-_BFLOAT16_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere GPUs
+_BFLOAT16_CAPABILITY = _TF32_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere GPUs
 
 
-def start_runtime(use_tpu: bool) -> None:
+def start_runtime(use_tpu: bool, cluster: str = "tf_config") -> None:
     """Starts TensorFlow's runtime, unless the program must first connect to other hosts or a TPU.
 
     Call this function while native output is captured, because the runtime prints messages when it starts.
     """
-    if not use_tpu and not os.environ.get("TF_CONFIG"):
+    if not use_tpu and cluster == "tf_config" and not os.environ.get("TF_CONFIG"):
         tf.config.list_logical_devices()
 
 
@@ -63,8 +63,8 @@ def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
     requires no connection. With other names, the input pipeline runs on the TPU's hosts, which can read only `gs://`
     paths, so `folder:` and local directories are not supported. The coordinator's CPU fits the `lbfgs` and `knn`
     classifiers, runs the `contrastive` protocol with one replica, and exports SavedModels. The tests compile the
-    training step and the evaluation with XLA. They show that XLA supports all operations, but do not measure speed or
-    memory use.
+    training step (also for two replicas) and the evaluation with XLA. They show that XLA supports all operations with
+    static shapes, but do not measure speed or memory use.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
@@ -90,9 +90,12 @@ def describe(strategy: tf.distribute.Strategy) -> str:
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return f"TPU, {strategy.num_replicas_in_sync} cores"
     gpus = tf.config.list_physical_devices("GPU")
-    names = collections.Counter(
-        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in gpus)
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    names = collections.Counter(values.get("device_name", "GPU") for values in details)
     device = ", ".join(f"{count} x {name}" for name, count in names.items())
+    if any(values.get("compute_capability", (0, 0)) >= _TF32_CAPABILITY for values in details):
+        is_enabled = tf.config.experimental.tensor_float_32_execution_enabled()
+        device += f"; TF32 {'on' if is_enabled and os.environ.get('NVIDIA_TF32_OVERRIDE') != '0' else 'off'}"
     if not gpus:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         device = f"CPU, {cores} cores; no GPU found"
@@ -120,3 +123,10 @@ def check_precision(precision: str, use_tpu: bool) -> None:
         if details.get("compute_capability", _BFLOAT16_CAPABILITY) < _BFLOAT16_CAPABILITY:
             raise UserError(f"--precision=mixed_bfloat16: {details.get('device_name', 'a GPU')} does not "
                             "support bfloat16 (compute capability below 8.0). Use mixed_float16 or float32.")
+
+
+def check_jit_compile(strategy: tf.distribute.Strategy) -> None:
+    """Raises `UserError` if XLA cannot compile a step for the devices of `strategy`."""
+    if strategy.num_replicas_in_sync > 1 and not all("GPU" in device for device in strategy.extended.worker_devices):
+        raise UserError("--jit_compile: XLA cannot compile communication between CPUs. Remove the flag, or use GPUs "
+                        "or one CPU device.")

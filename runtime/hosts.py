@@ -1,4 +1,4 @@
-"""Training on multiple hosts (TF_CONFIG): checks, rendezvous and communication."""
+"""Training on multiple hosts (TF_CONFIG or Slurm): checks, rendezvous and communication."""
 
 from __future__ import annotations
 
@@ -15,13 +15,92 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from runtime import console
+from runtime import child_processes, console
 from runtime.errors import UserError, first_line
 
 _PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # These values are in seconds.
 _JOBS = ("chief", "worker")  # These are the supported TF_CONFIG jobs, in replica order.
 _HOST_LABEL = re.compile("[A-Za-z0-9_-]{1,63}")
 _MAX_HOST_LENGTH = 253
+# Variables that srun sets for each task. The first four describe the job step, and the others describe the task.
+_SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE",
+                    "SLURM_PROCID", "SLURM_LOCALID", "SLURMD_NODENAME")
+# Variables that are set if Slurm assigns GPUs to tasks.
+_SLURM_GPUS_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
+# The first port of a Slurm job is in the range from 20000 to 31999, and its last port is below 32768, where Linux's
+# range of ephemeral ports starts.
+_FIRST_SLURM_PORT, _SLURM_PORTS = 20000, 12000
+
+
+def use_slurm_cluster() -> None:
+    """Sets TF_CONFIG to the cluster of this Slurm job step. With a single task, TF_CONFIG remains unset.
+
+    Each task of the step is a worker. If several tasks run on this host and Slurm does not assign GPUs to tasks, the
+    function also sets CUDA_VISIBLE_DEVICES to this task's share of the GPUs. Call this function before TensorFlow's
+    runtime starts.
+
+    Raises:
+      UserError: this process is not a task of a Slurm job step, or TF_CONFIG is already set to a different value.
+    """
+    missing = [name for name in _SLURM_VARIABLES if not os.environ.get(name)]
+    if missing:
+        raise UserError(f"--cluster=slurm: the Slurm variable {missing[0]} is not set. Start the program with srun, or "
+                        "remove the flag.")
+    try:
+        num_tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
+        local_task = int(os.environ["SLURM_LOCALID"])
+        workers = _slurm_workers(num_tasks)
+        address = f"{os.environ['SLURMD_NODENAME']}:{_first_slurm_port() + local_task}"
+        # The index is not SLURM_PROCID: the resolver sorts hosts by name, so that node10 precedes node9, and assumes
+        # that consecutive tasks run on the same host, which is not the case with --distribution=cyclic.
+        if address not in workers:
+            raise ValueError(f"{address}, the address of this task, is not among {', '.join(workers)}")
+        task = {"type": "worker", "index": workers.index(address)}
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"--cluster=slurm: the Slurm variables of this job step are not supported ({first_line(error)})"
+                        ". Remove the flag, and set TF_CONFIG instead.") from error
+    tf_config = json.dumps({"cluster": {"worker": workers}, "task": task}) if num_tasks > 1 else ""
+    if os.environ.get("TF_CONFIG", "") not in ("", tf_config):
+        raise UserError("--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG, or remove the flag.")
+    if num_tasks > 1 and not os.environ.get("TF_CONFIG"):  # Otherwise, this function was called before.
+        _share_gpus(local_task, sum(worker.rpartition(":")[0] == address.rpartition(":")[0] for worker in workers))
+        os.environ["TF_CONFIG"] = tf_config
+        console.log(f"TF_CONFIG from Slurm: worker {task['index']} of {num_tasks}, {address}")
+
+
+def _slurm_workers(num_tasks):
+    """Returns the addresses of all tasks of this Slurm job step. Raises RuntimeError or ValueError if they are unknown.
+
+    With the resolver's default arguments, it fails on hosts without GPUs, and replaces Slurm's choice of GPUs by the
+    first GPUs of the host. The number of GPUs that is passed here has no effect except that no task is omitted.
+    """
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+        port_base=_first_slurm_port(), gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False)
+    return resolver.cluster_spec().as_dict()["worker"]
+
+
+def _first_slurm_port():
+    """Returns the port of the first task on each host. Consecutive jobs of the same shape use different ports."""
+    counts = re.findall(r"(?:^|,)([0-9]+)", os.environ["SLURM_STEP_TASKS_PER_NODE"])  # The format is 2(x3),1.
+    tasks_per_host = max(map(int, counts), default=1)
+    return _FIRST_SLURM_PORT + int(os.environ["SLURM_JOB_ID"]) * tasks_per_host % _SLURM_PORTS
+
+
+def _share_gpus(local_task, local_tasks):
+    """Restricts this process to its share of the GPUs, if `local_tasks` processes on this host see the same GPUs.
+
+    Raises:
+      UserError: the GPUs cannot be shared equally.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not visible or any(name in os.environ for name in _SLURM_GPUS_OF_TASKS):
+        return
+    num_gpus = len(visible.split(","))
+    if num_gpus % local_tasks:
+        raise UserError(f"--cluster=slurm: {local_tasks} tasks cannot share {num_gpus} GPUs equally. Start one task "
+                        "per machine, or one task per GPU.")
+    if local_tasks > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = child_processes.device_share(visible, local_task, local_tasks)
 
 
 def count_hosts() -> int:
@@ -151,8 +230,8 @@ def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> Non
         raise UserError("--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple hosts. Unset "
                         "TF_CONFIG.")
     if mode == "eval":
-        raise UserError("--mode=eval: this mode runs on one host only. Unset TF_CONFIG, or use "
-                        "--mode=train_then_eval, which evaluates on all hosts.")
+        raise UserError("--mode=eval: this mode runs on one host only. Start one process, without "
+                        "TF_CONFIG and --cluster, or use --mode=train_then_eval, which evaluates on all hosts.")
     if seed is None:
         raise UserError("--seed: the seed is not set, but all hosts need the same seed. Pass, for example, --seed=1 on "
                         "all hosts.")
@@ -172,8 +251,8 @@ def wait_for_hosts() -> None:
         return
     own_address = cluster[task["type"]][int(task["index"])]
     peers = [address for addresses in cluster.values() for address in addresses if address != own_address]
-    console.log("warning: TF_CONFIG: TensorFlow listens on all network interfaces without authentication. Use trusted "
-                "networks only.")
+    console.log("warning: multiple hosts: TensorFlow listens on all network interfaces without authentication. Use "
+                "trusted networks only.")
     logged = None
     with _listen(own_address) as server, concurrent.futures.ThreadPoolExecutor() as pool:
         while missing := [peer for peer, reachable in zip(peers, pool.map(_is_reachable, peers)) if not reachable]:
@@ -195,7 +274,7 @@ def _listen(address):
                                       dualstack_ipv6=dual_stack, backlog=socket.SOMAXCONN)
     except OSError as error:
         raise UserError(f"TF_CONFIG: port {port} of this host cannot be used ({error.strerror}). Stop the program that "
-                        "uses it, or choose another port.") from error
+                        "uses it, or choose another port (with --cluster=slurm, submit the job again).") from error
     server.setblocking(False)
     return server
 

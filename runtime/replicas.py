@@ -12,11 +12,25 @@ _T = TypeVar("_T")  # a tensor, or a nested structure of tensors
 def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Tensor:
     """Concatenates `tensor` [n, ...] from all replicas along the first axis, in replica order.
 
-    The gradient with respect to a replica's tensor is the sum of the gradients from all replicas.
+    The tensors of all replicas must have the same shape. The gradient with respect to a replica's tensor is the sum of
+    the gradients from all replicas.
     """
     if not _communicates(strategy):
         return tensor
-    return tf.distribute.get_replica_context().all_gather(tensor, axis=0)
+    context = tf.distribute.get_replica_context()
+    if strategy.extended._use_merge_call():
+        return context.all_gather(tensor, axis=0)
+    return _gather_by_sum(tensor, context)  # With --jit_compile on several GPUs, `all_gather` is not supported.
+
+
+def _gather_by_sum(tensor, context):
+    """Returns the same as `all_gather`, as a sum over the replicas of tensors that contain zeros in all other rows."""
+    shape, count = tf.shape(tensor), context.num_replicas_in_sync
+    index = tf.cast(context.replica_id_in_sync_group, tf.int32)
+    rows = tf.scatter_nd([[index]], tensor[tf.newaxis], tf.concat([[count], shape], 0))
+    gathered = tf.reshape(context.all_reduce(tf.distribute.ReduceOp.SUM, rows), tf.concat([[-1], shape[1:]], 0))
+    total = None if tensor.shape[0] is None else count * tensor.shape[0]
+    return tf.ensure_shape(gathered, [total, *tensor.shape[1:]])
 
 
 def row_offset(local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | None) -> int | tf.Tensor:

@@ -150,6 +150,8 @@ def test_parsed_flags_are_converted_to_a_config():
     (dict(micro_batch_size=100), "micro_batch_size"), (dict(micro_batch_size=1024), "micro_batch_size"),
     (dict(precision="bfloat16"), "precision"), (dict(precision="mixed_float16", use_tpu=True), "precision"),
     (dict(micro_batch_size=64, use_tpu=True), "micro_batch_size"),
+    (dict(jit_compile=True, use_tpu=True), "jit_compile"),
+    (dict(cluster="kubernetes"), "cluster"), (dict(cluster="slurm", use_tpu=True), "cluster"),
     (dict(min_crop_area=1e-300), "min_crop_area"), (dict(min_crop_area=-0.0), "min_crop_area"),
     (dict(learning_rate=1e308), "learning_rate"), (dict(learning_rate=5e-324), "learning_rate"),
     (dict(learning_rate=float("inf")), "learning_rate"), (dict(warmup_epochs=1e300), "warmup_epochs"),
@@ -237,7 +239,10 @@ def test_documents_mention_only_existing_flags():
         "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters", "train_summary_steps",
         "variable_schema", "measure", "average", "runner", "stage", "seeds", "runs_dir", "tfds_dir"}
     other_programs_flags |= {"array", "cpus", "dependency", "env", "gpus", "job", "mem", "nodes", "nonblock", "ntasks",
-                             "open", "parsable", "requeue", "signal", "sshlogin", "time", "workdir"}  # in clusters.md
+                             "open", "parsable", "requeue", "signal", "sshlogin", "time", "wait",
+                             "workdir"}  # in clusters.md
+    other_programs_flags |= {"find", "no", "wheel"}  # in install.md
+    other_programs_flags.add("tf_xla_persistent_cache_directory")  # in training.md
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "paper" / "recipes").glob("*.cfg")):
         for name in re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text()):
             assert name in other_programs_flags or name in Config.__dataclass_fields__ or (

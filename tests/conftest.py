@@ -1,5 +1,6 @@
 """Shared fixtures and setup: import paths, two logical CPU devices and double precision."""
 
+import importlib.util
 import os
 import pathlib
 import signal
@@ -36,6 +37,15 @@ tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfigu
 def two_replicas():
     """Returns the process's only MirroredStrategy. Creating a second one would abort the process."""
     return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+
+@pytest.fixture(scope="session")
+def torch_python():
+    """Returns the path of a Python interpreter that can import PyTorch."""
+    path = os.environ.get("SIMCLR_TORCH_PYTHON")
+    if path is None and not importlib.util.find_spec("torch"):
+        pytest.skip("PyTorch is not installed; `make test-torch` runs this test")
+    return path or sys.executable
 
 
 @pytest.fixture

@@ -40,13 +40,13 @@ _EXCLUDED = f"{_MODEL}::test_lars_excludes_vectors_and_the_linear_head_from_weig
 MUTATIONS = (
     # Views
     Mutation("color distortion is missing from the policy", "data_util.py",
-             "policy.then(*color_distortion(strength, brightness)) if strength > 0 else policy", "policy",
+             "policy.then(*color_distortion(strength, brightness, switch)) if strength > 0 else policy", "policy",
              f"{_OPERATORS}::test_view_statistics_match_the_original"),
     Mutation("--color_jitter_strength is ignored", "augmentation/policies.py",
              "strength=config.color_jitter_strength", "strength=0.0", _VIEWS),
     Mutation("both views have the same crop", "data.py",
              "view_seed(seed, view), policy.area_range", "view_seed(seed, 0), policy.area_range", _VIEWS),
-    Mutation("both views are identical", "data.py",
+    Mutation("both views are identical", "data_util.py",
              "rng.nth_seed(seed, view, rng.VIEW)", "rng.nth_seed(seed, 0, rng.VIEW)", _VIEWS),
     Mutation("images are never flipped", "data_util.py",
              'Operator("flip", flip_horizontally, 0.5)', 'Operator("flip", flip_horizontally, 0.0)',

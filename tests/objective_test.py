@@ -94,14 +94,13 @@ def test_blocked_loss_metrics_and_gradient_match_the_original(case):
 @pytest.mark.parametrize("block_rows, xla", [
     (0, False), (1, False), (4, False), (5, False), (13, False), (64, False), (0, True), (5, True)])
 def test_blocked_loss_matches_the_plain_loss(dtype, tolerance, block_rows, xla, monkeypatch):
-    # The TPU code path can be compiled by XLA for any device. On a TPU, a replica's row offset is a tensor.
-    monkeypatch.setattr(blocked_nt_xent, "_needs_static_shapes", lambda strategy: xla)
+    # On a TPU, a replica's row offset is a tensor.
     z = similar_views(13, 6, dtype)
 
     @tf.function(autograph=False, jit_compile=xla)
     def blocked(z, offset):
         monkeypatch.setattr(replicas, "row_offset", lambda local, strategy: offset)
-        return blocked_nt_xent.contrastive_loss(z, True, 0.2, None, block_rows)
+        return blocked_nt_xent.contrastive_loss(z, True, 0.2, None, block_rows, xla)
 
     scalars, gradient = value_and_gradient(lambda z: blocked(z, tf.constant(0)), z)
     monkeypatch.undo()
@@ -183,8 +182,7 @@ def test_block_size_does_not_exceed_loss_block_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["plain", "one block", "blocks", "static shapes"])
-def test_loss_metrics_and_gradient_are_the_same_on_one_and_two_replicas(two_replicas, form, monkeypatch):
-    monkeypatch.setattr(blocked_nt_xent, "_needs_static_shapes", lambda strategy: form == "static shapes")
+def test_loss_metrics_and_gradient_are_the_same_on_one_and_two_replicas(two_replicas, form):
     block_rows = {"blocks": 2, "static shapes": 2}.get(form, 0)
     z = similar_views(6, 5, tf.float64).numpy()
     expected, expected_gradient = value_and_gradient(lambda z: plain(z, True, 0.3), tf.constant(z))
@@ -198,7 +196,8 @@ def test_loss_metrics_and_gradient_are_the_same_on_one_and_two_replicas(two_repl
             if form == "plain":
                 scalars = plain(z, True, 0.3, two_replicas)
             else:
-                scalars = blocked_nt_xent.contrastive_loss(z, True, 0.3, two_replicas, block_rows)
+                scalars = blocked_nt_xent.contrastive_loss(
+                    z, True, 0.3, two_replicas, block_rows, jit_compile=form == "static shapes")
             loss_share = scalars[0] / 2
         return tape.gradient(loss_share, z), *scalars
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import objective
 from checkpoints import restoring
+from runtime import replicas
 from support import replica_worker
 
 ONE = tf.distribute.get_strategy()
@@ -62,7 +63,33 @@ def test_two_replicas_match_one_replica_and_local_batch_norm_matches_a_naive_imp
     assert_equal({name: local[name] for name in expected}, expected)
 
 
-def naive_local_step(config, replicas):
+@pytest.mark.parametrize("rows", [3, None])
+def test_gathering_by_a_sum_is_equal_to_all_gather(rows, two_replicas):
+    """XLA supports only the sum on several GPUs, which cannot be tested on CPUs."""
+    z = tf.constant(np.random.default_rng(0).standard_normal((3, 2)))
+    weights = tf.constant(np.random.default_rng(1).standard_normal((6, 2)))
+
+    def gather_and_differentiate(z, form):
+        context = tf.distribute.get_replica_context()
+        local_z = z * tf.cast(context.replica_id_in_sync_group + 1, z.dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(local_z)
+            gathered = form(local_z, context)
+            loss = tf.reduce_sum(gathered**2 * weights)
+        return gathered, tape.gradient(loss, local_z)
+
+    def run(form):
+        function = tf.function(lambda z: two_replicas.run(gather_and_differentiate, args=(z, form)), autograph=False,
+                               input_signature=[tf.TensorSpec([rows, 2], tf.float64)])
+        return [value.numpy() for values in function(z) for value in two_replicas.experimental_local_results(values)]
+
+    results, expected = run(replicas._gather_by_sum), run(lambda z, context: context.all_gather(z, axis=0))
+    np.testing.assert_allclose(expected[1], np.concatenate([z, 2 * z]))
+    for value, expected_value in zip(results, expected):
+        np.testing.assert_allclose(value, expected_value, rtol=1e-12)
+
+
+def naive_local_step(config, count):
     """Computes step 1 with local batch norm on one device, using one forward pass per replica and a joint loss."""
     model = replica_worker.build_model(config)
     variables = restoring.variables_by_key(model=model)
@@ -70,7 +97,7 @@ def naive_local_step(config, replicas):
     views, _ = replica_worker.batch_of(config)
     firsts, seconds, statistics = [], [], []
     with tf.GradientTape() as tape:
-        for part in np.split(views, replicas):
+        for part in np.split(views, count):
             for key, variable in variables.items():
                 variable.assign(start[key])
             output = model(np.concatenate([part[..., :3], part[..., 3:]]), training=True)["proj_head_output"]

@@ -644,6 +644,17 @@ def test_bfloat16_is_rejected_on_gpus_that_do_not_support_it(capability, refused
         devices.check_precision("mixed_bfloat16", use_tpu=False)
 
 
+@pytest.mark.parametrize("capability, override, expected", [
+    ((9, 0), None, "2 x Card; TF32 on"), ((8, 0), "0", "2 x Card; TF32 off"), ((7, 5), None, "2 x Card")])
+def test_device_line_states_whether_float32_uses_tf32(capability, override, expected, monkeypatch):
+    details = {"device_name": "Card", "compute_capability": capability}
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [0, 1])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
+    if override is not None:
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    assert devices.describe(tf.distribute.get_strategy()) == expected
+
+
 def test_micro_batch_size_must_be_divisible_by_the_number_of_replicas(two_replicas):
     with pytest.raises(UserError, match="--micro_batch_size=1: .*number of replicas .2."):
         train.check_batch(Config(**TINY, micro_batch_size=1), digits.digits_source(), two_replicas)

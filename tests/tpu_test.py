@@ -1,6 +1,8 @@
 """Parts of TPU support that can be tested on a CPU: connection, errors, and XLA support for all operations."""
 
+import collections
 import functools
+import re
 import socket
 
 import numpy as np
@@ -16,6 +18,7 @@ from probing import features
 from runtime import devices
 from runtime.errors import UserError
 from sources import digits
+from support import replica_worker
 from train import TrainStep
 
 SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=4, num_proj_layers=2, proj_out_dim=16,
@@ -103,8 +106,9 @@ def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, serv
 
 
 @pytest.mark.parametrize("settings, environment, started", [
-    (dict(use_tpu=False), "", True), (dict(use_tpu=True), "", False), (dict(use_tpu=False), '{"cluster": {}}', False)])
-def test_runtime_startup_is_deferred_if_a_tpu_or_tf_config_is_used(settings, environment, started, monkeypatch):
+    (dict(use_tpu=False), "", True), (dict(use_tpu=True), "", False), (dict(use_tpu=False), '{"cluster": {}}', False),
+    (dict(use_tpu=False, cluster="tf_config"), "", True), (dict(use_tpu=False, cluster="slurm"), "", False)])
+def test_runtime_startup_is_deferred_if_a_tpu_or_several_hosts_are_used(settings, environment, started, monkeypatch):
     calls = []
     monkeypatch.setenv("TF_CONFIG", environment)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))
@@ -124,6 +128,30 @@ def lower_to_xla(function, *arguments):
     return compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
 
 
+def count_operations(hlo):
+    """Returns a dict with the number of HLO operations of each kind.
+
+    Fails if a shape is dynamic, or if an operation communicates with the host or calls a library, since a TPU would
+    recompile or wait for the host.
+    """
+    assert "[<=" not in hlo and ",<=" not in hlo
+    counts = collections.Counter(re.findall(r" = (?:\(.*?\)|\S+) ([a-z][a-z-]*)\(", hlo))
+    assert counts["parameter"] and not {"infeed", "outfeed", "send", "recv", "custom-call", "set-dimension-size"} & set(
+        counts)
+    return counts
+
+
+@pytest.mark.parametrize("function, error", [
+    (lambda x: x[x > 1], AssertionError), (lambda x: tf.where([x > 1]), AssertionError),
+    (lambda x: tf.numpy_function(np.sin, [x], tf.float32), ValueError),
+    (lambda x: tf.py_function(tf.sin, [x], tf.float32), ValueError)])
+def test_dynamic_shapes_and_host_callbacks_are_detected(function, error):
+    values = tf.constant([1.0, 2.0])
+    assert count_operations(lower_to_xla(lambda x: tf.sin(x), values))["sine"] == 1
+    with pytest.raises(error):
+        count_operations(lower_to_xla(function, values))
+
+
 @pytest.mark.parametrize("settings", [
     dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet"),
     dict(contrastive_loss="nt_logistic", semi_hard=True, lineareval_while_pretraining=False)])
@@ -133,7 +161,32 @@ def test_xla_supports_all_operations_in_the_training_step(settings, few_blocks, 
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
     step = TrainStep(model, optimizer, config.replace(seed=1), tf.distribute.get_strategy())
     batch = next(iter(data.build_train_dataset(config, digits.digits_source(), 1, 4)))
-    assert "convolution" in lower_to_xla(step, *batch)
+    assert count_operations(lower_to_xla(lambda *arguments: step(*arguments), *batch))["convolution"] > 10
+
+
+def lower_step(config, strategy):
+    """Returns the HLO text of a training step on all replicas of `strategy`."""
+    with strategy.scope():
+        model = replica_worker.build_model(config)
+        optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+    step = TrainStep(model, optimizer, config, strategy)
+
+    def run_share(*batch):
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return step(*(tf.reshape(tensor, [strategy.num_replicas_in_sync, -1, *tensor.shape[1:]])[index]
+                      for tensor in batch))
+
+    batch = map(tf.constant, replica_worker.batch_of(config))
+    return lower_to_xla(lambda *tensors: strategy.run(run_share, tensors), *batch)
+
+
+@pytest.mark.slow
+def test_a_training_step_on_two_replicas_is_a_single_xla_program():
+    """`jit_compile_test.py` compares its results with those of a step without XLA."""
+    config = replica_worker.make_config({"use_blur": True})
+    counts = [count_operations(lower_step(config, strategy)) for strategy in (
+        tf.distribute.get_strategy(), replica_worker.two_replicas_on_one_device())]
+    assert counts[1]["convolution"] == 2 * counts[0]["convolution"] > 20
 
 
 def test_xla_supports_all_operations_in_evaluation(few_blocks):
@@ -145,13 +198,15 @@ def test_xla_supports_all_operations_in_evaluation(few_blocks):
         logits = model(images, training=False)["logits_sup"]
         return encode(images), metrics.top_1_hits(labels, logits), metrics.top_k_hits(labels, logits, 5)
 
-    assert "convolution" in lower_to_xla(evaluate, tf.zeros([4, 8, 8, 3]), tf.constant([1, 2, 3, -1], tf.int64))
+    hlo = lower_to_xla(evaluate, tf.zeros([4, 8, 8, 3]), tf.constant([1, 2, 3, -1], tf.int64))
+    assert count_operations(hlo)["convolution"] > 3
 
 
 def test_all_batches_have_static_shapes():
     config, source = Config(**SMALL), digits.digits_source()
     training = data.build_train_dataset(config, source, 1, 4)
-    for dataset in (training, data.build_eval_dataset(config, source, "test", 7, replicas=8)):
-        assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
+    on_device = data.build_train_dataset(config.replace(augment_on="device"), source, 1, 4)
+    for dataset in (training, on_device, data.build_eval_dataset(config, source, "test", 7, replicas=8)):
+        assert all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(dataset.element_spec))
     assert training.cardinality() == tf.data.INFINITE_CARDINALITY
     assert np.all([spec.dtype != tf.string for spec in training.element_spec])

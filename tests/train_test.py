@@ -7,9 +7,10 @@ import tf_keras as keras
 
 import model as model_lib
 import objective
+import resnet
 import train
 from checkpoints.training_state import TrainingState
-from config import Config
+from config import RESNET_DEPTHS, Config
 from support import golden
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet", "unoptimized_graphs")
@@ -176,6 +177,42 @@ def test_variables_and_head_outputs_stay_in_float32():
     assert expected["block_group2"].dtype == tf.float32  # Each model has its own precision policy.
     for name in ("final_avg_pool", "proj_head_output", "logits_sup"):
         assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
+
+
+@pytest.mark.parametrize("precision, dtype", [("mixed_float16", tf.float16), ("mixed_bfloat16", tf.bfloat16)])
+@pytest.mark.parametrize("settings", [dict(), dict(sk_ratio=0.0625, stem="imagenet")], ids=str)
+def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(precision, dtype, settings, tmp_path):
+    config = Config(**SMALL, precision=precision, **settings)
+    step, batch = make_step(config, make_state(config, tmp_path)), batches(config)[0]
+    graph = tf.function(step, autograph=False).get_concrete_function(
+        tf.constant(batch[0], tf.float32), tf.constant(batch[1])).graph
+    nodes = [operation.node_def for operation in graph.get_operations()]
+    convolutions = [node for node in nodes if node.op.startswith("Conv2D")]
+    assert {node.op for node in convolutions} == {"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"}
+    # GPUs use tensor cores for NHWC in half precision.
+    assert {node.attr["T"].type for node in convolutions} == {dtype.as_datatype_enum}
+    assert {node.attr["data_format"].s for node in convolutions} == {b"NHWC"}
+    norms = [node for node in nodes if node.op.startswith("FusedBatchNorm")]
+    assert norms and {node.attr["U"].type for node in norms} == {tf.float32.as_datatype_enum}
+    products = [node.attr["T"].type for node in nodes if node.op == "MatMul"]
+    # The similarities, the last layer of the projection head, the linear head and their gradients are in float32.
+    assert products.count(tf.float32.as_datatype_enum) >= 9
+    assert products.count(dtype.as_datatype_enum) >= 3 * (config.num_proj_layers - 1)
+    losses = [node.attr["T"].type for node in nodes if node.op.endswith("SoftmaxCrossEntropyWithLogits")]
+    assert losses and set(losses) == {tf.float32.as_datatype_enum}
+    assert {variable.dtype for variable in step.optimizer.variables()} <= {tf.float32, tf.int64}
+
+
+@pytest.mark.parametrize("settings", [
+    dict(resnet_depth=18, image_size=32), dict(resnet_depth=50, image_size=224), dict(
+        resnet_depth=50, image_size=224, width_multiplier=2, sk_ratio=0.0625), dict(
+        resnet_depth=18, image_size=32, se_ratio=0.25)], ids=str)
+def test_numbers_of_channels_are_multiples_of_eight(settings, monkeypatch):
+    """Tensor cores process groups of eight channels in half precision."""
+    monkeypatch.setitem(resnet.DEPTHS, settings["resnet_depth"], RESNET_DEPTHS[settings["resnet_depth"]])
+    model = model_lib.build_model(Config(**settings), num_classes=None)
+    sizes = {size for variable in model.trainable_variables for size in variable.shape[-2:] if variable.shape.rank > 1}
+    assert sizes and all(size % 8 == 0 for size in sizes - {3})  # The images have three channels.
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

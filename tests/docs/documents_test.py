@@ -58,7 +58,9 @@ def parse(words):
     elif words[0] == "pip":
         files = [words[index + 1] for index, word in enumerate(words) if word in ("-r", "-c")]
         assert all((ROOT / file).is_file() for file in files)
-        for requirement in set(words[2:]) - {"-r", "-c", *files}:
+        options = {"--upgrade", "--no-index", "--find-links=wheels", "--wheel-dir=wheels"}
+        assert words[1] in ("install", "wheel")
+        for requirement in set(words[2:]) - {"-r", "-c", *files, *options}:
             requirements.Requirement(requirement)
     elif words[1] == "-c":
         compile(words[2], "command", "exec")
@@ -94,7 +96,8 @@ def test_python_code_compiles(example):
 
 
 @pytest.mark.parametrize("command", ["python run.py --train_stepz=1", "make quickstrat", "pip install -r missing.txt",
-                                     "python -m inference embed", "python -m paper.tables report --sort"])
+                                     "python -m inference embed", "python -m paper.tables report --sort",
+                                     "pip install --no-indx numpy", "pip weel numpy"])
 def test_invalid_arguments_are_detected(command):
-    with pytest.raises((AssertionError, SystemExit, UserError)):
+    with pytest.raises((AssertionError, SystemExit, UserError, requirements.InvalidRequirement)):
         parse(shlex.split(command))

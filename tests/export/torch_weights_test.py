@@ -1,12 +1,10 @@
 """PyTorch weights: export, import, and comparisons with torchvision, timm and a ResNet in NumPy."""
 
-import importlib.util
 import json
 import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -427,15 +425,6 @@ def test_half_precision_is_converted(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------- torchvision and timm
-
-
-@pytest.fixture(scope="module")
-def torch_python():
-    """Returns the path of a Python interpreter that can import PyTorch."""
-    path = os.environ.get("SIMCLR_TORCH_PYTHON")
-    if path is None and not importlib.util.find_spec("torch"):
-        pytest.skip("PyTorch is not installed; `make test-torch` runs this test")
-    return path or sys.executable
 
 
 def photographs(size):

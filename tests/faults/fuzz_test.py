@@ -80,7 +80,7 @@ def plausible_values(field):
         profile_steps=[0], keep_checkpoint_max=[1], checkpoint_steps=[0, 1], weight_decay=[0.0, 1.0])
     if name in values_by_name:
         return st.sampled_from(values_by_name[name])
-    if choices:
+    if choices and name != "cluster":
         return st.sampled_from(choices)
     return st.booleans() if isinstance(field.default, bool) and name not in ("use_tpu", "deterministic") else None
 

@@ -1,33 +1,85 @@
-"""The Slurm script in docs/clusters.md, run with fake versions of `srun`, `scontrol` and `python`."""
+"""The scripts in docs/clusters.md, run with fake versions of `srun`, `scontrol` and `python`."""
 
+import itertools
 import os
 import re
 import subprocess
+import textwrap
 
 import pytest
 
+import config as config_lib
+from runtime import hosts
 from support import ROOT
 
+_DOCUMENT = (ROOT / "docs" / "clusters.md").read_text()
 _PROGRAMS = {
-    "srun": 'exec "$@"',
+    # Starts the command once per task, and returns the highest exit status.
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
+            'highest=0\nfor SLURM_PROCID in $(seq 0 $((TASKS - 1))); do\n'
+            '    export SLURM_PROCID; "$@"; status=$?\n    [ $status -gt $highest ] && highest=$status\n'
+            'done\nexit $highest',
     "scontrol": 'echo "scontrol $*"',
     "python": 'for argument in "$@"; do echo "python: $argument"; done; exit $STATUS'}
 
 
+def run_script(name, arguments, directory, **variables):
+    """Runs a Slurm script of the document. Returns its exit status and the lines that it prints."""
+    scripts = re.findall("```bash\n(.*?)```", _DOCUMENT, re.DOTALL)
+    script = next(text for text in scripts if f"--job-name={name}\n" in text)
+    (directory / f"{name}.sbatch").write_text(script)
+    (directory / ".venv" / "bin").mkdir(parents=True)
+    (directory / ".venv" / "bin" / "activate").write_text(f'PATH="{directory}:$PATH"')
+    for program, content in _PROGRAMS.items():
+        (directory / program).write_text(f"#!/bin/sh\n{content}\n")
+        (directory / program).chmod(0o755)
+    process = subprocess.run(["bash", f"{name}.sbatch", *arguments], cwd=directory, capture_output=True, text=True,
+                             env={**os.environ, "SLURM_JOB_ID": "17", **variables})
+    assert not process.stderr
+    return process.returncode, process.stdout.splitlines()
+
+
 @pytest.mark.parametrize("status", [0, 2, 75])
-def test_the_slurm_script_executes_one_command_and_requeues_stopped_runs(status, tmp_path):
-    script = re.search("```bash\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)[1]
-    (tmp_path / "table.sbatch").write_text(script)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}:$PATH"')
-    for name, content in _PROGRAMS.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{content}\n")
-        (tmp_path / name).chmod(0o755)
+def test_the_script_for_tables_executes_one_command_and_requeues_stopped_runs(status, tmp_path):
     (tmp_path / "stage1.txt").write_text("".join(
         f"python --only=color/{index} '--flags=--data_dir=\"a b\"'\n" for index in (1, 2, 3)))
-    environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "17", "STATUS": str(status)}
-    process = subprocess.run(["bash", "table.sbatch", "stage1.txt"], cwd=tmp_path, env=environment,
-                             capture_output=True, text=True)
-    assert process.returncode == status and not process.stderr
-    assert process.stdout.splitlines() == [
+    returned, lines = run_script("table", ["stage1.txt"], tmp_path, SLURM_ARRAY_TASK_ID="2", TASKS="1",
+                                 STATUS=str(status))
+    assert returned == status
+    assert lines == [
         "python: --only=color/2", 'python: --flags=--data_dir="a b"', *["scontrol requeue 17"] * (status == 75)]
+
+
+@pytest.mark.parametrize("status", [0, 2, 75])
+def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(status, tmp_path):
+    example = re.search(r"^    sbatch run\.sbatch (.*)$", _DOCUMENT, re.MULTILINE)[1]
+    arguments = [*example.split(), "--data_dir=a b"]
+    returned, lines = run_script("run", arguments, tmp_path, SLURM_CPUS_PER_TASK="4", TASKS="2", STATUS=str(status))
+    assert returned == status
+    printed = ["run.py", "--cluster=slurm", *arguments]
+    assert lines == [*[f"python: {argument}" for argument in printed] * 2, *["scontrol requeue 17"] * (status == 75)]
+    config = config_lib.from_arguments([argument.replace("=paper/", f"={ROOT}/paper/") for argument in printed[1:]])
+    assert config.cluster == "slurm" and config.seed is not None and config.data_dir == "a b"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_kubernetes_manifest_gives_each_pod_its_tf_config_and_valid_flags(index, tmp_path, monkeypatch):
+    manifest = re.search("```yaml\n(.*?)```", _DOCUMENT, re.DOTALL)[1]
+    service, job = manifest.split("---\n")
+    number = re.search(r"name: PODS\n +value: \"(\d+)\"", job)[1]
+    assert f"completions: {number}\n  parallelism: {number}\n" in job
+    script = textwrap.dedent("".join(itertools.takewhile(  # The script ends at the next line with less indentation.
+        lambda line: line.startswith(" " * 10), job.split("        - |\n")[1].splitlines(keepends=True))))
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$TF_CONFIG"\nfor argument in "$@"; do echo "$argument"; done\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PODS": number, "JOB_COMPLETION_INDEX": str(index)}
+    output = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True).stdout
+    tf_config, program, *arguments = output.splitlines()
+    monkeypatch.setenv("TF_CONFIG", tf_config)
+    # Pods are named after the Job and their index, in the subdomain of the Service.
+    subdomain, name = re.search(r"subdomain: (.*)", job)[1], re.search(r"\n  name: (.*)", job)[1]
+    assert f"\n  name: {subdomain}\n" in service and f"job-name: {name}\n" in service
+    assert hosts._read_tf_config() == (
+        {"worker": [f"{name}-{pod}.{subdomain}:2222" for pod in range(2)]}, {"type": "worker", "index": index})
+    config = config_lib.from_arguments([argument.replace("=paper/", f"={ROOT}/paper/") for argument in arguments])
+    assert program == "run.py" and config.seed is not None and config.model_dir.startswith("/shared/")

@@ -163,7 +163,7 @@ def test_closing_the_iterator_stops_running_jobs(tmp_path):
     (None, 2, [None, None]), ("", 2, [None, None]), ("3", 2, [None, None]), ("0,1,2,3", 2, ["0,2", "1,3"]),
     ("0,1,2", 2, ["0,2", "1"]), ("4,7", 3, ["4", "7", "4"]), ("0,1", 1, [None])])
 def test_devices_are_divided_among_jobs(devices, num_shares, shares):
-    assert [child_processes._device_share(devices, index, num_shares) for index in range(num_shares)] == shares
+    assert [child_processes.device_share(devices, index, num_shares) for index in range(num_shares)] == shares
 
 
 def test_parallel_jobs_see_different_devices(tmp_path, monkeypatch):

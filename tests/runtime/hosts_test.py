@@ -1,10 +1,11 @@
-"""Training on multiple hosts: TF_CONFIG, rendezvous, and results that match those of a single host."""
+"""Training on multiple hosts: TF_CONFIG, Slurm, rendezvous, and results that match those of a single host."""
 
 import concurrent.futures
 import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from runtime import devices, hosts, signals
 from runtime.errors import Stopped, UserError
 from sources import digits
 from support import host_worker
-from support.addresses import free_addresses, tf_config
+from support.addresses import free_addresses, slurm_variables, tf_config
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 
@@ -164,6 +165,123 @@ def test_exactly_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
     assert devices.is_chief(Strategy) == chief
 
 
+# ------------------------------------------------------------------------------------------------------------ Slurm
+
+
+@pytest.fixture
+def set_variables(monkeypatch):
+    """Returns a function that sets the variables of a Slurm task, without TF_CONFIG and GPUs, for one test."""
+    for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")  # The program sets these variables. monkeypatch restores them after the test.
+    monkeypatch.delenv("SLURM_GPUS_PER_TASK", raising=False)
+
+    def set_all(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+    return set_all
+
+
+@pytest.mark.parametrize("nodes, tasks_per_node, node, local_task, workers, index", [
+    ("node[01-03]", "1(x3)", "node02", 0, ["node01:20017", "node02:20017", "node03:20017"], 1),
+    ("node[01-03]", "1(x3)", "node01", 0, ["node01:20017", "node02:20017", "node03:20017"], 0),
+    ("a,b", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
+    ("b,a", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
+    ("a,n[1,3-4]", "1(x4)", "n3", 0, ["a:20017", "n1:20017", "n3:20017", "n4:20017"], 2),
+    ("node[9-10]", "1(x2)", "node9", 0, ["node10:20017", "node9:20017"], 1),  # Slurm starts task 0 on node9.
+    ("n[1-3]", "2(x2),1", "n2", 1, ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"], 3),
+    ("n[1-3]", "2(x2),1", "n3", 0, ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"], 4),
+    ("n[1-2]", "1,3", "n2", 2, ["n1:20051", "n2:20051", "n2:20052", "n2:20053"], 3)])
+def test_slurm_variables_give_the_same_cluster_as_tf_config(
+        nodes, tasks_per_node, node, local_task, workers, index, set_variables, monkeypatch):
+    set_variables(slurm_variables(nodes, tasks_per_node, node, local_task, len(workers)))
+    hosts.use_slurm_cluster()
+    from_slurm = hosts._read_tf_config()
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    assert (resolver.cluster_spec().as_dict(), resolver.task_id) == ({"worker": workers}, index)
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": workers}, index=index))
+    assert from_slurm == hosts._read_tf_config() and hosts.count_hosts() == len(workers)
+    hosts.use_slurm_cluster()  # An equal TF_CONFIG is accepted, so a process can start several runs.
+
+
+def test_every_slurm_task_has_its_own_index_with_any_distribution_of_the_tasks(set_variables, monkeypatch):
+    for tasks in ([("n9", 0), ("n9", 1), ("n10", 0), ("n10", 1)], [("n9", 0), ("n10", 0), ("n9", 1), ("n10", 1)]):
+        indices = []
+        for number, (node, local_task) in enumerate(tasks):
+            monkeypatch.setenv("TF_CONFIG", "")
+            set_variables(slurm_variables("n[9-10]", "2(x2)", node, local_task, 4, number))
+            hosts.use_slurm_cluster()
+            cluster, task = hosts._read_tf_config()
+            assert cluster["worker"][task["index"]].startswith(f"{node}:")
+            indices.append(task["index"])
+        assert sorted(indices) == [0, 1, 2, 3]
+
+
+def test_slurm_jobs_of_the_same_shape_use_different_ports_below_the_ephemeral_ports(set_variables, monkeypatch):
+    used = []
+    for job in (11_999, 12_000, 12_001, 4_294_967_290):
+        monkeypatch.setenv("TF_CONFIG", "")
+        set_variables(slurm_variables("n1", "8", "n1", 0, 8, job=job))
+        hosts.use_slurm_cluster()
+        used.append({int(address.split(":")[1]) for address in hosts._read_tf_config()[0]["worker"]})
+    assert all(20_000 <= port < 32_768 for ports in used for port in ports)
+    assert sum(map(len, used)) == len(set().union(*used)) == 32
+
+
+def test_a_slurm_step_with_one_task_is_a_single_host(set_variables):
+    set_variables(slurm_variables("n1", "1", "n1", 0, 1))
+    hosts.use_slurm_cluster()
+    assert hosts.count_hosts() == 1 and not os.environ["TF_CONFIG"]
+    hosts.check_multi_host_settings(use_tpu=False, mode="eval", seed=None)
+
+
+@pytest.mark.parametrize("changes, message", [
+    *(({name: ""}, f"--cluster=slurm: the Slurm variable {name} is not set. Start the program with srun")
+      for name in slurm_variables("", "", "", 0, 0)),
+    ({"TF_CONFIG": tf_config(CLUSTER)}, "--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG"),
+    ({"TF_CONFIG": tf_config(CLUSTER), "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1",
+      "SLURM_STEP_TASKS_PER_NODE": "1"}, "TF_CONFIG is also set"),
+    ({"SLURM_STEP_NODELIST": "n[1-2]-ib"}, "not supported .Invalid hostlist format"),
+    ({"SLURM_STEP_NODELIST": "n[1-"}, "not supported .Invalid hostlist format"),
+    ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "not supported .Invalid tasks-per-node"),
+    ({"SLURM_STEP_NUM_TASKS": "3"}, "not supported .Requested 3 tasks but only 2"),
+    ({"SLURM_STEP_NUM_TASKS": "many"}, "not supported .invalid literal"),
+    ({"SLURM_LOCALID": "1"}, "not supported .n1:20018, the address of this task, is not among n1:20017, n2:20017"),
+    ({"SLURMD_NODENAME": "n3"}, "not supported .n3:20017, the address of this task, is not among")])
+def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_variables):
+    set_variables({**slurm_variables("n[1-2]", "1(x2)", "n1", 0, 2), **changes})
+    with pytest.raises(UserError, match=message) as error:
+        hosts.use_slurm_cluster()
+    assert "--cluster=slurm: " in str(error.value) and "\n" not in str(error.value)
+    assert os.environ["TF_CONFIG"] == changes.get("TF_CONFIG", "")
+
+
+@pytest.mark.parametrize("tasks_per_node, num_tasks, visible, per_task, expected", [
+    ("2", 2, "0,1,2,3", None, ["0,2", "1,3"]), ("2", 2, "5,GPU-8f", None, ["5", "GPU-8f"]),
+    ("2", 2, "0,1", "2", ["0,1", "0,1"]),  # Slurm has assigned two different GPUs to each task.
+    ("2", 2, "", None, ["", ""]), ("1(x2)", 2, "0,1", None, ["0,1"])])
+def test_slurm_tasks_on_one_host_share_its_gpus(
+        tasks_per_node, num_tasks, visible, per_task, expected, set_variables, monkeypatch):
+    for local_task, gpus in enumerate(expected):
+        monkeypatch.setenv("TF_CONFIG", "")
+        nodes = "n1" if tasks_per_node == "2" else "n[1-2]"
+        set_variables(slurm_variables(nodes, tasks_per_node, "n1", local_task, num_tasks))
+        set_variables({"CUDA_VISIBLE_DEVICES": visible, **({"SLURM_GPUS_PER_TASK": per_task} if per_task else {})})
+        hosts.use_slurm_cluster()
+        hosts.use_slurm_cluster()  # Another call does not share the GPUs again.
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus
+
+
+@pytest.mark.parametrize("visible", ["0", "0,1,2"])
+def test_slurm_tasks_that_cannot_share_the_gpus_equally_give_a_one_line_error(visible, set_variables):
+    set_variables({**slurm_variables("n1", "2", "n1", 0, 2), "CUDA_VISIBLE_DEVICES": visible})
+    with pytest.raises(UserError, match="--cluster=slurm: 2 tasks cannot share [13] GPUs equally. Start one task per"):
+        hosts.use_slurm_cluster()
+    assert not os.environ["TF_CONFIG"]
+
+
+# ------------------------------------------------------------------------------------------------------- rendezvous
+
+
 def test_a_host_waits_for_the_others_and_logs_missing_hosts(monkeypatch, capsys):
     own_address, *peers = free_addresses(3)
     monkeypatch.setattr(hosts, "_PROBE_INTERVAL", 0.05)
@@ -238,19 +356,22 @@ FINISH = dict(train_steps=5, mode="train_then_eval", eval_protocol="linear_head,
 TOLERANCE = 1e-9
 
 
-def run_hosts(directories, settings, seconds=300, status=0):
+def run_hosts(directories, settings, seconds=300, status=0, environments=None):
     """Runs one host process for each model directory in `directories`. Returns the outputs of the processes.
 
-    `settings` is a dict for all hosts, or a list with one dict per host. If any process does not exit with `status`
-    within `seconds`, the test fails and shows all outputs.
+    `settings` is a dict for all hosts, or a list with one dict per host. `environments` is a list of environment
+    variables for each host; by default, TF_CONFIG is set. If any process does not exit with `status` within `seconds`,
+    the test fails and shows all outputs.
     """
     settings = settings if isinstance(settings, list) else [settings] * len(directories)
     addresses = free_addresses(len(directories))
+    environments = environments or [{"TF_CONFIG": tf_config({"worker": addresses}, index=index)}
+                                    for index in range(len(directories))]
     with contextlib.ExitStack() as stack:
         logs, processes = [], []
         for index, directory in enumerate(directories):
             logs.append(stack.enter_context(tempfile.TemporaryFile("w+")))
-            environment = {**os.environ, "TF_CONFIG": tf_config({"worker": addresses}, index=index)}
+            environment = {**os.environ, **environments[index]}
             processes.append(subprocess.Popen(
                 [sys.executable, host_worker.__file__, json.dumps({**settings[index], "model_dir": str(directory)})],
                 env=environment, stdout=logs[-1], stderr=subprocess.STDOUT))
@@ -298,6 +419,30 @@ def test_two_hosts_match_one_host_in_training_evaluation_and_resumption(tmp_path
     assert {evaluate.LINEAR_TOP_1, evaluate.LBFGS, evaluate.KNN, "eval/contrast_loss"} <= set(results[0])
     assert results[1] == pytest.approx(results[0], rel=1e-6)
     assert files_in(two) == files_in(one)
+
+
+@pytest.mark.slow
+def test_two_slurm_tasks_match_one_host(tmp_path, float64):
+    host_worker.run({**SETTINGS, "model_dir": str(tmp_path / "one")})
+    job = next(job for job in random.sample(range(6000), 100) if ports_are_free(20_000 + 2 * job, 2))
+    printed = run_hosts([tmp_path / "two", tmp_path / "elsewhere"], {**SETTINGS, "cluster": "slurm"}, environments=[
+        slurm_variables("localhost", "2", "localhost", task, 2, task, job) for task in range(2)])
+    for task, text in enumerate(printed):
+        assert f"TF_CONFIG from Slurm: worker {task} of 2, localhost:{20_000 + 2 * job + task}" in text
+        assert "all 2 hosts are reachable" in text
+    assert not (tmp_path / "elsewhere").exists()
+    assert_same_checkpoint(tmp_path / "one", tmp_path / "two", 3)
+
+
+def ports_are_free(first, count):
+    """Returns whether `count` consecutive local ports, starting at `first`, are not in use."""
+    with contextlib.ExitStack() as stack:
+        try:
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("", port)))
+        except OSError:
+            return False
+    return True
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ NOT_EXECUTED = {
     ("docs/clusters.md", "python -m paper.tables run few_labels"): "requires ImageNet and accelerators",
     ("docs/clusters.md", "CUDA_VISIBLE_DEVICES=$gpu python"): "requires ImageNet and four GPUs",
     ("docs/data.md", "python -c"): "requires the archives of ImageNet",
+    ("docs/install.md", "pip "): "installs or downloads packages",
+    ("docs/install.md", "PIP_NO_INDEX=1"): "installs packages from a directory",
     ("docs/own_images.md", "git clone"): "installs packages",
     ("docs/paper.md", "python run.py --flagfile=paper/recipes/imagenet.cfg"): "requires ImageNet and a TPU",
     ("docs/pytorch.md", "from safetensors.torch import load_file"):

@@ -49,6 +49,15 @@ class RecordingLARS(lars_optimizer.LARSOptimizer):
             return super()._resource_apply_dense(grad, var, apply_state)
 
 
+def two_replicas_on_one_device():
+    """Returns a strategy with two replicas whose variables are on the same device.
+
+    XLA cannot compile a function that uses variables on several CPUs. The second CPU does not exist, so TensorFlow
+    uses the first one instead.
+    """
+    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:99"], tf.distribute.ReductionToOneDevice())
+
+
 def make_config(settings):
     """Returns the `Config` of a test case."""
     return Config(**{**SMALL, **settings})

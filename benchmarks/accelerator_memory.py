@@ -1,0 +1,71 @@
+"""Parts `loss` and `micro_batches` of `benchmarks.accelerator`: time and peak memory."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import tensorflow as tf
+
+from benchmarks import accelerator_speed, measure
+from benchmarks import loss as loss_lib
+from large_batch import blocked_nt_xent
+
+_OUTPUTS = "loss_and_metrics"  # a key of `benchmarks.loss`
+
+
+def loss(size, rounds, block_rows):
+    """Yields the time and the peak memory of NT-Xent, with its metrics and its gradient, for 2N = `size`.
+
+    The baseline is `objective.add_contrastive_loss`. If it does not fit in memory, the lines contain no baseline.
+
+    Args:
+      size: number of projections.
+      rounds: timed calls of each form.
+      block_rows: numbers of rows per block to measure, in addition to the number that training chooses.
+    """
+    forms = {"blocks": loss_lib.blocked, **{f"blocks of {rows} rows": functools.partial(_blocked, block_rows=rows)
+                                            for rows in block_rows}, "plain": loss_lib.plain}
+    functions, megabytes, details = {}, {}, {}
+    for name, form in forms.items():
+        loss_lib.make_computation(form, _OUTPUTS, 16)()  # Libraries allocate their buffers here.
+        compute = loss_lib.make_computation(form, _OUTPUTS, size)
+        try:
+            megabytes[name] = measure.peak_of(compute)
+        except tf.errors.ResourceExhaustedError as error:
+            if name != "plain":
+                raise
+            details["baseline_error"] = measure.describe(error)
+        else:
+            functions[name] = compute
+    seconds = measure.time_alternately(functions, rounds)
+    for name in [name for name in forms if name != "plain"]:
+        for unit, values in (("s", seconds), ("MB", megabytes)):
+            yield measure.line("accelerator", f"loss, 2N={size}, {name}", unit, values[name], values.get("plain"),
+                               **details)
+
+
+def _blocked(hidden, block_rows):
+    return blocked_nt_xent.contrastive_loss(hidden, True, loss_lib.TEMPERATURE, block_rows=block_rows)
+
+
+def micro_batches(depth, size, batch, micro, precision):
+    """Yields the peak memory and the time of a training step. `micro` is the size of a micro-batch; 0 disables them.
+
+    The peak includes the views of the batch, in float32. The time is that of the second step.
+    """
+    run_steps = accelerator_speed.build_run_steps(depth, size, batch, precision, use_blur=False, micro_batch_size=micro)
+    batches = accelerator_speed.Repeat(*accelerator_speed.random_batch(batch, size))
+    seconds = []
+
+    def run():
+        for _ in range(2):
+            begin = time.perf_counter()
+            float(run_steps(batches, tf.constant(1))[0]["train/total_loss"])
+            seconds.append(time.perf_counter() - begin)
+
+    megabytes = measure.peak_of(run)
+    case = f"memory, ResNet-{depth}, {size} pixels, batch {batch}, {precision}"
+    case += f", micro-batches of {micro}" if micro else ", without micro-batches"
+    yield measure.line("accelerator", case, "MB", megabytes, None)
+    yield measure.line("accelerator", case, "s", seconds[-1], None)

@@ -1,0 +1,85 @@
+"""Checks that training steps compiled by XLA (`--jit_compile`) compute the same as other steps."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import model as model_lib
+import train
+from runtime import devices
+from runtime.errors import UserError
+from support import ROOT, replica_worker
+
+ONE = tf.distribute.get_strategy()
+
+
+def assert_equal_results(strategy, settings):
+    """Compares three steps: scalars, gradients, moving statistics, weights and momentum."""
+    expected = replica_worker.train_case(strategy, settings)
+    results = replica_worker.train_case(strategy, {**settings, "jit_compile": True})
+    assert set(results) == set(expected) and expected["train/contrast_loss"] > 1
+    for name, value in expected.items():
+        # Only logged scalars have the type float32.
+        tolerance = 2e-7 if np.asarray(value).dtype == np.float32 else 1e-10
+        np.testing.assert_allclose(results[name], value, rtol=0, atol=max(tolerance * np.abs(value).max(), 1e-12),
+                                   err_msg=name)
+
+
+def test_compiled_step_with_blur_on_two_replicas(float64):
+    assert_equal_results(replica_worker.two_replicas_on_one_device(), {"use_blur": True})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [
+    {"use_blur": True}, {"micro_batch_size": 4}, {"sk_ratio": 0.0625, "contrastive_loss": "nt_logistic"},
+    {"se_ratio": 0.25, "loss_block_rows": 3}, {"contrastive_loss": "margin_triplet", "semi_hard": True}], ids=str)
+def test_compiled_step_on_one_replica(settings, float64):
+    assert_equal_results(ONE, settings)
+
+
+@pytest.mark.slow
+def test_compiled_micro_batches_on_two_replicas(float64):
+    assert_equal_results(replica_worker.two_replicas_on_one_device(), {"micro_batch_size": 4, "use_blur": False})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_compiled_step_in_half_precision(precision, tiny_resnet):
+    def total_loss(jit_compile):
+        keras.utils.set_random_seed(1)
+        config = replica_worker.make_config({"precision": precision, "jit_compile": jit_compile, "train_steps": 10})
+        model = model_lib.build_model(config, replica_worker.CLASSES)
+        optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+        run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, ONE))
+        scalars, num_finite_steps = run_steps(replica_worker.distributed_batches(config, ONE), tf.constant(2))
+        assert num_finite_steps == 2
+        return float(scalars["train/total_loss"])
+
+    assert total_loss(True) == pytest.approx(total_loss(False), rel=0.02)
+
+
+def test_several_cpus_give_a_one_line_error(two_replicas):
+    with pytest.raises(UserError, match="^--jit_compile: XLA cannot compile communication between CPUs. Remove"):
+        devices.check_jit_compile(two_replicas)
+    devices.check_jit_compile(ONE)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(tf.__version__.startswith("2.15."), reason="TensorFlow 2.15 cannot load programs for CPUs")
+def test_later_runs_use_the_compiled_program_on_disk(tmp_path):
+    def train(name):
+        command = [sys.executable, "run.py", "--mode=train", "--dataset=digits", "--image_size=8", "--resnet_depth=10",
+                   "--train_batch_size=8", "--train_steps=2", "--seed=1", "--jit_compile",
+                   f"--model_dir={tmp_path}/{name}"]
+        environment = {**os.environ, "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={tmp_path}"}
+        process = subprocess.run(command, cwd=ROOT, env=environment, check=True, text=True, capture_output=True)
+        assert "compiling the training step with XLA" in process.stdout + process.stderr
+        return {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.pb")}
+
+    programs = train("first")
+    assert programs and train("second") == programs
