@@ -30,21 +30,18 @@ def assert_equal_results(strategy, settings):
                                    err_msg=name)
 
 
-def test_compiled_step_with_blur_on_two_replicas(float64):
-    assert_equal_results(replica_worker.two_replicas_on_one_device(), {"use_blur": True})
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
-    {"use_blur": True}, {"micro_batch_size": 4}, {"sk_ratio": 0.0625, "contrastive_loss": "nt_logistic"},
-    {"se_ratio": 0.25, "loss_block_rows": 3}, {"contrastive_loss": "margin_triplet", "semi_hard": True}], ids=str)
-def test_compiled_step_on_one_replica(settings, float64):
+    {"use_blur": True, "se_ratio": 0.25, "loss_block_rows": 3}, pytest.param(
+        {"sk_ratio": 0.0625, "contrastive_loss": "nt_logistic"}, marks=pytest.mark.slow), pytest.param(
+        {"micro_batch_size": 4, "contrastive_loss": "margin_triplet", "semi_hard": True}, marks=pytest.mark.slow)],
+    ids=str)
+def test_compiled_step_on_one_replica(settings, float64, unoptimized_graphs):
     assert_equal_results(ONE, settings)
 
 
 @pytest.mark.slow
-def test_compiled_micro_batches_on_two_replicas(float64):
-    assert_equal_results(replica_worker.two_replicas_on_one_device(), {"micro_batch_size": 4, "use_blur": False})
+def test_compiled_step_on_two_replicas(float64):
+    assert_equal_results(replica_worker.two_replicas_on_one_device(), {"micro_batch_size": 4, "use_blur": True})
 
 
 @pytest.mark.slow
