@@ -177,8 +177,8 @@ class Config:
     dataset: str = setting(
         "imagenet2012",
         "A TFDS name, optionally with a config (such as imagenet2012_subset/1pct); digits (scikit-learn's data set of "
-        "1,797 images, which requires no download); or folder:PATH (an image folder). In an image folder, each "
-        "sub-folder is a class. Class folders may be grouped in split folders such as train/ and test/.",
+        "1,797 images, which requires no download); folder:PATH (an image folder); or huggingface:NAME. In an image "
+        "folder, each sub-folder is a class. Class folders may be grouped in split folders such as train/ and test/.",
         identity=True,
     )
     train_split: str = setting(
@@ -380,7 +380,7 @@ class Config:
     loss_block_rows: int = setting(
         0,
         "Maximum number of rows of the similarity matrix that each replica keeps in memory at once. 0: all rows if "
-        "they require at most 64 MB; otherwise, blocks of 16 MB with at least 256 rows each (on a TPU or with "
+        "they require at most 64 MiB; otherwise, blocks of 16 MiB with at least 256 rows each (on a TPU or with "
         "--jit_compile, one block per view). Smaller blocks require less memory, but blocks of fewer than a few "
         "hundred rows take more time. The loss does not depend on the block size.",
         minimum=0,
@@ -410,8 +410,9 @@ class Config:
     warmup_epochs: float = setting(10.0, "Epochs of linear warm-up.", minimum=0, maximum=10**6, identity=True)
     momentum: float = setting(0.9, "Momentum of LARS and of momentum SGD.", minimum=0, maximum=1, identity=True)
     weight_decay: float = setting(
-        1e-6, "Weight decay coefficient. The decay is part of the LARS update; for other optimizers, it is part of the "
-        "loss.",
+        1e-6, "Weight decay coefficient. With LARS, the decay of kernels is part of the update, except for the linear "
+        "head, whose decay is part of the loss. With other optimizers, the decay of all variables except those of "
+        "batch norm is part of the loss.",
         minimum=0, identity=True,
     )
 

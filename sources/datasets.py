@@ -12,7 +12,7 @@ from sources.tfds_source import TfdsSource
 
 
 def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = False) -> Source:
-    """Opens the data set selected by `--dataset`: `digits`, `folder:PATH`, or a TFDS name.
+    """Opens the data set selected by `--dataset`: `digits`, `folder:PATH`, or a name that TFDS knows.
 
     Args:
       dataset: value of `--dataset`.
