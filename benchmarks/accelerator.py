@@ -105,7 +105,6 @@ def small_cases(runs_dir, flags=()):
     yield _case("device", "device", "checks.device")
     yield _case("golden", "float32", "checks.golden", tf32=False, cases=1)
     yield _case("reference", "resnet10", "checks.reference", **network)
-    yield _case("step", "resnet10, float32", "speed.step", jit_compile=False, **step)
     yield _case("step", "resnet10, float32, XLA", "speed.step", jit_compile=True, **step)
     yield _case("torch", "resnet10, float32", "torch.step", cifar_stem=True, backend="eager", **step)
     yield _case("input", "resnet10", "speed.input_share", depth=10, size=40, batch=4, steps=1, seconds=0.2, images=8,

@@ -1,4 +1,4 @@
-"""Resident memory of a `--mode=eval` process after every tenth checkpoint that it evaluates.
+"""Resident memory of a `--mode=eval` process after every tenth checkpoint that it evaluates, and after the last one.
 
     python -m benchmarks.evaluation_memory [--evaluations=200]
 
@@ -55,7 +55,7 @@ def evaluate_all(directory: pathlib.Path, count: int) -> dict[int, float]:
         if not line.startswith("results "):
             continue
         num_evaluations += 1
-        if num_evaluations % _REPORT_EVERY == 0:
+        if num_evaluations % _REPORT_EVERY == 0 or num_evaluations == count:
             resident = megabytes[num_evaluations] = resident_megabytes(process.pid)
             print(json.dumps(dict(evaluations=num_evaluations, resident_megabytes=round(resident, 1))), flush=True)
     if process.wait() or num_evaluations < count:

@@ -1,8 +1,8 @@
 """Training speed, and time from process start to the end of the first step, for this program and for plain Keras.
 
-    python -m benchmarks.train_step [--batch=128] [--rounds=5]
+    python -m benchmarks.train_step [--batch=128] [--depth=18] [--rounds=5]
 
-Measures ResNet-18 with the CIFAR stem at 32 pixels: forward and backward passes, losses and update, but neither the
+Measures a ResNet with the CIFAR stem at 32 pixels: forward and backward passes, losses and update, but neither the
 input pipeline nor blur. The baseline runs in float32.
 """
 
@@ -24,9 +24,9 @@ from config import Config
 _SIZE, _CLASSES = 32, 10
 
 
-def make_our_step(batch, views, labels, **settings):
+def make_our_step(depth, views, labels, **settings):
     """Returns a function that runs one step of our training loop."""
-    config = Config(resnet_depth=18, image_size=_SIZE, train_batch_size=batch, use_blur=False, train_steps=1000,
+    config = Config(resnet_depth=depth, image_size=_SIZE, train_batch_size=len(views), use_blur=False, train_steps=1000,
                     warmup_epochs=0.0, seed=1, **settings)
     keras.utils.set_random_seed(1)
     model = model_lib.build_model(config, _CLASSES)
@@ -36,9 +36,9 @@ def make_our_step(batch, views, labels, **settings):
     return lambda: run_steps(batches, tf.constant(1))[0]["train/total_loss"].numpy()
 
 
-def make_baseline_step(views, labels):
+def make_baseline_step(depth, views, labels):
     """Returns a function that runs one float32 step of plain Keras."""
-    step = plain_keras.make_step(plain_keras.resnet(18, _SIZE, classes=_CLASSES))
+    step = plain_keras.make_step(plain_keras.resnet(depth, _SIZE, classes=_CLASSES))
     return lambda: step(views, labels).numpy()
 
 
@@ -49,13 +49,13 @@ def make_batch(size):
             tf.constant(random.integers(0, _CLASSES, size)))
 
 
-def report_first_step(rounds):
+def report_first_step(depth, rounds):
     """Reports the run time of a process that runs one step on a batch of two.
 
     The time includes imports, and building and tracing the model.
     """
-    children = {name: functools.partial(measure.in_child, "benchmarks.train_step", f"--first_step={name}")
-                for name in ("ours", "baseline")}
+    run_child = functools.partial(measure.in_child, "benchmarks.train_step", f"--depth={depth}")
+    children = {name: functools.partial(run_child, f"--first_step={name}") for name in ("ours", "baseline")}
     seconds = measure.time_alternately(children, rounds)
     measure.report("train_step", "process start to end of first step", "s", seconds["ours"], seconds["baseline"])
 
@@ -64,23 +64,23 @@ def main():
     """Prints one JSON line per measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128, help="images per step")
+    parser.add_argument("--depth", type=int, choices=(10, 18, 50), default=18, help="depth of the ResNet")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--first_step", choices=("ours", "baseline"), help="run one step in this process and exit")
     arguments = parser.parse_args()
     if arguments.first_step:
         views, labels = make_batch(2)
-        step = make_our_step(2, views, labels) if arguments.first_step == "ours" else make_baseline_step(views, labels)
-        print(json.dumps(step().tolist()))
+        make_step = make_our_step if arguments.first_step == "ours" else make_baseline_step
+        print(json.dumps(make_step(arguments.depth, views, labels)().tolist()))
         return
     measure.report_machine()
-    report_first_step(min(arguments.rounds, 3))
+    report_first_step(arguments.depth, min(arguments.rounds, 3))
     views, labels = make_batch(arguments.batch)
-    steps = {"baseline": make_baseline_step(views, labels)}
-    steps.update({precision: make_our_step(arguments.batch, views, labels, precision=precision)
-                  for precision in ("float32", "mixed_bfloat16")})
-    steps["four micro-batches"] = make_our_step(
-        arguments.batch, views, labels, micro_batch_size=arguments.batch // 4)
-    steps["XLA"] = make_our_step(arguments.batch, views, labels, jit_compile=True)
+    steps = {"baseline": make_baseline_step(arguments.depth, views, labels)}
+    make_step = functools.partial(make_our_step, arguments.depth, views, labels)
+    steps.update({precision: make_step(precision=precision) for precision in ("float32", "mixed_bfloat16")})
+    steps["four micro-batches"] = make_step(micro_batch_size=arguments.batch // 4)
+    steps["XLA"] = make_step(jit_compile=True)
     seconds = measure.time_alternately(steps, arguments.rounds)
     rates = {name: 2 * arguments.batch / value for name, value in seconds.items()}
     for name, rate in rates.items():

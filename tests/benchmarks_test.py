@@ -26,13 +26,13 @@ PROGRAMS = {path.stem for path in ROOT.glob("benchmarks/*.py") if "__main__" in 
 SHORT_RUNS = "--train_steps=2 --train_batch_size=16 --resnet_depth=10"
 # Arguments that are appended to the documented ones.
 CASES = [
-    ("determinism", "--batch=8", "--rounds=1"), ("evaluation_memory", "--evaluations=10"), ("gallery", "--sizes=300"),
-    ("input_pipeline", "--rounds=1", "--seconds=0.1"), ("l2_path", "--examples=60"), ("loss", "--sizes=64,128"),
+    ("determinism", "--batch=8", "--rounds=1"), ("evaluation_memory", "--evaluations=2"), ("gallery", "--sizes=300"),
+    ("input_pipeline", "--rounds=1", "--seconds=0.1"), ("l2_path", "--examples=60"), ("loss", "--sizes=64"),
     ("micro_batches", "--batch=8", "--micro=4", "--whole"), ("optimizer", "--depths=10", "--rounds=1"),
     ("parity", "--seeds=1", f"--flags={SHORT_RUNS} --warmup_epochs=0"),
-    ("precision", "--seeds=1", f"--flags={SHORT_RUNS}"), ("probing_memory", "contrastive", "--sizes=80"),
+    ("precision", "--tfds_dir=", "--seeds=1", f"--flags={SHORT_RUNS}"), ("probing_memory", "contrastive", "--sizes=80"),
     ("probing_memory", "logistic_regression", "--sizes=2000"), ("probing_memory", "mlp", "--sizes=2000"),
-    ("train_step", "--batch=8", "--rounds=1"),
+    ("train_step", "--batch=8", "--depth=10", "--rounds=1"),
 ]
 
 
