@@ -1,11 +1,12 @@
 """Checks and measurements on a machine with an accelerator: correctness, speed, memory and accuracy.
 
     python -m benchmarks.accelerator [--parts=step,loss] [--only=TEXT] [--out=FILE] [--max_seconds=540] [--small]
-        [--runs_dir=DIR] [--tfds_dir=DIR]
+        [--runs_dir=DIR] [--tfds_dir=DIR] [--flags=FLAGS]
 
-Each part consists of cases. Each case runs in a separate process, so that the memory of the device is free for the next
-one, and has a time limit. If a case fails, a JSON line with `error` is printed, and the next case starts. With
-`--out=FILE`, the lines of all cases are appended to FILE, and the same command skips cases that FILE lists as finished.
+Each part consists of cases. Each case has a time limit, and runs in a separate process, so that it releases the memory
+of the device. The last JSON line of a case contains `error`, which is null if the case succeeded. After a failure, the
+next case starts. With `--out=FILE`, the lines of all cases are appended to FILE, and the same command skips cases that
+FILE lists as finished.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ import traceback
 
 from benchmarks import measure
 
-_MAX_SECONDS = 540  # time limit of a case
+_MAX_SECONDS = 540  # default time limit of a case
 _GRACE_SECONDS = 20  # time in which a run can save a checkpoint after SIGTERM
 _PRECISIONS = ("mixed_bfloat16", "tf32", "float32", "mixed_float16")
-# The recipe is shortened to a tenth of its epochs. The smallest accuracies at which the check holds are targets.
+# The recipe with a tenth of its epochs.
 _CIFAR10 = ("--flagfile=paper/recipes/cifar10.cfg", "--train_epochs=100", "--precision=mixed_bfloat16",
             "--linear_head_learning_rate=0.1", "--checkpoint_epochs=5", "--eval_protocol=linear_head,lbfgs,knn",
             "--seed=1")
@@ -94,6 +95,7 @@ def all_cases(runs_dir, tfds_dir=None, flags=()):
         yield _case("deterministic", precision, "checks.deterministic", precision=precision, steps=60,
                     checkpoint_steps=10, flags=["--resnet_depth=18", "--image_size=32", "--train_batch_size=128"])
     data_dir = [f"--data_dir={tfds_dir}"] if tfds_dir else []
+    # The smallest accuracies are targets.
     yield _case("cifar10", "run", "checks.cifar10", max_seconds=3600, model_dir=os.path.join(runs_dir, "cifar10"),
                 flags=[*_CIFAR10, *data_dir, *flags], min_linear=0.845, min_knn=0.82)
 
@@ -227,7 +229,7 @@ def run_cases(selected, arguments, out, max_seconds):
         if case.part == "torch" and importlib.util.find_spec("torch") is None:
             status["skipped"] = "PyTorch is not installed"
         elif limit <= 0:
-            error = "not started, because --max_seconds is over"
+            error = f"not started, because the time of --max_seconds={max_seconds:g} is over"
         else:
             error = run_case(case, arguments, limit, write)
         write({**status, "seconds": round(time.perf_counter() - case_begin, 1), "error": error})
@@ -241,8 +243,8 @@ def main():
     parser.add_argument("--parts", default="", help="comma-separated parts; default: all parts")
     parser.add_argument("--only", default="", help="run only the cases whose names contain this text")
     parser.add_argument("--out", help="file to which all lines are appended; finished cases in it are skipped")
-    parser.add_argument("--max_seconds", type=float, help="time limit of all cases together, without "
-                        f"{_GRACE_SECONDS} seconds for saving a checkpoint")
+    parser.add_argument("--max_seconds", type=float, help="time limit of all cases together, in seconds. "
+                        f"A stopped run has up to {_GRACE_SECONDS} more seconds to save a checkpoint.")
     parser.add_argument("--small", action="store_true", help="use tiny networks and data, for tests on CPUs")
     parser.add_argument("--runs_dir", default="runs/accelerator", help="directory of the run of the part cifar10")
     parser.add_argument("--tfds_dir", help="TFDS directory with the prepared cifar10 data set")
@@ -256,7 +258,8 @@ def main():
         sys.exit(run_child(next(case for case in known if [case.part, case.name] == arguments.child)))
     parts = arguments.parts.split(",") if arguments.parts else dict.fromkeys(case.part for case in known)
     if unknown := set(parts) - {case.part for case in known}:
-        parser.error(f"--parts: unknown parts: {', '.join(sorted(unknown))}")
+        parser.error(f"--parts={arguments.parts}: {', '.join(sorted(unknown))} unknown. Use one or more of "
+                     f"{', '.join(dict.fromkeys(case.part for case in known))}.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Stops the child process as well.
     measure.report_machine()
     selected = [case for part in parts for case in known if case.part == part and arguments.only in case.name]

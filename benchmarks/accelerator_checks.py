@@ -1,7 +1,6 @@
 """Parts `device`, `golden`, `reference`, `deterministic` and `cifar10` of `benchmarks.accelerator`.
 
-In the lines with `holds`, `baseline` is the largest value (for errors) or the smallest value (for accuracies) at which
-the check holds.
+In the lines with `holds`, `baseline` is the largest allowed error, or the smallest allowed accuracy.
 """
 
 from __future__ import annotations
@@ -169,10 +168,11 @@ def _step_errors(cases):
 
 
 def reference(depth, size, batch):
-    """Yields the differences between two training steps in float32 on this device, and in float64 on the CPU.
+    """Yields the differences between training in float32 on this device and in float64 on the CPU, for two steps.
 
-    All differences are relative. Those of the weights compare the change of each variable since the start, in the l2
-    norm, and therefore include the errors of the gradients. Both models start from the same initial weights.
+    The differences are relative. Those of the weights compare the change of each variable since the start, in the l2
+    norm, and therefore include the errors of the gradients. If a variable does not change in float64, its largest
+    absolute change is used. Both models start from the same initial weights.
     """
     tf.config.experimental.enable_tensor_float_32_execution(False)
     config = Config(resnet_depth=depth, image_size=size, train_batch_size=batch, use_blur=False, train_steps=100,

@@ -138,8 +138,8 @@ def _images_per_second(call, images_per_call, seconds):
 def input_share(depth, size, batch, steps, seconds, images, precision):
     """Yields the speed of training with the input pipeline, compared with the speed on constant data, in images/s.
 
-    `waiting_share` is 1 - ours / baseline, the share of the time in which the device waits for input. The copies from
-    the host to the device are part of this time; `constant_on_host` includes them, but not the input pipeline.
+    `waiting_share`, 1 - ours / baseline, is the share of the time in which the device waits for input, including copies
+    from the host. `constant_on_host` is the speed on constant data that is copied from the host in each step.
 
     Args:
       depth: depth of the ResNet.

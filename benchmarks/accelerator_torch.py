@@ -8,7 +8,7 @@ from benchmarks import measure, torch_step
 
 
 def step(depth, size, batch, steps, rounds, precision, cifar_stem, backend):
-    """Yields the speed of `torch_step`, in images/s, as values of a baseline.
+    """Yields the speed of `torch_step` in images/s, with the key `baseline`.
 
     Args:
       depth: depth of the ResNet.

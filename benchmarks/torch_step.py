@@ -117,7 +117,7 @@ def make_step(network, precision="float32", backend=None):
 
     Args:
       network: a `Network`.
-      precision: float32, mixed_float16 or mixed_bfloat16.
+      precision: float32, tf32 (the same here), mixed_float16 or mixed_bfloat16.
       backend: backend of `torch.compile` for the network and the losses, or None.
     """
     compute = losses if backend is None else torch.compile(losses, backend=backend)

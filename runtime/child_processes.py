@@ -1,4 +1,4 @@
-"""Runs child processes in parallel. Each process has its own log, and all are stopped together."""
+"""Child processes that run in parallel, each with its own log, and are stopped together."""
 
 from __future__ import annotations
 

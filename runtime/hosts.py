@@ -22,10 +22,10 @@ _PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # These values are in seconds.
 _JOBS = ("chief", "worker")  # These are the supported TF_CONFIG jobs, in replica order.
 _HOST_LABEL = re.compile("[A-Za-z0-9_-]{1,63}")
 _MAX_HOST_LENGTH = 253
-# Variables that srun sets for each task. The first four describe the job step, and the others describe the task.
+# Variables that srun sets for each task. The first four describe the job and the step, and the others the task.
 _SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE",
                     "SLURM_PROCID", "SLURM_LOCALID", "SLURMD_NODENAME")
-# Variables that are set if Slurm assigns GPUs to tasks.
+# Variables that are set if Slurm assigns GPUs to tasks. Any of them may also be "none".
 _SLURM_GPUS_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 # The first port of a Slurm job is in the range from 20000 to 31999, and its last port is below 32768, where Linux's
 # range of ephemeral ports starts.
@@ -40,7 +40,8 @@ def use_slurm_cluster() -> None:
     runtime starts.
 
     Raises:
-      UserError: this process is not a task of a Slurm job step, or TF_CONFIG is already set to a different value.
+      UserError: this process is not a task of a Slurm job step, Slurm's variables are not supported, TF_CONFIG is
+        already set to a different value, or the tasks of this host cannot share its GPUs equally.
     """
     missing = [name for name in _SLURM_VARIABLES if not os.environ.get(name)]
     if missing:
@@ -71,8 +72,8 @@ def use_slurm_cluster() -> None:
 def _slurm_workers(num_tasks):
     """Returns the addresses of all tasks of this Slurm job step. Raises RuntimeError or ValueError if they are unknown.
 
-    With the resolver's default arguments, it fails on hosts without GPUs, and replaces Slurm's choice of GPUs by the
-    first GPUs of the host. The number of GPUs that is passed here has no effect except that no task is omitted.
+    With the resolver's default arguments, it fails on hosts without GPUs, and replaces Slurm's choice of GPUs with the
+    first GPUs of the host. The numbers of GPUs that are passed here only ensure that no task is omitted.
     """
     resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
         port_base=_first_slurm_port(), gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False)
@@ -93,7 +94,7 @@ def _share_gpus(local_task, local_tasks):
       UserError: the GPUs cannot be shared equally.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if not visible or any(name in os.environ for name in _SLURM_GPUS_OF_TASKS):
+    if not visible or any(os.environ.get(name, "none") != "none" for name in _SLURM_GPUS_OF_TASKS):
         return
     num_gpus = len(visible.split(","))
     if num_gpus % local_tasks:

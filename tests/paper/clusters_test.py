@@ -58,6 +58,9 @@ def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(statu
     assert returned == status
     printed = ["run.py", "--cluster=slurm", *arguments]
     assert lines == [*[f"python: {argument}" for argument in printed] * 2, *["scontrol requeue 17"] * (status == 75)]
+    for restarts, requeued in ((19, True), (20, False)):  # A permanent error of one task must not requeue forever.
+        assert run_script("run", arguments, tmp_path / str(restarts), TASKS="1", SLURM_CPUS_PER_TASK="4", STATUS="75",
+                          SLURM_RESTART_COUNT=str(restarts))[1][-1].startswith("scontrol requeue") == requeued
     config = config_lib.from_arguments([argument.replace("=paper/", f"={ROOT}/paper/") for argument in printed[1:]])
     assert config.cluster == "slurm" and config.seed is not None and config.data_dir == "a b"
 

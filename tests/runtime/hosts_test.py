@@ -173,7 +173,8 @@ def set_variables(monkeypatch):
     """Returns a function that sets the variables of a Slurm task, without TF_CONFIG and GPUs, for one test."""
     for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # The program sets these variables. monkeypatch restores them after the test.
-    monkeypatch.delenv("SLURM_GPUS_PER_TASK", raising=False)
+    for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"):
+        monkeypatch.delenv(name, raising=False)
 
     def set_all(variables):
         for name, value in variables.items():
@@ -255,17 +256,17 @@ def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_va
     assert os.environ["TF_CONFIG"] == changes.get("TF_CONFIG", "")
 
 
-@pytest.mark.parametrize("tasks_per_node, num_tasks, visible, per_task, expected", [
-    ("2", 2, "0,1,2,3", None, ["0,2", "1,3"]), ("2", 2, "5,GPU-8f", None, ["5", "GPU-8f"]),
-    ("2", 2, "0,1", "2", ["0,1", "0,1"]),  # Slurm has assigned two different GPUs to each task.
-    ("2", 2, "", None, ["", ""]), ("1(x2)", 2, "0,1", None, ["0,1"])])
+@pytest.mark.parametrize("tasks_per_node, num_tasks, visible, variables, expected", [
+    ("2", 2, "0,1,2,3", {}, ["0,2", "1,3"]), ("2", 2, "5,GPU-8f", {"SLURM_GPU_BIND": "none"}, ["5", "GPU-8f"]),
+    ("2", 2, "0,1", {"SLURM_GPUS_PER_TASK": "2"}, ["0,1", "0,1"]),  # Slurm has assigned two other GPUs to each task.
+    ("2", 2, "", {}, ["", ""]), ("1(x2)", 2, "0,1", {}, ["0,1"])])
 def test_slurm_tasks_on_one_host_share_its_gpus(
-        tasks_per_node, num_tasks, visible, per_task, expected, set_variables, monkeypatch):
+        tasks_per_node, num_tasks, visible, variables, expected, set_variables, monkeypatch):
     for local_task, gpus in enumerate(expected):
         monkeypatch.setenv("TF_CONFIG", "")
         nodes = "n1" if tasks_per_node == "2" else "n[1-2]"
         set_variables(slurm_variables(nodes, tasks_per_node, "n1", local_task, num_tasks))
-        set_variables({"CUDA_VISIBLE_DEVICES": visible, **({"SLURM_GPUS_PER_TASK": per_task} if per_task else {})})
+        set_variables({"CUDA_VISIBLE_DEVICES": visible, **variables})
         hosts.use_slurm_cluster()
         hosts.use_slurm_cluster()  # Another call does not share the GPUs again.
         assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus
