@@ -50,17 +50,18 @@ def test_the_script_for_tables_executes_one_command_and_requeues_stopped_runs(st
         "python: --only=color/2", 'python: --flags=--data_dir="a b"', *["scontrol requeue 17"] * (status == 75)]
 
 
-@pytest.mark.parametrize("status", [0, 2, 75])
-def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(status, tmp_path):
+@pytest.mark.parametrize("status, restarts, requeued", [
+    (0, None, False), (2, None, False), (75, None, True), (75, 19, True),
+    (75, 20, False)])  # If one task has a permanent error, the others always exit with status 75.
+def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(status, restarts, requeued, tmp_path):
     example = re.search(r"^    sbatch run\.sbatch (.*)$", _DOCUMENT, re.MULTILINE)[1]
     arguments = [*example.split(), "--data_dir=a b"]
-    returned, lines = run_script("run", arguments, tmp_path, SLURM_CPUS_PER_TASK="4", TASKS="2", STATUS=str(status))
+    variables = {} if restarts is None else {"SLURM_RESTART_COUNT": str(restarts)}
+    returned, lines = run_script("run", arguments, tmp_path, SLURM_CPUS_PER_TASK="4", TASKS="2", STATUS=str(status),
+                                 **variables)
     assert returned == status
     printed = ["run.py", "--cluster=slurm", *arguments]
-    assert lines == [*[f"python: {argument}" for argument in printed] * 2, *["scontrol requeue 17"] * (status == 75)]
-    for restarts, requeued in ((19, True), (20, False)):  # A permanent error of one task must not requeue forever.
-        assert run_script("run", arguments, tmp_path / str(restarts), TASKS="1", SLURM_CPUS_PER_TASK="4", STATUS="75",
-                          SLURM_RESTART_COUNT=str(restarts))[1][-1].startswith("scontrol requeue") == requeued
+    assert lines == [*[f"python: {argument}" for argument in printed] * 2, *["scontrol requeue 17"] * requeued]
     config = config_lib.from_arguments([argument.replace("=paper/", f"={ROOT}/paper/") for argument in printed[1:]])
     assert config.cluster == "slurm" and config.seed is not None and config.data_dir == "a b"
 
