@@ -238,8 +238,8 @@ def test_documents_mention_only_existing_flags():
         "task", "metric", "train", "test", "validation", "jobs", "steps", "learning_rates", "weight_decays",
         "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters", "train_summary_steps",
         "variable_schema", "measure", "average", "runner", "stage", "seeds", "runs_dir", "tfds_dir"}
-    other_programs_flags |= {"array", "cpus", "dependency", "env", "gpu", "gpus", "job", "mem", "nodes", "nonblock", "ntasks",
-                             "open", "parsable", "requeue", "signal", "sshlogin", "time", "wait",
+    other_programs_flags |= {"array", "cpus", "dependency", "env", "gpu", "gpus", "job", "mem", "nodes", "nonblock",
+                             "ntasks", "open", "parsable", "requeue", "signal", "sshlogin", "time", "wait",
                              "workdir"}  # in clusters.md
     other_programs_flags |= {"find", "no", "wheel"}  # in install.md
     other_programs_flags.add("tf_xla_persistent_cache_directory")  # in training.md
