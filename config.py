@@ -104,8 +104,8 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
       data_access: whether the setting determines where and how data set files are read. For such a setting, `python -m
         transfer` defines a flag with the same name.
       per_host: whether the setting may differ between the hosts of a run.
-      no_effect: whether the setting has no effect on results, except through rounding errors on accelerators and
-        through the order of the examples.
+      no_effect: whether the setting has no effect on results, except through rounding errors and through the order of
+        the examples.
     """
     rules = dict(choices=choices, minimum=minimum, above=above, maximum=maximum)
     roles = dict(identity=identity, network=network, length=length, order=order, output=output,

@@ -366,9 +366,9 @@ def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probabili
     """
     seeds = tf.random.experimental.stateless_split(seed, 2)
     n = images.shape[0] or tf.shape(images)[0]
-    shape = [n if total_rows is None else total_rows]
-    sigma = tf.slice(tf.random.stateless_uniform(shape, seeds[0], 0.1, 2.0, images.dtype), [first_row], [n])
-    is_blurred = tf.slice(tf.random.stateless_uniform(shape, seeds[1]), [first_row], [n]) < probability
+    shape, rows = [n if total_rows is None else total_rows], first_row + tf.range(n)
+    sigma = tf.gather(tf.random.stateless_uniform(shape, seeds[0], 0.1, 2.0, images.dtype), rows)
+    is_blurred = tf.gather(tf.random.stateless_uniform(shape, seeds[1]), rows) < probability
     blurred = gaussian_blur(images, height // 10, sigma)
     return tf.clip_by_value(tf.where(is_blurred[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0)
 

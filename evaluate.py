@@ -408,7 +408,8 @@ class Evaluator:
 
     def _contrastive_losses(self, z):
         """Returns a dict of the contrastive loss and its metrics for projections [number of views, batch, d]."""
-        loss, scalars = model_lib.contrastive_loss(tf.reshape(z, [-1, z.shape[-1]]), self._config, None)
+        config = self._config.replace(jit_compile=False)  # XLA compiles only the training step.
+        loss, scalars = model_lib.contrastive_loss(tf.reshape(z, [-1, z.shape[-1]]), config, None)
         return {"contrast_loss": loss, **scalars}
 
     def probe_frozen_encoder(self, step: int) -> dict[str, float]:

@@ -138,9 +138,16 @@ def run_child(case):
     return int(failed)
 
 
+def torch_python():
+    """Returns the Python interpreter for the part `torch`, or None if there is none with PyTorch."""
+    found = sys.executable if importlib.util.find_spec("torch") else None
+    return os.environ.get("SIMCLR_TORCH_PYTHON", found)
+
+
 def child_command(case, arguments):
     """Returns the command that runs a case."""
-    return [sys.executable, "-m", "benchmarks.accelerator", *arguments, "--child", case.part, case.name]
+    python = torch_python() if case.part == "torch" else sys.executable
+    return [python, "-m", "benchmarks.accelerator", *arguments, "--child", case.part, case.name]
 
 
 def run_case(case, arguments, max_seconds, write):
@@ -226,7 +233,7 @@ def run_cases(selected, arguments, out, max_seconds):
         if max_seconds is not None:
             limit = min(limit, max_seconds - (case_begin - begin))
         status = dict(benchmark="accelerator", part=case.part, case=case.name)
-        if case.part == "torch" and importlib.util.find_spec("torch") is None:
+        if case.part == "torch" and torch_python() is None:
             status["skipped"] = "PyTorch is not installed"
         elif limit <= 0:
             error = f"not started, because the time of --max_seconds={max_seconds:g} is over"

@@ -17,7 +17,8 @@ _OUTPUTS = "loss_and_metrics"  # a key of `benchmarks.loss`
 def loss(size, rounds, block_rows):
     """Yields the time and the peak memory of NT-Xent, with its metrics and its gradient, for 2N = `size`.
 
-    The baseline is `objective.add_contrastive_loss`. If it does not fit in memory, the lines contain no baseline.
+    The baseline, `objective.add_contrastive_loss`, is measured last, so that its failure does not affect the other
+    lines. Its lines have the key `baseline`, or `baseline_error` if it does not fit in memory.
 
     Args:
       size: number of projections.
@@ -26,23 +27,18 @@ def loss(size, rounds, block_rows):
     """
     forms = {"blocks": loss_lib.blocked, **{f"blocks of {rows} rows": functools.partial(_blocked, block_rows=rows)
                                             for rows in block_rows}, "plain": loss_lib.plain}
-    functions, megabytes, details = {}, {}, {}
     for name, form in forms.items():
+        case, compute = f"loss, 2N={size}, {name}", loss_lib.make_computation(form, _OUTPUTS, size)
         loss_lib.make_computation(form, _OUTPUTS, 16)()  # Libraries allocate their buffers here.
-        compute = loss_lib.make_computation(form, _OUTPUTS, size)
         try:
-            megabytes[name] = measure.peak_of(compute)
-        except tf.errors.ResourceExhaustedError as error:
+            values = {"MB": measure.peak_of(compute), "s": measure.time_alternately({name: compute}, rounds)[name]}
+        except tf.errors.OpError as error:
             if name != "plain":
                 raise
-            details["baseline_error"] = measure.describe(error)
+            yield measure.line("accelerator", case, None, None, None, baseline_error=measure.describe(error))
         else:
-            functions[name] = compute
-    seconds = measure.time_alternately(functions, rounds)
-    for name in [name for name in forms if name != "plain"]:
-        for unit, values in (("s", seconds), ("MB", megabytes)):
-            yield measure.line("accelerator", f"loss, 2N={size}, {name}", unit, values[name], values.get("plain"),
-                               **details)
+            for unit, value in values.items():
+                yield measure.line("accelerator", case, unit, *((None, value) if name == "plain" else (value, None)))
 
 
 def _blocked(hidden, block_rows):

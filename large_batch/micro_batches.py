@@ -68,10 +68,10 @@ class _MicroBatches:
 
     def _micro_batch(self, batch, index):
         """Returns the images and labels of one micro-batch."""
-        first = index * self._rows
+        # XLA compiles a slice separately for each position, but `tf.gather` only once.
         views, labels, *seeds = tf.nest.map_structure(
-            lambda tensor: tf.ensure_shape(tensor[first:first + self._rows], [self._rows, *tensor.shape[1:]]), batch)
-        return self._step.network_input(views, first, *seeds), labels
+            lambda tensor: tf.gather(tf.reshape(tensor, [self._count, self._rows, *tensor.shape[1:]]), index), batch)
+        return self._step.network_input(views, index * self._rows, *seeds), labels
 
     def _zero_z(self):
         """Returns zeros [micro-batches, views, rows, d], to be replaced by the projections of all micro-batches."""
@@ -121,7 +121,7 @@ class _MicroBatches:
                 terms.append(self._step.replica_loss(supervised[0]))
             if self._config.pretraining:
                 z = tf.reshape(endpoints["proj_head_output"], grad_z.shape[1:])
-                terms.append(tf.reduce_sum(grad_z[index] * z))
+                terms.append(tf.reduce_sum(tf.gather(grad_z, index) * z))
             replica_loss = tf.add_n([tf.cast(term, terms[-1].dtype) for term in terms])
         gradients = tape.gradient(replica_loss, self._model.trainable_variables, unconnected_gradients="zero")
         head_moments = tuple(tf.tensor_scatter_nd_update(tf.zeros_like(total), [[index]], [moment])

@@ -21,6 +21,8 @@ def start_runtime(use_tpu: bool, cluster: str = "tf_config") -> None:
 
     Call this function while native output is captured, because the runtime prints messages when it starts.
     """
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":  # NVIDIA's libraries read this variable, but XLA does not.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
     if not use_tpu and cluster == "tf_config" and not os.environ.get("TF_CONFIG"):
         tf.config.list_logical_devices()
 
@@ -95,7 +97,7 @@ def describe(strategy: tf.distribute.Strategy) -> str:
     device = ", ".join(f"{count} x {name}" for name, count in names.items())
     if any(values.get("compute_capability", (0, 0)) >= _TF32_CAPABILITY for values in details):
         is_enabled = tf.config.experimental.tensor_float_32_execution_enabled()
-        device += f"; TF32 {'on' if is_enabled and os.environ.get('NVIDIA_TF32_OVERRIDE') != '0' else 'off'}"
+        device += f"; TF32 {'on' if is_enabled else 'off'}"
     if not gpus:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         device = f"CPU, {cores} cores; no GPU found"
@@ -128,5 +130,5 @@ def check_precision(precision: str, use_tpu: bool) -> None:
 def check_jit_compile(strategy: tf.distribute.Strategy) -> None:
     """Raises `UserError` if XLA cannot compile a step for the devices of `strategy`."""
     if strategy.num_replicas_in_sync > 1 and not all("GPU" in device for device in strategy.extended.worker_devices):
-        raise UserError("--jit_compile: XLA cannot compile communication between CPUs. Remove the flag, or use GPUs "
-                        "or one CPU device.")
+        raise UserError("--jit_compile: XLA cannot compile communication between CPUs. Remove the flag, use GPUs, "
+                        "or start a single process.")

@@ -27,6 +27,7 @@ _SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST
                     "SLURM_PROCID", "SLURM_LOCALID", "SLURMD_NODENAME")
 # Variables that are set if Slurm assigns GPUs to tasks. Any of them may also be "none".
 _SLURM_GPUS_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
+_SLURM_RESOURCES_OF_TASKS = ("SLURM_TRES_PER_TASK", "SLURM_TRES_BIND")  # Their values may contain "gres/gpu".
 # The first port of a Slurm job is in the range from 20000 to 31999, and its last port is below 32768, where Linux's
 # range of ephemeral ports starts.
 _FIRST_SLURM_PORT, _SLURM_PORTS = 20000, 12000
@@ -94,7 +95,8 @@ def _share_gpus(local_task, local_tasks):
       UserError: the GPUs cannot be shared equally.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if not visible or any(os.environ.get(name, "none") != "none" for name in _SLURM_GPUS_OF_TASKS):
+    if not visible or any(os.environ.get(name, "none") != "none" for name in _SLURM_GPUS_OF_TASKS) or any(
+            "gres/gpu" in os.environ.get(name, "") for name in _SLURM_RESOURCES_OF_TASKS):
         return
     num_gpus = len(visible.split(","))
     if num_gpus % local_tasks:

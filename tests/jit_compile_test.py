@@ -11,6 +11,7 @@ import tf_keras as keras
 
 import model as model_lib
 import train
+from large_batch import micro_batches
 from runtime import devices
 from runtime.errors import UserError
 from support import ROOT, replica_worker
@@ -40,8 +41,10 @@ def test_compiled_step_on_one_replica(settings, float64, unoptimized_graphs):
 
 
 @pytest.mark.slow
-def test_compiled_step_on_two_replicas(float64):
-    assert_equal_results(replica_worker.two_replicas_on_one_device(), {"micro_batch_size": 4, "use_blur": True})
+@pytest.mark.parametrize("micro_batch_size", [0, 4])
+def test_compiled_step_on_two_replicas(micro_batch_size, float64):
+    settings = {"micro_batch_size": micro_batch_size, "use_blur": True}
+    assert_equal_results(replica_worker.two_replicas_on_one_device(), settings)
 
 
 @pytest.mark.slow
@@ -58,6 +61,22 @@ def test_compiled_step_in_half_precision(precision, tiny_resnet):
         return float(scalars["train/total_loss"])
 
     assert total_loss(True) == pytest.approx(total_loss(False), rel=0.02)
+
+
+def test_all_micro_batches_use_the_same_program(unoptimized_graphs):
+    """XLA compiles a slice once for each position, so the position must not be the start of a slice."""
+    config = replica_worker.make_config({"micro_batch_size": 2, "use_blur": True})
+    model = replica_worker.build_model(config)
+    optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+    passes = micro_batches._MicroBatches(train.TrainStep(model, optimizer, config, ONE))
+    batch = [tf.constant(tensor) for tensor in replica_worker.batch_of(config)]
+
+    @tf.function(jit_compile=True, autograph=False)
+    def second_pass(index):
+        return passes._add_gradients(batch, passes._zero_z(), index, passes._zero_sums())
+
+    programs = [second_pass.experimental_get_compiler_ir(tf.constant(index))(stage="hlo") for index in (0, 3)]
+    assert programs[0] == programs[1]
 
 
 def test_several_cpus_give_a_one_line_error(two_replicas):

@@ -65,7 +65,7 @@ def test_two_replicas_match_one_replica_and_local_batch_norm_matches_a_naive_imp
 
 @pytest.mark.parametrize("rows", [3, None])
 def test_gathering_by_a_sum_is_equal_to_all_gather(rows, two_replicas):
-    """XLA supports only the sum on several GPUs, which cannot be tested on CPUs."""
+    """On several GPUs, XLA supports only the sum. Both forms run without XLA here: it cannot connect several CPUs."""
     z = tf.constant(np.random.default_rng(0).standard_normal((3, 2)))
     weights = tf.constant(np.random.default_rng(1).standard_normal((6, 2)))
 

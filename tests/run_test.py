@@ -652,7 +652,11 @@ def test_device_line_states_whether_float32_uses_tf32(capability, override, expe
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
     if override is not None:
         monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
-    assert devices.describe(tf.distribute.get_strategy()) == expected
+    devices.start_runtime(use_tpu=False)
+    try:
+        assert devices.describe(tf.distribute.get_strategy()) == expected
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(True)
 
 
 def test_micro_batch_size_must_be_divisible_by_the_number_of_replicas(two_replicas):

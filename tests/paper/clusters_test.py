@@ -51,7 +51,7 @@ def test_the_script_for_tables_executes_one_command_and_requeues_stopped_runs(st
 
 
 @pytest.mark.parametrize("status, restarts, requeued", [
-    (0, None, False), (2, None, False), (75, None, True), (75, 19, True),
+    (0, None, False), (2, None, False), (3, None, False), (75, None, True), (137, None, True), (75, 19, True),
     (75, 20, False)])  # If one task has a permanent error, the others always exit with status 75.
 def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(status, restarts, requeued, tmp_path):
     example = re.search(r"^    sbatch run\.sbatch (.*)$", _DOCUMENT, re.MULTILINE)[1]
@@ -61,7 +61,9 @@ def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(statu
                                  **variables)
     assert returned == status
     printed = ["run.py", "--cluster=slurm", *arguments]
-    assert lines == [*[f"python: {argument}" for argument in printed] * 2, *["scontrol requeue 17"] * requeued]
+    ending = ["scontrol requeue 17"] if requeued else [
+        "not requeued: the job was restarted 20 times. To resume the run, submit the job again."] if restarts else []
+    assert lines == [*[f"python: {argument}" for argument in printed] * 2, *ending]
     config = config_lib.from_arguments([argument.replace("=paper/", f"={ROOT}/paper/") for argument in printed[1:]])
     assert config.cluster == "slurm" and config.seed is not None and config.data_dir == "a b"
 

@@ -173,7 +173,7 @@ def set_variables(monkeypatch):
     """Returns a function that sets the variables of a Slurm task, without TF_CONFIG and GPUs, for one test."""
     for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # The program sets these variables. monkeypatch restores them after the test.
-    for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"):
+    for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND"):
         monkeypatch.delenv(name, raising=False)
 
     def set_all(variables):
@@ -259,6 +259,8 @@ def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_va
 @pytest.mark.parametrize("tasks_per_node, num_tasks, visible, variables, expected", [
     ("2", 2, "0,1,2,3", {}, ["0,2", "1,3"]), ("2", 2, "5,GPU-8f", {"SLURM_GPU_BIND": "none"}, ["5", "GPU-8f"]),
     ("2", 2, "0,1", {"SLURM_GPUS_PER_TASK": "2"}, ["0,1", "0,1"]),  # Slurm has assigned two other GPUs to each task.
+    ("2", 2, "0", {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"}, ["0", "0"]),
+    ("2", 2, "0,1", {"SLURM_TRES_PER_TASK": "cpu=4"}, ["0", "1"]),
     ("2", 2, "", {}, ["", ""]), ("1(x2)", 2, "0,1", {}, ["0,1"])])
 def test_slurm_tasks_on_one_host_share_its_gpus(
         tasks_per_node, num_tasks, visible, variables, expected, set_variables, monkeypatch):
