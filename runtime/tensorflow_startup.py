@@ -69,6 +69,8 @@ def _silence_libraries():
 
 
 def load(module: str) -> types.ModuleType:
-    """Imports a module inside `loading_tensorflow` and returns it."""
+    """Imports a module inside `loading_tensorflow` and returns it. On a terminal, announces this on stderr."""
+    if "tensorflow" not in sys.modules and sys.stderr.isatty():
+        print("loading TensorFlow", file=sys.stderr, flush=True)
     with loading_tensorflow():
         return importlib.import_module(module)

@@ -239,7 +239,7 @@ def test_documents_mention_only_existing_flags():
         "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters", "train_summary_steps",
         "variable_schema", "measure", "average", "runner", "stage", "seeds", "runs_dir", "tfds_dir"}
     other_programs_flags |= {"array", "cpus", "dependency", "env", "gpu", "gpus", "job", "mem", "nodes", "nonblock",
-                             "ntasks", "open", "parsable", "requeue", "signal", "sshlogin", "time", "wait",
+                             "ntasks", "open", "parsable", "requeue", "signal", "sshlogin", "time", "tres", "wait",
                              "workdir"}  # in clusters.md
     other_programs_flags |= {"find", "no", "wheel"}  # in install.md
     other_programs_flags.add("tf_xla_persistent_cache_directory")  # in training.md
