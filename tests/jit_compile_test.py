@@ -31,11 +31,11 @@ def assert_equal_results(strategy, settings):
                                    err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
-    {"use_blur": True, "se_ratio": 0.25, "loss_block_rows": 3}, pytest.param(
-        {"sk_ratio": 0.0625, "contrastive_loss": "nt_logistic"}, marks=pytest.mark.slow), pytest.param(
-        {"micro_batch_size": 4, "contrastive_loss": "margin_triplet", "semi_hard": True}, marks=pytest.mark.slow)],
-    ids=str)
+    {"use_blur": True, "se_ratio": 0.25, "loss_block_rows": 3},
+    {"sk_ratio": 0.0625, "contrastive_loss": "nt_logistic"},
+    {"micro_batch_size": 4, "contrastive_loss": "margin_triplet", "semi_hard": True}], ids=str)
 def test_compiled_step_on_one_replica(settings, float64, unoptimized_graphs):
     assert_equal_results(ONE, settings)
 
