@@ -18,7 +18,7 @@ def loss(size, rounds, block_rows):
     """Yields the time and the peak memory of NT-Xent, with its metrics and its gradient, for 2N = `size`.
 
     The baseline, `objective.add_contrastive_loss`, is measured last, so that its failure does not affect the other
-    lines. Its lines have the key `baseline`, or `baseline_error` if it does not fit in memory.
+    lines. Its lines have the key `baseline`. If it fails, for example for lack of memory, the key is `baseline_error`.
 
     Args:
       size: number of projections.
