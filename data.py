@@ -19,6 +19,7 @@ import data_util
 from augmentation.policies import view_policies
 from config import Config
 from runtime import rng
+from runtime.pipelines import PARALLEL_CALLS, with_prefetching
 from sources.source import Source
 
 _ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # indices of random-number streams, folded into the run's seed
@@ -107,22 +108,14 @@ def _batch_views(records, read, source, config, batch_size):
         return tuple(crops), label, seed
 
     if config.augment_on == "device":
-        return records.map(crop_only, tf.data.AUTOTUNE).batch(batch_size, drop_remainder=True)
+        return records.map(crop_only, PARALLEL_CALLS).batch(batch_size, drop_remainder=True)
     if chunk == 1:
-        views = records.map(lambda *record: _unbatch(augment_crops(*_as_batch(crop(*record)))), tf.data.AUTOTUNE)
+        views = records.map(lambda *record: _unbatch(augment_crops(*_as_batch(crop(*record)))), PARALLEL_CALLS)
         return views.batch(batch_size, drop_remainder=True)
-    chunks = records.map(crop, tf.data.AUTOTUNE).batch(chunk, drop_remainder=True).map(augment_crops, tf.data.AUTOTUNE)
+    chunks = records.map(crop, PARALLEL_CALLS).batch(chunk, drop_remainder=True).map(augment_crops, PARALLEL_CALLS)
     batches = chunks.batch(batch_size // chunk, drop_remainder=True)
     return batches.map(lambda views, labels: (
         tf.reshape(views, [batch_size, *views.shape[2:]]), tf.reshape(labels, [batch_size, *labels.shape[2:]])))
-
-
-def _with_prefetching(dataset):
-    """Adds prefetching and the options for training to a dataset."""
-    options = tf.data.Options()
-    # Examples are processed in parallel; parallelism within each small operation would only add overhead.
-    options.threading.max_intra_op_parallelism = 1
-    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
 def _as_batch(tensors):
@@ -145,8 +138,7 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
 
     The shuffle buffer holds up to `config.shuffle_buffer_mb` MB of encoded examples; for image folders and `digits`, it
     holds only a permutation of indices (8 bytes per example). With `config.cache_dataset`, all encoded examples are
-    kept in memory. Each core also holds a few chunks of decoded views, and `tf.data` limits prefetched batches to a
-    fraction of the free memory.
+    kept in memory. Each core also holds a few chunks of decoded views, and two batches are prefetched.
 
     Args:
       config: settings.
@@ -183,7 +175,7 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
     dataset = _batch_views(records, read, source, config, batch_size)
     # If the cardinality were unknown, hosts would synchronize at every step to check for the end of the data.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return _with_prefetching(dataset)
+    return with_prefetching(dataset)
 
 
 def eval_batch_size(config: Config, source: Source, split: str, replicas: int) -> int:
@@ -221,14 +213,14 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
         image = data_util.preprocess_image(source.decode(item), size, size, test_crop=config.center_crop_eval)
         return image, label, tf.ones([])
 
-    dataset = source.records(split, None, shards, shard).map(preprocess, tf.data.AUTOTUNE)
+    dataset = source.records(split, None, shards, shard).map(preprocess, PARALLEL_CALLS)
     # All shards get the same number of batches.
     largest_shard = max(source.num_examples(split, shards, index) for index in range(shards))
     num_batches = -(-largest_shard // (batch_size * replicas)) * replicas
     num_padding = num_batches * batch_size - source.num_examples(split, shards, shard)
     padding = (tf.zeros([size, size, 3]), source.no_label(), tf.zeros([]))
     dataset = dataset.concatenate(tf.data.Dataset.from_tensors(padding).repeat(num_padding))
-    return dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    return with_prefetching(dataset.batch(batch_size, drop_remainder=True))
 
 
 def build_view_pairs(config: Config, source: Source, split: str, seed: int, batch_size: int) -> tf.data.Dataset:
@@ -242,7 +234,7 @@ def build_view_pairs(config: Config, source: Source, split: str, seed: int, batc
     seed = rng.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.references(split))
     config = config.replace(augment_on="host")
-    return _with_prefetching(_batch_views(records, source.reader(split), source, config, batch_size))
+    return with_prefetching(_batch_views(records, source.reader(split), source, config, batch_size))
 
 
 def _shards(input_context):

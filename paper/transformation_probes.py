@@ -13,6 +13,7 @@ from paper import common
 from probing import features, mlp
 from runtime import progress, rng
 from runtime.errors import UserError
+from runtime.pipelines import PARALLEL_CALLS, with_prefetching
 from sources import datasets
 from sources.source import Source
 
@@ -71,7 +72,7 @@ def probe_features(model: keras.Model, source: Source, split: str, probe: str, s
         endpoints = model(images, training=False)
         return endpoints["final_avg_pool"], endpoints["proj_head_output"], classes
 
-    batches = source.records(split).map(preprocess, tf.data.AUTOTUNE).batch(_BATCH_SIZE).prefetch(tf.data.AUTOTUNE)
+    batches = with_prefetching(source.records(split).map(preprocess, PARALLEL_CALLS).batch(_BATCH_SIZE))
     num_batches = -(-source.num_examples(split) // _BATCH_SIZE)
     h_file, z_file, all_classes = features.VectorFile(), features.VectorFile(), []
     for batch in progress.track(batches, num_batches, f"{probe}: {split}"):

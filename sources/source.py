@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from runtime.pipelines import PARALLEL_CALLS
+
 
 class Source(abc.ABC):
     """A data set.
@@ -96,7 +98,7 @@ class Source(abc.ABC):
     def records(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
                 buffer_mb: int = 1024) -> tf.data.Dataset:
         """Returns a dataset of records `(key, item, label)`. For the arguments, see `references`."""
-        return self.references(split, seed, shards, shard, buffer_mb).map(self.reader(split), tf.data.AUTOTUNE)
+        return self.references(split, seed, shards, shard, buffer_mb).map(self.reader(split), PARALLEL_CALLS)
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
         """Decodes an item into an image: uint8 [height, width, 3]."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from runtime import console, progress
 from runtime.errors import UserError, first_line
+from runtime.pipelines import PARALLEL_CALLS, with_prefetching
 from sources import label_subsets
 from sources.source import Source
 
@@ -125,8 +126,9 @@ class TfdsSource(Source):
             [_file_key(file.filename) for file in files]))
         if seed is not None:
             file_slices = file_slices.shuffle(len(files), seed=seed, reshuffle_each_iteration=False)
-        records = file_slices.interleave(_read_file, cycle_length=min(len(files), 16), block_length=16,
-                                         num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        cycle_length = min(len(files), 16)
+        records = file_slices.interleave(_read_file, cycle_length, block_length=16, deterministic=True,
+                                         num_parallel_calls=min(cycle_length, PARALLEL_CALLS))
         if sparse:
             keys = tf.constant(self._restricted[split])
             last = len(self._restricted[split]) - 1
@@ -143,7 +145,7 @@ class TfdsSource(Source):
         if self.multi_label:
             raise UserError(f"--label_fraction={fraction:g}: {self.name} has multiple labels per example, which this "
                             "flag does not support. Remove the flag.")
-        batches = self.references(split).map(self._key_and_label, tf.data.AUTOTUNE).batch(1024)
+        batches = with_prefetching(self.references(split).map(self._key_and_label, PARALLEL_CALLS).batch(1024))
         batches = progress.track(batches.as_numpy_iterator(), None, f"labels of {split}")
         keys, labels = (np.concatenate(column) for column in zip(*batches))
         order = np.argsort(keys)  # The choice must not depend on the reading order.

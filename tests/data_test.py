@@ -644,6 +644,16 @@ def test_view_pairs_are_reproducible():
     np.testing.assert_array_equal(first[3][0], second[3][0])
 
 
+@pytest.mark.parametrize("cache", [False, True])
+def test_pipelines_do_not_use_autotuning(cache):
+    # See `with_prefetching`.
+    source, config = digits.digits_source(), make_config(cache_dataset=cache)
+    pipelines = (data.build_train_dataset(config, source, 1, 16), data.build_eval_dataset(config, source, "test", 16),
+                 data.build_view_pairs(config, source, "test", 1, 16))
+    for dataset in pipelines:
+        assert dataset.options().autotune.enabled is False
+
+
 # --------------------------------------------------------------------------------------------------------- errors
 
 
