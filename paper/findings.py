@@ -92,7 +92,7 @@ FINDINGS = {
                 ("no norm, 10", "no norm, 100"), ("l2 norm, 0.1",), "contrastive accuracy"),
     ),
     "heads": (
-        Finding("a nonlinear head is better than a linear one", ("nonlinear 128",), ("linear 128",), stated="3"),
+        Finding("a nonlinear head is better than a linear one", ("nonlinear 128",), ("linear 128",), stated="+3"),
         Finding("a nonlinear head is better than none", ("nonlinear 128",), ("none",), stated="> 10"),
         Finding("h is better than g(h) with a nonlinear head", ("nonlinear 32", "nonlinear 128"),
                 ("nonlinear 32, g(h)", "nonlinear 128, g(h)"), stated="> 10"),

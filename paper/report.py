@@ -112,6 +112,30 @@ def _meaning_of_change(rows):
     return f"Changes in accuracy are {start}{mean}, in percentage points."
 
 
+def overview(rows_by_study: dict[str, list[dict]], scale: str) -> tuple[list[str], list[list[str]]] | None:
+    """Returns the titles and rows of a table with the findings of all studies that have results.
+
+    Returns None if fewer than two studies have findings, since the report on a study already lists its findings.
+
+    Args:
+      rows_by_study: study name -> result of `results.rows_of`.
+      scale: paper or small.
+    """
+    tables = {name: _findings_table(comparisons) for name, rows in rows_by_study.items()
+              if rows and (comparisons := findings.compare(name, rows, scale))}
+    if len(tables) < 2:
+        return None
+    rows = [[f"{studies.STUDIES[name].title} ({studies.STUDIES[name].source})" if index == 0 else "", *row]
+            for name, (_, table_rows) in tables.items() for index, row in enumerate(table_rows)]
+    return ["study", *next(iter(tables.values()))[0]], rows
+
+
+def markdown_overview(rows_by_study: dict[str, list[dict]], scale: str) -> list[str]:
+    """Returns the result of `overview` as lines of Markdown."""
+    table = overview(rows_by_study, scale)
+    return ["### Findings", *_markdown_table(*table), ""] if table else []
+
+
 def _findings_table(comparisons):
     """Returns the titles and rows of a table with the result of `findings.compare`."""
     def interval(low, high):
@@ -313,7 +337,8 @@ def write_html(path: str, rows_by_study: dict[str, list[dict]], base: str, scale
         finalize=_finalize)
     environment.tests["bold"] = lambda text: isinstance(text, _Bold)
     page = environment.get_template("report.html.jinja").render(
-        scale=scale, introduction=introduction(rows_by_study), sections=sections)
+        scale=scale, introduction=introduction(rows_by_study), overview=overview(rows_by_study, scale),
+        sections=sections)
     storage.write_bytes(path, page.encode())
 
 

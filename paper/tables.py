@@ -145,6 +145,7 @@ def _report(names, scale, base):
     os.makedirs(directory, exist_ok=True)
     rows_by_study = {name: results.rows_of(name, base, scale) for name in names}
     lines = [line for text in report.introduction(rows_by_study) for line in (html.escape(text, quote=False), "")]
+    lines += report.markdown_overview(rows_by_study, scale)
     for name, rows in rows_by_study.items():
         lines += report.markdown(name, rows, base, scale)
         if rows:

@@ -187,6 +187,15 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
     page = Page()
     page.feed((tmp_path / "small" / "report.html").read_text())
     assert not page.open and {"flips help", "+1.9 to +2.2", "shows", "one seed"} <= set(page.texts)
+    # A report on several studies starts with a table of all findings.
+    assert ("### Findings\n| study | finding | difference in the paper | our difference | 95 % interval | result |\n"
+            "| --- | --- | --- | --- | --- | --- |\n"
+            "| Random flips (Appendix A) | flips help | +1.1 | +2.0 | +1.9 to +2.2 | shows |\n"
+            "| Broader augmentation (Appendix B.2) | broader augmentation helps | +0.7 | +1.0 |  | one seed |\n\n"
+            ) in printed
+    assert page.texts.count("flips help") == 2
+    tables.main(["report", "flip", "color", f"--dir={tmp_path}"])
+    assert "### Findings" not in capsys.readouterr().out
 
 
 def test_reports_can_be_reproduced_from_recorded_results(tmp_path, capsys):
