@@ -190,7 +190,8 @@ class Config:
     )
     eval_split: str = setting(
         "validation", "Split to evaluate on. If not set, test is used for data sets without a validation split. If "
-        "train is the only split and --train_split is not set either, the last fifth of train is held out."
+        "train is the only split and --train_split is not set either, the last fifth of train is held out, except with "
+        "--mode=train."
     )
     corrupt_images: str = setting(
         "error",

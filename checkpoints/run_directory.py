@@ -19,6 +19,8 @@ from sources import classes
 from sources.source import Source
 
 _FLAGS, _DATA = "flags.json", "data.json"
+# Files that can exist before a run starts, from an evaluation or a failed start, and a key that identifies them.
+_OWN_KEYS = {r"images\.json": "digest", r"result(_\d+)?\.json": "global_step"}
 _RECENT_SECONDS = 600  # Newer temporary files may belong to a running evaluation.
 _SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
 _SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
@@ -81,9 +83,11 @@ def check_no_user_files(directory: str) -> None:
     """Raises `UserError` if a directory without checkpoints contains user files that a run would overwrite."""
     if (read_flags(directory) or {}).get("train_mode") is not None:
         return  # A run was started here but has not written a checkpoint yet.
-    for name in (_FLAGS, weight_files.CLASSES_FILE, _DATA, "views.png", "gallery.html", "gallery.pairs.csv",
-                 *training_log.FILES):
-        if tf.io.gfile.exists(os.path.join(directory, name)):
+    names = (_FLAGS, weight_files.CLASSES_FILE, _DATA, "views.png", "gallery.html", "gallery.pairs.csv",
+             *training_log.FILES)
+    for name in sorted(tf.io.gfile.listdir(directory)):
+        key = next((key for pattern, key in _OWN_KEYS.items() if re.fullmatch(pattern, name)), None)
+        if name in names or key and key not in (storage.read_json(os.path.join(directory, name)) or ()):
             raise UserError(f"--model_dir={directory}: {name} was not written by a run and would be overwritten. "
                             "Choose another directory, or move the file.")
 

@@ -482,7 +482,8 @@ def test_directory_of_another_run_is_not_modified(module, function, trained, tmp
 
 
 @pytest.mark.parametrize("name", [
-    "flags.json", "classes.json", "data.json", "views.png", "gallery.html", "train.lock"])
+    "flags.json", "classes.json", "data.json", "views.png", "gallery.html", "train.lock", "images.json", "result.json",
+    "result_7.json"])
 def test_new_run_does_not_overwrite_user_files(name, run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text('{"mine": 1}')
