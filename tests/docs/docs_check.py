@@ -56,7 +56,9 @@ class Checker:
         path = self._directory / re.sub(r"\W", "_", name)
         path.mkdir()
         for file in ROOT.iterdir():
-            if file.name not in ("runs", "figures") and not file.name.startswith("."):
+            if file.name == "docs":  # `python -m paper.tables report` writes to this directory.
+                shutil.copytree(file, path / file.name)
+            elif file.name not in ("runs", "figures") and not file.name.startswith("."):
                 (path / file.name).symlink_to(file)
         return path
 

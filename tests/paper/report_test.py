@@ -6,6 +6,7 @@ import html.parser
 import json
 import os
 import re
+import shutil
 import statistics
 import xml.etree.ElementTree
 
@@ -15,6 +16,7 @@ import pytest
 import config as config_lib
 from paper import report, runner, studies, tables
 from paper import results as results_lib
+from support import ROOT
 
 COMMIT, HARDWARE = "abc123", "one processor, 2 cores"
 
@@ -196,6 +198,18 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
     assert page.texts.count("flips help") == 2
     tables.main(["report", "flip", "color", f"--dir={tmp_path}"])
     assert "### Findings" not in capsys.readouterr().out
+
+
+def test_the_documents_agree_with_the_recorded_results(tmp_path):
+    recorded = ROOT / "docs" / "tables" / "small"
+    (tmp_path / "small").mkdir()
+    for path in recorded.glob("*.jsonl"):
+        shutil.copy(path, tmp_path / "small")
+    tables.main(["report", "1", "4", "5", "pairs", "heads", "batches", f"--dir={tmp_path}"])
+    text = (tmp_path / "small" / "report.md").read_text()
+    assert text == (recorded / "report.md").read_text()
+    _, overview = text.split("\n### Findings\n")
+    assert overview.split("\n\n")[0] in (ROOT / "docs" / "studies.md").read_text()
 
 
 def test_reports_can_be_reproduced_from_recorded_results(tmp_path, capsys):
