@@ -85,7 +85,7 @@ def test_findings_name_existing_and_distinct_runs():
     ("temperature", "contrastive accuracy is higher without normalization than with it (temperature 0.1)", "+4.1"),
     ("probes", "rotation is predicted better from h than from g(h)", "+42.0"),
     ("batches", "larger batches are better when training is short", "+2.1"),
-    ("heads", "a nonlinear head is better than a linear one", "3"),
+    ("heads", "a nonlinear head is better than a linear one", "+3"),
     ("pairs", "crop combined with color is better than crop alone", "")])
 def test_paper_differences_match_manual_calculation(name, text, difference):
     finding, = (finding for finding in findings.FINDINGS[name] if finding.text == text)
