@@ -22,7 +22,7 @@ from config import Config
 from sources import datasets
 from sources.tfds_source import TfdsSource
 
-_WARM_UP = 1.0  # seconds for which tf.data tunes the parallelism of a new iterator
+_WARM_UP = 1.0  # seconds for which tf.data tunes the parallelism of the baseline
 
 
 def pairs_per_second(dataset, batch_size, seconds):

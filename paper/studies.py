@@ -215,8 +215,8 @@ def _losses():
         "NT-Logistic, semi-hard": ("NT-Logi. (sh)", dict(
             contrastive_loss="nt_logistic", negatives="cross_view", semi_hard=True, temperature=0.2)),
         "NT-Xent": ("NT-Xent", dict(negatives="cross_view"))}
-    # The temperature of study_small.cfg is too high for NT-Xent in short training (see the study `temperature`). The
-    # paper tunes all losses, so our runs use the temperature of the paper's scale.
+    # The paper tunes all losses. The temperature of study_small.cfg is too high for NT-Xent in short training (see the
+    # study `temperature`), so the small scale uses the same temperature as the paper's scale.
     small = {"NT-Xent": dict(temperature=0.1)}
     return tuple(Run(name, flags, _top_1(row[header]), small.get(name, {})) for name, (header, flags) in
                  columns.items())

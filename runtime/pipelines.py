@@ -15,8 +15,8 @@ _PREFETCHED_BATCHES = 2
 def with_prefetching(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset of batches with prefetching and the options of all our pipelines."""
     options = tf.data.Options()
-    # With autotuning, the deletion of an iterator sometimes waits for up to a minute (TensorFlow 2.15 to 2.21): the
-    # tuning thread may check whether it is canceled just before it is, and then sleeps until its next update.
+    # With autotuning, deleting an iterator sometimes takes up to a minute (TensorFlow 2.15 to 2.21): if the tuning
+    # thread misses its cancellation, it sleeps until its next update.
     options.autotune.enabled = False
     # Elements are processed in parallel; parallelism within each small operation would only add overhead.
     options.threading.max_intra_op_parallelism = 1
