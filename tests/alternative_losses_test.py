@@ -68,15 +68,17 @@ def test_losses_match_loop_implementation(name, semi_hard, both_views):
         np.testing.assert_array_equal(labels, np.eye(images))
 
 
+@pytest.mark.parametrize("hidden_norm", [True, False])
 @pytest.mark.parametrize("negatives", ["cross_view", "both"])
 @pytest.mark.parametrize("name, semi_hard", LOSSES)
-def test_loss_flags_select_the_loss_function(name, semi_hard, negatives):
+def test_loss_flags_select_the_loss_function(name, semi_hard, negatives, hidden_norm):
     margin = MARGIN if semi_hard or name == "margin_triplet" else None
     config = Config(contrastive_loss=name, semi_hard=semi_hard, negatives=negatives, margin=margin,
-                    temperature=TEMPERATURE)
+                    temperature=TEMPERATURE, hidden_norm=hidden_norm)
     first, second = unit_views(9)
     loss, reported = model_lib.contrastive_loss(tf.constant(np.concatenate([first, 2 * second])), config, None)
-    np.testing.assert_allclose(loss, loop_loss(name, semi_hard, negatives == "both", first, second), rtol=1e-12)
+    expected = loop_loss(name, semi_hard, negatives == "both", first, second if hidden_norm else 2 * second)
+    np.testing.assert_allclose(loss, expected, rtol=1e-12)
     similarities = first @ second.T
     assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
 

@@ -1,6 +1,7 @@
 """Schedules, networks, heads and training steps, compared with recorded and independently computed values."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -68,10 +69,33 @@ def test_both_scalings_give_the_learning_rate_of_the_paper(learning_rate, scalin
     np.testing.assert_allclose(rates, [0, 4.8 * (warmup_steps // 2) / warmup_steps, 4.8], rtol=1e-6)
 
 
+def test_train_steps_sets_the_end_of_the_schedule():
+    schedule = model_lib.build_schedule(Config(train_steps=10, warmup_epochs=0, train_batch_size=512), 50_000)
+    rates = [float(schedule(step)) for step in (0, 5, 10)]
+    np.testing.assert_allclose(rates, [0.6, 0.3, 0], atol=1e-6)
+
+
 def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
     config = Config(train_batch_size=512, learning_rate=0.2, learning_rate_scaling="sqrt",
                     linear_head_learning_rate=0.1)
     assert model_lib.linear_head_rate_ratio(config) == pytest.approx(0.1 * 2 / (0.2 * 512**0.5))
+
+
+# ------------------------------------------------------------------------------------------------------------ views
+
+
+def test_views_steps_and_seeds_have_independent_blur():
+    config = Config(image_size=20)  # With fewer than 20 pixels, blur has no effect.
+    views = np.tile(np.random.default_rng(0).uniform(size=[64, 20, 20, 3]), 2)
+
+    def blurred_rows(seed, step):
+        """Returns two arrays [64], one per view, that state whether an image was changed."""
+        images = model_lib.blurred_views(tf.constant(views), config, seed, step).numpy()
+        return (np.stack(np.split(images, 2)) != views[..., :3]).any((2, 3, 4))
+
+    rows = [*blurred_rows(1, 0), *blurred_rows(1, 1), *blurred_rows(2, 0)]
+    assert all(16 <= np.sum(blurred) <= 48 for blurred in rows)
+    assert all((one != other).any() for one, other in itertools.combinations(rows, 2))
 
 
 # -------------------------------------------------------------------------------------------------------- networks
@@ -286,7 +310,17 @@ def test_loss_includes_the_weight_decay_that_the_optimizer_does_not_apply():
     np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "lars"), expected, rtol=1e-5)
     norms = {v.ref() for layer in model.submodules if isinstance(layer, resnet.BatchNorm) for v in layer.variables}
     total = sum(float(np.sum(np.square(v))) for v in model.trainable_variables if v.ref() not in norms)
-    np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "momentum"), 0.25 * total, rtol=1e-5)
+    for optimizer in ("momentum", "adam"):
+        np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, optimizer), 0.25 * total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "momentum"])
+def test_flags_set_momentum_and_batch_norm_decay(optimizer):
+    config = Config(resnet_depth=10, image_size=8, optimizer=optimizer, momentum=0.5, batch_norm_decay=0.25)
+    model = model_lib.build_model(config, 4)
+    assert model_lib.build_optimizer(config, 0.1, model).get_config()["momentum"] == 0.5
+    decays = [layer.momentum for layer in model.submodules if isinstance(layer, resnet.BatchNorm)]
+    assert len(decays) > 10 and set(decays) == {0.25}
 
 
 def test_lars_excludes_vectors_and_the_linear_head_from_weight_decay():

@@ -181,6 +181,15 @@ def test_block_size_does_not_exceed_loss_block_rows(monkeypatch):
     np.testing.assert_allclose(loss, plain(z, True, config.temperature)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("hidden_norm", [True, False])
+@pytest.mark.parametrize("block_rows", [0, 4])
+def test_flags_set_normalization_and_temperature(block_rows, hidden_norm):
+    z = similar_views(6, 5, tf.float64)
+    loss, _ = model_lib.contrastive_loss(
+        z, Config(hidden_norm=hidden_norm, temperature=0.4, loss_block_rows=block_rows), None)
+    np.testing.assert_allclose(loss, plain(z, hidden_norm, 0.4)[0], rtol=1e-9)
+
+
 @pytest.mark.parametrize("form", ["plain", "one block", "blocks", "static shapes"])
 def test_loss_metrics_and_gradient_are_the_same_on_one_and_two_replicas(two_replicas, form):
     block_rows = {"blocks": 2, "static shapes": 2}.get(form, 0)

@@ -1,5 +1,6 @@
 """End-to-end runs: training, resuming, evaluation, export, and errors for invalid input."""
 
+import csv
 import dataclasses
 import json
 import pathlib
@@ -79,6 +80,19 @@ def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run)
     assert max(event.step for event in events) == 4
 
 
+def test_history_contains_the_epoch_and_the_mean_learning_rate(complete_run):
+    """The scalars are logged at steps 3 and 4 and, if the first step takes long, at step 1."""
+    with open(complete_run[0] / "history.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["learning_rate"]]
+    schedule = model_lib.build_schedule(Config(**TINY, train_steps=4), 64)
+    steps = [0, *(int(row["step"]) for row in rows)]
+    assert steps[-2:] == [3, 4]
+    for row, first, last in zip(rows, steps, steps[1:]):
+        assert float(row["epoch"]) == last / 2  # A batch is half of the training images.
+        expected = np.mean([schedule(step) for step in range(first, last)])
+        assert float(row["learning_rate"]) == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_preview_shows_each_image_above_its_two_views(complete_run):
     preview = tf.io.decode_png((complete_run[0] / "views.png").read_bytes()).numpy()
     assert preview.shape == (300, 800, 3)
@@ -117,11 +131,17 @@ def test_the_linear_head_is_evaluated_on_every_example(complete_run):
     assert result[evaluate.LINEAR_TOP_5] == pytest.approx(np.mean(in_top_5))
 
 
-def knn_accuracy(vectors, labels, test_vectors, test_labels, count=10):
-    """Returns the accuracy of a majority vote among the `count` training vectors with the largest cosine similarity."""
+def knn_accuracy(vectors, labels, test_vectors, test_labels, count=10, temperature=np.inf):
+    """Returns the accuracy of a weighted vote among the `count` training vectors with the largest cosine similarity.
+
+    The weights are exp(similarity / temperature).
+    """
     unit, test_unit = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (vectors, test_vectors))
-    nearest = np.argsort(-test_unit @ unit.T, 1)[:, :count]
-    return np.mean([np.bincount(labels[rows]).argmax() == label for rows, label in zip(nearest, test_labels)])
+    similarities = test_unit @ unit.T
+    nearest = np.argsort(-similarities, 1)[:, :count]
+    votes = [np.bincount(labels[rows], np.exp(values[rows] / temperature)).argmax()
+             for rows, values in zip(nearest, similarities)]
+    return np.mean(np.array(votes) == test_labels)
 
 
 def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
@@ -130,9 +150,10 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
     (pixels, labels), (test_pixels, test_labels) = (
         (np.stack([image.ravel() for _, image, _ in rows]).astype(float), np.array([label for _, _, label in rows]))
         for rows in sets)
-    expected = knn_accuracy(pixels, labels, test_pixels, test_labels)
-    # Nearly equal similarities may be ordered differently.
-    assert result[evaluate.KNN + "/raw_pixels"] == pytest.approx(expected, abs=2 / 360)
+    for key, settings in ((evaluate.KNN, {}), (evaluate.WEIGHTED_KNN, dict(count=200, temperature=0.1))):
+        expected = knn_accuracy(pixels, labels, test_pixels, test_labels, **settings)
+        # Nearly equal similarities may be ordered differently.
+        assert result[key + "/raw_pixels"] == pytest.approx(expected, abs=2 / 360)
     assert any(result[key + "/projections"] != result[key] for key in (evaluate.LBFGS, evaluate.KNN))
     model = model_lib.build_model(Config(**TINY), 10)
     restoring.load_model(model, str(complete_run[0] / "ckpt-4"))
@@ -188,6 +209,19 @@ def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministi
     assert set(one) == set(two) and any("Momentum" in key for key in one)
     for key in one:
         np.testing.assert_array_equal(one[key], two[key], err_msg=key)
+
+
+@pytest.mark.usefixtures("stem_only_resnet")
+def test_seeds_differ_in_initial_weights_and_in_the_order_of_the_examples(tmp_path):
+    strategy, results = tf.distribute.get_strategy(), []
+    for seed in (7, 8, 7):
+        config = Config(**{**TINY, "seed": seed}, model_dir=str(tmp_path))
+        state = train.build_training_state(config, digits.digits_source(), strategy, str(tmp_path))
+        _, labels = next(iter(train.train_dataset(config, digits.digits_source(), strategy, 0)))
+        results.append((state.model.trainable_variables[0].numpy(), labels.numpy()))
+    for first, second, repeated in zip(*results):
+        np.testing.assert_array_equal(first, repeated)
+        assert (first != second).any()
 
 
 def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
@@ -309,7 +343,16 @@ def test_continuous_evaluation_ends_after_the_timeout(complete_run, capsys):
     results = json.loads((complete_run[0] / "again" / "result_3.json").read_text())
     assert set(results) == {evaluate.LINEAR_TOP_1, evaluate.LINEAR_TOP_5, evaluate.MEAN_PER_CLASS,
                             "eval/regularization_loss", "global_step"}
-    assert results[evaluate.LINEAR_TOP_1] * 90 == pytest.approx(round(results[evaluate.LINEAR_TOP_1] * 90))
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_eval_steps_limits_only_the_evaluation_split(num_replicas, two_replicas):
+    strategy = two_replicas if num_replicas == 2 else tf.distribute.get_strategy()
+    config = Config(**TINY, eval_split="test", eval_steps=2)  # with batches of 90 examples
+    for split, count in (("test", 180), ("train[:64]", 64), ("train", 1437)):
+        batches = evaluate.eval_batches(config, digits.digits_source(), split, strategy)
+        weights = [float(strategy.reduce("SUM", batch[2], axis=0)) for batch in batches]
+        assert sum(weights) == count
 
 
 def test_runs_without_labels_train_and_evaluate_only_the_contrastive_task(tmp_path, capsys):
@@ -379,9 +422,12 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(small_model, t
     assert {f"{evaluate.KNN}/{name}" for name in ("raw_pixels", "untrained_encoder", "projections")} <= set(fresh)
 
 
-@pytest.mark.parametrize("part_rows", [6, 10, 64])
-def test_contrastive_evaluation_in_parts_equals_evaluation_of_whole_batches(part_rows, small_model, monkeypatch):
-    config, source, model = small_model[0].replace(use_blur=True), digits.digits_source(), small_model[1]
+@pytest.mark.parametrize("part_rows, eval_steps", [(6, 0), (10, 0), (64, 0), (10, 1)])
+def test_contrastive_evaluation_in_parts_equals_evaluation_of_whole_batches(
+        part_rows, eval_steps, small_model, monkeypatch):
+    # With fewer than 20 pixels, blur has no effect.
+    config = small_model[0].replace(use_blur=True, image_size=20, eval_steps=eval_steps)
+    source, model = digits.digits_source(), small_model[1]
     monkeypatch.setattr(evaluate, "_EMBEDDED_ROWS", part_rows)
     results = evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).contrastive(1)
     losses = []
@@ -389,7 +435,8 @@ def test_contrastive_evaluation_in_parts_equals_evaluation_of_whole_batches(part
         images = model_lib.blurred_views(views, config, config.seed, tf.constant(index, tf.int64))
         z = model(images, training=False)["proj_head_output"]
         losses.append(objective.add_contrastive_loss(z, config.hidden_norm, config.temperature)[0])
-    assert len(losses) == 2 and results["eval/contrast_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert len(losses) == 2
+    assert results["eval/contrast_loss"] == pytest.approx(np.mean(losses[:eval_steps or 2]), rel=1e-5)
 
 
 @pytest.mark.parametrize("protocol", ["linear_head", "contrastive", "knn", "lbfgs"])
@@ -528,6 +575,22 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_pat
         label_seed=3)
     results = {name: json.loads((tmp_path / name / "result.json").read_text()) for name in ("all", "few", "separate")}
     assert results["few"] == pytest.approx(results["separate"]) and results["few"] != results["all"]
+
+
+def test_label_seed_selects_the_labels():
+    def selected(prepare, **settings):
+        config = Config(**TINY, mode="train_then_eval", eval_split="test", eval_protocol="knn", label_fraction=0.5,
+                        **settings)
+        source = digits.digits_source()
+        source = prepare(config, source) or source
+        return {int(key) for key, *_ in source.records("train[:64]").as_numpy_iterator()}
+
+    def prepare_supervised(config, source):
+        run_lib._prepare_source(config, source, tf.distribute.get_strategy())
+
+    for prepare, settings in ((evaluate.select_labels, {}), (prepare_supervised, dict(train_mode="supervised"))):
+        first, second, repeated = (selected(prepare, label_seed=seed, **settings) for seed in (0, 3, 0))
+        assert first == repeated != second and len(first) == len(second) == 32
 
 
 def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(tmp_path, capsys):

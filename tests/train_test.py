@@ -41,9 +41,9 @@ def make_step(config, state, strategy=None):
 
 
 def batches(config, count=2):
-    random = np.random.default_rng(0)
+    random, size = np.random.default_rng(0), config.image_size
     channels = 6 if config.pretraining else 3
-    return [(random.uniform(0, 1, (8, 8, 8, channels)), random.integers(0, CLASSES, 8)) for _ in range(count)]
+    return [(random.uniform(0, 1, (8, size, size, channels)), random.integers(0, CLASSES, 8)) for _ in range(count)]
 
 
 def take_steps(config, state, order=None, strategy=None):
@@ -66,7 +66,7 @@ def step_with_one_tape(config, state, views, labels, micro):
     model, optimizer = state.model, state.optimizer
     with tf.GradientTape() as tape:
         images = model_lib.blurred_views(tf.constant(views), config, 5, optimizer.iterations)
-        pairs = tf.reshape(images, [2, 8, 8, 8, 3])
+        pairs = tf.reshape(images, [2, 8, *images.shape[1:]])
         outputs = [model(tf.concat([pairs[0, row:row + micro], pairs[1, row:row + micro]], 0), training=True)
                    for row in range(0, 8, micro)]
         hidden = tf.concat([output["proj_head_output"][view * micro:(view + 1) * micro]
@@ -96,11 +96,21 @@ def assert_same_variables(one, other, rtol=1e-9):
         np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=rtol, atol=1e-12, err_msg=actual.name)
 
 
+def test_reported_scalars_are_means_over_the_steps():
+    class FakeStep(train.TrainStep):
+        def __call__(self, value):
+            return dict.fromkeys(train.metric_names(self.config), value), value != 5
+
+    run_steps = train.make_run_steps(FakeStep(None, None, Config(**SMALL), tf.distribute.get_strategy()))
+    means, num_finite_steps = run_steps(iter(tf.data.Dataset.from_tensor_slices(([1.0, 3.0, 5.0, 9.0],))), 4)
+    assert num_finite_steps == 2 and {float(mean) for mean in means.values()} == {4.5}
+
+
 @pytest.mark.parametrize("settings", [
     dict(micro_batch_size=4, linear_head_learning_rate=0.1),
     dict(micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True)])
 def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(settings, float64, tmp_path):
-    config = Config(**SMALL, **settings)
+    config = Config(**{**SMALL, "image_size": 20}, **settings)  # With fewer than 20 pixels, blur has no effect.
     state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
     start = [variable.numpy() for variable in state.model.variables]
     reported = take_steps(config, state)
@@ -109,6 +119,27 @@ def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(setti
             assert scalars[name] == pytest.approx(float(value), rel=1e-6), name
     assert_same_variables(state, reference)
     assert all((variable.numpy() != old).any() for variable, old in zip(state.model.variables, start))
+
+
+def test_blur_depends_on_neither_replicas_nor_the_position_in_a_micro_batch(two_replicas):
+    config = Config(image_size=20, train_batch_size=8, seed=5)  # With fewer than 20 pixels, blur has no effect.
+    views = np.random.default_rng(0).uniform(size=[8, 20, 20, 6]).astype(np.float32)
+
+    def network_input(strategy, first, rows):
+        """Returns [replicas, views, rows per replica, 20, 20, 3]."""
+        step = train.TrainStep(None, keras.optimizers.legacy.SGD(), config, strategy)
+        parts = np.split(rows, strategy.num_replicas_in_sync)
+        local = strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(parts[context.replica_id_in_sync_group]))
+        images = strategy.experimental_local_results(strategy.run(step.network_input, args=(local, first)))
+        return np.stack([np.stack(np.split(value, 2)) for value in images])
+
+    (whole,) = network_input(tf.distribute.get_strategy(), 0, views)
+    assert 0 < np.mean((whole[0] != views[..., :3]).any((1, 2, 3))) < 1
+    for strategy, first, rows in (
+            (tf.distribute.get_strategy(), 2, [2, 3, 4]), (two_replicas, 0, range(8)), (two_replicas, 2, [2, 3, 6, 7])):
+        images = np.concatenate(network_input(strategy, first, views[rows]), 1)
+        np.testing.assert_allclose(images, whole[:, rows], atol=1e-6)
 
 
 def test_steps_with_one_micro_batch_match_steps_without_micro_batches(float64, tmp_path):

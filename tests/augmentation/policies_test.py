@@ -297,6 +297,36 @@ def test_extra_operators_are_appended_with_their_probabilities():
     assert 0.4 < np.mean(np.max(data_util.from_channels(results), (1, 2, 3)) < 0.1) < 0.6
 
 
+@pytest.mark.parametrize("brightness", ["additive", "multiplicative"])
+@pytest.mark.parametrize("settings", [{}, dict(augmentation="broader"), dict(augment_left="color")], ids=str)
+def test_brightness_flag_selects_the_operator(settings, brightness):
+    jitter, = [operator for operator in view_policies(Config(brightness=brightness, **settings))[0].operators
+               if operator.name == "color_jitter"]
+    assert jitter.function.keywords["brightness"] == brightness
+
+
+@pytest.mark.parametrize("settings, expected", [
+    ({}, "flip 0.5, color_jitter 0.8, grayscale 0.2"), (dict(random_flip=False), "color_jitter 0.8, grayscale 0.2"),
+    (dict(augmentation="broader"), "flip 0.5, color_jitter 0.8, grayscale 0.2, equalize 0.2, solarize 0.2, sobel 0.2, "
+     "motion_blur 0.2"),
+    (dict(augment_extra="noise,sobel,rotate"), "flip 0.5, color_jitter 0.8, grayscale 0.2, noise 0.5, sobel 0.5, "
+     "rotate 1.0"),
+    (dict(augment_left="crop,color,jitter,drop,rotate,cutout,noise,blur,sobel,equalize,solarize,motion_blur"),
+     "crop 1.0, color_jitter 0.8, grayscale 0.2, color_jitter 1.0, grayscale 1.0, rotate 1.0, cutout 1.0, noise 1.0, "
+     "blur 0.5, sobel 1.0, equalize 1.0, solarize 1.0, motion_blur 1.0")], ids=str)
+def test_policies_consist_of_these_operators(settings, expected):
+    policy = view_policies(Config(color_jitter_strength=1.0, **settings))[0]
+    assert ", ".join(f"{operator.name} {operator.probability}" for operator in policy.operators) == expected
+
+
+def test_each_name_selects_its_own_operator():
+    functions = {"rotate": operators.random_rot90, "cutout": operators.random_cutout, "noise": operators.random_noise,
+                 "blur": operators.random_blur, "motion_blur": operators.random_motion_blur}
+    for name, function in functions.items():
+        assert policies.branch_policy([name], 1.0, "additive").operators[0].function is function, name
+    assert policies.extra_operators(["noise"])[0].function is operators.random_noise
+
+
 @pytest.mark.parametrize("settings, message", [
     (dict(augment_extra="rotat"),
      "--augment_extra=rotat: rotat is not a supported operator. Use one or more of rotate, noise, sobel"),

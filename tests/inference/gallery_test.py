@@ -123,6 +123,19 @@ def test_queries_are_shown_with_their_nearest_neighbors(page, photos):
     assert names[1:9] == [all_names[row] for row in np.argsort(-similarities)[1:9]]
 
 
+def test_flags_set_the_number_of_clusters_the_threshold_and_the_seed(page, photos, tmp_path):
+    run_gallery(photos, page[0] / "v.npz", tmp_path / "g.html", "--query=12.jpg", f"--query={photos / '13.jpg'}",
+                "--clusters=3", "--threshold=0.5", "--seed=1")
+    text = (tmp_path / "g.html").read_text()
+    assert "divided the images into 3 clusters" in section(text, "clusters")
+    default_queries, queries = (captions(section(page_text, "neighbors"))[::9] for page_text in (page[1], text))
+    assert queries[:2] == default_queries[:2] and queries != default_queries
+    vectors = similarity.normalize(np.load(page[0] / "v.npz")["vectors"])
+    expected = np.sum(np.triu(vectors @ vectors.T, 1) >= 0.5)
+    header, *rows = csv.reader((tmp_path / "g.pairs.csv").open())
+    assert len(rows) == expected > sum(float(row[2]) >= 0.95 for row in rows) > 0
+
+
 def test_spreadsheets_do_not_evaluate_file_names(tmp_path):
     for name in ("=a.png", "b.png"):
         Image.new("RGB", (8, 8), "red").save(tmp_path / name)

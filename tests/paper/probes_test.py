@@ -48,6 +48,10 @@ def test_each_class_has_the_right_transformation_and_fraction_of_images(probe):
 
 def test_probes_can_be_run_from_the_command_line(tmp_path, capsys):
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16), 10)
+    # All images have the same z, so a prediction from z cannot be better than the majority baseline.
+    last_layer = [variable for variable in model.trainable_variables if variable.shape[-1:] == [16]]
+    for variable in last_layer:
+        variable.assign(tf.zeros_like(variable))
     tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps({"image_size": 8}))
     probes.main([f"--checkpoint={tmp_path / 'ckpt-1'}", "--dataset=digits", "--probes=sobel,color",
@@ -55,6 +59,7 @@ def test_probes_can_be_run_from_the_command_line(tmp_path, capsys):
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
     assert set(results) == {"sobel", "color"} and results["sobel"]["majority_baseline"] == 0.5
     assert results["sobel"]["h"] > 0.8  # Even random features separate Sobel-filtered images from digits.
+    assert results["sobel"]["z"] == pytest.approx(0.5, abs=0.1)
     assert abs(results["color"]["h"] - 0.8) < 0.12  # Digits are gray, so accuracy should match the majority baseline.
     assert "sobel" in printed and "majority baseline 0.500" in printed
 

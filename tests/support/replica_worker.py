@@ -64,7 +64,7 @@ def make_config(settings):
 
 
 def batch_of(config):
-    """Returns the global batch: views float64 [8, 8, 8, 6] and labels [8]."""
+    """Returns the global batch: views float64 [8, size, size, 6] and labels [8]."""
     views = np.random.default_rng(0).uniform(0, 1, (BATCH, config.image_size, config.image_size, 6))
     return views, np.arange(BATCH) % CLASSES
 

@@ -13,8 +13,9 @@ import tensorflow as tf
 from scipy import stats
 
 import config as config_lib
+import data
 import model as model_lib
-from checkpoints import weight_files
+from checkpoints import restoring, weight_files
 from checkpoints.lock import Lock
 from config import Config
 from probing import features, logistic_regression
@@ -201,7 +202,12 @@ def test_linear_evaluation_saves_features_and_predictions(network, few_iteration
         saved = np.load(out / f"features_{name}.npz")
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         feature_sets[name] = saved["vectors"], saved["labels"]
-    assert results["metric"] == "top_1" and results["test"] > 0.15  # Even random features are better than chance.
+    assert results["metric"] == "top_1"
+    model = model_lib.build_model(Config(**SMALL), 10)
+    restoring.load_model(model, network)
+    images, *_ = next(iter(data.build_eval_dataset(Config(**SMALL, dataset="digits"), source, "test[:150]", 150)))
+    np.testing.assert_allclose(feature_sets["test"][0], model(images, training=False)["final_avg_pool"], rtol=1e-4,
+                               atol=1e-6)
     predictions = np.load(out / "predictions.npz")
     expected, scores = linear_evaluation.linear(*feature_sets.values(), "top_1")
     np.testing.assert_array_equal(predictions["logits"], scores)
@@ -426,7 +432,8 @@ os.makedirs(flags["model_dir"], exist_ok=True)
 np.savez(os.path.join(flags["model_dir"], f"predictions_{flags['train_steps']}.npz"), labels=labels,
          logits=np.eye(2)[(np.arange(20) >= num_correct).astype(int)])
 with open(os.path.join(flags["model_dir"], "result.json"), "w") as file:
-    json.dump({"eval/label_top_1_accuracy": num_correct / 20}, file)
+    json.dump({"eval/label_top_1_accuracy": num_correct / 20,
+               "eval/label_mean_per_class_accuracy": num_correct / 40}, file)
 """
 
 
@@ -475,6 +482,12 @@ def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(networ
     assert len(program()) == 10 and {call["learning_rate"] for call in program()[8:]} == {"0.05"}
 
 
+def test_trials_are_compared_by_the_metric_of_the_task(network, tmp_path, program):
+    grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0", "--metric=mean_per_class")
+    results = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert [result["metric"] for result in results["validation"]] == [0.5]  # The fake accuracy is 1.
+
+
 def test_final_run_uses_as_many_devices_as_one_trial(network, tmp_path, program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     devices = []
@@ -486,13 +499,14 @@ def test_final_run_uses_as_many_devices_as_one_trial(network, tmp_path, program,
 
 def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     single_trial = ("--learning_rates=0.1", "--weight_decays=0.001")
-    grid(network, tmp_path / "finetune", *single_trial, "--flags=--precision=mixed_bfloat16")
+    grid(network, tmp_path / "finetune", *single_trial, "--flags=--precision=mixed_bfloat16", "--seed=5")
     grid(network, tmp_path / "scratch", *single_trial, protocol="scratch")
     finetune, _, scratch, final = program()
     assert finetune["checkpoint"] == network and "checkpoint" not in scratch
     assert (finetune["train_mode"], scratch["train_mode"]) == ("finetune", "supervised")
     assert finetune["precision"] == "mixed_bfloat16"
-    assert "nouse_blur" in finetune and finetune["color_jitter_strength"] == "0"
+    assert "nouse_blur" in finetune and finetune["color_jitter_strength"] == finetune["warmup_epochs"] == "0"
+    assert "zero_init_logits_layer" in finetune and finetune["seed"] == "5"
     assert {finetune["optimizer"], finetune["momentum"], finetune["train_batch_size"], finetune["train_steps"]} == {
         "momentum", "0.9", "256", "30"}
     assert finetune["resnet_depth"] == "10" and finetune["image_size"] == "8"
