@@ -89,13 +89,14 @@ def test_views_steps_and_seeds_have_independent_blur():
     views = np.tile(np.random.default_rng(0).uniform(size=[64, 20, 20, 3]), 2)
 
     def blurred_rows(seed, step):
-        """Returns two arrays [64], one per view, that state whether an image was changed."""
+        """Returns a bool array [2 views, 64 images], which is True where blur has changed the image."""
         images = model_lib.blurred_views(tf.constant(views), config, seed, step).numpy()
         return (np.stack(np.split(images, 2)) != views[..., :3]).any((2, 3, 4))
 
     rows = [*blurred_rows(1, 0), *blurred_rows(1, 1), *blurred_rows(2, 0)]
     assert all(16 <= np.sum(blurred) <= 48 for blurred in rows)
-    assert all((one != other).any() for one, other in itertools.combinations(rows, 2))
+    # Independent rows differ in about half of the images.
+    assert all(16 <= np.sum(one != other) <= 48 for one, other in itertools.combinations(rows, 2))
 
 
 # -------------------------------------------------------------------------------------------------------- networks

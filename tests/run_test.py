@@ -46,7 +46,7 @@ def complete_run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", printed.append)
         run(directory, with_export=True, mode="train_then_eval", train_steps=4, checkpoint_steps=3,
-            keep_checkpoint_max=9, eval_protocol="linear_head,lbfgs,knn", eval_baselines=True,
+            keep_checkpoint_max=9, log_seconds=3600, eval_protocol="linear_head,lbfgs,knn", eval_baselines=True,
             eval_projections=True, linear_head_learning_rate=0.1)
     return directory, "\n".join(printed)
 
@@ -81,15 +81,13 @@ def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run)
 
 
 def test_history_contains_the_epoch_and_the_mean_learning_rate(complete_run):
-    """The scalars are logged at steps 3 and 4 and, if the first step takes long, at step 1."""
     with open(complete_run[0] / "history.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["learning_rate"]]
     schedule = model_lib.build_schedule(Config(**TINY, train_steps=4), 64)
-    steps = [0, *(int(row["step"]) for row in rows)]
-    assert steps[-2:] == [3, 4]
-    for row, first, last in zip(rows, steps, steps[1:]):
-        assert float(row["epoch"]) == last / 2  # A batch is half of the training images.
-        expected = np.mean([schedule(step) for step in range(first, last)])
+    # Rows are written at the checkpoints. A batch is half of the training images.
+    assert [(row["step"], float(row["epoch"])) for row in rows] == [("3", 1.5), ("4", 2.0)]
+    for row, steps in zip(rows, ([0, 1, 2], [3])):
+        expected = np.mean([schedule(step) for step in steps])
         assert float(row["learning_rate"]) == pytest.approx(expected, rel=1e-4)
 
 
@@ -150,7 +148,8 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
     (pixels, labels), (test_pixels, test_labels) = (
         (np.stack([image.ravel() for _, image, _ in rows]).astype(float), np.array([label for _, _, label in rows]))
         for rows in sets)
-    for key, settings in ((evaluate.KNN, {}), (evaluate.WEIGHTED_KNN, dict(count=200, temperature=0.1))):
+    # With 200 neighbors, all 64 training images vote.
+    for key, settings in ((evaluate.KNN, {}), (evaluate.WEIGHTED_KNN, dict(count=64, temperature=0.1))):
         expected = knn_accuracy(pixels, labels, test_pixels, test_labels, **settings)
         # Nearly equal similarities may be ordered differently.
         assert result[key + "/raw_pixels"] == pytest.approx(expected, abs=2 / 360)
@@ -211,7 +210,7 @@ def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministi
         np.testing.assert_array_equal(one[key], two[key], err_msg=key)
 
 
-def test_seeds_differ_in_initial_weights_and_in_the_order_of_the_examples(monkeypatch, tmp_path):
+def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(monkeypatch, tmp_path):
     monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter here.
     strategy, results = tf.distribute.get_strategy(), []
     for seed in (7, 8, 7):
@@ -428,6 +427,7 @@ def test_contrastive_evaluation_in_parts_equals_evaluation_of_whole_batches(
     # With fewer than 20 pixels, blur has no effect.
     config = small_model[0].replace(use_blur=True, image_size=20, eval_steps=eval_steps)
     source, model = digits.digits_source(), small_model[1]
+    set_moving_means(model, 0.0)  # Other tests change the model.
     monkeypatch.setattr(evaluate, "_EMBEDDED_ROWS", part_rows)
     results = evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).contrastive(1)
     losses = []
@@ -577,20 +577,18 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_pat
     assert results["few"] == pytest.approx(results["separate"]) and results["few"] != results["all"]
 
 
-def test_label_seed_selects_the_labels():
-    def selected(prepare, **settings):
-        config = Config(**TINY, mode="train_then_eval", eval_split="test", eval_protocol="knn", label_fraction=0.5,
-                        **settings)
+@pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
+def test_label_seed_selects_the_labels(train_mode):
+    selected = []
+    for seed in (0, 3, 0):
+        config = Config(**TINY, mode="train_then_eval", train_mode=train_mode, eval_split="test", eval_protocol="knn",
+                        label_fraction=0.5, label_seed=seed)
         source = digits.digits_source()
-        source = prepare(config, source) or source
-        return {int(key) for key, *_ in source.records("train[:64]").as_numpy_iterator()}
-
-    def prepare_supervised(config, source):
         run_lib._prepare_source(config, source, tf.distribute.get_strategy())
-
-    for prepare, settings in ((evaluate.select_labels, {}), (prepare_supervised, dict(train_mode="supervised"))):
-        first, second, repeated = (selected(prepare, label_seed=seed, **settings) for seed in (0, 3, 0))
-        assert first == repeated != second and len(first) == len(second) == 32
+        records = evaluate.select_labels(config, source).records("train[:64]")
+        selected.append({int(key) for key, *_ in records.as_numpy_iterator()})
+    first, second, repeated = selected
+    assert first == repeated != second and len(first) == len(second) == 32
 
 
 def test_continuous_evaluation_of_pretraining_applies_the_label_fraction_once(tmp_path, capsys):

@@ -121,7 +121,7 @@ def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(setti
     assert all((variable.numpy() != old).any() for variable, old in zip(state.model.variables, start))
 
 
-def test_blur_depends_on_neither_replicas_nor_the_position_in_a_micro_batch(two_replicas):
+def test_blur_depends_on_neither_the_number_of_replicas_nor_the_position_in_a_micro_batch(two_replicas):
     config = Config(image_size=20, train_batch_size=8, seed=5)  # With fewer than 20 pixels, blur has no effect.
     views = np.random.default_rng(0).uniform(size=[8, 20, 20, 6]).astype(np.float32)
 

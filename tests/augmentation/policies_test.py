@@ -276,20 +276,12 @@ def test_operators_are_applied_in_the_given_order():
 def test_policies_apply_to_contrastive_and_supervised_training(augmentation, mode):
     config, views = make_views(augmentation=augmentation, train_mode=mode)
     assert len(views) == (2 if mode == "pretrain" else 1)
-    names = [operator.name for operator in view_policies(config)[0].operators]
-    assert names[0] == "flip"
-    assert names[1:] == {"simclr": ["color_jitter", "grayscale"], "broader": [
-        "color_jitter", "grayscale", "equalize", "solarize", "sobel", "motion_blur"]}.get(augmentation, [augmentation])
     assert config.replace(use_blur=True).blurs_views == (not augmentation.startswith("autoaugment"))
 
 
-def test_extra_operators_are_appended_with_their_probabilities():
-    config, _ = make_views(augment_extra="rotate, sobel")
-    for policy in view_policies(config):
-        rotate, sobel = policy.operators[-2:]
-        assert (rotate.name, rotate.probability) == ("rotate", 1.0)
-        assert rotate.function.keywords["turns"] == (0, 1, 2, 3)
-        assert (sobel.name, sobel.probability) == ("sobel", 0.5)
+def test_extra_operators():
+    rotate, noise = policies.extra_operators(["rotate", "noise"])
+    assert rotate.function.keywords["turns"] == (0, 1, 2, 3) and noise.function is operators.random_noise
     bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
     policy = data_util.Policy().then(*policies.extra_operators(["sobel"]))
     results = data_util.apply_after_crop(data_util.to_channels(bright), policy, make_seeds(COUNT))
@@ -307,24 +299,25 @@ def test_brightness_flag_selects_the_operator(settings, brightness):
 
 @pytest.mark.parametrize("settings, expected", [
     ({}, "flip 0.5, color_jitter 0.8, grayscale 0.2"), (dict(random_flip=False), "color_jitter 0.8, grayscale 0.2"),
-    (dict(augmentation="broader"), "flip 0.5, color_jitter 0.8, grayscale 0.2, equalize 0.2, solarize 0.2, sobel 0.2, "
-     "motion_blur 0.2"),
+    (dict(augmentation="autoaugment"), "flip 0.5, autoaugment 1.0"),
+    (dict(augmentation="autoaugment_v0"), "flip 0.5, autoaugment_v0 1.0"),
+    (dict(augmentation="broader", train_mode="supervised"), "flip 0.5, color_jitter 0.8, grayscale 0.2, equalize 0.2, "
+     "solarize 0.2, sobel 0.2, motion_blur 0.2"),
     (dict(augment_extra="noise,sobel,rotate"), "flip 0.5, color_jitter 0.8, grayscale 0.2, noise 0.5, sobel 0.5, "
      "rotate 1.0"),
     (dict(augment_left="crop,color,jitter,drop,rotate,cutout,noise,blur,sobel,equalize,solarize,motion_blur"),
      "crop 1.0, color_jitter 0.8, grayscale 0.2, color_jitter 1.0, grayscale 1.0, rotate 1.0, cutout 1.0, noise 1.0, "
      "blur 0.5, sobel 1.0, equalize 1.0, solarize 1.0, motion_blur 1.0")], ids=str)
-def test_policies_consist_of_these_operators(settings, expected):
+def test_flags_select_operators_and_their_probabilities(settings, expected):
     policy = view_policies(Config(color_jitter_strength=1.0, **settings))[0]
     assert ", ".join(f"{operator.name} {operator.probability}" for operator in policy.operators) == expected
 
 
-def test_each_name_selects_its_own_operator():
+def test_names_select_the_random_operators():
     functions = {"rotate": operators.random_rot90, "cutout": operators.random_cutout, "noise": operators.random_noise,
                  "blur": operators.random_blur, "motion_blur": operators.random_motion_blur}
     for name, function in functions.items():
         assert policies.branch_policy([name], 1.0, "additive").operators[0].function is function, name
-    assert policies.extra_operators(["noise"])[0].function is operators.random_noise
 
 
 @pytest.mark.parametrize("settings, message", [

@@ -48,9 +48,8 @@ def test_each_class_has_the_right_transformation_and_fraction_of_images(probe):
 
 def test_probes_can_be_run_from_the_command_line(tmp_path, capsys):
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16), 10)
-    # All images have the same z, so a prediction from z cannot be better than the majority baseline.
-    last_layer = [variable for variable in model.trainable_variables if variable.shape[-1:] == [16]]
-    for variable in last_layer:
+    # With zero weights, all images have the same z, so predictions from z cannot be better than the majority baseline.
+    for variable in model._projection_head.linear_layers[-1].trainable_variables:
         variable.assign(tf.zeros_like(variable))
     tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     (tmp_path / "flags.json").write_text(json.dumps({"image_size": 8}))

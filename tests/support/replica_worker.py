@@ -1,6 +1,6 @@
 """Training steps for `replicas_test.py`: on one or two replicas, or on four replicas in a separate process.
 
-    python tests/support/replica_worker.py 4 OUT.npz '{"use_blur": true}'
+    python tests/support/replica_worker.py 4 OUT.npz '{"use_blur": true, "image_size": 20}'
 """
 
 import json
