@@ -575,7 +575,7 @@ def test_missing_metric_is_reported_as_an_error_and_not_as_divergence(network, t
 
 @pytest.mark.parametrize("metric", ["float('nan')", "None", "'0.5'", "[]", "10**400", "-0.1"])
 def test_invalid_metric_is_rejected(metric, network, tmp_path, program, capsys):
-    (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("num_correct / 20}", f"{metric}}}"))
+    (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("num_correct / 20", metric))
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0")
     message = capsys.readouterr().err
