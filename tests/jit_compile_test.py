@@ -22,7 +22,7 @@ ONE = tf.distribute.get_strategy()
 def assert_equal_results(strategy, settings):
     """Compares three steps: scalars, gradients, moving statistics, weights and momentum.
 
-    At 8 pixels, blur does not change the images. At larger sizes, XLA draws other random numbers for it.
+    At 8 pixels, blur does not change the images. At larger sizes, XLA draws different random numbers for it.
     """
     expected = replica_worker.train_case(strategy, settings)
     results = replica_worker.train_case(strategy, {**settings, "jit_compile": True})
