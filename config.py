@@ -459,7 +459,7 @@ class Config:
     jit_compile: bool = setting(
         False,
         "Compile the training step with XLA. The first step takes longer, and the other steps may be faster. Results "
-        "differ by rounding errors. With blur, XLA also draws different random numbers.",
+        "differ by rounding errors.",
         no_effect=True,
     )
     profile_steps: int = setting(

@@ -349,7 +349,7 @@ def _correlate(batch, taps, axis):
 
 
 def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probability: float = 0.5,
-                      first_row: int | tf.Tensor = 0, total_rows: int | None = None) -> tf.Tensor:
+                      first_row: int | tf.Tensor = 0) -> tf.Tensor:
     """Blurs each image with the given probability, using a random sigma from 0.1 to 2 (paper, Appendix A).
 
     Args:
@@ -359,16 +359,14 @@ def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probabili
       probability: probability of blurring an image.
       first_row: position of `images[0]` in the global batch, which makes results independent of the number of
         replicas.
-      total_rows: size of the global batch. If None, n is used.
 
     Returns:
       [n, h, w, c], clipped to [0, 1].
     """
-    seeds = tf.random.experimental.stateless_split(seed, 2)
-    n = images.shape[0] or tf.shape(images)[0]
-    shape, rows = [n if total_rows is None else total_rows], first_row + tf.range(n)
-    sigma = tf.gather(tf.random.stateless_uniform(shape, seeds[0], 0.1, 2.0, images.dtype), rows)
-    is_blurred = tf.gather(tf.random.stateless_uniform(shape, seeds[1]), rows) < probability
+    rows = tf.cast(first_row + tf.range(images.shape[0] or tf.shape(images)[0]), seed.dtype)
+    # `tf.random` would draw different numbers in functions compiled by XLA.
+    draws = tf.cast(rng.uniforms(seed + tf.stack([rows, tf.zeros_like(rows)], 1), 2), images.dtype)
+    is_blurred, sigma = draws[:, 0] < probability, 0.1 + 1.9 * draws[:, 1]
     blurred = gaussian_blur(images, height // 10, sigma)
     return tf.clip_by_value(tf.where(is_blurred[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0)
 

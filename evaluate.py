@@ -395,14 +395,14 @@ class Evaluator:
         parts, mean_metrics = iter(self._parts), metrics.MeanMetrics()
         for batch_index in range(min(num_examples // size, config.eval_steps or num_examples)):
             index = tf.constant(batch_index, tf.int64)
-            z = [self._embed_views(next(parts)[0], index, tf.constant(row), size)
+            z = [self._embed_views(next(parts)[0], index, tf.constant(row))
                  for row in range(0, size, _EMBEDDED_ROWS)]
             mean_metrics.add(self._losses(tf.concat(z, 1)))
         return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
-    def _project_views(self, views, batch_index, first_row, batch_size):
+    def _project_views(self, views, batch_index, first_row):
         """Returns projections [number of views, rows, d] of consecutive rows of a batch, starting at `first_row`."""
-        images = model_lib.blurred_views(views, self._config, self._config.seed, batch_index, first_row, batch_size)
+        images = model_lib.blurred_views(views, self._config, self._config.seed, batch_index, first_row)
         z = self._model(images, training=False)["proj_head_output"]
         return tf.reshape(z, [-1, views.shape[0], z.shape[-1]])
 

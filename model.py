@@ -204,8 +204,8 @@ def build_model(config: Config, num_classes: int | None) -> Model:
 # ----------------------------------------------------------------------------------------------- views and losses
 
 
-def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Tensor, first_row: int | tf.Tensor = 0,
-                  total_rows: int | None = None) -> tf.Tensor:
+def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Tensor, first_row: int | tf.Tensor = 0
+                  ) -> tf.Tensor:
     """Splits each image's views and, if blur is enabled, blurs each view with probability 0.5 (paper, Appendix A).
 
     The random numbers for a view depend on the seed, the step, the view's index, and its row in the global batch.
@@ -216,17 +216,16 @@ def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Te
       seed: int.
       step: int or scalar tensor.
       first_row: row of the first image in the global batch.
-      total_rows: size of the global batch. If None, n is used.
 
     Returns:
       [number of views * n, h, w, 3] in [0, 1], all first views before all second views.
     """
     separate_views = tf.split(views, views.shape[-1] // 3, axis=-1)
     if config.blurs_views:
-        step_seed = rng.fold_in(tf.constant([seed, _BLUR], tf.int64), step)
+        step_seed = rng.step_seed(seed, _BLUR, step)
         separate_views = [
-            data_util.batch_random_blur(view, rng.fold_in(step_seed, index), config.image_size,
-                                        first_row=first_row, total_rows=total_rows)
+            data_util.batch_random_blur(view, rng.nth_seed(step_seed, index, rng.VIEW), config.image_size,
+                                        first_row=first_row)
             for index, view in enumerate(separate_views)]
     return tf.concat(separate_views, 0)
 

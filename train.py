@@ -107,8 +107,7 @@ class TrainStep:
         if not self.config.uses_pretraining_augmentation:
             return views
         first_row = replicas.row_offset(self.replica_batch_size, self.strategy) + first
-        return model_lib.blurred_views(views, self.config, self.config.seed, self.optimizer.iterations, first_row,
-                                       self.config.train_batch_size)
+        return model_lib.blurred_views(views, self.config, self.config.seed, self.optimizer.iterations, first_row)
 
     def contrastive_loss(self, hidden: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the contrastive loss of this replica's projections [2n, d], and its metrics."""

@@ -20,6 +20,15 @@ def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, seed.dtype))
 
 
+def step_seed(seed: int, stream: int, step: int | tf.Tensor) -> tf.Tensor:
+    """Returns a seed (int64 [2]) for `nth_seed` and `uniforms` that depends on all arguments.
+
+    In contrast to `fold_in`, it returns the same seed in functions compiled by XLA.
+    """
+    key = np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64).astype(np.int64)
+    return tf.concat([key, tf.reshape(tf.cast(step, tf.int64), [1])], 0)
+
+
 def scalar_seed(seed: tf.Tensor) -> tf.Tensor:
     """Draws a random int64 scalar from `seed` [2].
 

@@ -129,7 +129,7 @@ def first_loss(strategy, settings):
     @tf.autograph.experimental.do_not_convert
     def forward(batch):
         first_row = replicas.row_offset(batch[0].shape[0], strategy)
-        views = model_lib.blurred_views(tf.cast(batch[0], keras.backend.floatx()), config, SEED, 0, first_row, BATCH)
+        views = model_lib.blurred_views(tf.cast(batch[0], keras.backend.floatx()), config, SEED, 0, first_row)
         hidden = model(views, training=True)["proj_head_output"]
         loss, reported = model_lib.contrastive_loss(hidden, config, strategy)
         return {"contrast_loss": loss, **reported}
