@@ -23,14 +23,18 @@ def read_results(directory):
 
 def test_the_pretrained_encoder_reaches_the_documented_accuracy_on_digits(tmp_path):
     """The settings are those of paper/recipes/digits.cfg with 15 instead of 50 epochs; see docs/parity.md."""
-    run(tmp_path, dataset="digits", resnet_depth=18, num_proj_layers=3, train_split="train", train_batch_size=256,
-        train_epochs=15, warmup_epochs=4, min_crop_area=0.3, random_flip=False, color_jitter_strength=1.0,
-        eval_protocol="lbfgs,knn", eval_baselines=True, **SETTINGS)
-    results = read_results(tmp_path)
-    assert results[evaluate.LBFGS] == pytest.approx(0.98, abs=0.02)
-    assert results[evaluate.KNN] == pytest.approx(0.94, abs=0.04)  # varies more with the processor and TensorFlow
-    for metric in (evaluate.LBFGS, evaluate.KNN):
-        assert results[metric] > results[metric + UNTRAINED] + 0.2
+    results = []
+    for seed in (1, 2, 3):
+        directory = tmp_path / str(seed)
+        run(directory, dataset="digits", resnet_depth=18, num_proj_layers=3, train_split="train", train_batch_size=256,
+            train_epochs=15, warmup_epochs=4, min_crop_area=0.3, random_flip=False, color_jitter_strength=1.0,
+            eval_protocol="lbfgs,knn", eval_baselines=True, **{**SETTINGS, "seed": seed})
+        results.append(read_results(directory))
+    mean = {metric: np.mean([result[metric] for result in results]) for metric in results[0]}
+    # A single run varies by more than 0.02 with the seed and the processor.
+    for metric, documented in {evaluate.LBFGS: 0.97, evaluate.KNN: 0.95}.items():
+        assert mean[metric] == pytest.approx(documented, abs=0.02)
+        assert mean[metric] > mean[metric + UNTRAINED] + 0.2
 
 
 # A data set in which the color identifies the image and the texture is the class. Both are visible in every crop.
