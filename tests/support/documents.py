@@ -110,6 +110,8 @@ def _additional_flags(words, data_dir):
         study = studies.find_studies(words[4])[0]
         run = schedule.name_of((study, studies.STUDIES[study].runs_at("small")[0].name))
         return [f"--only={run}", f"--flags=--data_dir={data_dir} {' '.join(SETTINGS)}"]
+    if words[1:3] == ["-m", "benchmarks.parity"]:
+        return ["--seeds=1", f"--flags={' '.join([*SETTINGS, *MODEL_SETTINGS])}"]
     return []
 
 
@@ -117,7 +119,8 @@ def small_form(example, model_dir, data_dir):
     """Returns the text of an example, with placeholders replaced by paths. In commands, training is also shortened.
 
     `run.py` trains a ResNet-10 for two steps with batch size 4 at 32 pixels, unless a checkpoint determines the
-    network. Grid searches have one trial of two steps. `paper.tables run` executes the first run of the table.
+    network. Grid searches have one trial of two steps. `paper.tables run` executes the first run of the table,
+    and `benchmarks.parity` one seed.
 
     Args:
       example: the example.
@@ -126,7 +129,7 @@ def small_form(example, model_dir, data_dir):
     """
     text = example.text
     for pattern, value in (
-            (r"data_dir=DIR\b", f"data_dir={data_dir}"), (r"\b(?:PATH|MODEL|MODEL_DIR)\b", model_dir),
+            (r"(data|tfds)_dir=DIR\b", rf"\1_dir={data_dir}"), (r"\b(?:PATH|MODEL|MODEL_DIR)\b", model_dir),
             (r"\bSTEP\b", STEPS), (r"=DIR\b", f"=directory_{example.line}"),
             (r"\bFILE\.tar\.gz", f"archive_{example.line}.tar.gz"),
             (r"\bA/predictions", "runs/transfer/finetune_food101/predictions"),
