@@ -423,16 +423,15 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
             contextlib.ExitStack() as stack:
         state = build_training_state(config, source, strategy, directory)
         log = _start_directory(config, source, state, lock)
-        if is_chief and state.step < steps.train:
-            _log_header(config, state.model, steps, num_examples, directory)
-            console.log("compiling the training step" + " with XLA" * config.jit_compile)
-        step, skipped, checkpoint = state.step, 0.0, checkpoint_files.latest_checkpoint(config.model_dir)
+        step, checkpoint = state.step, checkpoint_files.latest_checkpoint(config.model_dir)
         if step < steps.train:
+            if is_chief:
+                _log_header(config, state.model, steps, num_examples, directory)
+                console.log("compiling the training step" + " with XLA" * config.jit_compile)
             run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
             iterator = iter(train_dataset(config, source, strategy, step))
-        steps_per_call, mean_metrics, last_log = _StepsPerCall(), metrics.MeanMetrics(), time.monotonic()
-        bar = progress.Progress(step, steps.train, config.train_batch_size, config.log_seconds, _PROGRESS_METRICS,
-                                is_chief)
+        report = _Report(config, log, step, steps.train, num_examples, is_chief)
+        steps_per_call = _StepsPerCall()
         steps_to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
         evaluations = _Evaluations(config, steps, state.model, make_evaluator, log if is_chief else None)
         stack.callback(evaluations.close)
@@ -451,29 +450,84 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
             if num_finite_steps < count:
                 raise _divergence(config, step + int(num_finite_steps) + 1, means, checkpoint)
             step += count
-            skipped += count * means.get("train/skipped_steps", 0.0)
-            bar.update(step, seconds(), {**means, **evaluations.results}, timed=steps_per_call.is_compiled)
-            if steps_per_call.is_compiled:
-                mean_metrics.add({"seconds_per_step": seconds() / count}, count)
+            report.update(step, means, seconds(), steps_per_call.is_compiled, evaluations.results)
             steps_per_call.record(count, seconds())
-            mean_metrics.add(means, count)
             is_stopping = steps_per_call.agree(stop.requested, strategy)
             if lock is not None:
                 lock.check()
-            if is_stopping or step == next_save:
+            saves = is_stopping or step == next_save
+            if saves:
                 checkpoint = _save(config, state, means, checkpoint)
-            if is_stopping or step == next_save or time.monotonic() - last_log > config.log_seconds:
-                _log(log, step, mean_metrics, config.train_batch_size, num_examples, is_chief)
-                last_log = time.monotonic()
-            if is_chief and (is_stopping or step == next_save):
-                log.write(is_last=is_stopping or step == steps.train)
+            report.write(step, saves, is_last=is_stopping or step == steps.train)
             if is_stopping:
-                bar.close()
+                report.close()
                 saved = os.path.join(config.model_dir, os.path.basename(checkpoint))  # `directory` may be temporary.
                 stop.stop(f"saved {saved}; run the same command again to resume")
             evaluations.run_if_due(step)
-        bar.close()
-        return TrainingResult(state.model, step, checkpoint, bar.images_per_second, round(skipped), log)
+        report.close()
+        return TrainingResult(state.model, step, checkpoint, report.images_per_second, report.skipped_steps, log)
+
+
+class _Report:
+    """Reports the scalars of the training steps on the terminal and in the `TrainingLog`."""
+
+    def __init__(self, config, log, step, total, num_examples, is_chief):
+        """Creates the report at `step` of `total` steps. Only the chief shows the progress."""
+        self._config, self._log, self._num_examples, self._is_chief = config, log, num_examples, is_chief
+        self._bar = progress.Progress(step, total, config.train_batch_size, config.log_seconds, _PROGRESS_METRICS,
+                                      is_chief)
+        self._step, self._skipped_steps = step, 0.0
+        self._mean_metrics, self._logged_at = metrics.MeanMetrics(), time.monotonic()
+
+    @property
+    def images_per_second(self):
+        """Mean rate, excluding compilation and saving."""
+        return self._bar.images_per_second
+
+    @property
+    def skipped_steps(self):
+        """Number of steps with float16 gradient overflow."""
+        return round(self._skipped_steps)
+
+    def update(self, step, means, seconds, timed, evaluation):
+        """Adds the steps since the previous update, and shows the progress.
+
+        Args:
+          step: the last step.
+          means: dict of the scalars' means over the new steps.
+          seconds: duration of the new steps.
+          timed: False if `seconds` includes compilation.
+          evaluation: dict of the results of the newest evaluation, which are also shown.
+        """
+        count, self._step = step - self._step, step
+        self._bar.update(step, seconds, {**means, **evaluation}, timed)
+        self._skipped_steps += count * means.get("train/skipped_steps", 0.0)
+        self._mean_metrics.add({**means, "seconds_per_step": seconds / count} if timed else means, count)
+
+    def write(self, step, is_saved, is_last):
+        """Writes the means since the previous call, at most every `--log_seconds` seconds unless `is_saved` is True.
+
+        Warns if the encoder has collapsed. `is_saved` states whether a checkpoint was written at `step`.
+        """
+        if not is_saved and time.monotonic() - self._logged_at <= self._config.log_seconds:
+            return
+        means, self._logged_at = self._mean_metrics.means(), time.monotonic()
+        self._mean_metrics.clear()
+        means["epoch"] = step * self._config.train_batch_size / self._num_examples
+        if "seconds_per_step" in means:
+            means["images_per_second"] = self._config.train_batch_size / means.pop("seconds_per_step")
+        self._log.add(step, means)
+        spread = means.get("train/embedding_std")
+        if self._is_chief and spread is not None and spread < _COLLAPSED_STD:
+            console.log(f"warning: the encoder has collapsed. At step {step}, all images have nearly the same "
+                        f"projection (train/embedding_std {spread:.4f}; 1 means an even spread in all directions). Try "
+                        "a lower --learning_rate or another --temperature.")
+        if self._is_chief and is_saved:
+            self._log.write(is_last)
+
+    def close(self):
+        """Closes the progress bar."""
+        self._bar.close()
 
 
 class _Evaluations:
@@ -544,21 +598,6 @@ def _divergence(config, step, means, prefix):
         f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss, gradients or weights are "
         f"NaN or Inf; scheduled learning rate {means['learning_rate']:.3g}); {kept}. Use a lower --learning_rate"
         f"{precision} or more --warmup_epochs{resume}.")
-
-
-def _log(log, step, mean_metrics, batch_size, num_examples, is_chief):
-    """Logs the means of the scalars since the previous call, and warns if the encoder has collapsed."""
-    means = mean_metrics.means()
-    mean_metrics.clear()
-    means["epoch"] = step * batch_size / num_examples
-    if "seconds_per_step" in means:
-        means["images_per_second"] = batch_size / means.pop("seconds_per_step")
-    log.add(step, means)
-    spread = means.get("train/embedding_std")
-    if is_chief and spread is not None and spread < _COLLAPSED_STD:
-        console.log(f"warning: the encoder has collapsed. At step {step}, all images have nearly the same projection "
-                    f"(train/embedding_std {spread:.4f}; 1 means an even spread in all directions). Try a lower "
-                    "--learning_rate or another --temperature.")
 
 
 def _save(config, state, means, newest):
