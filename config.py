@@ -164,7 +164,8 @@ class Config:
     )
 
     allow_flag_changes: bool = setting(
-        False, "Resume a run even if its settings or data have changed since it was started.",
+        False, "Resume a run even if its settings or data have changed since it was started. The network, the optimizer "
+        "and the frozen blocks cannot change.",
         no_effect=True,
     )
     deterministic: bool = setting(
