@@ -83,7 +83,7 @@ _RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|
 def setting(default: object, help_text: str, *, choices: tuple | None = None, minimum: float | None = None,
             above: float | None = None, maximum: float | None = None, identity: bool = False, network: bool = False,
             length: bool = False, order: bool = False, output: bool = False, data_access: bool = False,
-            per_host: bool = False, no_effect: bool = False) -> Any:
+            per_worker: bool = False, no_effect: bool = False) -> Any:
     """Returns a `Config` field with a default, help text, limits and roles. `settings_with` lists settings by role.
 
     Args:
@@ -103,13 +103,13 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
         settings themselves: the grid search of `python -m transfer`, and `python -m paper.tables`.
       data_access: whether the setting determines where and how data set files are read. For such a setting, `python -m
         transfer` defines a flag with the same name.
-      per_host: whether the setting may differ between the hosts of a run.
+      per_worker: whether the setting may differ between the workers of a run.
       no_effect: whether the setting has no effect on results, except through rounding errors and through the order of
         the examples.
     """
     rules = dict(choices=choices, minimum=minimum, above=above, maximum=maximum)
     roles = dict(identity=identity, network=network, length=length, order=order, output=output,
-                 data_access=data_access, per_host=per_host, no_effect=no_effect)
+                 data_access=data_access, per_worker=per_worker, no_effect=no_effect)
     return dataclasses.field(default=default, metadata=dict(help=help_text, roles=roles, **rules))
 
 
@@ -141,10 +141,10 @@ class Config:
         "Run directory, for checkpoints, results, TensorBoard events and SavedModels. If not set, "
         "runs/<dataset>_<network>_<hash of the settings> is used, so that running the same command again resumes the "
         "run.",
-        output=True, per_host=True,
+        output=True, per_worker=True,
     )
     data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. If not set, TFDS's default is used.",
-                                   data_access=True, per_host=True, no_effect=True)
+                                   data_access=True, per_worker=True, no_effect=True)
     checkpoint: str | None = setting(
         None,
         "Initial weights of a new run or, with --mode=eval, the weights to evaluate. Weights from this program or the "
@@ -164,8 +164,8 @@ class Config:
     )
 
     allow_flag_changes: bool = setting(
-        False, "Resume a run even if its settings or data have changed since it was started. The network, the optimizer "
-        "and the frozen blocks cannot change.",
+        False, "Resume a run even if its settings or data have changed since it was started. The network, the "
+        "optimizer and the frozen blocks cannot change.",
         no_effect=True,
     )
     deterministic: bool = setting(
@@ -216,10 +216,10 @@ class Config:
                                   order=True, no_effect=True)
     shuffle_buffer_mb: int = setting(
         1024,
-        "Memory limit, in MB per host, for the shuffle buffer of encoded TFDS examples. Other data sets are shuffled "
+        "Memory limit, in MB per worker, for the shuffle buffer of encoded TFDS examples. Other data sets are shuffled "
         "completely, because shuffling their indices requires little memory.",
         minimum=1,
-        order=True, per_host=True,
+        order=True, per_worker=True,
     )
     label_fraction: float = setting(
         1.0,
@@ -438,7 +438,7 @@ class Config:
     )
     keep_hub_module_max: int = setting(1, "Number of SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True)
     log_seconds: float = setting(10.0, "Seconds between progress lines if the output is not a terminal.", above=0,
-                                 per_host=True, no_effect=True)
+                                 per_worker=True, no_effect=True)
 
     micro_batch_size: int = setting(
         0,
@@ -536,8 +536,8 @@ class Config:
     master: str | None = setting(None, "Alias for --tpu_name, kept from the original.", no_effect=True)
     cluster: str = setting(
         "tf_config",
-        "Source of the addresses of the hosts. tf_config: the environment variable TF_CONFIG (if it is not set, the "
-        "run uses one host); slurm: the tasks of this Slurm job step, started with srun, form one run.",
+        "Source of the addresses of the workers. tf_config: the environment variable TF_CONFIG (if it is not set, the "
+        "run uses one worker); slurm: the tasks of this Slurm job step, started with srun, form one run.",
         choices=("tf_config", "slurm"),
         no_effect=True,
     )

@@ -173,7 +173,7 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
 
     records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(records_of_epoch).skip(num_skipped)
     dataset = _batch_views(records, read, source, config, batch_size)
-    # If the cardinality were unknown, hosts would synchronize at every step to check for the end of the data.
+    # If the cardinality were unknown, workers would synchronize at every step to check for the end of the data.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return with_prefetching(dataset)
 

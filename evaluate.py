@@ -24,7 +24,7 @@ import model as model_lib
 from checkpoints import checkpoint_files, restoring, run_directory, weight_files
 from config import Config
 from probing import features, logistic_regression, nearest_neighbors
-from runtime import console, hosts, progress, signals, storage
+from runtime import console, progress, signals, storage, workers
 from runtime.errors import UserError
 from sources import classes
 from sources.source import Source
@@ -105,7 +105,7 @@ def eval_batches(config: Config, source: Source, split: str, strategy: tf.distri
 
     If `eval_steps` is set, `eval_split` is limited to that many batches. Besides images, labels and weights, each
     batch contains positions, int64 [batch], which `features.collect` uses to put the examples in the same order as on
-    a single host.
+    a single worker.
     """
     replicas = strategy.num_replicas_in_sync
     size = data.eval_batch_size(config, source, split, replicas)
@@ -320,7 +320,7 @@ class Evaluator:
     def _keep_best(self, step, results):
         """Saves the weights to model_dir/best if their accuracy is the highest so far."""
         with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
-              else tempfile.TemporaryDirectory()) as directory:  # All hosts must take part in saving.
+              else tempfile.TemporaryDirectory()) as directory:  # All workers must take part in saving.
             # Use the results that are stored with the saved checkpoint, because result.json may already describe a
             # newer checkpoint, which has not been saved.
             saved = checkpoint_files.latest_checkpoint(directory)
@@ -336,7 +336,7 @@ class Evaluator:
             if is_best and os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
                 console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
                 is_best = False
-            if not hosts.gather_integers([int(is_best)], self._strategy).any():
+            if not workers.gather_integers([int(is_best)], self._strategy).any():
                 return
             self._check()
             tf.io.gfile.makedirs(directory)

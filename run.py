@@ -74,7 +74,7 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     from checkpoints.lock import Lock
     from export import saving
     from inference import gallery
-    from runtime import devices, hosts, progress, signals, storage
+    from runtime import devices, progress, signals, storage, workers
     from sources import datasets, image_checks
     from sources.folders import FolderSource
     from sources.source import Source
@@ -302,7 +302,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
                     config, source.class_names, trained.checkpoint, results, source.multi_label, check_lock)
                 gallery_path = _write_gallery(config, source, saved_model, check_lock)
                 console.log(_summary(config, source, trained, results, saved_model, gallery_path, elapsed()))
-            hosts.barrier(strategy)  # If one host exits early, collective operations fail on the others.
+            workers.barrier(strategy)  # If one worker exits early, collective operations fail on the others.
 
 
 def _make_evaluator(config, source, strategy, is_chief, check_lock, model):
@@ -323,21 +323,21 @@ def _log_inputs(config, source, strategy):
 
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
-    """Waits for the other hosts, if any, and returns the distribution strategy."""
+    """Waits for the other workers, if any, and returns the distribution strategy."""
     if config.cluster == "slurm":
-        hosts.use_slurm_cluster()  # All functions below read TF_CONFIG.
-    hosts.check_multi_host_settings(config.use_tpu, config.mode, config.seed)
+        workers.use_slurm_cluster()  # All functions below read TF_CONFIG.
+    workers.check_multi_worker_settings(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    # Exit this context before TensorFlow connects to other hosts and installs its own signal handlers.
+    # Exit this context before TensorFlow connects to other workers and installs its own signal handlers.
     with signals.StopSignals() as stop, stop.interruptible():
-        hosts.wait_for_hosts()
+        workers.wait_for_workers()
     return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
 
 
 @contextlib.contextmanager
 def _translate_errors(config):
-    """Translates data, host, memory and file errors that occur during a run into `UserError` or `Stopped`."""
+    """Translates errors from data, lost workers, memory and files into `UserError` or `Stopped`."""
     again = "run the same command again to resume from the newest checkpoint"
     try:
         yield
@@ -355,9 +355,9 @@ def _translate_errors(config):
                 isinstance(error, tf.errors.FailedPreconditionError) and _FEWER_EXAMPLES in str(error)):
             raise UserError(f"--dataset={config.dataset}: the data can no longer be read ({reason}). Repair or restore "
                             f"the data, and {again}.") from error
-        if hosts.is_lost_host(error):
-            raise Stopped("another host has stopped or is unreachable. Check its output, then run the same command "
-                          "again on all hosts to resume from the newest checkpoint.") from error
+        if workers.is_lost_worker(error):
+            raise Stopped("another worker has stopped or is unreachable. Check its output, then run the same command "
+                          "again on all workers to resume from the newest checkpoint.") from error
         if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
             raise UserError(f"--model_dir={config.model_dir}: a file can no longer be read or written ({reason}). Fix "
                             f"the cause, and {again}.") from error
@@ -407,7 +407,7 @@ def _prepare_directory(config, source, strategy):
     if devices.is_chief(strategy):
         run_directory.remove_temporary_files(config.model_dir)
         checkpoint_files.repair(config.model_dir)
-    hosts.barrier(strategy)  # The other hosts must not read checkpoints before the chief has repaired them.
+    workers.barrier(strategy)  # The other workers must not read checkpoints before the chief has repaired them.
     if checkpoint_files.latest_checkpoint(config.model_dir) is not None:
         run_directory.check_flags(config)
         run_directory.check_data(config, source)

@@ -29,7 +29,7 @@ from checkpoints.training_log import TrainingLog
 from checkpoints.training_state import TrainingState
 from config import Config, settings_with
 from large_batch import micro_batches
-from runtime import console, hosts, progress, replicas, signals, storage
+from runtime import console, progress, replicas, signals, storage, workers
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources.source import Source
 
@@ -268,30 +268,31 @@ class _StepsPerCall:
         self.is_compiled = True
 
     def agree(self, stop: bool, strategy: tf.distribute.Strategy) -> bool:
-        """Agrees with the other hosts on how many steps to run next. Returns whether `stop` is true on any host."""
+        """Agrees with the other workers on how many steps to run next. Returns whether `stop` is true on any worker."""
         proposal = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
-        stops, proposals = hosts.gather_integers([int(stop), proposal], strategy).T
+        stops, proposals = workers.gather_integers([int(stop), proposal], strategy).T
         self._agreed = int(proposals.min())
         return bool(stops.any())
 
 
 def check_agreement(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if the settings, the data or the newest checkpoints differ between hosts."""
+    """Raises `UserError` if the settings, the data or the newest checkpoints differ between workers."""
     newest = checkpoint_files.latest_checkpoint(config.model_dir)
-    may_differ = settings_with("per_host")
+    may_differ = settings_with("per_worker")
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ}
     summary = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
                -1 if newest is None else checkpoint_files.step_from_prefix(newest)]
-    gathered = hosts.gather_integers(summary, strategy)
+    gathered = workers.gather_integers(summary, strategy)
     flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
     if len(set(flags)) > 1:
-        raise UserError("TF_CONFIG: the hosts were started with different flags. Pass the same flags on all hosts.")
+        raise UserError("TF_CONFIG: the workers were started with different flags. Pass the same flags on all workers.")
     if len(set(examples)) > 1:
-        raise UserError(f"--dataset={config.dataset}: the hosts have different numbers of training examples "
-                        f"({', '.join(examples)}). Provide the same data on all hosts.")
+        raise UserError(f"--dataset={config.dataset}: the workers have different numbers of training examples "
+                        f"({', '.join(examples)}). Provide the same data on all workers.")
     if len(set(steps)) > 1:
-        raise UserError(f"--model_dir={config.model_dir}: the hosts found different checkpoints (steps: "
-                        f"{', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all hosts share.")
+        raise UserError(f"--model_dir={config.model_dir}: the workers found different checkpoints (steps: "
+                        f"{', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all workers "
+                        "share.")
 
 
 def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
@@ -406,9 +407,9 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
       config: settings with `seed` and `model_dir` set.
       source: the data set.
       strategy: the strategy of this process.
-      stop: stop-signal handler. When any host receives a signal, all hosts save a checkpoint and raise
+      stop: stop-signal handler. When any worker receives a signal, all workers save a checkpoint and raise
         `errors.Stopped`.
-      lock: lock on `model_dir`, checked before every save. None on all hosts except the chief.
+      lock: lock on `model_dir`, checked before every save. None on all workers except the chief.
       make_evaluator: function that returns an `evaluate.Evaluator` for a model, called only if `--eval_epochs` is
         set. The evaluations do not change the model.
 
@@ -418,7 +419,7 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
     """
     num_examples, is_chief = source.num_examples(config.train_split), lock is not None
     steps = model_lib.count_steps(config, num_examples)
-    # All hosts must take part in saving, but only the chief's files are kept.
+    # All workers must take part in saving, but only the chief's files are kept.
     with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory, \
             contextlib.ExitStack() as stack:
         state = build_training_state(config, source, strategy, directory)
@@ -534,7 +535,7 @@ class _Evaluations:
     """Evaluations during training (`--eval_epochs`)."""
 
     def __init__(self, config, steps, model, make_evaluator, log):
-        """Stores the arguments. `log` is the `TrainingLog` for the results, or None on all hosts except the chief."""
+        """Stores the arguments. `log` is the `TrainingLog` for the results, or None on all workers except the chief."""
         self._steps, self._model, self._make_evaluator, self._log = steps, model, make_evaluator, log
         # With --mode=train_then_eval, the last step is evaluated after training.
         self._evaluates_last_step = config.mode == "train"
@@ -601,7 +602,7 @@ def _divergence(config, step, means, prefix):
 
 
 def _save(config, state, means, newest):
-    """Writes a checkpoint, together with the other hosts, and returns the checkpoint's prefix.
+    """Writes a checkpoint, together with the other workers, and returns the checkpoint's prefix.
 
     Raises:
       UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names the newest
@@ -613,7 +614,7 @@ def _save(config, state, means, newest):
     try:
         return state.save()
     except (tf.errors.OpError, OSError) as error:
-        if hosts.is_lost_host(error):
+        if workers.is_lost_worker(error):
             raise
         kept = f"{newest} is intact" if newest else "there is no earlier checkpoint"
         raise UserError(f"--model_dir={state.directory}: ckpt-{state.step} could not be written "

@@ -85,7 +85,7 @@ def check_no_user_files(directory: str) -> None:
         return  # A run was started here but has not written a checkpoint yet.
     names = (_FLAGS, weight_files.CLASSES_FILE, _DATA, "views.png", "gallery.html", "gallery.pairs.csv",
              *training_log.FILES)
-    # On hosts other than the chief, the directory may not exist.
+    # On workers other than the chief, the directory may not exist.
     for name in sorted(tf.io.gfile.listdir(directory)) if tf.io.gfile.isdir(directory) else ():
         key = next((key for pattern, key in _OWN_KEYS.items() if re.fullmatch(pattern, name)), None)
         if name in names or key and key not in (storage.read_json(os.path.join(directory, name)) or ()):

@@ -1,1 +1,1 @@
-"""Utilities that are not specific to SimCLR: errors, console, devices, hosts, signals, processes and files."""
+"""Utilities that are not specific to SimCLR: errors, console, devices, workers, signals, processes and files."""

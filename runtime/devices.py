@@ -1,4 +1,4 @@
-"""Device selection: one device, multiple GPUs, multiple hosts, or a TPU."""
+"""Device selection: one device, multiple GPUs, multiple workers, or a TPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import tensorflow as tf
 
-from runtime import hosts
+from runtime import workers
 from runtime.errors import UserError, first_line
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
@@ -17,7 +17,7 @@ _BFLOAT16_CAPABILITY = _TF32_CAPABILITY = (8, 0)  # compute capability of NVIDIA
 
 
 def start_runtime(use_tpu: bool, cluster: str = "tf_config") -> None:
-    """Starts TensorFlow's runtime, unless the program must first connect to other hosts or a TPU.
+    """Starts TensorFlow's runtime, unless the program must first connect to other workers or a TPU.
 
     Call this function while native output is captured, because the runtime prints messages when it starts.
     """
@@ -29,7 +29,7 @@ def start_runtime(use_tpu: bool, cluster: str = "tf_config") -> None:
 
 def make_strategy(use_tpu: bool = False, tpu_address: str | None = None, tpu_zone: str | None = None,
                   gcp_project: str | None = None) -> tf.distribute.Strategy:
-    """Returns the distribution strategy for a TPU, multiple hosts (TF_CONFIG), multiple GPUs, or one device.
+    """Returns the distribution strategy for a TPU, multiple workers (TF_CONFIG), multiple GPUs, or one device.
 
     Args:
       use_tpu: whether to use a TPU.
@@ -38,23 +38,23 @@ def make_strategy(use_tpu: bool = False, tpu_address: str | None = None, tpu_zon
       gcp_project: Google Cloud project of the TPU, or None to read it from the environment.
 
     Raises:
-      UserError: the TPU or the other hosts cannot be reached.
+      UserError: the TPU or the other workers cannot be reached.
     """
     if use_tpu:
         return _tpu_strategy(tpu_address, tpu_zone, gcp_project)
-    if hosts.count_hosts() > 1:
-        return _hosts_strategy()
+    if workers.count_workers() > 1:
+        return _multi_worker_strategy()
     if len(tf.config.list_logical_devices("GPU")) > 1:
         return tf.distribute.MirroredStrategy()
     return tf.distribute.get_strategy()
 
 
-def _hosts_strategy():
+def _multi_worker_strategy():
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:
-        raise UserError(f"TF_CONFIG: the hosts cannot connect to each other ({first_line(error)}). Check that the "
-                        "addresses are correct and the ports are free, then run the same command again on all hosts."
+        raise UserError(f"TF_CONFIG: the workers cannot connect to each other ({first_line(error)}). Check that the "
+                        "addresses are correct and the ports are free, then run the same command again on all workers."
                         ) from error
 
 
@@ -103,8 +103,8 @@ def describe(strategy: tf.distribute.Strategy) -> str:
         device = f"CPU, {cores} cores; no GPU found"
         if sys.platform == "linux":
             device += f" (for NVIDIA GPUs: pip install 'tensorflow[and-cuda]=={tf.__version__}')"
-    num_hosts = hosts.count_hosts()
-    return device if num_hosts == 1 else f"{num_hosts} hosts; this host: {device}"
+    num_workers = workers.count_workers()
+    return device if num_workers == 1 else f"{num_workers} workers; this worker: {device}"
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:

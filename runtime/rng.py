@@ -1,4 +1,4 @@
-"""Stateless random numbers that depend only on an example's seed, not on the host, replica or batch."""
+"""Stateless random numbers that depend only on an example's seed, not on the worker, replica or batch."""
 
 from __future__ import annotations
 

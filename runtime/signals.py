@@ -87,7 +87,7 @@ class StopSignals:
         raise Stopped(self._message(saved))
 
     def _message(self, saved=_KEPT):
-        return f"stopped by {self._name or 'another host'}: {saved}"
+        return f"stopped by {self._name or 'another worker'}: {saved}"
 
     def _handle(self, signum, _):
         """Records a signal. Python calls this handler in the main thread, possibly only after native code returns."""

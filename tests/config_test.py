@@ -194,12 +194,13 @@ def test_every_role_is_documented_and_used():
 def test_roles_of_settings_do_not_conflict():
     identity = set(config_lib.settings_with("identity"))
     assert identity > set(config_lib.settings_with("network"))
-    assert not identity & set(config_lib.settings_with("length", "order", "output", "per_host", "no_effect"))
-    assert not set(config_lib.settings_with("length")) & set(config_lib.settings_with("order", "no_effect", "per_host"))
+    assert not identity & set(config_lib.settings_with("length", "order", "output", "per_worker", "no_effect"))
+    assert not set(config_lib.settings_with("length")) & set(
+        config_lib.settings_with("order", "no_effect", "per_worker"))
 
 
 def test_settings_with_given_roles_are_returned_in_definition_order():
-    assert config_lib.settings_with("length", "per_host") == (
+    assert config_lib.settings_with("length", "per_worker") == (
         "model_dir", "data_dir", "shuffle_buffer_mb", "train_epochs", "train_steps", "log_seconds")
     with pytest.raises(KeyError, match="minimum"):
         config_lib.settings_with("minimum")

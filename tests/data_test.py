@@ -549,7 +549,7 @@ def restricted(name, tiny_tfds, fraction=0.2, seed=0):
 
 @pytest.mark.parametrize("name, total", [("digits", 287), ("tfds", 8)])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_label_subset_is_the_same_on_every_host_and_in_every_run(name, total, shards, tiny_tfds):
+def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, shards, tiny_tfds):
     def records(seed):
         source = restricted(name, tiny_tfds)
         rows = [list(source.records("train", seed, shards, shard).as_numpy_iterator()) for shard in range(shards)]
@@ -625,12 +625,12 @@ def test_evaluation_batch_size_is_limited_to_the_split_size(given, split, replic
     assert sum(map(np.sum, weights)) == source.num_examples(split) and len(weights) % replicas == 0
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_all_hosts_evaluate_the_same_number_of_batches(hosts):
+@pytest.mark.parametrize("workers", [2, 3])
+def test_all_workers_evaluate_the_same_number_of_batches(workers):
     source = digits.digits_source()
     counts, total = set(), 0
-    for host in range(hosts):
-        context = tf.distribute.InputContext(hosts, host, hosts)
+    for worker in range(workers):
+        context = tf.distribute.InputContext(workers, worker, workers)
         batches = list(data.build_eval_dataset(make_config(), source, "test[:101]", 16, context).as_numpy_iterator())
         counts.add(len(batches))
         total += sum(weights.sum() for _, _, weights in batches)

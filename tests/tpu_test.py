@@ -108,7 +108,7 @@ def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, serv
 @pytest.mark.parametrize("settings, environment, started", [
     (dict(use_tpu=False), "", True), (dict(use_tpu=True), "", False), (dict(use_tpu=False), '{"cluster": {}}', False),
     (dict(use_tpu=False, cluster="tf_config"), "", True), (dict(use_tpu=False, cluster="slurm"), "", False)])
-def test_runtime_startup_is_deferred_if_a_tpu_or_several_hosts_are_used(settings, environment, started, monkeypatch):
+def test_runtime_startup_is_deferred_if_a_tpu_or_several_workers_are_used(settings, environment, started, monkeypatch):
     calls = []
     monkeypatch.setenv("TF_CONFIG", environment)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))

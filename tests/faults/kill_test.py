@@ -170,39 +170,39 @@ def test_killed_run_with_two_replicas_matches_an_uninterrupted_run(tmp_path):
     processes.assert_same_run(tmp_path / "uninterrupted", tmp_path / "killed", 60)
 
 
-def start_hosts(model_dir, **flags):
-    """Starts two hosts that log to model_dir_0.log and model_dir_1.log."""
+def start_workers(model_dir, **flags):
+    """Starts two workers that log to model_dir_0.log and model_dir_1.log."""
     addresses = free_addresses(2)
     return [processes.start(model_dir, {"TF_CONFIG": tf_config({"worker": addresses}, index=index)},
                             log=model_dir.with_name(f"{model_dir.name}_{index}.log"), **flags) for index in range(2)]
 
 
-HOSTS_FLAGS = dict(train_steps=60, log_seconds=0.1)
+WORKERS_FLAGS = dict(train_steps=60, log_seconds=0.1)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_hosts(tmp_path_factory):
+def uninterrupted_workers(tmp_path_factory):
     """Returns the directory of an uninterrupted two-host run."""
-    directory = tmp_path_factory.mktemp("uninterrupted") / "hosts"
-    assert [process.wait(200) for process in start_hosts(directory, **HOSTS_FLAGS)] == [0, 0]
+    directory = tmp_path_factory.mktemp("uninterrupted") / "workers"
+    assert [process.wait(200) for process in start_workers(directory, **WORKERS_FLAGS)] == [0, 0]
     return directory
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim, signal_number", [(1, signal.SIGTERM), (0, signal.SIGKILL)])
-def test_losing_one_host_stops_both_hosts_and_both_can_resume(victim, signal_number, uninterrupted_hosts, tmp_path):
-    hosts = start_hosts(tmp_path / "run", **HOSTS_FLAGS)
-    processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run_0", hosts[0])
-    hosts[victim].send_signal(signal_number)
+def test_losing_one_worker_stops_both_and_both_can_resume(victim, signal_number, uninterrupted_workers, tmp_path):
+    workers = start_workers(tmp_path / "run", **WORKERS_FLAGS)
+    processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run_0", workers[0])
+    workers[victim].send_signal(signal_number)
     statuses = {victim: 75 if signal_number == signal.SIGTERM else -signal_number, 1 - victim: 75}
-    assert {index: process.wait(150) for index, process in enumerate(hosts)} == statuses
+    assert {index: process.wait(150) for index, process in enumerate(workers)} == statuses
     logs = {index: processes.log_of(tmp_path / f"run_{index}") for index in range(2)}
     if signal_number == signal.SIGTERM:
-        assert "stopped by SIGTERM: saved" in logs[victim] and "stopped by another host: saved" in logs[1 - victim]
+        assert "stopped by SIGTERM: saved" in logs[victim] and "stopped by another worker: saved" in logs[1 - victim]
     else:
-        assert "another host has stopped or is unreachable" in logs[1 - victim]
-    assert [process.wait(200) for process in start_hosts(tmp_path / "run", **HOSTS_FLAGS)] == [0, 0]
+        assert "another worker has stopped or is unreachable" in logs[1 - victim]
+    assert [process.wait(200) for process in start_workers(tmp_path / "run", **WORKERS_FLAGS)] == [0, 0]
     logs = [processes.log_of(tmp_path / f"run_{index}") for index in range(2)]
     resumed = {log.split("resumed at step ")[1].split()[0] for log in logs}
     assert len(resumed) == 1 and resumed != {"60"}
-    processes.assert_same_run(uninterrupted_hosts, tmp_path / "run", 60)
+    processes.assert_same_run(uninterrupted_workers, tmp_path / "run", 60)

@@ -394,15 +394,15 @@ def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
-def test_losing_a_host_during_a_save_is_not_reported_as_a_full_disk(run, monkeypatch):
+def test_losing_a_worker_during_a_save_is_not_reported_as_a_full_disk(run, monkeypatch):
     def fail(*_, **__):
         raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed")
 
     monkeypatch.setattr(checkpoint_files, "save", fail)
     with pytest.raises(UserError, match="ckpt-3 could not be written"):
         run(train_steps=3)
-    monkeypatch.setattr(run_lib.hosts, "is_lost_host", lambda error: isinstance(error, tf.errors.UnavailableError))
-    with pytest.raises(Stopped, match="another host has stopped"):
+    monkeypatch.setattr(run_lib.workers, "is_lost_worker", lambda error: isinstance(error, tf.errors.UnavailableError))
+    with pytest.raises(Stopped, match="another worker has stopped"):
         run(train_steps=3)
 
 

@@ -2,8 +2,8 @@
 
     python tests/faults/soak.py [--minutes=20] [--kills=40] [--seed=0]
 
-Cycles through runs on one device, two replicas and two hosts. Each run is killed at random times with SIGKILL or
-SIGTERM, on one or both hosts, and restarted until it finishes. Its weights, optimizer slots and results must then be
+Cycles through runs on one device, two replicas and two workers. Each run is killed at random times with SIGKILL or
+SIGTERM, on one or both workers, and restarted until it finishes. Its weights, optimizer slots and results must then be
 bit-identical to those of an uninterrupted run. The test continues until both --minutes and --kills are reached, and
 then prints a Markdown table.
 """
@@ -26,21 +26,21 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from support import processes  # noqa: E402
 from support.addresses import free_addresses, tf_config  # noqa: E402
 
-_STEPS = dict(device=400, replicas=200, hosts=100)
-_TITLES = dict(device="one device", replicas="two replicas", hosts="two hosts")
+_STEPS = dict(device=400, replicas=200, workers=100)
+_TITLES = dict(device="one device", replicas="two replicas", workers="two workers")
 _MIN_SECONDS = 3  # Minimum time until a kill. The maximum is the duration of the uninterrupted run.
 
 
 def environments(setup):
     """Returns a list with the additional environment variables of each process of a run."""
-    if setup == "hosts":
+    if setup == "workers":
         addresses = free_addresses(2)
         return [{"TF_CONFIG": tf_config({"worker": addresses}, index=index)} for index in range(2)]
     return [{"REPLICAS": "2"} if setup == "replicas" else {}]
 
 
 def start(setup, directory):
-    """Starts the processes of one run, each with its own log. The hosts share the directory."""
+    """Starts the processes of one run, each with its own log. The workers share the directory."""
     return [processes.start(directory, environment, log_path(directory, index), train_steps=_STEPS[setup])
             for index, environment in enumerate(environments(setup))]
 
@@ -65,10 +65,10 @@ def stop(setup, run_processes, directory, generator):
         process.send_signal(signal_number)
     end_survivors(run_processes, directory)
     # SIGTERM leads to status 75. If it arrives before the handler is installed, the status is -15, and if it arrives
-    # after the last safe point, the status is 0. A host that lost its peer exits with 75, with 0 if no collective
+    # after the last safe point, the status is 0. A worker that lost its peer exits with 75, with 0 if no collective
     # operations remained, or with -9 if it was killed during the rendezvous.
     allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[signal_number]
-    allowed |= {75, 0, -9} if setup == "hosts" else set()
+    allowed |= {75, 0, -9} if setup == "workers" else set()
     statuses = [process.returncode for process in run_processes]
     if not set(statuses) <= allowed:
         fail(statuses, signal_number.name, directory)
@@ -76,16 +76,16 @@ def stop(setup, run_processes, directory, generator):
 
 
 def end_survivors(run_processes, directory):
-    """Waits until all processes have exited. Terminates hosts that lost their peer during the rendezvous."""
+    """Waits until all processes have exited. Terminates workers that lost their peer during the rendezvous."""
     deadline, terminated = time.monotonic() + 150, set()
     while any(process.poll() is None for process in run_processes):
         time.sleep(0.2)
         late = time.monotonic() > deadline
         for index, process in enumerate(run_processes):
             if process.poll() is None and "waiting for" in last_line(directory, index) and index not in terminated:
-                process.terminate()  # This host is waiting for a peer that will not be restarted.
+                process.terminate()  # This worker is waiting for a peer that will not be restarted.
                 terminated.add(index)
-            elif process.poll() is None and late and "hosts are reachable" in last_line(directory, index):
+            elif process.poll() is None and late and "workers are reachable" in last_line(directory, index):
                 process.kill()  # If a peer dies during connection setup, TensorFlow hangs and intercepts SIGTERM.
             elif process.poll() is None and late:
                 process.kill()

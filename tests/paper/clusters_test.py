@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 import config as config_lib
-from runtime import hosts
+from runtime import workers
 from support import ROOT
 
 _DOCUMENT = (ROOT / "docs" / "clusters.md").read_text()
@@ -85,7 +85,7 @@ def test_the_kubernetes_manifest_gives_each_pod_its_tf_config_and_valid_flags(in
     # Pods are named after the Job and their index, in the subdomain of the Service.
     subdomain, name = re.search(r"subdomain: (.*)", job)[1], re.search(r"\n  name: (.*)", job)[1]
     assert f"\n  name: {subdomain}\n" in service and f"job-name: {name}\n" in service
-    assert hosts._read_tf_config() == (
+    assert workers._read_tf_config() == (
         {"worker": [f"{name}-{pod}.{subdomain}:2222" for pod in range(2)]}, {"type": "worker", "index": index})
     config = config_lib.from_arguments([argument.replace("=paper/", f"={ROOT}/paper/") for argument in arguments])
     assert program == "run.py" and config.seed is not None and config.model_dir.startswith("/shared/")

@@ -14,7 +14,7 @@ DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.g
 NOT_EXECUTED = {
     ("README.md", "make quickstart"): "installs packages, and trains for several minutes",
     ("docs/accelerators.md", "pip install"): "installs CUDA libraries",
-    ("docs/accelerators.md", "TF_CONFIG="): "requires two machines; tests/faults/kill_test.py runs two hosts",
+    ("docs/accelerators.md", "TF_CONFIG="): "requires two machines; tests/faults/kill_test.py runs two workers",
     ("docs/clusters.md", "python -m paper.tables run few_labels"): "requires ImageNet and accelerators",
     ("docs/clusters.md", "CUDA_VISIBLE_DEVICES=$gpu python"): "requires ImageNet and four GPUs",
     ("docs/data.md", "python -c"): "requires the archives of ImageNet",

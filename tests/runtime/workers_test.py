@@ -1,4 +1,4 @@
-"""Training on multiple hosts: TF_CONFIG, Slurm, rendezvous, and results that match those of a single host."""
+"""Training on multiple workers: TF_CONFIG, Slurm, rendezvous, and results that match those of a single worker."""
 
 import concurrent.futures
 import contextlib
@@ -19,10 +19,10 @@ import pytest
 import tensorflow as tf
 
 import evaluate
-from runtime import devices, hosts, signals
+from runtime import devices, signals, workers
 from runtime.errors import Stopped, UserError
 from sources import digits
-from support import host_worker
+from support import training_worker
 from support.addresses import free_addresses, slurm_variables, tf_config
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
@@ -54,7 +54,7 @@ CLUSTER = {"worker": ["a:1", "b:1"]}
 def test_inconsistent_tf_config_gives_a_one_line_error(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=message) as error:
-        hosts.count_hosts()
+        workers.count_workers()
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -122,7 +122,7 @@ def two_workers(address):
 def test_malformed_tf_config_gives_a_one_line_error(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=message) as error:
-        hosts.count_hosts()
+        workers.count_workers()
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
@@ -131,33 +131,33 @@ def test_malformed_tf_config_gives_a_one_line_error(text, message, monkeypatch):
     (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1), (tf_config(CLUSTER, index=1), 2),
     (tf_config(CLUSTER, index="1"), 2), (tf_config({"worker": ["[::1]:2222", "my_host-1.example.com.:2222"]}), 2),
     (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3)])
-def test_count_hosts_counts_the_hosts_in_tf_config(text, count, monkeypatch):
+def test_count_workers_counts_the_workers_in_tf_config(text, count, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    assert hosts.count_hosts() == count
+    assert workers.count_workers() == count
 
 
-def test_a_single_host_behaves_as_if_tf_config_were_unset(monkeypatch):
+def test_a_single_worker_behaves_as_if_tf_config_were_unset(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1"]}))
-    hosts.check_multi_host_settings(use_tpu=False, mode="eval", seed=None)
+    workers.check_multi_worker_settings(use_tpu=False, mode="eval", seed=None)
     strategy = devices.make_strategy()
     assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
 
 @pytest.mark.parametrize("settings, message", [
     (dict(seed=None), "--seed: the seed is not set"),
-    (dict(seed=1, mode="eval"), "--mode=eval: this mode runs on one host"),
+    (dict(seed=1, mode="eval"), "--mode=eval: this mode runs in one process"),
     (dict(seed=1, use_tpu=True), "--use_tpu: one process")])
-def test_settings_that_training_on_multiple_hosts_does_not_support_are_rejected(settings, message, monkeypatch):
+def test_settings_that_training_on_multiple_workers_does_not_support_are_rejected(settings, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
     with pytest.raises(UserError, match=message):
-        hosts.check_multi_host_settings(**{"use_tpu": False, "mode": "train", **settings})
+        workers.check_multi_worker_settings(**{"use_tpu": False, "mode": "train", **settings})
 
 
 @pytest.mark.parametrize("cluster, job, index, chief", [
     (CLUSTER, "worker", 0, True), (CLUSTER, "worker", 1, False),
     ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 0, True),
     ({"chief": ["a:1"], "worker": ["b:1"]}, "worker", 0, False)])
-def test_exactly_one_host_is_the_chief(cluster, job, index, chief, monkeypatch):
+def test_exactly_one_worker_is_the_chief(cluster, job, index, chief, monkeypatch):
     class Strategy:
         cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
@@ -182,7 +182,7 @@ def set_variables(monkeypatch):
     return set_all
 
 
-@pytest.mark.parametrize("nodes, tasks_per_node, node, local_task, workers, index", [
+@pytest.mark.parametrize("nodes, tasks_per_node, node, local_task, addresses, index", [
     ("node[01-03]", "1(x3)", "node02", 0, ["node01:20017", "node02:20017", "node03:20017"], 1),
     ("node[01-03]", "1(x3)", "node01", 0, ["node01:20017", "node02:20017", "node03:20017"], 0),
     ("a,b", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
@@ -193,15 +193,15 @@ def set_variables(monkeypatch):
     ("n[1-3]", "2(x2),1", "n3", 0, ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"], 4),
     ("n[1-2]", "1,3", "n2", 2, ["n1:20051", "n2:20051", "n2:20052", "n2:20053"], 3)])
 def test_slurm_variables_give_the_same_cluster_as_tf_config(
-        nodes, tasks_per_node, node, local_task, workers, index, set_variables, monkeypatch):
-    set_variables(slurm_variables(nodes, tasks_per_node, node, local_task, len(workers)))
-    hosts.use_slurm_cluster()
-    from_slurm = hosts._read_tf_config()
+        nodes, tasks_per_node, node, local_task, addresses, index, set_variables, monkeypatch):
+    set_variables(slurm_variables(nodes, tasks_per_node, node, local_task, len(addresses)))
+    workers.use_slurm_cluster()
+    from_slurm = workers._read_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    assert (resolver.cluster_spec().as_dict(), resolver.task_id) == ({"worker": workers}, index)
-    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": workers}, index=index))
-    assert from_slurm == hosts._read_tf_config() and hosts.count_hosts() == len(workers)
-    hosts.use_slurm_cluster()  # An equal TF_CONFIG is accepted, so a process can start several runs.
+    assert (resolver.cluster_spec().as_dict(), resolver.task_id) == ({"worker": addresses}, index)
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}, index=index))
+    assert from_slurm == workers._read_tf_config() and workers.count_workers() == len(addresses)
+    workers.use_slurm_cluster()  # An equal TF_CONFIG is accepted, so a process can start several runs.
 
 
 def test_every_slurm_task_has_its_own_index_with_any_distribution_of_the_tasks(set_variables, monkeypatch):
@@ -210,8 +210,8 @@ def test_every_slurm_task_has_its_own_index_with_any_distribution_of_the_tasks(s
         for number, (node, local_task) in enumerate(tasks):
             monkeypatch.setenv("TF_CONFIG", "")
             set_variables(slurm_variables("n[9-10]", "2(x2)", node, local_task, 4, number))
-            hosts.use_slurm_cluster()
-            cluster, task = hosts._read_tf_config()
+            workers.use_slurm_cluster()
+            cluster, task = workers._read_tf_config()
             assert cluster["worker"][task["index"]].startswith(f"{node}:")
             indices.append(task["index"])
         assert sorted(indices) == [0, 1, 2, 3]
@@ -222,17 +222,17 @@ def test_slurm_jobs_of_the_same_shape_use_different_ports_below_the_ephemeral_po
     for job in (11_999, 12_000, 12_001, 4_294_967_290):
         monkeypatch.setenv("TF_CONFIG", "")
         set_variables(slurm_variables("n1", "8", "n1", 0, 8, job=job))
-        hosts.use_slurm_cluster()
-        used.append({int(address.split(":")[1]) for address in hosts._read_tf_config()[0]["worker"]})
+        workers.use_slurm_cluster()
+        used.append({int(address.split(":")[1]) for address in workers._read_tf_config()[0]["worker"]})
     assert all(20_000 <= port < 32_768 for ports in used for port in ports)
     assert sum(map(len, used)) == len(set().union(*used)) == 32
 
 
-def test_a_slurm_step_with_one_task_is_a_single_host(set_variables):
+def test_a_slurm_step_with_one_task_is_a_single_worker(set_variables):
     set_variables(slurm_variables("n1", "1", "n1", 0, 1))
-    hosts.use_slurm_cluster()
-    assert hosts.count_hosts() == 1 and not os.environ["TF_CONFIG"]
-    hosts.check_multi_host_settings(use_tpu=False, mode="eval", seed=None)
+    workers.use_slurm_cluster()
+    assert workers.count_workers() == 1 and not os.environ["TF_CONFIG"]
+    workers.check_multi_worker_settings(use_tpu=False, mode="eval", seed=None)
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -251,7 +251,7 @@ def test_a_slurm_step_with_one_task_is_a_single_host(set_variables):
 def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_variables):
     set_variables({**slurm_variables("n[1-2]", "1(x2)", "n1", 0, 2), **changes})
     with pytest.raises(UserError, match=message) as error:
-        hosts.use_slurm_cluster()
+        workers.use_slurm_cluster()
     assert "--cluster=slurm: " in str(error.value) and "\n" not in str(error.value)
     assert os.environ["TF_CONFIG"] == changes.get("TF_CONFIG", "")
 
@@ -262,15 +262,15 @@ def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_va
     ("2", 2, "0", {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"}, ["0", "0"]),
     ("2", 2, "0,1", {"SLURM_TRES_PER_TASK": "cpu=4"}, ["0", "1"]),
     ("2", 2, "", {}, ["", ""]), ("1(x2)", 2, "0,1", {}, ["0,1"])])
-def test_slurm_tasks_on_one_host_share_its_gpus(
+def test_slurm_tasks_on_one_worker_share_its_gpus(
         tasks_per_node, num_tasks, visible, variables, expected, set_variables, monkeypatch):
     for local_task, gpus in enumerate(expected):
         monkeypatch.setenv("TF_CONFIG", "")
         nodes = "n1" if tasks_per_node == "2" else "n[1-2]"
         set_variables(slurm_variables(nodes, tasks_per_node, "n1", local_task, num_tasks))
         set_variables({"CUDA_VISIBLE_DEVICES": visible, **variables})
-        hosts.use_slurm_cluster()
-        hosts.use_slurm_cluster()  # Another call does not share the GPUs again.
+        workers.use_slurm_cluster()
+        workers.use_slurm_cluster()  # Another call does not share the GPUs again.
         assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus
 
 
@@ -278,54 +278,54 @@ def test_slurm_tasks_on_one_host_share_its_gpus(
 def test_slurm_tasks_that_cannot_share_the_gpus_equally_give_a_one_line_error(visible, set_variables):
     set_variables({**slurm_variables("n1", "2", "n1", 0, 2), "CUDA_VISIBLE_DEVICES": visible})
     with pytest.raises(UserError, match="--cluster=slurm: 2 tasks cannot share [13] GPUs equally. Start one task per"):
-        hosts.use_slurm_cluster()
+        workers.use_slurm_cluster()
     assert not os.environ["TF_CONFIG"]
 
 
 # ------------------------------------------------------------------------------------------------------- rendezvous
 
 
-def test_a_host_waits_for_the_others_and_logs_missing_hosts(monkeypatch, capsys):
+def test_a_worker_waits_for_the_others_and_logs_missing_workers(monkeypatch, capsys):
     own_address, *peers = free_addresses(3)
-    monkeypatch.setattr(hosts, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(workers, "_PROBE_INTERVAL", 0.05)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own_address, *peers]}))
     with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(hosts.wait_for_hosts)
+        waiting = pool.submit(workers.wait_for_workers)
         for address in peers:
             time.sleep(0.3)
-            assert not waiting.done() and hosts._is_reachable(own_address)
+            assert not waiting.done() and workers._is_reachable(own_address)
             stack.enter_context(socket.create_server(("", int(address.rpartition(":")[2]))))
         assert waiting.result(10) is None
-    assert not hosts._is_reachable(own_address)
+    assert not workers._is_reachable(own_address)
     warning, *lines = capsys.readouterr().out.splitlines()
     assert warning.startswith("warning: ") and "without authentication. Use trusted networks only" in warning
     assert lines == [
         f"worker 0: waiting for {peers[0]}, {peers[1]} (TF_CONFIG)", f"worker 0: waiting for {peers[1]} (TF_CONFIG)",
-        "all 3 hosts are reachable"]
+        "all 3 workers are reachable"]
 
 
-def test_a_waiting_host_answers_repeated_probes(monkeypatch):
+def test_a_waiting_worker_answers_repeated_probes(monkeypatch):
     own_address, peer = free_addresses(2)
-    monkeypatch.setattr(hosts, "_PROBE_INTERVAL", 0.001)
+    monkeypatch.setattr(workers, "_PROBE_INTERVAL", 0.001)
     monkeypatch.setattr(socket, "SOMAXCONN", 2)  # The connection queue overflows unless it is drained.
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own_address, peer]}))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting, reachable = pool.submit(hosts.wait_for_hosts), []
+        waiting, reachable = pool.submit(workers.wait_for_workers), []
         for _ in range(9):
             time.sleep(0.1)
-            reachable.append(hosts._is_reachable(own_address))
+            reachable.append(workers._is_reachable(own_address))
         with socket.create_server(("", int(peer.rpartition(":")[2]))):
             waiting.result(10)
     assert reachable == [True] * 9
 
 
-def test_a_signal_ends_the_wait_for_other_hosts(monkeypatch):
+def test_a_signal_ends_the_wait_for_other_workers(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": free_addresses(2)}))
     timer = threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGTERM])
     with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGTERM"), \
             stop.interruptible():
         timer.start()
-        hosts.wait_for_hosts()
+        workers.wait_for_workers()
 
 
 def test_a_port_in_use_is_reported(monkeypatch):
@@ -333,19 +333,20 @@ def test_a_port_in_use_is_reported(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
     with socket.create_server(("", int(addresses[0].rpartition(":")[2]))), \
             pytest.raises(UserError, match="TF_CONFIG: port .* cannot be used .Address already in use"):
-        hosts.wait_for_hosts()
+        workers.wait_for_workers()
 
 
-@pytest.mark.parametrize("num_hosts", [2, 3])
-def test_combined_batches_of_all_hosts_match_the_batches_of_one_host(num_hosts):
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_combined_batches_of_all_workers_match_the_batches_of_one_worker(num_workers):
     source = digits.digits_source()
-    shards = [[int(key) for key, _, _ in source.records("train[:60]", 5, num_hosts, host)] for host in range(num_hosts)]
+    shards = [[int(key) for key, _, _ in source.records("train[:60]", 5, num_workers, worker)]
+              for worker in range(num_workers)]
     keys = [int(key) for key, _, _ in source.records("train[:60]", 5)]
     assert sorted(sum(shards, [])) == sorted(keys) and len(set(keys)) == 60
-    size = 60 // num_hosts // 5
+    size = 60 // num_workers // 5
     for batch in range(5):
         joined = set().union(*(shard[batch * size:(batch + 1) * size] for shard in shards))
-        assert joined == set(keys[batch * size * num_hosts:(batch + 1) * size * num_hosts])
+        assert joined == set(keys[batch * size * num_workers:(batch + 1) * size * num_workers])
 
 
 # ------------------------------------------------------------------------------------------------ several processes
@@ -359,12 +360,12 @@ FINISH = dict(train_steps=5, mode="train_then_eval", eval_protocol="linear_head,
 TOLERANCE = 1e-9
 
 
-def run_hosts(directories, settings, seconds=300, status=0, environments=None):
-    """Runs one host process for each model directory in `directories`. Returns the outputs of the processes.
+def run_workers(directories, settings, seconds=300, status=0, environments=None):
+    """Runs one worker process for each model directory in `directories`. Returns the outputs of the processes.
 
-    `settings` is a dict for all hosts, or a list with one dict per host. `environments` is a list of environment
-    variables for each host; by default, TF_CONFIG is set. If any process does not exit with `status` within `seconds`,
-    the test fails and shows all outputs.
+    `settings` is a dict for all workers, or a list with one dict per worker. `environments` is a list of environment
+    variables for each worker; by default, TF_CONFIG is set. If any process does not exit with `status` within
+    `seconds`, the test fails and shows all outputs.
     """
     settings = settings if isinstance(settings, list) else [settings] * len(directories)
     addresses = free_addresses(len(directories))
@@ -376,8 +377,8 @@ def run_hosts(directories, settings, seconds=300, status=0, environments=None):
             logs.append(stack.enter_context(tempfile.TemporaryFile("w+")))
             environment = {**os.environ, **environments[index]}
             processes.append(subprocess.Popen(
-                [sys.executable, host_worker.__file__, json.dumps({**settings[index], "model_dir": str(directory)})],
-                env=environment, stdout=logs[-1], stderr=subprocess.STDOUT))
+                [sys.executable, training_worker.__file__, json.dumps({**settings[index], "model_dir": str(directory)})
+                 ], env=environment, stdout=logs[-1], stderr=subprocess.STDOUT))
             stack.callback(processes[-1].wait)
             stack.callback(processes[-1].kill)
         end = time.monotonic() + seconds
@@ -405,16 +406,16 @@ def assert_same_checkpoint(one, two, step):
 
 
 @pytest.mark.slow
-def test_two_hosts_match_one_host_in_training_evaluation_and_resumption(tmp_path, float64):
+def test_two_workers_match_one_worker_in_training_evaluation_and_resumption(tmp_path, float64):
     one, two, elsewhere = (tmp_path / name for name in ("one", "two", "elsewhere"))
-    host_worker.run({**SETTINGS, "model_dir": str(one)})
-    run_hosts([two, elsewhere], SETTINGS)
+    training_worker.run({**SETTINGS, "model_dir": str(one)})
+    run_workers([two, elsewhere], SETTINGS)
     assert not elsewhere.exists()
     assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
     assert_same_checkpoint(one, two, 3)
 
-    host_worker.run({**SETTINGS, **FINISH, "model_dir": str(one)})
-    printed = run_hosts([two, two], {**SETTINGS, **FINISH})
+    training_worker.run({**SETTINGS, **FINISH, "model_dir": str(one)})
+    printed = run_workers([two, two], {**SETTINGS, **FINISH})
     assert all("resumed at step 3" in text for text in printed)
     assert "linear head, top-1" in printed[0] and "linear head, top-1" not in printed[1]
     assert_same_checkpoint(one, two, 5)
@@ -425,14 +426,14 @@ def test_two_hosts_match_one_host_in_training_evaluation_and_resumption(tmp_path
 
 
 @pytest.mark.slow
-def test_two_slurm_tasks_match_one_host(tmp_path, float64):
-    host_worker.run({**SETTINGS, "model_dir": str(tmp_path / "one")})
+def test_two_slurm_tasks_match_one_worker(tmp_path, float64):
+    training_worker.run({**SETTINGS, "model_dir": str(tmp_path / "one")})
     job = next(job for job in random.sample(range(6000), 100) if ports_are_free(20_000 + 2 * job, 2))
-    printed = run_hosts([tmp_path / "two", tmp_path / "elsewhere"], {**SETTINGS, "cluster": "slurm"}, environments=[
+    printed = run_workers([tmp_path / "two", tmp_path / "elsewhere"], {**SETTINGS, "cluster": "slurm"}, environments=[
         slurm_variables("localhost", "2", "localhost", task, 2, task, job) for task in range(2)])
     for task, text in enumerate(printed):
         assert f"TF_CONFIG from Slurm: worker {task} of 2, localhost:{20_000 + 2 * job + task}" in text
-        assert "all 2 hosts are reachable" in text
+        assert "all 2 workers are reachable" in text
     assert not (tmp_path / "elsewhere").exists()
     assert_same_checkpoint(tmp_path / "one", tmp_path / "two", 3)
 
@@ -449,25 +450,25 @@ def ports_are_free(first, count):
 
 
 @pytest.mark.slow
-def test_two_hosts_train_on_the_same_label_subset_as_one_host(tmp_path, float64):
+def test_two_workers_train_on_the_same_label_subset_as_one_worker(tmp_path, float64):
     settings = {**SETTINGS, "train_mode": "supervised", "label_fraction": 0.5, "linear_head_learning_rate": None}
-    host_worker.run({**settings, "model_dir": str(tmp_path / "one")})
-    run_hosts([tmp_path / "two", tmp_path / "elsewhere"], settings)
+    training_worker.run({**settings, "model_dir": str(tmp_path / "one")})
+    run_workers([tmp_path / "two", tmp_path / "elsewhere"], settings)
     assert_same_checkpoint(tmp_path / "one", tmp_path / "two", 3)
 
 
 def files_in(directory):
-    """Returns the relative paths of all files except event files, whose names contain the time and the host."""
+    """Returns the relative paths of all files except event files, whose names contain the time and the worker."""
     return {path.relative_to(directory) for path in directory.rglob("*") if "tfevents" not in path.name}
 
 
 @pytest.mark.slow
-def test_hosts_with_different_checkpoints_or_flags_are_rejected(tmp_path):
+def test_workers_with_different_checkpoints_or_flags_are_rejected(tmp_path):
     with_checkpoint, without = tmp_path / "with", tmp_path / "without"
     with_checkpoint.mkdir()
     tf.train.Checkpoint().write(str(with_checkpoint / "ckpt-3"))
     tf.compat.v1.train.update_checkpoint_state(str(with_checkpoint), "ckpt-3")
-    for text in run_hosts([with_checkpoint, without], SETTINGS, status=2):
+    for text in run_workers([with_checkpoint, without], SETTINGS, status=2):
         assert "error: --model_dir=" in text and "different checkpoints (steps: 3, none" in text
-    for text in run_hosts([without, without], [SETTINGS, {**SETTINGS, "learning_rate": 0.2}], status=2):
-        assert "error: TF_CONFIG: the hosts were started with different flags" in text
+    for text in run_workers([without, without], [SETTINGS, {**SETTINGS, "learning_rate": 0.2}], status=2):
+        assert "error: TF_CONFIG: the workers were started with different flags" in text

@@ -1,4 +1,4 @@
-"""Training on multiple hosts (TF_CONFIG or Slurm): checks, rendezvous and communication."""
+"""Training with multiple workers (TF_CONFIG or Slurm): checks, rendezvous and communication."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _FIRST_SLURM_PORT, _SLURM_PORTS = 20000, 12000
 def use_slurm_cluster() -> None:
     """Sets TF_CONFIG to the cluster of this Slurm job step. With a single task, TF_CONFIG remains unset.
 
-    Each task of the step is a worker. If several tasks run on this host and Slurm does not assign GPUs to tasks, the
+    Each task of the step is a worker. If several tasks run on this node and Slurm does not assign GPUs to tasks, the
     function also sets CUDA_VISIBLE_DEVICES to this task's share of the GPUs. Call this function before TensorFlow's
     runtime starts.
 
     Raises:
       UserError: this process is not a task of a Slurm job step, Slurm's variables are not supported, TF_CONFIG is
-        already set to a different value, or the tasks of this host cannot share its GPUs equally.
+        already set to a different value, or the tasks of this node cannot share its GPUs equally.
     """
     missing = [name for name in _SLURM_VARIABLES if not os.environ.get(name)]
     if missing:
@@ -53,8 +53,8 @@ def use_slurm_cluster() -> None:
         local_task = int(os.environ["SLURM_LOCALID"])
         workers = _slurm_workers(num_tasks)
         address = f"{os.environ['SLURMD_NODENAME']}:{_first_slurm_port() + local_task}"
-        # The index is not SLURM_PROCID: the resolver sorts hosts by name, so that node10 precedes node9, and assumes
-        # that consecutive tasks run on the same host, which is not the case with --distribution=cyclic.
+        # The index is not SLURM_PROCID: the resolver sorts nodes by name, so that node10 precedes node9, and assumes
+        # that consecutive tasks run on the same node, which is not the case with --distribution=cyclic.
         if address not in workers:
             raise ValueError(f"{address}, the address of this task, is not among {', '.join(workers)}")
         task = {"type": "worker", "index": workers.index(address)}
@@ -73,8 +73,8 @@ def use_slurm_cluster() -> None:
 def _slurm_workers(num_tasks):
     """Returns the addresses of all tasks of this Slurm job step. Raises RuntimeError or ValueError if they are unknown.
 
-    With the resolver's default arguments, it fails on hosts without GPUs, and replaces Slurm's choice of GPUs with the
-    first GPUs of the host. The numbers of GPUs that are passed here only ensure that no task is omitted.
+    With the resolver's default arguments, it fails on nodes without GPUs, and replaces Slurm's choice of GPUs with the
+    first GPUs of the node. The numbers of GPUs that are passed here only ensure that no task is omitted.
     """
     resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
         port_base=_first_slurm_port(), gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False)
@@ -82,14 +82,14 @@ def _slurm_workers(num_tasks):
 
 
 def _first_slurm_port():
-    """Returns the port of the first task on each host. Consecutive jobs of the same shape use different ports."""
+    """Returns the port of the first task on each node. Consecutive jobs of the same shape use different ports."""
     counts = re.findall(r"(?:^|,)([0-9]+)", os.environ["SLURM_STEP_TASKS_PER_NODE"])  # The format is 2(x3),1.
-    tasks_per_host = max(map(int, counts), default=1)
-    return _FIRST_SLURM_PORT + int(os.environ["SLURM_JOB_ID"]) * tasks_per_host % _SLURM_PORTS
+    tasks_per_node = max(map(int, counts), default=1)
+    return _FIRST_SLURM_PORT + int(os.environ["SLURM_JOB_ID"]) * tasks_per_node % _SLURM_PORTS
 
 
 def _share_gpus(local_task, local_tasks):
-    """Restricts this process to its share of the GPUs, if `local_tasks` processes on this host see the same GPUs.
+    """Restricts this process to its share of the GPUs, if `local_tasks` processes on this node see the same GPUs.
 
     Raises:
       UserError: the GPUs cannot be shared equally.
@@ -106,14 +106,14 @@ def _share_gpus(local_task, local_tasks):
         os.environ["CUDA_VISIBLE_DEVICES"] = child_processes.device_share(visible, local_task, local_tasks)
 
 
-def count_hosts() -> int:
-    """Returns the number of training hosts (1 without TF_CONFIG). Raises `UserError` if TF_CONFIG is invalid."""
+def count_workers() -> int:
+    """Returns the number of workers (1 without TF_CONFIG). Raises `UserError` if TF_CONFIG is invalid."""
     return sum(len(addresses) for addresses in _read_tf_config()[0].values()) or 1
 
 
-def is_lost_host(error: Exception) -> bool:
-    """Returns whether an error from a collective operation indicates that another host was lost."""
-    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and count_hosts() > 1
+def is_lost_worker(error: Exception) -> bool:
+    """Returns whether an error from a collective operation indicates that another worker was lost."""
+    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and count_workers() > 1
 
 
 def _read_tf_config():
@@ -163,8 +163,8 @@ def _check_cluster(cluster):
     """Raises `UserError` if the cluster has unsupported jobs, malformed addresses or duplicate addresses."""
     for job, addresses in cluster.items():
         if job not in _JOBS:
-            raise UserError(f'TF_CONFIG: the cluster has an unsupported job {job!r}. List all hosts under "worker"; '
-                            "run --mode=eval on a separate host, without TF_CONFIG.")
+            raise UserError(f'TF_CONFIG: the cluster has an unsupported job {job!r}. List all workers under "worker"; '
+                            "run --mode=eval in a separate process, without TF_CONFIG.")
         if not isinstance(addresses, list):
             raise UserError(f'TF_CONFIG: {job} is not a list of addresses. Use a list such as ["host1:2222", '
                             '"host2:2222"].')
@@ -172,10 +172,10 @@ def _check_cluster(cluster):
     for address in (address for job in _JOBS for address in cluster.get(job, [])):
         host, port = _split_address(address)
         if (host.lower(), port) in seen:
-            raise UserError(f"TF_CONFIG: {address} is listed twice. Give every host its own address.")
+            raise UserError(f"TF_CONFIG: {address} is listed twice. Give every worker its own address.")
         seen.add((host.lower(), port))
     if len(cluster.get("chief", [])) > 1:
-        raise UserError('TF_CONFIG: the cluster has more than one chief. List one host under "chief", and the others '
+        raise UserError('TF_CONFIG: the cluster has more than one chief. List one worker under "chief", and the others '
                         'under "worker".')
 
 
@@ -204,7 +204,7 @@ def _check_task(cluster, task):
     """Raises `UserError` if the task is missing or not in the cluster."""
     if not {"type", "index"} <= set(task):
         raise UserError('TF_CONFIG: the task is missing. Add "task": {"type": "worker", "index": 0}, with a different '
-                        "index on every host.")
+                        "index for every worker.")
     job, index = task["type"], task["index"]
     if not isinstance(job, str) or job not in cluster:
         raise UserError(f"TF_CONFIG: the task's type {job!r:.80} is not in the cluster. Use {' or '.join(cluster)}.")
@@ -213,11 +213,12 @@ def _check_task(cluster, task):
                         f"first {job}.")
     if len(str(index)) > 9 or int(index) >= len(cluster[job]):
         raise UserError(f"TF_CONFIG: the task's index {str(index):.80} is out of range: the number of {job} "
-                        f"addresses is {len(cluster[job])}. Start indices at 0, and list all addresses on every host.")
+                        f"addresses is {len(cluster[job])}. Start indices at 0, and list all addresses in every "
+                        "TF_CONFIG.")
 
 
-def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> None:
-    """Rejects settings that multi-host training does not support. Call this function before `wait_for_hosts`.
+def check_multi_worker_settings(use_tpu: bool, mode: str, seed: int | None) -> None:
+    """Rejects settings that training with multiple workers does not support. Call this before `wait_for_workers`.
 
     Args:
       use_tpu: value of `--use_tpu`.
@@ -225,36 +226,36 @@ def check_multi_host_settings(use_tpu: bool, mode: str, seed: int | None) -> Non
       seed: value of `--seed`, or None if it is not set.
 
     Raises:
-      UserError: TF_CONFIG lists multiple hosts, but a setting does not support multi-host training.
+      UserError: TF_CONFIG lists multiple workers, but a setting supports only one.
     """
-    if count_hosts() == 1:
+    if count_workers() == 1:
         return
     if use_tpu:
-        raise UserError("--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple hosts. Unset "
-                        "TF_CONFIG.")
+        raise UserError("--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple workers. "
+                        "Unset TF_CONFIG.")
     if mode == "eval":
-        raise UserError("--mode=eval: this mode runs on one host only. Start one process, without "
-                        "TF_CONFIG and --cluster, or use --mode=train_then_eval, which evaluates on all hosts.")
+        raise UserError("--mode=eval: this mode runs in one process only. Start one process, without "
+                        "TF_CONFIG and --cluster, or use --mode=train_then_eval, which evaluates on all workers.")
     if seed is None:
-        raise UserError("--seed: the seed is not set, but all hosts need the same seed. Pass, for example, --seed=1 on "
-                        "all hosts.")
+        raise UserError("--seed: the seed is not set, but all workers need the same seed. Pass, for example, --seed=1 "
+                        "on all workers.")
 
 
-def wait_for_hosts() -> None:
-    """Waits until all hosts in TF_CONFIG are reachable, and logs the addresses of missing hosts.
+def wait_for_workers() -> None:
+    """Waits until all workers in TF_CONFIG are reachable, and logs the addresses of missing workers.
 
-    TensorFlow's own rendezvous blocks in native code. It does not report missing hosts, and it ignores SIGTERM and
+    TensorFlow's own rendezvous blocks in native code. It does not report missing workers, and it ignores SIGTERM and
     Ctrl-C.
 
     Raises:
-      UserError: this host's port cannot be used, for example because another program uses it.
+      UserError: this worker's port cannot be used, for example because another program uses it.
     """
     cluster, task = _read_tf_config()
-    if count_hosts() == 1:
+    if count_workers() == 1:
         return
     own_address = cluster[task["type"]][int(task["index"])]
     peers = [address for addresses in cluster.values() for address in addresses if address != own_address]
-    console.log("warning: multiple hosts: TensorFlow listens on all network interfaces without authentication. Use "
+    console.log("warning: multiple workers: TensorFlow listens on all network interfaces without authentication. Use "
                 "trusted networks only.")
     logged = None
     with _listen(own_address) as server, concurrent.futures.ThreadPoolExecutor() as pool:
@@ -266,18 +267,18 @@ def wait_for_hosts() -> None:
                 while True:  # Drain the accept queue, because peers connect only to probe the port.
                     server.accept()[0].close()
             time.sleep(_PROBE_INTERVAL)
-    console.log(f"all {count_hosts()} hosts are reachable")
+    console.log(f"all {count_workers()} workers are reachable")
 
 
 def _listen(address):
-    """Returns a socket that listens on the port of `address`, so that other hosts can probe the port."""
+    """Returns a socket that listens on the port of `address`, so that other workers can probe the port."""
     port, dual_stack = _split_address(address)[1], socket.has_dualstack_ipv6()
     try:
         server = socket.create_server(("", port), family=socket.AF_INET6 if dual_stack else socket.AF_INET,
                                       dualstack_ipv6=dual_stack, backlog=socket.SOMAXCONN)
     except OSError as error:
-        raise UserError(f"TF_CONFIG: port {port} of this host cannot be used ({error.strerror}). Stop the program that "
-                        "uses it, or choose another port (with --cluster=slurm, submit the job again).") from error
+        raise UserError(f"TF_CONFIG: port {port} of this machine cannot be used ({error.strerror}). Stop the program "
+                        "that uses it, or choose another port (with --cluster=slurm, submit the job again).") from error
     server.setblocking(False)
     return server
 
@@ -292,7 +293,7 @@ def _is_reachable(address):
 
 
 def gather_integers(values: list[int], strategy: tf.distribute.Strategy) -> np.ndarray:
-    """Gathers integers from all replicas into an array [replicas, len(values)]. All hosts must call this function."""
+    """Gathers integers from all replicas into an array [replicas, len(values)]. All workers must call this function."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return np.array([values])
     gathered = _gather_function(strategy)(tf.constant([values], tf.int64))
@@ -300,7 +301,7 @@ def gather_integers(values: list[int], strategy: tf.distribute.Strategy) -> np.n
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
-    """Waits until all hosts have called this function."""
+    """Waits until all workers have called this function."""
     gather_integers([0], strategy)
 
 
