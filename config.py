@@ -855,8 +855,10 @@ def _largest_divisor(config):
 
 def _check_linear_head_learning_rate(config):
     name = "linear_head_learning_rate"
-    if not (config.pretraining and config.has_linear_head):
-        raise _error(config, name, "this flag is only valid for pretraining with a linear head. Remove the flag.")
+    if not config.pretraining:
+        raise _error(config, name, "this flag is only valid for pretraining. Remove the flag.")
+    if not config.has_linear_head:
+        return  # Recipes set the flag. `run.fill_defaults` removes it and logs that there is no linear head.
     if config.optimizer == "adam":
         raise _error(config, name, "this flag is not supported with --optimizer=adam, whose updates do not depend on "
                      "the scale of the gradients. Remove the flag.")

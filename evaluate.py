@@ -30,7 +30,6 @@ from sources import classes
 from sources.source import Source
 
 _POLL_SECONDS = 5.0
-_SAMPLED_LABELS = 1024  # number of examples in each split that are searched for labels
 _EMBEDDED_ROWS = 64  # maximum number of images whose views `contrastive` embeds at once
 _RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
 LINEAR_TOP_1 = "eval/label_top_1_accuracy"
@@ -40,6 +39,7 @@ MEAN_PRECISION = "eval/label_mean_average_precision"  # 11-point mAP, for multi-
 LBFGS = "eval/lbfgs_top_1_accuracy"
 KNN = "eval/knn_top_1_accuracy"
 WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
+REGULARIZATION = "eval/regularization_loss"
 _LABELS = {
     LINEAR_TOP_1: "linear head, top-1", LINEAR_TOP_5: "linear head, top-5",
     MEAN_PER_CLASS: "linear head, mean per class", MEAN_PRECISION: "linear head, 11-point mAP",
@@ -55,10 +55,15 @@ _ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untraine
 
 
 def protocols(config: Config, source: Source) -> list[str]:
-    """Returns the protocols to run. If the model has no linear head, other protocols replace `linear_head`."""
-    substitute = ("contrastive",) + (("knn",) if source.num_classes and not source.multi_label else ())
-    names = [name for requested in config.eval_protocols
-             for name in (substitute if requested == "linear_head" and not config.has_linear_head else (requested,))]
+    """Returns the protocols to run.
+
+    If the model has no linear head, `contrastive` and, if there are labels, `knn` replace `linear_head`.
+    """
+    names = config.eval_protocols
+    if "linear_head" in names and not config.has_linear_head:
+        substitutes = ["contrastive"] + ["knn"] * (not source.multi_label and _splits_have_labels(config, source))
+        index = names.index("linear_head")
+        names = [*names[:index], *substitutes, *names[index + 1:]]
     return list(dict.fromkeys(names))
 
 
@@ -84,19 +89,16 @@ def config_during_training(config: Config, source: Source) -> Config:
     The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. In pretraining,
     they use all labels.
     """
-    has_labels = source.num_classes is not None and all(
-        _has_labels(source, split) for split in (config.train_split, config.eval_split))
-    names = ["linear_head"] if config.has_linear_head and has_labels else []
-    names += ["knn"] if has_labels and not source.multi_label else []
+    labeled = _splits_have_labels(config, source)
+    names = ["linear_head"] if config.has_linear_head and labeled else []
+    names += ["knn"] if labeled and not source.multi_label else []
     names += ["contrastive"] if config.pretraining and not names else []
     return config.replace(eval_protocol=",".join(names), eval_baselines=False, eval_projections=False,
                           save_predictions=False, label_fraction=1.0, label_seed=0)
 
 
-def _has_labels(source, split):
-    """Returns whether any of the first examples of a split has a label."""
-    labels = source.records(split).take(_SAMPLED_LABELS).map(lambda key, item, label: label)
-    return any(np.any(label >= 0) for label in labels.as_numpy_iterator())
+def _splits_have_labels(config, source):
+    return all(source.has_labels(split) for split in (config.train_split, config.eval_split))
 
 
 def eval_batches(config: Config, source: Source, split: str, strategy: tf.distribute.Strategy
@@ -228,6 +230,7 @@ class Evaluator:
           check: called before anything is written; may raise `UserError`.
         """
         self._config, self._source, self._model, self._strategy = config, source, model, strategy
+        self._protocol_names = protocols(config, source)
         self._is_chief, self._check = is_chief, check
         self._head_names = head_names or source.class_names
         self._head_columns = classes.match_columns(source.class_names, head_names) if head_names else None
@@ -259,7 +262,8 @@ class Evaluator:
     def evaluate_and_write(self, step: int, complete: bool = True) -> dict[str, float]:
         """Runs the configured protocols on the current weights and writes the results.
 
-        If a protocol fails, the results of earlier protocols are written, unless this step already has a result file.
+        If a protocol fails, the results of earlier protocols are written to result_<step>.json, unless this file
+        exists already.
 
         Args:
           step: training step at which the weights were saved.
@@ -271,10 +275,12 @@ class Evaluator:
           `eval/regularization_loss`, `global_step`) and the keys defined as constants in this module.
 
         Raises:
-          UserError: results, logits or features contain NaN or Inf, or too few examples have labels.
+          UserError: results, logits or features contain NaN or Inf, too few examples have labels, or the results
+            cannot be written.
         """
+        if self._is_chief:
+            run_directory.check_writable(results_dir(self._config))
         results, finished = {"global_step": step}, False
-        result_file = os.path.join(results_dir(self._config), f"result_{step}.json")
         try:
             for protocol in self._protocols(complete):
                 if self._is_chief and protocol.__name__ in _PHASES:
@@ -287,8 +293,10 @@ class Evaluator:
                 results.update(protocol_results)
             finished = True
         finally:
-            if self._is_chief and (finished or len(results) > 1 and not tf.io.gfile.exists(result_file)):
+            if self._is_chief and finished:
                 self._write(step, results)
+            elif self._is_chief and results.keys() - {"global_step", REGULARIZATION}:
+                self._write_partial(step, results)
         if self._config.keep_best and complete:
             self._keep_best(step, results)
         elif self._config.keep_best and self._is_chief:
@@ -297,7 +305,7 @@ class Evaluator:
 
     def _protocols(self, complete):
         """Returns the protocol methods in execution order. Each method takes the step and returns results."""
-        names = protocols(self._config, self._source)
+        names = self._protocol_names
         selection = {self.regularization: complete, self.linear_head: "linear_head" in names,
                      self.contrastive: "contrastive" in names,
                      self.probe_frozen_encoder: bool({"lbfgs", "knn"} & set(names))}
@@ -308,6 +316,13 @@ class Evaluator:
         if protocol != self.probe_frozen_encoder or self._config.label_fraction == 1:
             return ""
         return f", {self._source.num_examples(self._config.train_split):,} labels"
+
+    def _write_partial(self, step, results):
+        """Writes the results of the protocols that had finished before another protocol failed."""
+        path = os.path.join(results_dir(self._config), f"result_{step}.json")
+        if not storage.is_file(path):
+            self._check()
+            storage.write_json(path, results)
 
     def _write(self, step, results):
         self._check()
@@ -360,7 +375,7 @@ class Evaluator:
         """Returns a dict with the weight-decay loss, under the same key as in the original."""
         del step
         decay = model_lib.add_weight_decay(self._model, self._config.weight_decay, self._config.optimizer)
-        return {"eval/regularization_loss": float(decay)}
+        return {REGULARIZATION: float(decay)}
 
     def linear_head(self, step: int) -> dict[str, float]:
         """Returns the metrics of the linear head on all labeled examples; see `linear_results`.
@@ -431,7 +446,7 @@ class Evaluator:
 
     def _probe(self, functions, step):
         """Runs `lbfgs` and `knn` on the outputs of `functions`, a dict mapping key suffixes to compiled functions."""
-        config, names, results = self._config, protocols(self._config, self._source), {}
+        config, names, results = self._config, self._protocol_names, {}
         for suffix, function in functions.items():
             train_set, test_set = (self._extract(function, split, step)
                                    for split in (config.train_split, config.eval_split))
@@ -469,15 +484,18 @@ def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, s
 
 
 def wait_for_run(model_dir: str, timeout: float) -> None:
-    """Waits until a run has started in `model_dir`, so that its settings can be read.
+    """Waits until a run has started in `model_dir`, so that its settings can be read. Logs that it waits.
 
     Args:
       model_dir: directory of the run.
       timeout: number of seconds to wait. 0: no timeout.
     """
-    seconds_waited = progress.stopwatch()
+    seconds_waited, is_logged = progress.stopwatch(), False
     while run_directory.read_flags(model_dir) is None and not checkpoint_files.list_steps(model_dir):
         signals.safe_point()
+        if not is_logged:
+            console.log(f"waiting for a training run to start in {model_dir}")
+            is_logged = True
         if timeout and seconds_waited() > timeout:
             return
         time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
@@ -558,8 +576,7 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
     """
     labeled_source = select_labels(config, source)  # Reports too few labels before the first checkpoint is written.
     required = _required_parts(config, source)
-    trained_on = (run_directory.read_flags(config.model_dir) or {}).get("train_split", config.train_split)
-    last_step = model_lib.count_steps(config, source.num_examples(trained_on)).train
+    last_step = config.train_steps or model_lib.count_steps(config, source.num_examples(config.train_split)).train
     model = evaluator = results = None
     with contextlib.ExitStack() as stack:
         for path in new_checkpoints(config.model_dir, last_step, config.eval_timeout):

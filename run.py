@@ -70,8 +70,7 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     import evaluate
     import model as model_lib
     import train
-    from checkpoints import checkpoint_files, inspection, run_directory, weight_files
-    from checkpoints.lock import Lock
+    from checkpoints import checkpoint_files, inspection, lock, run_directory, weight_files
     from export import saving
     from inference import gallery
     from runtime import devices, progress, signals, storage, workers
@@ -92,8 +91,8 @@ _FEWER_EXAMPLES = "Input dataset was expected to contain"  # Error text of `tf.d
 def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_lib.Config:
     """Returns `config` with the network and the image size of the weights to evaluate or to fine-tune.
 
-    These settings are read from the run in `--model_dir` if it exists, and otherwise from `--checkpoint`. Settings
-    listed in `given` do not change. All changes are logged.
+    These settings are read from the run in `--model_dir` if it exists, and otherwise from `--checkpoint`. An evaluation
+    also uses the recorded `ft_proj_selector`. Settings listed in `given` do not change. All changes are logged.
 
     Raises:
       UserError: the checkpoint cannot be read, or its network is incompatible with other settings.
@@ -106,11 +105,13 @@ def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_l
         if network.get("stem") == "auto" and "image_size" in network:
             network["stem"] = config_lib.Config(image_size=network["image_size"]).stem_name
     elif config.checkpoint is not None:
-        network, path = inspection.network_flags(weight_files.open_weights(config.checkpoint)), config.checkpoint
+        network, path = inspection.network_flags(
+            weight_files.open_weights(config.checkpoint), with_head_input=True), config.checkpoint
     else:
         return config
     # lineareval_while_pretraining is not inferred, because a linear head requires labels in the data set.
-    names = [*config_lib.settings_with("network"), "image_size"]
+    # Fine-tuning trains a new classifier, which may have a different input.
+    names = [*config_lib.settings_with("network"), "image_size"] + ["ft_proj_selector"] * (config.mode == "eval")
     changes = {name: network[name] for name in names if name not in given and name in (network or {})
                and name != "lineareval_while_pretraining" and network[name] != getattr(config, name)}
     if changes.get("stem") == config.replace(image_size=changes.get("image_size", config.image_size)).stem_name:
@@ -118,6 +119,20 @@ def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_l
     if changes:
         console.log(f"network of {path}: {' '.join(config_lib.as_flags(changes))}")
     return config.replace(**changes)
+
+
+def _adopt_last_step(config, given):
+    """Returns an evaluation's settings with the last step of the run in `--model_dir` as `train_steps`.
+
+    If the user set the training length to a different value than the run, the settings do not change.
+    """
+    if config.mode != "eval":
+        return config
+    recorded, last_step = run_directory.read_flags(config.model_dir), run_directory.read_last_step(config.model_dir)
+    names = (*config_lib.settings_with("length"), "train_batch_size")
+    if last_step is None or any(name in given and getattr(config, name) != recorded.get(name) for name in names):
+        return config
+    return config.replace(train_steps=last_step)
 
 
 def fill_defaults(config: config_lib.Config, source: Source, given: Collection[str]) -> config_lib.Config:
@@ -129,9 +144,11 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
         # The name depends only on the given settings, so a run is found even if its initial checkpoint was deleted.
         config = config.replace(model_dir=config.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
-    if config.mode == "eval" and config.checkpoint is None:
+    # The directory contains a lock, but no settings, while a run with the same --checkpoint starts in it.
+    if config.mode == "eval" and (config.checkpoint is None or storage.is_file(
+            os.path.join(config.model_dir, lock.TRAIN))):
         evaluate.wait_for_run(config.model_dir, config.eval_timeout)
-    config = adopt_network(config, given)
+    config = _adopt_last_step(adopt_network(config, given), given)
     train_split, eval_split = datasets.choose_splits(
         source, config.train_split, config.eval_split, given, hold_out=config.mode != "train")
     recorded = run_directory.read_flags(config.model_dir) or {}
@@ -144,8 +161,9 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
     elif eval_split != config.eval_split and config.evaluates:
         console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
     config = config.replace(train_split=train_split, eval_split=eval_split)
-    if source.num_classes is None and config.pretraining and config.lineareval_while_pretraining:
-        console.log(f"linear head: off ({source.name} has no labels)")
+    reason = _reason_for_no_linear_head(config, source) if config.pretraining else None
+    if reason:
+        console.log(f"linear head: off ({reason})")
         config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
                                 zero_init_logits_layer=False)
     if config.seed is None:
@@ -157,6 +175,20 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
         new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)
         config = config.replace(seed=new if stored is None else stored)
     return config
+
+
+def _reason_for_no_linear_head(config, source):
+    """Returns the reason why pretraining has no linear head, or None if it has one."""
+    if not config.lineareval_while_pretraining:
+        return "--nolineareval_while_pretraining"
+    if source.num_classes is None:
+        return f"{source.name} has no labels"
+    if config.mode == "eval":  # The checkpoint determines whether there is a linear head.
+        return None
+    datasets.check_split(source, "train_split", config.train_split)
+    if source.has_labels(config.train_split):
+        return None
+    return f"the examples in {config.train_split} of {source.name} have no labels"
 
 
 def _warn_if_trained_on_held_out_images(config):
@@ -174,6 +206,8 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
     _check_data(config, source, strategy)
     if source.num_classes is None:
         _check_unlabeled(config, source)
+    else:
+        _check_labels(config, source)
     if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
         raise UserError(f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example, but "
                         f"{source.name} has multiple labels per example. Use linear_head, or `python -m transfer "
@@ -191,8 +225,10 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
 
 
 def _check_data(config, source, strategy):
-    """Checks that the splits exist and contain enough examples for the batch sizes."""
-    datasets.check_split(source, "train_split", config.train_split)
+    """Checks that the splits that are used exist and contain enough examples for the batch sizes."""
+    probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head  # `knn` may replace the head.
+    if config.mode != "eval" or config.label_fraction < 1 or probes:
+        datasets.check_split(source, "train_split", config.train_split)
     if config.mode == "train" and config.eval_epochs and config.eval_split == config_lib.Config.eval_split and (
             source.split_names == ["train"]):
         raise UserError(f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use "
@@ -213,6 +249,18 @@ def _check_unlabeled(config, source):
     if config.keep_best:
         raise UserError(f"--keep_best: this flag requires an accuracy, but {source.name} has no labels. Remove the "
                         "flag.")
+
+
+def _check_labels(config, source):
+    """Checks that the splits of a labeled data set have labels if they are needed."""
+    names = set(evaluate.protocols(config, source)) if config.mode != "train" else set()
+    remedy = f"this split of {source.name} has no labels. Use a split with labels"
+    uses_train_labels = not config.pretraining and config.mode != "eval" or {"lbfgs", "knn"} & names
+    if uses_train_labels and not source.has_labels(config.train_split):
+        raise UserError(f"--train_split={config.train_split}: {remedy}.")
+    if {"linear_head", "lbfgs", "knn"} & names and not source.has_labels(config.eval_split):
+        alternative = ", or --eval_protocol=contrastive" if config.pretraining else ""
+        raise UserError(f"--eval_split={config.eval_split}: {remedy}{alternative}.")
 
 
 def unsuitable_settings(config: config_lib.Config, source: Source) -> list[str]:
@@ -282,15 +330,15 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
             _prepare_source(config, source, strategy)
             _evaluate(config, source, strategy)
             return
-        with Lock(config.model_dir) if is_chief else contextlib.nullcontext() as lock:
+        with lock.Lock(config.model_dir) if is_chief else contextlib.nullcontext() as run_lock:
             _prepare_directory(config, source, strategy)
             _prepare_source(config, source, strategy)
             labeled_source = evaluate.select_labels(config, source)  # Reports too few labels before training.
             signals.safe_point()
             train.check_agreement(config, source, strategy)
-            check_lock = (lambda: None) if lock is None else lock.check
+            check_lock = (lambda: None) if run_lock is None else run_lock.check
             make_evaluator = functools.partial(_make_evaluator, config, source, strategy, is_chief, check_lock)
-            trained, results = train.train(config, source, strategy, stop, lock, make_evaluator), {}
+            trained, results = train.train(config, source, strategy, stop, run_lock, make_evaluator), {}
             if config.mode == "train_then_eval":
                 results = evaluate.evaluate_and_write(
                     config, labeled_source, trained.model, strategy, trained.step, is_chief, check=check_lock)

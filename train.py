@@ -298,18 +298,21 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
 def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
     """Raises `UserError` if the batch sizes are incompatible with the data set or the number of replicas."""
     num_replicas = strategy.num_replicas_in_sync
-    for flag in ("train_batch_size", "eval_batch_size"):
+    trains = config.mode != "eval"
+    for flag in ("train_batch_size", "eval_batch_size") if trains else ("eval_batch_size",):
         size = getattr(config, flag)
         if size % num_replicas:
             nearest = max(round(size / num_replicas), 1) * num_replicas
             raise UserError(f"--{flag}={size}: the value must be divisible by the number of replicas ({num_replicas}). "
                             f"Use {nearest}.")
+    if not trains:
+        return
     if config.micro_batch_size % num_replicas:
         raise UserError(f"--micro_batch_size={config.micro_batch_size}: the value must be divisible by the number of "
                         f"replicas ({num_replicas}). Use a multiple of {num_replicas} that divides --train_batch_size="
                         f"{config.train_batch_size}.")
     examples = source.num_examples(config.train_split)
-    if config.mode != "eval" and config.train_batch_size > examples:
+    if config.train_batch_size > examples:
         raise UserError(f"--train_batch_size={config.train_batch_size}: --train_split={config.train_split} has only "
                         f"{examples} examples. Use at most {examples // num_replicas * num_replicas}.")
 
@@ -423,7 +426,7 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
     with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory, \
             contextlib.ExitStack() as stack:
         state = build_training_state(config, source, strategy, directory)
-        log = _start_directory(config, source, state, lock)
+        log = _start_directory(config, source, state, lock, steps.train)
         step, checkpoint = state.step, checkpoint_files.latest_checkpoint(config.model_dir)
         if step < steps.train:
             if is_chief:
@@ -563,12 +566,12 @@ class _Evaluations:
             self._evaluator.close()
 
 
-def _start_directory(config, source, state, lock):
+def _start_directory(config, source, state, lock, last_step):
     """Writes the run's settings, data description and preview, and returns the `TrainingLog`."""
     if lock is not None:
         lock.check()
     # Write only after restoring has succeeded, since invalid settings must not replace the run's own settings.
-    run_directory.write_flags(state.directory, config, source.class_names, source.multi_label)
+    run_directory.write_flags(state.directory, config, source.class_names, source.multi_label, last_step)
     run_directory.write_data(state.directory, source)
     log = TrainingLog(state.directory, state.step, dataclasses.asdict(config))
     if state.step == 0 and lock is not None:

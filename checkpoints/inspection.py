@@ -40,14 +40,17 @@ class CheckpointInfo:
     multi_label: bool
 
 
-def network_flags(file: WeightFile) -> dict | None:
+def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | None:
     """Returns the settings of the network in a weight file, as inferred by `architecture.infer_flags`.
 
-    If the run or SavedModel that contains the file records the image size, the dict also contains `image_size`.
+    If the run or SavedModel that contains the file records the image size, the dict also contains `image_size`. The
+    same applies to `ft_proj_selector`, the input of the linear head, if `with_head_input` is set.
     """
     flags, (description, settings) = architecture.infer_flags(file), _recorded_settings(file)
-    size = description.get("image_size") or (select_settings(settings or {}) or {}).get("image_size")
-    return flags if flags is None or size is None else dict(flags, image_size=size)
+    settings = select_settings(settings or {}) or {}
+    recorded = dict(image_size=description.get("image_size") or settings.get("image_size"),
+                    ft_proj_selector=settings.get("ft_proj_selector") if with_head_input else None)
+    return flags and {**flags, **{name: value for name, value in recorded.items() if value is not None}}
 
 
 def _recorded_settings(file):

@@ -19,6 +19,7 @@ from sources import classes
 from sources.source import Source
 
 _FLAGS, _DATA = "flags.json", "data.json"
+_LAST_STEP = "last_step"  # Key in flags.json; the number of steps also depends on the number of training examples.
 # Files that can exist before a run starts, from an evaluation or a failed start, and a key that identifies them.
 _OWN_KEYS = {r"images\.json": "digest", r"result(_\d+)?\.json": "global_step"}
 _RECENT_SECONDS = 600  # Newer temporary files may belong to a running evaluation.
@@ -93,9 +94,18 @@ def check_no_user_files(directory: str) -> None:
                             "Choose another directory, or move the file.")
 
 
-def write_flags(directory: str, config: Config, class_names: list[str] | None, multi_label: bool = False) -> None:
+def read_last_step(directory: str) -> int | None:
+    """Returns the last training step of the run, or None if flags.json does not contain it."""
+    last_step = storage.read_json(os.path.join(directory, _FLAGS), default={}).get(_LAST_STEP)
+    return last_step if type(last_step) is int and last_step > 0 else None
+
+
+def write_flags(directory: str, config: Config, class_names: list[str] | None, multi_label: bool = False,
+                last_step: int | None = None) -> None:
     """Writes flags.json and classes.json."""
-    storage.write_json(os.path.join(directory, _FLAGS), dataclasses.asdict(config))
+    flags = dataclasses.asdict(config)
+    storage.write_json(os.path.join(directory, _FLAGS),
+                       flags if last_step is None else {**flags, _LAST_STEP: last_step})
     storage.write_json(os.path.join(directory, weight_files.CLASSES_FILE),
                        dict(names=class_names, multi_label=True) if multi_label else class_names)
 

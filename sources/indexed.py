@@ -82,6 +82,10 @@ class IndexedSource(Source):
         keys, items, labels = (tf.constant(column) for column in self._select(split))
         return lambda index: (keys[index], self._load(items[index]), labels[index])
 
+    def has_labels(self, split: str) -> bool:
+        """Returns whether any example of a split has a label. Reads no items, which may be corrupt files."""
+        return self.num_classes is not None and bool(np.any(self._select(split)[2] >= 0))
+
     def decode(self, item: tf.Tensor) -> tf.Tensor:
         """See `Source`."""
         return item if item.dtype == tf.uint8 else super().decode(item)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from runtime.pipelines import PARALLEL_CALLS
+
+_SAMPLED_LABELS = 1024  # number of examples in a split that are searched for labels
 
 
 class Source(abc.ABC):
@@ -85,6 +88,13 @@ class Source(abc.ABC):
 
     def check_files(self, split: str) -> None:  # noqa: B027 (Optional: most sources have nothing to check.)
         """Raises `UserError` if files of the split are missing or empty. Does not read their contents."""
+
+    def has_labels(self, split: str) -> bool:
+        """Returns whether any of the first 1,024 examples of a split has a label."""
+        if self.num_classes is None:
+            return False
+        labels = self.records(split).take(_SAMPLED_LABELS).map(lambda key, item, label: label)
+        return any(np.any(label >= 0) for label in labels.as_numpy_iterator())
 
     def no_label(self) -> tf.Tensor:
         """Returns the label of an unlabeled example: -1 (int64), repeated for each class if `multi_label` is True."""

@@ -15,6 +15,8 @@ from config import Config
 from runtime import console, rng
 from runtime.errors import UserError
 from sources import datasets, digits, folders, image_files, label_subsets
+from sources.indexed import IndexedSource
+from sources.source import Source
 from sources.tfds_source import TfdsSource
 from support.images import write_images
 
@@ -85,6 +87,17 @@ def test_folder_without_classes_is_unlabeled(tmp_path, names):
     source = folders.folder_source(str(tmp_path))
     assert source.num_classes is None
     assert {int(label) for split in source.split_names for _, _, label in source.records(split)} == {-1}
+
+
+@pytest.mark.parametrize("has_labels", [Source.has_labels, IndexedSource.has_labels])
+def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
+    labels = np.full(40, -1, np.int64)
+    labels[7] = 0
+    splits = {"one": (np.zeros(40), labels), "none": (np.zeros(40), np.full(40, -1, np.int64))}
+    source = IndexedSource("x", splits, ["a"], tf.identity)
+    assert has_labels(source, "one") and has_labels(source, "none+one") and not has_labels(source, "none")
+    source.class_names = None
+    assert not has_labels(source, "one")
 
 
 @pytest.fixture

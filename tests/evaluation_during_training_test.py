@@ -151,14 +151,36 @@ def test_images_without_labels_are_evaluated_with_the_contrastive_loss(tmp_path)
     assert "eval/contrast_loss" in read_results(tmp_path / "run")["result_1.json"]
 
 
-def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_loss(monkeypatch):
+@pytest.fixture
+def partly_labeled(monkeypatch):
+    """Returns the digits without labels in the training split."""
     source = digits.digits_source()
+    images, labels = source._splits["train"]
+    source._splits["train"] = images, np.full_like(labels, -1)
+    monkeypatch.setattr(run_lib.datasets, "open_source", lambda *_: source)
+    return source
+
+
+def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_loss(partly_labeled, tmp_path, capsys):
     config = Config(**TINY, eval_split="test", mode="train", eval_epochs=1)
-    assert evaluate.config_during_training(config, source).eval_protocols == ("linear_head", "knn")
-    records = source.records
-    monkeypatch.setattr(source, "records", lambda split: records(split).map(
-        lambda key, item, label: (key, item, tf.where(split == "test", label, -1))))
-    assert evaluate.config_during_training(config, source).eval_protocols == ("contrastive",)
+    assert evaluate.config_during_training(config, digits.digits_source()).eval_protocols == ("linear_head", "knn")
+    assert evaluate.config_during_training(config, partly_labeled).eval_protocols == ("contrastive",)
+    run(tmp_path, mode="train_then_eval", **{**SETTINGS, "train_steps": 1, "linear_head_learning_rate": None})
+    assert "linear head: off (the examples in train[:64] of digits have no labels)\n" in capsys.readouterr().out
+    results = read_results(tmp_path)["result.json"]
+    assert "eval/contrast_loss" in results and not {evaluate.LINEAR_TOP_1, evaluate.KNN} & results.keys()
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(eval_protocol="knn"), "--train_split=train[:64]: this split of digits has no labels. Use a split"),
+    (dict(train_mode="supervised", mode="train"), "--train_split=train[:64]: this split of digits has no labels."),
+    (dict(train_split="test", eval_split="train[:64]"),
+     "--eval_split=train[:64]: this split of digits has no labels. Use a split with labels, or --eval_protocol=contr"),
+])
+def test_splits_without_the_required_labels_are_rejected_before_training(partly_labeled, tmp_path, settings, message):
+    with pytest.raises(UserError) as error:
+        run(tmp_path / "run", given=("eval_split",), **{"mode": "train_then_eval", "eval_split": "test", **settings})
+    assert str(error.value).startswith(message) and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("settings, message", [

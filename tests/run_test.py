@@ -61,7 +61,8 @@ def test_a_run_writes_all_documented_files(complete_run):
             "train", "eval", "saved_model"} <= names
     assert (directory / "saved_model" / "4" / "saved_model.pb").exists()
     flags = json.loads((directory / "flags.json").read_text())
-    assert flags["seed"] == 7 and flags["eval_split"] == "test" and set(flags) == set(Config.__dataclass_fields__)
+    assert flags["seed"] == 7 and flags["eval_split"] == "test" and flags["last_step"] == 4
+    assert set(flags) == {*Config.__dataclass_fields__, "last_step"}
     result = json.loads((directory / "result.json").read_text())
     assert result["global_step"] == 4
     saved = weights(directory, 4)
@@ -240,6 +241,68 @@ def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends(complete_
     assert seen == [3, 4]
 
 
+@pytest.mark.parametrize("settings, last_step", [
+    # The run recorded its last step. The evaluation's own settings result in other numbers of steps.
+    (dict(), 4), (dict(train_batch_size=2), 4), (dict(train_split="test"), 4), (dict(train_split="missing"), 4),
+    (dict(train_steps=3), 3), (dict(train_steps=4), 4)])
+def test_continuous_evaluation_ends_at_the_last_step_of_the_run(complete_run, capsys, settings, last_step):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
+        run(complete_run[0], given=({"train_steps"} & set(settings)) | {"train_split"}, mode="eval", **settings)
+    assert f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}\n" in capsys.readouterr().out
+
+
+def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_run, tmp_path):
+    run(tmp_path / "run", mode="train_then_eval", train_mode="finetune", checkpoint=str(complete_run[0]), train_steps=1,
+        optimizer="momentum", learning_rate=1.0, ft_proj_selector=1, save_predictions=True)
+    run(tmp_path / "run", mode="eval", eval_name="again", save_predictions=True)
+    run(tmp_path / "other", mode="eval", checkpoint=str(tmp_path / "run"), save_predictions=True)
+    expected = np.load(tmp_path / "run" / "predictions_1.npz")["logits"]
+    for directory in ("run/again", "other"):
+        logits = np.load(tmp_path / directory / "predictions_1.npz")["logits"]
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_results_that_cannot_be_written_are_reported_before_the_evaluation(complete_run, tmp_path):
+    directory = shutil.copytree(complete_run[0], tmp_path / "run")
+    (directory / "again").write_text("a file")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.Evaluator, "linear_head", None)
+        with pytest.raises(UserError, match="run/again: the directory cannot be written to"):
+            run(directory, mode="eval", eval_name="again")
+
+
+def test_results_of_finished_protocols_are_kept_if_another_protocol_fails(complete_run, tmp_path):
+    def fail(*_):
+        raise UserError("failed")
+
+    directory = shutil.copytree(complete_run[0], tmp_path / "run")
+    complete = (directory / "result.json").read_text()
+    for path in directory.glob("result_*.json"):
+        path.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.Evaluator, "linear_head", fail)
+        with pytest.raises(UserError, match="failed"):
+            run(directory, mode="eval")
+    assert not list(directory.glob("result_*.json")) and (directory / "result.json").read_text() == complete
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.Evaluator, "probe_frozen_encoder", fail)
+        with pytest.raises(UserError, match="failed"):
+            run(directory, mode="eval", eval_protocol="linear_head,knn")
+    assert evaluate.LINEAR_TOP_1 in json.loads((directory / "result_3.json").read_text())
+    assert (directory / "result.json").read_text() == complete
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(complete_run, tmp_path, capsys, checkpoint):
+    (tmp_path / "train.lock").touch()
+    settings = dict(checkpoint=str(complete_run[0])) if checkpoint else {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
+        run(tmp_path, mode="eval", eval_timeout=0.2, **settings)
+    assert f"waiting for a training run to start in {tmp_path}\n" in capsys.readouterr().out
+
+
 def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete_run, tmp_path):
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
     shutil.rmtree(directory / "saved_model")
@@ -325,7 +388,7 @@ def test_unsuitable_settings_are_reported(settings, warning):
 
 
 def test_continuous_evaluation_prints_a_table(complete_run, capsys):
-    run(complete_run[0], mode="eval", train_steps=3, eval_name="table", eval_steps=1)
+    run(complete_run[0], mode="eval", eval_name="table", eval_steps=1)
     assert re.search(r"ckpt-3\n-+\nlinear head, top-1 +0\.\d{4}\n", capsys.readouterr().out)
 
 
@@ -336,8 +399,8 @@ def test_top_5_accuracy_is_reported_for_more_than_five_classes(classes, has_top_
 
 
 def test_continuous_evaluation_ends_after_the_timeout(complete_run, capsys):
-    run(complete_run[0], mode="eval", train_steps=400, eval_timeout=0.5, eval_name="again", eval_steps=1,
-        linear_head_learning_rate=0.1)
+    run(complete_run[0], given=("train_steps",), mode="eval", train_steps=400, eval_timeout=0.5, eval_name="again",
+        eval_steps=1, linear_head_learning_rate=0.1)
     assert "--eval_timeout" in capsys.readouterr().out
     results = json.loads((complete_run[0] / "again" / "result_3.json").read_text())
     assert set(results) == {evaluate.LINEAR_TOP_1, evaluate.LINEAR_TOP_5, evaluate.MEAN_PER_CLASS,
@@ -352,6 +415,13 @@ def test_eval_steps_limits_only_the_evaluation_split(num_replicas, two_replicas)
         batches = evaluate.eval_batches(config, digits.digits_source(), split, strategy)
         weights = [float(strategy.reduce("SUM", batch[2], axis=0)) for batch in batches]
         assert sum(weights) == count
+
+
+def test_nolineareval_while_pretraining_removes_the_learning_rate_of_the_linear_head(tmp_path, capsys):
+    config = Config(**TINY, model_dir=str(tmp_path), lineareval_while_pretraining=False, linear_head_learning_rate=0.1)
+    filled = run_lib.fill_defaults(config, digits.digits_source(), ())
+    assert filled.linear_head_learning_rate is None and not filled.has_linear_head
+    assert "linear head: off (--nolineareval_while_pretraining)" in capsys.readouterr().out
 
 
 def test_runs_without_labels_train_and_evaluate_only_the_contrastive_task(tmp_path, capsys):
@@ -381,7 +451,7 @@ def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(recorded
 
 
 def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
-    config = Config(**TINY, lineareval_while_pretraining=False)
+    config = Config(**TINY, lineareval_while_pretraining=False, eval_split="test")
     assert evaluate.protocols(config, digits.digits_source()) == ["contrastive", "knn"]
 
 
@@ -728,6 +798,7 @@ def test_micro_batch_size_must_be_divisible_by_the_number_of_replicas(two_replic
 def test_batch_size_must_be_divisible_by_the_number_of_replicas(two_replicas):
     with pytest.raises(UserError, match="--train_batch_size=33: .*number of replicas .2.. Use 32"):
         train.check_batch(Config(**{**TINY, "train_batch_size": 33}), digits.digits_source(), two_replicas)
+    train.check_batch(Config(**{**TINY, "train_batch_size": 33}, mode="eval"), digits.digits_source(), two_replicas)
 
 
 def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):

@@ -236,6 +236,8 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
     runs.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
     assert checkpoint_files.list_steps(name) == [6]
     assert checkpoint_files.latest_checkpoint(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
+    # Other programs find the checkpoint, too. (`tf.train.latest_checkpoint` would interpret some names as patterns.)
+    assert tf.train.get_checkpoint_state(name).model_checkpoint_path == os.path.join(name, "ckpt-6")
     assert not {path.name for path in tmp_path.iterdir()} - {"run", "deep", "relative", name.rstrip("/")}
 
 
