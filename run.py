@@ -128,7 +128,8 @@ def _adopt_last_step(config, given):
     """
     if config.mode != "eval":
         return config
-    recorded, last_step = run_directory.read_flags(config.model_dir), run_directory.read_last_step(config.model_dir)
+    recorded = run_directory.read_flags(config.model_dir) or {}
+    last_step = run_directory.read_last_step(config.model_dir)
     names = (*config_lib.settings_with("length"), "train_batch_size")
     if last_step is None or any(name in given and getattr(config, name) != recorded.get(name) for name in names):
         return config
