@@ -21,12 +21,12 @@ import tf_keras as keras
 import data
 import metrics
 import model as model_lib
-from checkpoints import checkpoint_files, restoring, run_directory, weight_files
+from checkpoints import checkpoint_files, lock, restoring, run_directory, weight_files
 from config import Config
 from probing import features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
 from runtime.errors import UserError
-from sources import classes
+from sources import classes, datasets
 from sources.source import Source
 
 _POLL_SECONDS = 5.0
@@ -59,7 +59,7 @@ def protocols(config: Config, source: Source) -> list[str]:
 
     If the model has no linear head, `contrastive` and, if there are labels, `knn` replace `linear_head`.
     """
-    names = config.eval_protocols
+    names = list(dict.fromkeys(config.eval_protocols))
     if "linear_head" in names and not config.has_linear_head:
         substitutes = ["contrastive"] + ["knn"] * (not source.multi_label and _splits_have_labels(config, source))
         index = names.index("linear_head")
@@ -279,6 +279,7 @@ class Evaluator:
             cannot be written.
         """
         if self._is_chief:
+            self._check()
             run_directory.check_writable(results_dir(self._config))
         results, finished = {"global_step": step}, False
         try:
@@ -483,15 +484,18 @@ def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, s
         return evaluator.evaluate_and_write(step, complete)
 
 
-def wait_for_run(model_dir: str, timeout: float) -> None:
+def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -> None:
     """Waits until a run has started in `model_dir`, so that its settings can be read. Logs that it waits.
 
     Args:
       model_dir: directory of the run.
       timeout: number of seconds to wait. 0: no timeout.
+      only_if_locked: whether to wait only while a process holds the lock for training in the directory.
     """
     seconds_waited, is_logged = progress.stopwatch(), False
     while run_directory.read_flags(model_dir) is None and not checkpoint_files.list_steps(model_dir):
+        if only_if_locked and not lock.is_held(model_dir):
+            return
         signals.safe_point()
         if not is_logged:
             console.log(f"waiting for a training run to start in {model_dir}")
@@ -576,7 +580,7 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
     """
     labeled_source = select_labels(config, source)  # Reports too few labels before the first checkpoint is written.
     required = _required_parts(config, source)
-    last_step = config.train_steps or model_lib.count_steps(config, source.num_examples(config.train_split)).train
+    last_step = config.train_steps or _count_steps(config, source)
     model = evaluator = results = None
     with contextlib.ExitStack() as stack:
         for path in new_checkpoints(config.model_dir, last_step, config.eval_timeout):
@@ -606,6 +610,12 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
                 rows = [*result_rows(results), ("results", results_dir(config))]
                 console.log(console.format_table(path, rows))
     return results
+
+
+def _count_steps(config, source):
+    """Returns the last step of the run in `model_dir`, computed from the settings for the training length."""
+    split = (run_directory.read_flags(config.model_dir) or {}).get("train_split", config.train_split)
+    return model_lib.count_steps(config, datasets.check_split(source, "train_split", split)).train
 
 
 def _is_usable(path):

@@ -145,10 +145,8 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
         # The name depends only on the given settings, so a run is found even if its initial checkpoint was deleted.
         config = config.replace(model_dir=config.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
-    # The directory contains a lock, but no settings, while a run with the same --checkpoint starts in it.
-    if config.mode == "eval" and (config.checkpoint is None or storage.is_file(
-            os.path.join(config.model_dir, lock.TRAIN))):
-        evaluate.wait_for_run(config.model_dir, config.eval_timeout)
+    if config.mode == "eval":  # A run that starts from the same --checkpoint may be about to write its settings.
+        evaluate.wait_for_run(config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None)
     config = _adopt_last_step(adopt_network(config, given), given)
     train_split, eval_split = datasets.choose_splits(
         source, config.train_split, config.eval_split, given, hold_out=config.mode != "train")
@@ -162,7 +160,7 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
     elif eval_split != config.eval_split and config.evaluates:
         console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
     config = config.replace(train_split=train_split, eval_split=eval_split)
-    reason = _reason_for_no_linear_head(config, source) if config.pretraining else None
+    reason = _reason_for_no_linear_head(config, source, recorded) if config.pretraining else None
     if reason:
         console.log(f"linear head: off ({reason})")
         config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
@@ -178,18 +176,25 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
     return config
 
 
-def _reason_for_no_linear_head(config, source):
-    """Returns the reason why pretraining has no linear head, or None if it has one."""
+def _reason_for_no_linear_head(config, source, recorded):
+    """Returns the reason why pretraining has no linear head, or None if it has one.
+
+    `recorded` is a dict of the settings of the run in `model_dir`, which is empty if there is no run.
+    """
     if not config.lineareval_while_pretraining:
         return "--nolineareval_while_pretraining"
     if source.num_classes is None:
         return f"{source.name} has no labels"
-    if config.mode == "eval":  # The checkpoint determines whether there is a linear head.
-        return None
+    has_head = recorded.get("lineareval_while_pretraining") if recorded.get("train_mode") == "pretrain" else None
+    if config.mode == "eval":
+        is_own_run = config.checkpoint in (None, recorded.get("checkpoint"))
+        return "the run has none" if is_own_run and has_head is False else None
+    if has_head and checkpoint_files.list_steps(config.model_dir):
+        return None  # A resumed run keeps its linear head.
     datasets.check_split(source, "train_split", config.train_split)
     if source.has_labels(config.train_split):
         return None
-    return f"the examples in {config.train_split} of {source.name} have no labels"
+    return f"no labels were found in {config.train_split} of {source.name}"
 
 
 def _warn_if_trained_on_held_out_images(config):
@@ -255,7 +260,9 @@ def _check_unlabeled(config, source):
 def _check_labels(config, source):
     """Checks that the splits of a labeled data set have labels if they are needed."""
     names = set(evaluate.protocols(config, source)) if config.mode != "train" else set()
-    remedy = f"this split of {source.name} has no labels. Use a split with labels"
+    if config.eval_epochs and not config.pretraining:
+        names.add("linear_head")
+    remedy = f"no labels were found in this split of {source.name}. Use a split with labels"
     uses_train_labels = not config.pretraining and config.mode != "eval" or {"lbfgs", "knn"} & names
     if uses_train_labels and not source.has_labels(config.train_split):
         raise UserError(f"--train_split={config.train_split}: {remedy}.")

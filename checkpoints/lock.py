@@ -21,6 +21,21 @@ _MAX_OWNER_CHARACTERS = 300
 _POLL_SECONDS = 0.2
 
 
+def is_held(directory: str, name: str = TRAIN) -> bool:
+    """Returns whether a process holds a lock. Always False if the storage does not support locks."""
+    path = os.path.join(directory, name)
+    if "://" in directory or not os.path.isfile(path) or os.path.islink(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Closing the file releases the lock.
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class InUse(UserError):
     """Raised if another process holds a lock. `owner` describes that process."""
 

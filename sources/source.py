@@ -90,11 +90,15 @@ class Source(abc.ABC):
         """Raises `UserError` if files of the split are missing or empty. Does not read their contents."""
 
     def has_labels(self, split: str) -> bool:
-        """Returns whether any of the first 1,024 examples of a split has a label."""
+        """Returns whether any of the first 1,024 examples of a split has a label.
+
+        If several splits are combined, such as `unlabelled+train`, the first examples of each split are searched.
+        """
         if self.num_classes is None:
             return False
-        labels = self.records(split).take(_SAMPLED_LABELS).map(lambda key, item, label: label)
-        return any(np.any(label >= 0) for label in labels.as_numpy_iterator())
+        labels = (self.records(part).take(_SAMPLED_LABELS).map(lambda key, item, label: label)
+                  for part in split.split("+"))
+        return any(np.any(label >= 0) for dataset in labels for label in dataset.as_numpy_iterator())
 
     def no_label(self) -> tf.Tensor:
         """Returns the label of an unlabeled example: -1 (int64), repeated for each class if `multi_label` is True."""

@@ -93,7 +93,7 @@ def test_folder_without_classes_is_unlabeled(tmp_path, names):
 def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
     labels = np.full(40, -1, np.int64)
     labels[7] = 0
-    splits = {"one": (np.zeros(40), labels), "none": (np.zeros(40), np.full(40, -1, np.int64))}
+    splits = {"one": (np.zeros(40), labels), "none": (np.zeros(2000), np.full(2000, -1, np.int64))}
     source = IndexedSource("x", splits, ["a"], tf.identity)
     assert has_labels(source, "one") and has_labels(source, "none+one") and not has_labels(source, "none")
     source.class_names = None

@@ -166,16 +166,29 @@ def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_
     assert evaluate.config_during_training(config, digits.digits_source()).eval_protocols == ("linear_head", "knn")
     assert evaluate.config_during_training(config, partly_labeled).eval_protocols == ("contrastive",)
     run(tmp_path, mode="train_then_eval", **{**SETTINGS, "train_steps": 1, "linear_head_learning_rate": None})
-    assert "linear head: off (the examples in train[:64] of digits have no labels)\n" in capsys.readouterr().out
+    assert "linear head: off (no labels were found in train[:64] of digits)\n" in capsys.readouterr().out
     results = read_results(tmp_path)["result.json"]
     assert "eval/contrast_loss" in results and not {evaluate.LINEAR_TOP_1, evaluate.KNN} & results.keys()
+    run(tmp_path, mode="eval", eval_name="again")
+    assert read_results(tmp_path / "again")["result.json"] == pytest.approx(results)
+
+
+def test_resumed_runs_on_unlabeled_examples_keep_the_recorded_linear_head(partly_labeled, tmp_path):
+    settings = {**SETTINGS, "checkpoint_steps": 1}
+    with pytest.MonkeyPatch.context() as patch:  # An earlier version did not search for labels.
+        patch.setattr(type(partly_labeled), "has_labels", lambda *_: True)
+        run(tmp_path, mode="train", **{**settings, "train_steps": 1})
+    run(tmp_path, mode="train", **{**settings, "train_steps": 2})
+    assert (tmp_path / "ckpt-2.index").exists()
 
 
 @pytest.mark.parametrize("settings, message", [
-    (dict(eval_protocol="knn"), "--train_split=train[:64]: this split of digits has no labels. Use a split"),
-    (dict(train_mode="supervised", mode="train"), "--train_split=train[:64]: this split of digits has no labels."),
+    (dict(eval_protocol="knn"), "--train_split=train[:64]: no labels were found in this split of digits. Use"),
+    (dict(train_mode="supervised", mode="train"), "--train_split=train[:64]: no labels were found"),
     (dict(train_split="test", eval_split="train[:64]"),
-     "--eval_split=train[:64]: this split of digits has no labels. Use a split with labels, or --eval_protocol=contr"),
+     "--eval_split=train[:64]: no labels were found in this split of digits. Use a split with labels, or --eval_p"),
+    (dict(train_mode="supervised", mode="train", train_split="test", eval_split="train[:64]", eval_epochs=1),
+     "--eval_split=train[:64]: no labels were found in this split of digits. Use a split with labels."),
 ])
 def test_splits_without_the_required_labels_are_rejected_before_training(partly_labeled, tmp_path, settings, message):
     with pytest.raises(UserError) as error:

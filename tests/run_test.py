@@ -1,5 +1,6 @@
 """End-to-end runs: training, resuming, evaluation, export, and errors for invalid input."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -23,6 +24,7 @@ import run as run_lib
 import train
 from augmentation.policies import view_policies
 from checkpoints import descriptions, restoring
+from checkpoints.lock import Lock
 from config import Config, settings_with
 from probing import features
 from runtime import console, devices, rng
@@ -244,11 +246,14 @@ def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends(complete_
 @pytest.mark.parametrize("settings, last_step", [
     # The run recorded its last step. The evaluation's own settings result in other numbers of steps.
     (dict(), 4), (dict(train_batch_size=2), 4), (dict(train_split="test"), 4), (dict(train_split="missing"), 4),
-    (dict(train_steps=3), 3), (dict(train_steps=4), 4)])
+    (dict(train_steps=3), 3), (dict(train_steps=4), 4),
+    # With a different training length, the last step is computed with the training split of the run.
+    (dict(train_epochs=3, train_split="test"), 7)])
 def test_continuous_evaluation_ends_at_the_last_step_of_the_run(complete_run, capsys, settings, last_step):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
-        run(complete_run[0], given=({"train_steps"} & set(settings)) | {"train_split"}, mode="eval", **settings)
+        run(complete_run[0], given=({"train_steps", "train_epochs"} & set(settings)) | {"train_split"}, mode="eval",
+            eval_timeout=0.2, **settings)
     assert f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}\n" in capsys.readouterr().out
 
 
@@ -293,14 +298,16 @@ def test_results_of_finished_protocols_are_kept_if_another_protocol_fails(comple
     assert (directory / "result.json").read_text() == complete
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(complete_run, tmp_path, capsys, checkpoint):
-    (tmp_path / "train.lock").touch()
+@pytest.mark.parametrize("checkpoint, is_locked, waits", [
+    (False, False, True), (True, True, True), (True, False, False)])
+def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(
+        complete_run, tmp_path, capsys, checkpoint, is_locked, waits):
     settings = dict(checkpoint=str(complete_run[0])) if checkpoint else {}
-    with pytest.MonkeyPatch.context() as patch:
+    (tmp_path / "train.lock").touch()  # An earlier run may have left the file.
+    with pytest.MonkeyPatch.context() as patch, Lock(str(tmp_path)) if is_locked else contextlib.nullcontext():
         patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
         run(tmp_path, mode="eval", eval_timeout=0.2, **settings)
-    assert f"waiting for a training run to start in {tmp_path}\n" in capsys.readouterr().out
+    assert (f"waiting for a training run to start in {tmp_path}\n" in capsys.readouterr().out) == waits
 
 
 def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete_run, tmp_path):
@@ -451,8 +458,9 @@ def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(recorded
 
 
 def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
-    config = Config(**TINY, lineareval_while_pretraining=False, eval_split="test")
-    assert evaluate.protocols(config, digits.digits_source()) == ["contrastive", "knn"]
+    for names in ("linear_head", "linear_head,linear_head"):
+        config = Config(**TINY, lineareval_while_pretraining=False, eval_split="test", eval_protocol=names)
+        assert evaluate.protocols(config, digits.digits_source()) == ["contrastive", "knn"]
 
 
 @pytest.fixture(scope="module")

@@ -182,7 +182,7 @@ WORKERS_FLAGS = dict(train_steps=60, log_seconds=0.1)
 
 @pytest.fixture(scope="module")
 def uninterrupted_workers(tmp_path_factory):
-    """Returns the directory of an uninterrupted two-host run."""
+    """Returns the directory of an uninterrupted two-worker run."""
     directory = tmp_path_factory.mktemp("uninterrupted") / "workers"
     assert [process.wait(200) for process in start_workers(directory, **WORKERS_FLAGS)] == [0, 0]
     return directory

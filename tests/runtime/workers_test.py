@@ -262,7 +262,7 @@ def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_va
     ("2", 2, "0", {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"}, ["0", "0"]),
     ("2", 2, "0,1", {"SLURM_TRES_PER_TASK": "cpu=4"}, ["0", "1"]),
     ("2", 2, "", {}, ["", ""]), ("1(x2)", 2, "0,1", {}, ["0,1"])])
-def test_slurm_tasks_on_one_worker_share_its_gpus(
+def test_slurm_tasks_on_one_node_share_its_gpus(
         tasks_per_node, num_tasks, visible, variables, expected, set_variables, monkeypatch):
     for local_task, gpus in enumerate(expected):
         monkeypatch.setenv("TF_CONFIG", "")
@@ -458,7 +458,7 @@ def test_two_workers_train_on_the_same_label_subset_as_one_worker(tmp_path, floa
 
 
 def files_in(directory):
-    """Returns the relative paths of all files except event files, whose names contain the time and the worker."""
+    """Returns the relative paths of all files except event files, whose names contain the time and the host name."""
     return {path.relative_to(directory) for path in directory.rglob("*") if "tfevents" not in path.name}
 
 
