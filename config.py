@@ -151,7 +151,8 @@ class Config:
         "original (TF2 or TF1) can be specified as a directory (the latest checkpoint in it is used), a checkpoint "
         "prefix, a SavedModel or a TF Hub handle. A ResNet from PyTorch is specified as FILE.safetensors. In "
         "evaluation and fine-tuning, network settings and --image_size are taken from the checkpoint unless they are "
-        "set, and in evaluation also --ft_proj_selector. When a run resumes, these weights are not loaded again.",
+        "set. In evaluation, the same applies to --ft_proj_selector. When a run resumes, the weights are not loaded "
+        "again.",
         identity=True,
     )
     seed: int | None = setting(

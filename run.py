@@ -121,14 +121,11 @@ def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_l
     return config.replace(**changes)
 
 
-def _adopt_last_step(config, given):
-    """Returns an evaluation's settings with the last step of the run in `--model_dir` as `train_steps`.
+def _adopt_last_step(config, given, recorded):
+    """Returns an evaluation's settings with the last step of the run in `model_dir` as `train_steps`.
 
-    If the user set the training length to a different value than the run, the settings do not change.
+    `recorded` contains the settings of the run. If the user set a different training length, it is kept.
     """
-    if config.mode != "eval":
-        return config
-    recorded = run_directory.read_flags(config.model_dir) or {}
     last_step = run_directory.read_last_step(config.model_dir)
     names = (*config_lib.settings_with("length"), "train_batch_size")
     if last_step is None or any(name in given and getattr(config, name) != recorded.get(name) for name in names):
@@ -147,10 +144,12 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
         console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
     if config.mode == "eval":  # A run that starts from the same --checkpoint may be about to write its settings.
         evaluate.wait_for_run(config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None)
-    config = _adopt_last_step(adopt_network(config, given), given)
+    config = adopt_network(config, given)
+    recorded = run_directory.read_flags(config.model_dir) or {}
+    if config.mode == "eval":
+        config = _adopt_last_step(config, given, recorded)
     train_split, eval_split = datasets.choose_splits(
         source, config.train_split, config.eval_split, given, hold_out=config.mode != "train")
-    recorded = run_directory.read_flags(config.model_dir) or {}
     if config.mode != "eval" and "train_split" not in given:
         train_split = recorded.get("train_split", train_split)  # A resumed run keeps its training split.
     if eval_split == datasets.HELD_OUT_SPLITS[1] and "eval_split" not in given:
@@ -179,7 +178,7 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
 def _reason_for_no_linear_head(config, source, recorded):
     """Returns the reason why pretraining has no linear head, or None if it has one.
 
-    `recorded` is a dict of the settings of the run in `model_dir`, which is empty if there is no run.
+    `recorded` contains the settings of the run in `model_dir`. It is empty if there is no run.
     """
     if not config.lineareval_while_pretraining:
         return "--nolineareval_while_pretraining"

@@ -98,7 +98,7 @@ def remove(directory: str, step: int) -> None:
 
 def _write_state(directory, steps):
     """Writes the `checkpoint` file, from which TensorFlow's functions read the latest step (`steps[-1]`)."""
-    # The file contains names relative to `directory`. TensorFlow takes these names only if `directory` is an absolute
+    # The file contains names relative to `directory`. TensorFlow accepts these names only if `directory` is an absolute
     # path; otherwise, it converts paths that start with `directory` to such names.
     names = [f"ckpt-{step}" if os.path.isabs(directory) else checkpoint_prefix(directory, step) for step in steps]
     tf.compat.v1.train.update_checkpoint_state(directory, names[-1], names)

@@ -21,9 +21,9 @@ _MAX_OWNER_CHARACTERS = 300
 _POLL_SECONDS = 0.2
 
 
-def is_held(directory: str, name: str = TRAIN) -> bool:
-    """Returns whether a process holds a lock. Always False if the storage does not support locks."""
-    path = os.path.join(directory, name)
+def is_held(directory: str) -> bool:
+    """Returns whether a process holds the lock for training in `directory`, or False if locks are not supported."""
+    path = os.path.join(directory, TRAIN)
     if "://" in directory or not os.path.isfile(path) or os.path.islink(path):
         return False
     try:
