@@ -66,6 +66,7 @@ test-torch: .venv/installed-dev .venv-torch/installed  ## tests the code that us
 
 lint: .venv/installed-dev  ## checks the code style with ruff
 	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check --quiet .
 
 .venv-tf2.15/installed: END = 12
 .venv-tf2.15/installed: PYTHON = $(call find_python,python3.11 python3.10)

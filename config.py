@@ -1,14 +1,16 @@
 """Application settings, each defined once with its default, help text, allowed values and roles.
 
-`Config` is the single source of truth. The absl flags are generated from it (`define_flags`) and read once
-(`from_flags`). `Config` rejects invalid values and combinations before anything is built. The names, types and defaults
-of the original's 48 flags are kept, except that `use_tpu` is off by default.
+`Config` is the single source of truth. The absl flags are generated from it (`define_flags`) and
+read once (`from_flags`). `Config` rejects invalid values and combinations before anything is built.
+The names, types and defaults of the original's 48 flags are kept, except that `use_tpu` is off by
+default.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__)
 
 import dataclasses
@@ -30,10 +32,12 @@ from absl import flags
 from runtime.errors import UserError, first_line
 from runtime.paths import check_path, check_weights_path, slug
 
-# depth -> (whether bottleneck blocks are used, number of blocks in each of the four groups). This dict is defined here
-# rather than in resnet.py, because the choices for --resnet_depth must be known before TensorFlow is loaded.
+# depth -> (whether bottleneck blocks are used, number of blocks in each of the four groups). This
+# dict is defined here rather than in resnet.py, because the choices for --resnet_depth must be
+# known before TensorFlow is loaded.
 RESNET_DEPTHS = {
-    10: (False, (1, 1, 1, 1)),  # ResNet-10 is not in the paper. It is meant for trials on small machines.
+    # ResNet-10 is not in the paper. It is meant for trials on small machines.
+    10: (False, (1, 1, 1, 1)),
     18: (False, (2, 2, 2, 2)),
     34: (False, (3, 4, 6, 3)),
     50: (True, (3, 4, 6, 3)),
@@ -42,14 +46,29 @@ RESNET_DEPTHS = {
     200: (True, (3, 24, 36, 3)),
 }
 # Operators for --augment_left and --augment_right.
-AUGMENTATIONS = ("crop", "color", "jitter", "drop", "rotate", "cutout", "noise", "blur", "sobel", "equalize",
-                 "solarize", "motion_blur", "autoaugment", "autoaugment_v0")
+AUGMENTATIONS = (
+    "crop",
+    "color",
+    "jitter",
+    "drop",
+    "rotate",
+    "cutout",
+    "noise",
+    "blur",
+    "sobel",
+    "equalize",
+    "solarize",
+    "motion_blur",
+    "autoaugment",
+    "autoaugment_v0",
+)
 EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
 MAX_IMAGE_PIXELS = 100_000_000
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _MAX_INT32 = 2**31 - 1  # TensorFlow uses int32 for many sizes, and no setting needs larger values.
-# Values within these limits stay in the float32 range, even when they are multiplied by the batch size.
+# Values within these limits stay in the float32 range, even when they are multiplied by the batch
+# size.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE = 1e-30, 1e30
 
 
@@ -66,24 +85,41 @@ def as_flags(settings: dict) -> list[str]:
 
 
 # section title -> name of the section's first setting in `Config`
-SECTIONS = {"Mode and paths": "mode",
-            "Data": "dataset",
-            "Augmentation (paper, Appendix A)": "min_crop_area",
-            "Network": "resnet_depth",
-            "Objective and optimization": "contrastive_loss",
-            "Training": "train_batch_size",
-            "Evaluation": "eval_epochs",
-            "Hardware": "use_tpu"}
+SECTIONS = {
+    "Mode and paths": "mode",
+    "Data": "dataset",
+    "Augmentation (paper, Appendix A)": "min_crop_area",
+    "Network": "resnet_depth",
+    "Objective and optimization": "contrastive_loss",
+    "Training": "train_batch_size",
+    "Evaluation": "eval_epochs",
+    "Hardware": "use_tpu",
+}
 
 _MAX_NAME_BYTES = 255  # Common file systems limit the length of file names.
 # These names are reserved in a model_dir and must not be used for --eval_name.
-_RESERVED_NAME = re.compile(r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)")
+_RESERVED_NAME = re.compile(
+    r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
+)
 
 
-def setting(default: object, help_text: str, *, choices: tuple | None = None, minimum: float | None = None,
-            above: float | None = None, maximum: float | None = None, identity: bool = False, network: bool = False,
-            length: bool = False, order: bool = False, output: bool = False, data_access: bool = False,
-            per_worker: bool = False, no_effect: bool = False) -> Any:
+def setting(
+    default: object,
+    help_text: str,
+    *,
+    choices: tuple | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    identity: bool = False,
+    network: bool = False,
+    length: bool = False,
+    order: bool = False,
+    output: bool = False,
+    data_access: bool = False,
+    per_worker: bool = False,
+    no_effect: bool = False,
+) -> Any:
     """Returns a `Config` field with a default, help text, limits and roles. `settings_with` lists settings by role.
 
     Args:
@@ -93,23 +129,34 @@ def setting(default: object, help_text: str, *, choices: tuple | None = None, mi
       minimum: smallest value allowed.
       above: exclusive lower bound.
       maximum: largest value allowed.
-      identity: whether the setting identifies a run. Such a setting is part of the default `model_dir` name, and must
-        not change when a run is resumed.
-      network: whether the setting describes the network. Such a setting can be inferred from a checkpoint.
-      length: whether the setting determines the training length. Such a setting may change when a run is resumed. The
-        learning-rate schedule then changes as well.
-      order: whether the setting affects the order of the examples. Such a setting must not change when a run resumes.
-      output: whether the setting determines which results are written, and where. Programs that start run.py set such
-        settings themselves: the grid search of `python -m transfer`, and `python -m paper.tables`.
-      data_access: whether the setting determines where and how data set files are read. For such a setting, `python -m
-        transfer` defines a flag with the same name.
+      identity: whether the setting identifies a run. Such a setting is part of the default
+        `model_dir` name, and must not change when a run is resumed.
+      network: whether the setting describes the network. Such a setting can be inferred from a
+        checkpoint.
+      length: whether the setting determines the training length. Such a setting may change when a
+        run is resumed. The learning-rate schedule then changes as well.
+      order: whether the setting affects the order of the examples. Such a setting must not change
+        when a run resumes.
+      output: whether the setting determines which results are written, and where. Programs that
+        start run.py set such settings themselves: the grid search of `python -m transfer`, and
+        `python -m paper.tables`.
+      data_access: whether the setting determines where and how data set files are read. For such a
+        setting, `python -m transfer` defines a flag with the same name.
       per_worker: whether the setting may differ between the workers of a run.
-      no_effect: whether the setting has no effect on results, except through rounding errors and through the order of
-        the examples.
+      no_effect: whether the setting has no effect on results, except through rounding errors and
+        through the order of the examples.
     """
     rules = dict(choices=choices, minimum=minimum, above=above, maximum=maximum)
-    roles = dict(identity=identity, network=network, length=length, order=order, output=output,
-                 data_access=data_access, per_worker=per_worker, no_effect=no_effect)
+    roles = dict(
+        identity=identity,
+        network=network,
+        length=length,
+        order=order,
+        output=output,
+        data_access=data_access,
+        per_worker=per_worker,
+        no_effect=no_effect,
+    )
     return dataclasses.field(default=default, metadata=dict(help=help_text, roles=roles, **rules))
 
 
@@ -120,354 +167,487 @@ class Config:
     # Mode and paths.
     mode: str = setting(
         "train",
-        "train: train and export a SavedModel; train_then_eval: train, evaluate the last checkpoint and export a "
-        "SavedModel; eval: evaluate each checkpoint in --model_dir once and export it as a SavedModel, waiting for "
-        "new checkpoints until the last training step is reached or --eval_timeout expires. With --mode=eval and "
-        "--checkpoint, only that checkpoint is evaluated and nothing is exported, unless the run in --model_dir "
-        "started from the same checkpoint.",
+        "train: train and export a SavedModel; train_then_eval: train, evaluate the last checkpoint"
+        " and export a SavedModel; eval: evaluate each checkpoint in --model_dir once and export it"
+        " as a SavedModel, waiting for new checkpoints until the last training step is reached or"
+        " --eval_timeout expires. With --mode=eval and --checkpoint, only that checkpoint is"
+        " evaluated and nothing is exported, unless the run in --model_dir started from the same"
+        " checkpoint.",
         choices=("train", "eval", "train_then_eval"),
         output=True,
     )
     train_mode: str = setting(
         "pretrain",
-        "pretrain: contrastive learning; finetune: load the encoder from --checkpoint, and train it together "
-        "with a classifier on labeled images, which are augmented only with random crops and flips; supervised: train "
-        "from scratch on labeled images, with the pretraining augmentation and without a projection head.",
+        "pretrain: contrastive learning; finetune: load the encoder from --checkpoint, and train it"
+        " together with a classifier on labeled images, which are augmented only with random crops"
+        " and flips; supervised: train from scratch on labeled images, with the pretraining"
+        " augmentation and without a projection head.",
         choices=("pretrain", "finetune", "supervised"),
         identity=True,
     )
     model_dir: str | None = setting(
         None,
-        "Run directory, for checkpoints, results, TensorBoard events and SavedModels. If not set, "
-        "runs/<dataset>_<network>_<hash of the settings> is used, so that running the same command again resumes the "
-        "run.",
-        output=True, per_worker=True,
+        "Run directory, for checkpoints, results, TensorBoard events and SavedModels. If not set,"
+        " runs/<dataset>_<network>_<hash of the settings> is used, so that running the same command"
+        " again resumes the run.",
+        output=True,
+        per_worker=True,
     )
-    data_dir: str | None = setting(None, "Directory of prepared TFDS data sets. If not set, TFDS's default is used.",
-                                   data_access=True, per_worker=True, no_effect=True)
+    data_dir: str | None = setting(
+        None,
+        "Directory of prepared TFDS data sets. If not set, TFDS's default is used.",
+        data_access=True,
+        per_worker=True,
+        no_effect=True,
+    )
     checkpoint: str | None = setting(
         None,
-        "Initial weights of a new run or, with --mode=eval, the weights to evaluate. Weights from this program or the "
-        "original (TF2 or TF1) can be specified as a directory (the latest checkpoint in it is used), a checkpoint "
-        "prefix, a SavedModel or a TF Hub handle. A ResNet from PyTorch is specified as FILE.safetensors. In "
-        "evaluation and fine-tuning, network settings and --image_size are taken from the checkpoint unless they are "
-        "set. In evaluation, the same applies to --ft_proj_selector. When a run resumes, the weights are not loaded "
-        "again.",
+        "Initial weights of a new run or, with --mode=eval, the weights to evaluate. Weights from"
+        " this program or the original (TF2 or TF1) can be specified as a directory (the latest"
+        " checkpoint in it is used), a checkpoint prefix, a SavedModel or a TF Hub handle. A ResNet"
+        " from PyTorch is specified as FILE.safetensors. In evaluation and fine-tuning, network"
+        " settings and --image_size are taken from the checkpoint unless they are set. In"
+        " evaluation, the same applies to --ft_proj_selector. When a run resumes, the weights are"
+        " not loaded again.",
         identity=True,
     )
     seed: int | None = setting(
         None,
-        "Seed for the initial weights, the order of the examples and the augmentation. If not set, a random seed is "
-        "chosen once and stored in model_dir/flags.json.",
+        "Seed for the initial weights, the order of the examples and the augmentation. If not set,"
+        " a random seed is chosen once and stored in model_dir/flags.json.",
         minimum=0,
         maximum=2**31 - 1,
         identity=True,
     )
 
     allow_flag_changes: bool = setting(
-        False, "Resume a run even if its settings or data have changed since it was started. The network, the "
-        "optimizer and the frozen blocks cannot change.",
+        False,
+        "Resume a run even if its settings or data have changed since it was started. The network,"
+        " the optimizer and the frozen blocks cannot change.",
         no_effect=True,
     )
     deterministic: bool = setting(
         False,
-        "Use only deterministic TensorFlow operations, which may be slower but make runs on GPUs bitwise reproducible. "
-        "Runs on CPUs are reproducible without this flag.",
+        "Use only deterministic TensorFlow operations, which may be slower but make runs on GPUs"
+        " bitwise reproducible. Runs on CPUs are reproducible without this flag.",
     )
 
     # Data.
     dataset: str = setting(
         "imagenet2012",
-        "A TFDS name, optionally with a config (such as imagenet2012_subset/1pct); digits (scikit-learn's data set of "
-        "1,797 images, which requires no download); folder:PATH (an image folder); or huggingface:NAME. In an image "
-        "folder, each sub-folder is a class. Class folders may be grouped in split folders such as train/ and test/.",
+        "A TFDS name, optionally with a config (such as imagenet2012_subset/1pct); digits"
+        " (scikit-learn's data set of 1,797 images, which requires no download); folder:PATH (an"
+        " image folder); or huggingface:NAME. In an image folder, each sub-folder is a class. Class"
+        " folders may be grouped in split folders such as train/ and test/.",
         identity=True,
     )
     train_split: str = setting(
         "train",
-        "Split to train on. TFDS slices such as train[:10%] are supported. In an image folder, percent slices select "
-        "images by a hash of their paths: adding images never moves other images to a different slice, but the sizes "
-        "of the slices are approximate.",
+        "Split to train on. TFDS slices such as train[:10%] are supported. In an image folder,"
+        " percent slices select images by a hash of their paths: adding images never moves other"
+        " images to a different slice, but the sizes of the slices are approximate.",
         identity=True,
     )
     eval_split: str = setting(
-        "validation", "Split to evaluate on. If not set, test is used for data sets without a validation split. If "
-        "train is the only split and --train_split is not set either, the last fifth of train is held out, except with "
-        "--mode=train."
+        "validation",
+        "Split to evaluate on. If not set, test is used for data sets without a validation split."
+        " If train is the only split and --train_split is not set either, the last fifth of train"
+        " is held out, except with --mode=train.",
     )
     corrupt_images: str = setting(
         "error",
-        "Handling of unusable images in a folder (corrupt, truncated, too large, or in an unsupported format). "
-        "error: report them and stop; skip: train and evaluate without them. All images are checked before a run "
-        "starts, and again before it resumes if any file has changed.",
+        "Handling of unusable images in a folder (corrupt, truncated, too large, or in an"
+        " unsupported format). error: report them and stop; skip: train and evaluate without them."
+        " All images are checked before a run starts, and again before it resumes if any file has"
+        " changed.",
         choices=("error", "skip"),
         data_access=True,
     )
     max_image_pixels: int = setting(
         MAX_IMAGE_PIXELS,
-        "Maximum size of an image in a folder, in pixels (width times height). "
-        "Larger images are not decoded and count as unusable (see --corrupt_images). Decoding requires up to 25 bytes "
-        "per pixel.",
+        "Maximum size of an image in a folder, in pixels (width times height). Larger images are"
+        " not decoded and count as unusable (see --corrupt_images). Decoding requires up to 25"
+        " bytes per pixel.",
         minimum=1,
         data_access=True,
     )
-    follow_links: bool = setting(False, "Follow symbolic links that point outside the image folder.",
-                                 data_access=True)
-    cache_dataset: bool = setting(False, "Keep the encoded examples in memory after reading them in the first epoch.",
-                                  order=True, no_effect=True)
+    follow_links: bool = setting(
+        False, "Follow symbolic links that point outside the image folder.", data_access=True
+    )
+    cache_dataset: bool = setting(
+        False,
+        "Keep the encoded examples in memory after reading them in the first epoch.",
+        order=True,
+        no_effect=True,
+    )
     shuffle_buffer_mb: int = setting(
         1024,
-        "Memory limit, in MB per worker, for the shuffle buffer of encoded TFDS examples. Other data sets are shuffled "
-        "completely, because shuffling their indices requires little memory.",
+        "Memory limit, in MB per worker, for the shuffle buffer of encoded TFDS examples. Other"
+        " data sets are shuffled completely, because shuffling their indices requires little"
+        " memory.",
         minimum=1,
-        order=True, per_worker=True,
+        order=True,
+        per_worker=True,
     )
     label_fraction: float = setting(
         1.0,
-        "Fraction of the labeled training examples to use for fine-tuning, supervised training, lbfgs and knn. The "
-        "same number of examples is drawn from each class, but a class with fewer examples contributes all of them "
-        "(paper, section 6). Pretraining itself uses all images. TFDS splits are read once to select the examples, "
-        "which are kept in memory in encoded form.",
-        above=0, maximum=1, identity=True,
+        "Fraction of the labeled training examples to use for fine-tuning, supervised training,"
+        " lbfgs and knn. The same number of examples is drawn from each class, but a class with"
+        " fewer examples contributes all of them (paper, section 6). Pretraining itself uses all"
+        " images. TFDS splits are read once to select the examples, which are kept in memory in"
+        " encoded form.",
+        above=0,
+        maximum=1,
+        identity=True,
     )
-    label_seed: int = setting(0, "Seed for selecting examples with --label_fraction.", minimum=0, identity=True)
-    image_size: int = setting(224, "Height and width of the network's input, in pixels.", minimum=8, maximum=4096,
-                              identity=True, network=True)
+    label_seed: int = setting(
+        0, "Seed for selecting examples with --label_fraction.", minimum=0, identity=True
+    )
+    image_size: int = setting(
+        224,
+        "Height and width of the network's input, in pixels.",
+        minimum=8,
+        maximum=4096,
+        identity=True,
+        network=True,
+    )
 
     # Augmentation (paper, Appendix A).
     min_crop_area: float = setting(
-        0.08, "Minimum area of a random crop, as a fraction of the image area. Increase it if small crops carry no "
-        "information. With the default, crops that cover less than 10 % of the image are rejected, as in the original.",
-        minimum=1e-4, maximum=1, identity=True,
+        0.08,
+        "Minimum area of a random crop, as a fraction of the image area. Increase it if small crops"
+        " carry no information. With the default, crops that cover less than 10 % of the image are"
+        " rejected, as in the original.",
+        minimum=1e-4,
+        maximum=1,
+        identity=True,
     )
     random_flip: bool = setting(
-        True, "Flip half of the views horizontally (paper, Appendix A). Disable this if a flip changes the meaning of "
-        "an image.", identity=True
+        True,
+        "Flip half of the views horizontally (paper, Appendix A). Disable this if a flip changes"
+        " the meaning of an image.",
+        identity=True,
     )
     augmentation: str = setting(
         "simclr",
-        "Augmentation of both views, except in fine-tuning. simclr: crop, flip, color distortion and blur (paper, "
-        "Appendix A); autoaugment: crop, flip, and AutoAugment's policy for ImageNet from Table 9 of Cubuk et "
-        "al. 2019 (CVPR); autoaugment_v0: crop, flip, and the policy v0 from the published EfficientNet code; broader: "
-        "simclr plus random equalization, solarization, Sobel filtering and motion blur (B.2). The two AutoAugment "
-        "policies have no operator pair in common, and the SimCLR paper does not say which one it uses in Table 1.",
+        "Augmentation of both views, except in fine-tuning. simclr: crop, flip, color distortion"
+        " and blur (paper, Appendix A); autoaugment: crop, flip, and AutoAugment's policy for"
+        " ImageNet from Table 9 of Cubuk et al. 2019 (CVPR); autoaugment_v0: crop, flip, and the"
+        " policy v0 from the published EfficientNet code; broader: simclr plus random equalization,"
+        " solarization, Sobel filtering and motion blur (B.2). The two AutoAugment policies have no"
+        " operator pair in common, and the SimCLR paper does not say which one it uses in Table 1.",
         choices=("simclr", "autoaugment", "autoaugment_v0", "broader"),
         identity=True,
     )
     augment_left: str | None = setting(
         None,
-        "Comma-separated operators to apply to the first view, in the given order. Replaces --augmentation (paper, "
-        "Figure 5): both views start from the same random crop, and an empty list leaves the crop unchanged. "
-        f"Operators: {', '.join(AUGMENTATIONS)}.",
+        "Comma-separated operators to apply to the first view, in the given order. Replaces"
+        " --augmentation (paper, Figure 5): both views start from the same random crop, and an"
+        f" empty list leaves the crop unchanged. Operators: {', '.join(AUGMENTATIONS)}.",
         identity=True,
     )
-    augment_right: str | None = setting(None, "Same as --augment_left, but for the second view.", identity=True)
+    augment_right: str | None = setting(
+        None, "Same as --augment_left, but for the second view.", identity=True
+    )
     augment_extra: str = setting(
         "",
-        "Comma-separated operators to apply after --augmentation, in the given order (paper, Table 3): rotate (by 0, "
-        "90, 180 or 270 degrees); noise and sobel (each applied to half of the views).",
+        "Comma-separated operators to apply after --augmentation, in the given order (paper, Table"
+        " 3): rotate (by 0, 90, 180 or 270 degrees); noise and sobel (each applied to half of the"
+        " views).",
         identity=True,
     )
     color_jitter_strength: float = setting(
-        1.0, "Strength of the color distortion; 0 disables it. Not used in fine-tuning or with "
+        1.0,
+        "Strength of the color distortion; 0 disables it. Not used in fine-tuning or with "
         "--augmentation=autoaugment or autoaugment_v0.",
-        minimum=0, maximum=100, identity=True
+        minimum=0,
+        maximum=100,
+        identity=True,
     )
     brightness: str = setting(
         "multiplicative",
-        "Brightness adjustment in the color distortion: multiplicative (as in SimCLR v2; the default of the "
-        "original TF2 release) or additive (as in the paper, SimCLR v1).",
+        "Brightness adjustment in the color distortion: multiplicative (as in SimCLR v2; the"
+        " default of the original TF2 release) or additive (as in the paper, SimCLR v1).",
         choices=("multiplicative", "additive"),
         identity=True,
     )
     augment_on: str = setting(
         "host",
-        "Where flips and color distortion are computed: host (in the input pipeline) or device (in the training step, "
-        "like blur, so that fewer CPU cores can supply a GPU). Only for --augmentation=simclr. Crops are always "
-        "computed on the host.",
+        "Where flips and color distortion are computed: host (in the input pipeline) or device (in"
+        " the training step, like blur, so that fewer CPU cores can supply a GPU). Only for"
+        " --augmentation=simclr. Crops are always computed on the host.",
         choices=("host", "device"),
         no_effect=True,
     )
     use_blur: bool = setting(
         True,
-        "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for each image. Not used "
-        "in fine-tuning, with --augmentation=autoaugment or autoaugment_v0, or with --augment_left or --augment_right.",
+        "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for"
+        " each image. Not used in fine-tuning, with --augmentation=autoaugment or autoaugment_v0,"
+        " or with --augment_left or --augment_right.",
         identity=True,
     )
 
     # Network.
-    resnet_depth: int = setting(50, "Depth of the ResNet; 10 is meant for small machines.",
-                                choices=tuple(RESNET_DEPTHS), identity=True, network=True)
-    width_multiplier: int = setting(1, "Width multiplier of the ResNet.", minimum=1, maximum=32, identity=True,
-                                    network=True)
+    resnet_depth: int = setting(
+        50,
+        "Depth of the ResNet; 10 is meant for small machines.",
+        choices=tuple(RESNET_DEPTHS),
+        identity=True,
+        network=True,
+    )
+    width_multiplier: int = setting(
+        1, "Width multiplier of the ResNet.", minimum=1, maximum=32, identity=True, network=True
+    )
     sk_ratio: float = setting(
-        0.0, "If above 0, use ResNet-D and selective kernels (SK) with this ratio. A common value is 0.0625.",
-        minimum=0, maximum=1, identity=True, network=True,
+        0.0,
+        "If above 0, use ResNet-D and selective kernels (SK) with this ratio. A common value is"
+        " 0.0625.",
+        minimum=0,
+        maximum=1,
+        identity=True,
+        network=True,
     )
     se_ratio: float = setting(
-        0.0, "If above 0, use squeeze-and-excitation (SE) with this ratio.",
-        minimum=0, maximum=1, identity=True, network=True,
+        0.0,
+        "If above 0, use squeeze-and-excitation (SE) with this ratio.",
+        minimum=0,
+        maximum=1,
+        identity=True,
+        network=True,
     )
     stem: str = setting(
         "auto",
-        "First layers of the ResNet. imagenet: 7x7 convolution with stride 2, and max pooling; cifar: 3x3 convolution "
-        "with stride 1, no pooling (paper, B.9); auto: cifar if --image_size is at most 32, otherwise imagenet, as "
-        "in the original.",
+        "First layers of the ResNet. imagenet: 7x7 convolution with stride 2, and max pooling;"
+        " cifar: 3x3 convolution with stride 1, no pooling (paper, B.9); auto: cifar if"
+        " --image_size is at most 32, otherwise imagenet, as in the original.",
         choices=("auto", "imagenet", "cifar"),
         identity=True,
         network=True,
     )
     batch_norm_decay: float = setting(
-        0.9, "Momentum for the moving statistics in batch norm.", minimum=0, maximum=1, identity=True
+        0.9,
+        "Momentum for the moving statistics in batch norm.",
+        minimum=0,
+        maximum=1,
+        identity=True,
     )
-    global_bn: bool = setting(True, "Compute batch statistics over all replicas instead of per replica.", identity=True)
+    global_bn: bool = setting(
+        True, "Compute batch statistics over all replicas instead of per replica.", identity=True
+    )
     proj_head_mode: str = setting(
-        "nonlinear", "Type of the projection head g.",
-        choices=("none", "linear", "nonlinear"), identity=True, network=True,
+        "nonlinear",
+        "Type of the projection head g.",
+        choices=("none", "linear", "nonlinear"),
+        identity=True,
+        network=True,
     )
-    proj_out_dim: int = setting(128, "Output dimension of the projection head.", minimum=1, maximum=2**16,
-                                identity=True, network=True)
-    num_proj_layers: int = setting(3, "Number of layers in the nonlinear projection head.", minimum=1, maximum=100,
-                                   identity=True, network=True)
+    proj_out_dim: int = setting(
+        128,
+        "Output dimension of the projection head.",
+        minimum=1,
+        maximum=2**16,
+        identity=True,
+        network=True,
+    )
+    num_proj_layers: int = setting(
+        3,
+        "Number of layers in the nonlinear projection head.",
+        minimum=1,
+        maximum=100,
+        identity=True,
+        network=True,
+    )
     ft_proj_selector: int = setting(
         0,
-        "Input of the linear head or classifier: 0 for the encoder's output, 1 for the output of the projection "
-        "head's first layer, -1 for the output of the projection head's last layer.",
+        "Input of the linear head or classifier: 0 for the encoder's output, 1 for the output of"
+        " the projection head's first layer, -1 for the output of the projection head's last"
+        " layer.",
         identity=True,
     )
     lineareval_while_pretraining: bool = setting(
-        True, "Train a linear head with labels during pretraining. The head does not affect the encoder.",
-        identity=True, network=True,
+        True,
+        "Train a linear head with labels during pretraining. The head does not affect the encoder.",
+        identity=True,
+        network=True,
     )
     fine_tune_after_block: int = setting(
         -1,
-        "Fine-tune only the layers after this block group: -1 for all layers, 0 for those after the stem, 4 for the "
-        "heads only. Earlier layers are frozen, including their batch norm statistics.",
+        "Fine-tune only the layers after this block group: -1 for all layers, 0 for those after the"
+        " stem, 4 for the heads only. Earlier layers are frozen, including their batch norm"
+        " statistics.",
         minimum=-1,
         maximum=4,
         identity=True,
     )
-    zero_init_logits_layer: bool = setting(False, "Initialize the linear head or classifier with zeros.", identity=True)
+    zero_init_logits_layer: bool = setting(
+        False, "Initialize the linear head or classifier with zeros.", identity=True
+    )
 
     # Objective and optimization.
     contrastive_loss: str = setting(
         "nt_xent",
-        "Contrastive loss (paper, Table 2). margin_triplet uses --margin instead of --temperature. nt_logistic and "
-        "margin_triplet average over the negatives and require memory quadratic in the batch size.",
+        "Contrastive loss (paper, Table 2). margin_triplet uses --margin instead of --temperature."
+        " nt_logistic and margin_triplet average over the negatives and require memory quadratic in"
+        " the batch size.",
         choices=("nt_xent", "nt_logistic", "margin_triplet"),
         identity=True,
     )
     negatives: str = setting(
         "both",
-        "Negatives for each view of an image. both: both views of all other images; cross_view: for a first view, only "
-        "the second views of the other images, and vice versa (used for all losses in the paper's Table 4).",
+        "Negatives for each view of an image. both: both views of all other images; cross_view: for"
+        " a first view, only the second views of the other images, and vice versa (used for all"
+        " losses in the paper's Table 4).",
         choices=("both", "cross_view"),
         identity=True,
     )
     semi_hard: bool = setting(
         False,
-        "Use only one negative for each view: the most similar of the negatives whose similarity is lower than that of "
-        "the positive, but by less than --margin (paper, 5.1).",
+        "Use only one negative for each view: the most similar of the negatives whose similarity is"
+        " lower than that of the positive, but by less than --margin (paper, 5.1).",
         identity=True,
     )
     margin: float | None = setting(
         None,
-        f"Margin for margin_triplet and --semi_hard, in units of similarity. If not set, {DEFAULT_MARGIN} is used. The "
-        "paper tried 0, 0.4, 0.8 and 1.6 (B.10).",
+        "Margin for margin_triplet and --semi_hard, in units of similarity. If not set,"
+        f" {DEFAULT_MARGIN} is used. The paper tried 0, 0.4, 0.8 and 1.6 (B.10).",
         minimum=0,
         identity=True,
     )
     temperature: float = setting(
-        0.1, "Temperature for the contrastive loss, contrastive accuracy and entropy.", above=0, identity=True)
-    hidden_norm: bool = setting(True, "L2-normalize the projections in the contrastive loss.", identity=True)
+        0.1,
+        "Temperature for the contrastive loss, contrastive accuracy and entropy.",
+        above=0,
+        identity=True,
+    )
+    hidden_norm: bool = setting(
+        True, "L2-normalize the projections in the contrastive loss.", identity=True
+    )
     loss_block_rows: int = setting(
         0,
-        "Maximum number of rows of the similarity matrix that each replica keeps in memory at once. 0: all rows if "
-        "they require at most 64 MiB; otherwise, blocks of 16 MiB with at least 256 rows each (on a TPU or with "
-        "--jit_compile, one block per view). Smaller blocks require less memory, but blocks of fewer than a few "
-        "hundred rows take more time. The loss does not depend on the block size.",
+        "Maximum number of rows of the similarity matrix that each replica keeps in memory at once."
+        " 0: all rows if they require at most 64 MiB; otherwise, blocks of 16 MiB with at least 256"
+        " rows each (on a TPU or with --jit_compile, one block per view). Smaller blocks require"
+        " less memory, but blocks of fewer than a few hundred rows take more time. The loss does"
+        " not depend on the block size.",
         minimum=0,
     )
-    optimizer: str = setting("lars", "Optimizer. momentum: SGD with Nesterov momentum.",
-                             choices=("momentum", "adam", "lars"), identity=True)
+    optimizer: str = setting(
+        "lars",
+        "Optimizer. momentum: SGD with Nesterov momentum.",
+        choices=("momentum", "adam", "lars"),
+        identity=True,
+    )
     learning_rate: float = setting(
-        0.3, "Peak learning rate, before scaling by the batch size (see --learning_rate_scaling).",
-        minimum=0, identity=True,
+        0.3,
+        "Peak learning rate, before scaling by the batch size (see --learning_rate_scaling).",
+        minimum=0,
+        identity=True,
     )
     learning_rate_scaling: str = setting(
         "linear",
-        "Scaling of the learning rate with the batch size. linear: learning_rate * train_batch_size / 256; sqrt: "
-        "learning_rate * sqrt(train_batch_size) (paper, B.1).",
+        "Scaling of the learning rate with the batch size. linear: learning_rate * train_batch_size"
+        " / 256; sqrt: learning_rate * sqrt(train_batch_size) (paper, B.1).",
         choices=("linear", "sqrt"),
         identity=True,
     )
     linear_head_learning_rate: float | None = setting(
         None,
-        "Peak learning rate of the linear head for a batch size of 256, always scaled linearly with the batch size; "
-        "try 0.1. If set, the head is trained as if its input were standardized over the batch, so that the scale of "
-        "the features does not matter. If not set, the head uses the encoder's learning rate and raw features, as in "
-        "the original; training the head is then unstable on small data sets. The encoder is not affected.",
+        "Peak learning rate of the linear head for a batch size of 256, always scaled linearly with"
+        " the batch size; try 0.1. If set, the head is trained as if its input were standardized"
+        " over the batch, so that the scale of the features does not matter. If not set, the head"
+        " uses the encoder's learning rate and raw features, as in the original; training the head"
+        " is then unstable on small data sets. The encoder is not affected.",
         above=0,
         identity=True,
     )
-    warmup_epochs: float = setting(10.0, "Epochs of linear warm-up.", minimum=0, maximum=10**6, identity=True)
-    momentum: float = setting(0.9, "Momentum of LARS and of momentum SGD.", minimum=0, maximum=1, identity=True)
+    warmup_epochs: float = setting(
+        10.0, "Epochs of linear warm-up.", minimum=0, maximum=10**6, identity=True
+    )
+    momentum: float = setting(
+        0.9, "Momentum of LARS and of momentum SGD.", minimum=0, maximum=1, identity=True
+    )
     weight_decay: float = setting(
-        1e-6, "Weight decay coefficient. With LARS, the decay of kernels is part of the update, except for the linear "
-        "head, whose decay is part of the loss. With other optimizers, the decay of all variables except those of "
-        "batch norm is part of the loss.",
-        minimum=0, identity=True,
+        1e-6,
+        "Weight decay coefficient. With LARS, the decay of kernels is part of the update, except"
+        " for the linear head, whose decay is part of the loss. With other optimizers, the decay of"
+        " all variables except those of batch norm is part of the loss.",
+        minimum=0,
+        identity=True,
     )
 
     # Training.
-    train_batch_size: int = setting(512, "Batch size for training, summed over all replicas.", minimum=2, maximum=2**20,
-                                    identity=True)
-    train_epochs: int = setting(100, "Training length in epochs.", minimum=1, maximum=10**6, length=True)
-    train_steps: int = setting(0, "Training length in steps; if above 0, overrides --train_epochs.", minimum=0,
-                               length=True)
-    checkpoint_epochs: int = setting(1, "Epochs between checkpoints.", minimum=1, maximum=10**6, no_effect=True)
-    checkpoint_steps: int = setting(
-        0, "Steps between checkpoints; if above 0, overrides --checkpoint_epochs.", minimum=0, no_effect=True
+    train_batch_size: int = setting(
+        512,
+        "Batch size for training, summed over all replicas.",
+        minimum=2,
+        maximum=2**20,
+        identity=True,
     )
-    keep_checkpoint_max: int = setting(5, "Number of checkpoints to keep.", minimum=1, no_effect=True)
-    keep_best: bool = setting(
-        False,
-        "Keep the best weights across all evaluations in model_dir/best or, with --eval_name, in "
-        "model_dir/<eval_name>/best. The best weights have the highest linear-head accuracy (for multi-label data, the "
-        "highest 11-point mAP) or, without a linear head, the highest knn accuracy.",
+    train_epochs: int = setting(
+        100, "Training length in epochs.", minimum=1, maximum=10**6, length=True
+    )
+    train_steps: int = setting(
+        0, "Training length in steps; if above 0, overrides --train_epochs.", minimum=0, length=True
+    )
+    checkpoint_epochs: int = setting(
+        1, "Epochs between checkpoints.", minimum=1, maximum=10**6, no_effect=True
+    )
+    checkpoint_steps: int = setting(
+        0,
+        "Steps between checkpoints; if above 0, overrides --checkpoint_epochs.",
+        minimum=0,
         no_effect=True,
     )
-    keep_hub_module_max: int = setting(1, "Number of SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True)
-    log_seconds: float = setting(10.0, "Seconds between progress lines if the output is not a terminal.", above=0,
-                                 per_worker=True, no_effect=True)
+    keep_checkpoint_max: int = setting(
+        5, "Number of checkpoints to keep.", minimum=1, no_effect=True
+    )
+    keep_best: bool = setting(
+        False,
+        "Keep the best weights across all evaluations in model_dir/best or, with --eval_name, in"
+        " model_dir/<eval_name>/best. The best weights have the highest linear-head accuracy (for"
+        " multi-label data, the highest 11-point mAP) or, without a linear head, the highest knn"
+        " accuracy.",
+        no_effect=True,
+    )
+    keep_hub_module_max: int = setting(
+        1, "Number of SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True
+    )
+    log_seconds: float = setting(
+        10.0,
+        "Seconds between progress lines if the output is not a terminal.",
+        above=0,
+        per_worker=True,
+        no_effect=True,
+    )
 
     micro_batch_size: int = setting(
         0,
-        "Number of examples, over all replicas, whose activations are in memory at the same time; must divide "
-        "--train_batch_size. The gradient is still that of the loss over the whole batch (Gao et al. 2021), but batch "
-        "norm uses the statistics of each micro-batch, and every image passes through the encoder twice. 0: the whole "
-        "batch.",
+        "Number of examples, over all replicas, whose activations are in memory at the same time;"
+        " must divide --train_batch_size. The gradient is still that of the loss over the whole"
+        " batch (Gao et al. 2021), but batch norm uses the statistics of each micro-batch, and"
+        " every image passes through the encoder twice. 0: the whole batch.",
         minimum=0,
         identity=True,
     )
     precision: str = setting(
         "float32",
-        "Compute precision of the network: float32; mixed_bfloat16 (recent CPUs, GPUs and TPUs); mixed_float16 (GPUs, "
-        "with loss scaling). Variables, the loss, statistics, LARS and the last layers of the heads stay in float32, "
-        "so checkpoints are interchangeable across the three settings.",
+        "Compute precision of the network: float32; mixed_bfloat16 (recent CPUs, GPUs and TPUs);"
+        " mixed_float16 (GPUs, with loss scaling). Variables, the loss, statistics, LARS and the"
+        " last layers of the heads stay in float32, so checkpoints are interchangeable across the"
+        " three settings.",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
         identity=True,
     )
     jit_compile: bool = setting(
         False,
-        "Compile the training step with XLA. The first step takes longer, and the other steps may be faster. Results "
-        "differ by rounding errors.",
+        "Compile the training step with XLA. The first step takes longer, and the other steps may"
+        " be faster. Results differ by rounding errors.",
         no_effect=True,
     )
     profile_steps: int = setting(
         0,
-        "Number of steps to profile for TensorBoard, starting after the first step; at most the number of steps "
-        "between two checkpoints. 0: no profiling.",
+        "Number of steps to profile for TensorBoard, starting after the first step; at most the"
+        " number of steps between two checkpoints. 0: no profiling.",
         minimum=0,
         no_effect=True,
     )
@@ -475,70 +655,95 @@ class Config:
     # Evaluation.
     eval_epochs: int = setting(
         0,
-        "Number of epochs between evaluations during training. 0: none. Each evaluation covers the linear head and knn "
-        "or, without labels, the contrastive loss. A checkpoint is written before each evaluation. knn computes the "
-        "features of the whole training split, which takes about a third of the time of an epoch.",
-        minimum=0, maximum=10**6, no_effect=True,
+        "Number of epochs between evaluations during training. 0: none. Each evaluation covers the"
+        " linear head and knn or, without labels, the contrastive loss. A checkpoint is written"
+        " before each evaluation. knn computes the features of the whole training split, which"
+        " takes about a third of the time of an epoch.",
+        minimum=0,
+        maximum=10**6,
+        no_effect=True,
     )
     eval_steps: int = setting(
-        0, "Number of batches to evaluate. 0: the whole split, each example exactly once.", minimum=0
+        0,
+        "Number of batches to evaluate. 0: the whole split, each example exactly once.",
+        minimum=0,
     )
     eval_center_crop: bool = setting(
         True,
-        "If --image_size is above 32, evaluate on a center crop of 87.5 % of the shorter side (224 of 256 pixels; "
-        "paper, B.5). Otherwise, and with --noeval_center_crop, the center crop covers the whole shorter side (B.8.1).",
+        "If --image_size is above 32, evaluate on a center crop of 87.5 % of the shorter side (224"
+        " of 256 pixels; paper, B.5). Otherwise, and with --noeval_center_crop, the center crop"
+        " covers the whole shorter side (B.8.1).",
     )
     save_predictions: bool = setting(
-        False, "Write the labels and linear-head logits of all examples to predictions_<step>.npz, for "
-        "`python -m transfer compare`.", no_effect=True
+        False,
+        "Write the labels and linear-head logits of all examples to predictions_<step>.npz, for "
+        "`python -m transfer compare`.",
+        no_effect=True,
     )
-    eval_batch_size: int = setting(256, "Global batch size for evaluation (the total over all replicas).", minimum=1,
-                                   maximum=2**20)
+    eval_batch_size: int = setting(
+        256,
+        "Global batch size for evaluation (the total over all replicas).",
+        minimum=1,
+        maximum=2**20,
+    )
     eval_protocol: str = setting(
         "linear_head",
-        "Comma-separated evaluation protocols: linear_head; lbfgs (logistic regression on the frozen encoder); knn "
-        "(nearest neighbors by cosine similarity, on the frozen encoder); contrastive (the pretraining task on "
-        "held-out images). Without a linear head, linear_head is replaced with contrastive and, if there are labels, "
-        "knn.",
+        "Comma-separated evaluation protocols: linear_head; lbfgs (logistic regression on the"
+        " frozen encoder); knn (nearest neighbors by cosine similarity, on the frozen encoder);"
+        " contrastive (the pretraining task on held-out images). Without a linear head, linear_head"
+        " is replaced with contrastive and, if there are labels, knn.",
     )
     eval_baselines: bool = setting(
-        False, "Also run lbfgs and knn on an untrained encoder and on raw pixels, with the same splits."
+        False,
+        "Also run lbfgs and knn on an untrained encoder and on raw pixels, with the same splits.",
     )
     eval_projections: bool = setting(
         False, "Also run lbfgs and knn on the projections z = g(h) (paper, 4.2 and Figure 8)."
     )
     eval_name: str | None = setting(
         None,
-        "Sub-folder of model_dir for the results of this evaluation and, with --mode=eval, for its SavedModels.",
+        "Sub-folder of model_dir for the results of this evaluation and, with --mode=eval, for its"
+        " SavedModels.",
         output=True,
     )
     gallery: bool | None = setting(
         None,
-        "After --mode=train_then_eval, write model_dir/gallery.html: nearest neighbors, near-duplicates, outliers, a "
-        "map and clusters of at most 2,000 training images. Requires an image folder. If not set, the page is written "
-        "for image folders without classes.",
+        "After --mode=train_then_eval, write model_dir/gallery.html: nearest neighbors,"
+        " near-duplicates, outliers, a map and clusters of at most 2,000 training images. Requires"
+        " an image folder. If not set, the page is written for image folders without classes.",
         no_effect=True,
     )
     eval_timeout: float = setting(
-        0.0, "Seconds without a new checkpoint after which --mode=eval ends; 0 waits forever.", minimum=0,
+        0.0,
+        "Seconds without a new checkpoint after which --mode=eval ends; 0 waits forever.",
+        minimum=0,
         no_effect=True,
     )
 
     # Hardware.
     use_tpu: bool = setting(False, "Run on a TPU.", no_effect=True)
     tpu_name: str | None = setting(
-        None, "Name or address (grpc://HOST:8470) of the Cloud TPU, or 'local' on a TPU VM; requires --use_tpu.",
+        None,
+        "Name or address (grpc://HOST:8470) of the Cloud TPU, or 'local' on a TPU VM; requires"
+        " --use_tpu.",
         no_effect=True,
     )
-    tpu_zone: str | None = setting(None, "Zone of the Cloud TPU. If not set, it is detected automatically.",
-                                   no_effect=True)
+    tpu_zone: str | None = setting(
+        None, "Zone of the Cloud TPU. If not set, it is detected automatically.", no_effect=True
+    )
     gcp_project: str | None = setting(
-        None, "Google Cloud project of the TPU. If not set, it is detected automatically.", no_effect=True)
-    master: str | None = setting(None, "Alias for --tpu_name, kept from the original.", no_effect=True)
+        None,
+        "Google Cloud project of the TPU. If not set, it is detected automatically.",
+        no_effect=True,
+    )
+    master: str | None = setting(
+        None, "Alias for --tpu_name, kept from the original.", no_effect=True
+    )
     cluster: str = setting(
         "tf_config",
-        "Source of the addresses of the workers. tf_config: the environment variable TF_CONFIG (if it is not set, the "
-        "run uses one worker); slurm: the tasks of this Slurm job step, started with srun, form one run.",
+        "Source of the addresses of the workers. tf_config: the environment variable TF_CONFIG (if"
+        " it is not set, the run uses one worker); slurm: the tasks of this Slurm job step, started"
+        " with srun, form one run.",
         choices=("tf_config", "slurm"),
         no_effect=True,
     )
@@ -546,8 +751,11 @@ class Config:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
-        for name, check in (("model_dir", check_path), ("checkpoint", check_weights_path),
-                            ("data_dir", functools.partial(check_path, allow_patterns=True))):
+        for name, check in (
+            ("model_dir", check_path),
+            ("checkpoint", check_weights_path),
+            ("data_dir", functools.partial(check_path, allow_patterns=True)),
+        ):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check(name, getattr(self, name)))
         _check_combinations(self)
@@ -574,7 +782,9 @@ class Config:
         """Returns each view's operator names, or None if neither `augment_left` nor `augment_right` is set."""
         if self.augment_left is None and self.augment_right is None:
             return None
-        return tuple(_split_names(text) for text in (self.augment_left or "", self.augment_right or ""))
+        return tuple(
+            _split_names(text) for text in (self.augment_left or "", self.augment_right or "")
+        )
 
     @property
     def extra_augmentations(self) -> tuple[str, ...]:
@@ -584,8 +794,12 @@ class Config:
     @property
     def blurs_views(self) -> bool:
         """Returns whether views are blurred on the device."""
-        return (self.use_blur and self.uses_pretraining_augmentation and self.augmentation in ("simclr", "broader")
-                and self.branch_operators is None)
+        return (
+            self.use_blur
+            and self.uses_pretraining_augmentation
+            and self.augmentation in ("simclr", "broader")
+            and self.branch_operators is None
+        )
 
     @property
     def effective_proj_head_mode(self) -> str:
@@ -595,12 +809,17 @@ class Config:
     @property
     def effective_num_proj_layers(self) -> int:
         """Returns the number of layers in the model's projection head."""
-        return {"none": 0, "linear": 1, "nonlinear": self.num_proj_layers}[self.effective_proj_head_mode]
+        return {"none": 0, "linear": 1, "nonlinear": self.num_proj_layers}[
+            self.effective_proj_head_mode
+        ]
 
     @property
     def linear_head_on_projections(self) -> bool:
         """Returns whether the linear head is attached to a layer of the projection head instead of the encoder."""
-        return self.has_linear_head and self.ft_proj_selector % (self.effective_num_proj_layers + 1) > 0
+        return (
+            self.has_linear_head
+            and self.ft_proj_selector % (self.effective_num_proj_layers + 1) > 0
+        )
 
     @property
     def has_linear_head(self) -> bool:
@@ -657,7 +876,9 @@ class Config:
 
         The name depends only on `identity`, so running the same command again resumes the run.
         """
-        digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[
+            :8
+        ]
         name = slug(self.dataset.strip("/").rsplit(":", 1)[-1])
         return f"runs/{name.strip('_')[-40:]}_{self.network_name}_{digest}"
 
@@ -671,8 +892,11 @@ def settings_with(*roles: str) -> tuple[str, ...]:
 
     Raises `KeyError` for an unknown role.
     """
-    return tuple(field.name for field in dataclasses.fields(Config)
-                 if any(field.metadata["roles"][role] for role in roles))
+    return tuple(
+        field.name
+        for field in dataclasses.fields(Config)
+        if any(field.metadata["roles"][role] for role in roles)
+    )
 
 
 def _split_names(text):
@@ -691,60 +915,101 @@ def _check_value(field, value):
     if value is None:
         if field.default is None:
             return
-        raise UserError(f"--{field.name}: the value is missing. Specify a value, such as the default {default}.")
+        raise UserError(
+            f"--{field.name}: the value is missing. Specify a value, such as the default {default}."
+        )
     rules = field.metadata
     flag = as_flag(field.name, value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{flag}: the value is not finite. Use a finite number (default {default}).")
+        raise UserError(
+            f"{flag}: the value is not finite. Use a finite number (default {default})."
+        )
     if rules["choices"] and value not in rules["choices"]:
         allowed = ", ".join(str(choice) for choice in rules["choices"])
         raise UserError(f"{flag}: the value is not supported. Use one of {allowed}.")
-    for rule, violates, problem, remedy in (("minimum", operator.lt, "small", "at least"),
-                                            ("above", operator.le, "small", "a value above"),
-                                            ("maximum", operator.gt, "large", "at most")):
+    for rule, violates, problem, remedy in (
+        ("minimum", operator.lt, "small", "at least"),
+        ("above", operator.le, "small", "a value above"),
+        ("maximum", operator.gt, "large", "at most"),
+    ):
         limit = rules[rule]
         if limit is not None and violates(value, limit):
-            raise UserError(f"{flag}: the value is too {problem}. Use {remedy} {limit} (default {default}).")
+            raise UserError(
+                f"{flag}: the value is too {problem}. Use {remedy} {limit} (default {default})."
+            )
     if isinstance(value, float) and value and not _MIN_MAGNITUDE <= abs(value) <= _MAX_MAGNITUDE:
         zero = "0, or " if rules["above"] is None else ""
-        raise UserError(f"{flag}: the magnitude of the value is out of range. Use {zero}a magnitude from "
-                        f"{_MIN_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} (default {default}).")
+        raise UserError(
+            f"{flag}: the magnitude of the value is out of range. Use {zero}a magnitude from "
+            f"{_MIN_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} (default {default})."
+        )
     if isinstance(value, int) and abs(value) > _MAX_INT32:
-        raise UserError(f"{flag}: the value does not fit in 32 bits. Use a magnitude of at most {_MAX_INT32} "
-                        f"(default {default}).")
+        raise UserError(
+            f"{flag}: the value does not fit in 32 bits. Use a magnitude of at most {_MAX_INT32} "
+            f"(default {default})."
+        )
 
 
 def _check_combinations(config):
     """Checks settings that depend on each other."""
     if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
-        raise _error(config, "fine_tune_after_block", "this flag is only valid with --train_mode=finetune. Remove "
-                     "it.")
-    if config.pretraining and config.label_fraction < 1 and config.mode != "eval" and not (
-            config.mode == "train_then_eval" and {"lbfgs", "knn"} & set(config.eval_protocols)):
-        raise _error(config, "label_fraction", "pretraining does not use labels. Use this flag only with "
-                     "--mode=eval, or with --mode=train_then_eval and lbfgs or knn in --eval_protocol. To pretrain on "
-                     "fewer images, use a slice such as --train_split='train[:10%]'.")
+        raise _error(
+            config,
+            "fine_tune_after_block",
+            "this flag is only valid with --train_mode=finetune. Remove it.",
+        )
+    if (
+        config.pretraining
+        and config.label_fraction < 1
+        and config.mode != "eval"
+        and not (config.mode == "train_then_eval" and {"lbfgs", "knn"} & set(config.eval_protocols))
+    ):
+        raise _error(
+            config,
+            "label_fraction",
+            "pretraining does not use labels. Use this flag only with --mode=eval, or with"
+            " --mode=train_then_eval and lbfgs or knn in --eval_protocol. To pretrain on fewer"
+            " images, use a slice such as --train_split='train[:10%]'.",
+        )
     if config.train_mode == "supervised" and config.checkpoint and config.mode != "eval":
-        raise _error(config, "checkpoint", "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
-                     "--train_mode=finetune.")
+        raise _error(
+            config,
+            "checkpoint",
+            "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
+            "--train_mode=finetune.",
+        )
     if config.label_seed and config.label_fraction == 1:
-        raise _error(config, "label_seed", "this flag has no effect with --label_fraction=1. Lower --label_fraction, "
-                     "or remove --label_seed.")
+        raise _error(
+            config,
+            "label_seed",
+            "this flag has no effect with --label_fraction=1. Lower --label_fraction, "
+            "or remove --label_seed.",
+        )
     layers = config.effective_num_proj_layers
     if not -(layers + 1) <= config.ft_proj_selector <= layers:
-        raise _error(config, "ft_proj_selector", "the projection head has no such layer (type: "
-                     f"{config.effective_proj_head_mode}, number of layers: {layers}). Use a value from {-layers - 1} "
-                     f"to {layers}.")
+        raise _error(
+            config,
+            "ft_proj_selector",
+            f"the projection head has no such layer (type: {config.effective_proj_head_mode},"
+            f" number of layers: {layers}). Use a value from {-layers - 1} to {layers}.",
+        )
     if config.linear_head_learning_rate is not None:
         _check_linear_head_learning_rate(config)
     _check_loss(config)
     _check_augmentation(config)
     if config.micro_batch_size and config.train_batch_size % config.micro_batch_size:
-        raise _error(config, "micro_batch_size", "the value does not divide --train_batch_size="
-                     f"{config.train_batch_size}. Use {_largest_divisor(config)}.")
+        raise _error(
+            config,
+            "micro_batch_size",
+            "the value does not divide --train_batch_size="
+            f"{config.train_batch_size}. Use {_largest_divisor(config)}.",
+        )
     if config.zero_init_logits_layer and not config.has_linear_head:
-        raise _error(config, "zero_init_logits_layer", "the model has no linear head. Set "
-                     "--lineareval_while_pretraining.")
+        raise _error(
+            config,
+            "zero_init_logits_layer",
+            "the model has no linear head. Set --lineareval_while_pretraining.",
+        )
     _check_evaluation(config)
     _check_tpu(config)
 
@@ -753,105 +1018,217 @@ def _check_evaluation(config):
     unknown = [name for name in config.eval_protocols if name not in EVAL_PROTOCOLS]
     if unknown or not config.eval_protocols:
         problem = f"{unknown[0]} is not a protocol" if unknown else "the list is empty"
-        raise _error(config, "eval_protocol", f"{problem}. Use one or more of {', '.join(EVAL_PROTOCOLS)}.")
+        raise _error(
+            config, "eval_protocol", f"{problem}. Use one or more of {', '.join(EVAL_PROTOCOLS)}."
+        )
     if not config.pretraining and "contrastive" in config.eval_protocols:
-        raise _error(config, "eval_protocol", "contrastive is only valid with --train_mode=pretrain. Use linear_head, "
-                     "lbfgs or knn.")
+        raise _error(
+            config,
+            "eval_protocol",
+            "contrastive is only valid with --train_mode=pretrain. Use linear_head, lbfgs or knn.",
+        )
     evaluates_linear_head = config.has_linear_head and "linear_head" in config.eval_protocols
     if config.save_predictions and not (config.mode != "train" and evaluates_linear_head):
-        raise _error(config, "save_predictions", "no linear head is evaluated. Use --mode=train_then_eval or "
-                     "--mode=eval, --eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.")
+        raise _error(
+            config,
+            "save_predictions",
+            "no linear head is evaluated. Use --mode=train_then_eval or --mode=eval,"
+            " --eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.",
+        )
     if config.eval_epochs and config.mode == "eval":
-        raise _error(config, "eval_epochs", "this flag is only valid for training. Remove the flag, because "
-                     "--mode=eval evaluates every checkpoint.")
-    if config.keep_best and config.pretraining and config.eval_epochs and config.label_fraction < 1 and (
-            "knn" in config.eval_protocols and not (config.has_linear_head and "linear_head" in config.eval_protocols)):
-        raise _error(config, "keep_best", "only the last evaluation uses --label_fraction, so its accuracy cannot be "
-                     "compared with those during training. Remove --eval_epochs, or evaluate a linear head.")
+        raise _error(
+            config,
+            "eval_epochs",
+            "this flag is only valid for training. Remove the flag, because "
+            "--mode=eval evaluates every checkpoint.",
+        )
+    if (
+        config.keep_best
+        and config.pretraining
+        and config.eval_epochs
+        and config.label_fraction < 1
+        and (
+            "knn" in config.eval_protocols
+            and not (config.has_linear_head and "linear_head" in config.eval_protocols)
+        )
+    ):
+        raise _error(
+            config,
+            "keep_best",
+            "only the last evaluation uses --label_fraction, so its accuracy cannot be "
+            "compared with those during training. Remove --eval_epochs, or evaluate a linear head.",
+        )
     if config.keep_best and not config.evaluates:
-        raise _error(config, "keep_best", "--mode=train does not evaluate. Set --eval_epochs, use "
-                     "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.")
-    if config.keep_best and not (config.eval_epochs or {"linear_head", "knn"} & set(config.eval_protocols)):
-        raise _error(config, "keep_best", "this flag requires an accuracy. Add linear_head or knn to --eval_protocol.")
+        raise _error(
+            config,
+            "keep_best",
+            "--mode=train does not evaluate. Set --eval_epochs, use "
+            "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.",
+        )
+    if config.keep_best and not (
+        config.eval_epochs or {"linear_head", "knn"} & set(config.eval_protocols)
+    ):
+        raise _error(
+            config,
+            "keep_best",
+            "this flag requires an accuracy. Add linear_head or knn to --eval_protocol.",
+        )
     if config.gallery and config.mode != "train_then_eval":
-        raise _error(config, "gallery", "only --mode=train_then_eval writes a gallery. Use that mode, or `python -m "
-                     "inference gallery`.")
+        raise _error(
+            config,
+            "gallery",
+            "only --mode=train_then_eval writes a gallery. Use that mode, or `python -m "
+            "inference gallery`.",
+        )
     if config.gallery and not config.dataset.startswith("folder:"):
-        raise _error(config, "gallery", "a gallery requires an image folder. Use --dataset=folder:PATH, or remove "
-                     "the flag.")
+        raise _error(
+            config,
+            "gallery",
+            "a gallery requires an image folder. Use --dataset=folder:PATH, or remove the flag.",
+        )
     for name in ("eval_baselines", "eval_projections"):
         if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
-            raise _error(config, name, "this flag is only valid with lbfgs or knn. Add one of them to "
-                         "--eval_protocol.")
+            raise _error(
+                config,
+                name,
+                "this flag is only valid with lbfgs or knn. Add one of them to --eval_protocol.",
+            )
     if config.eval_projections and not config.effective_num_proj_layers:
-        raise _error(config, "eval_projections", "the model has no projection head. Remove the flag.")
+        raise _error(
+            config, "eval_projections", "the model has no projection head. Remove the flag."
+        )
     if config.eval_name and _RESERVED_NAME.fullmatch(config.eval_name):
-        raise _error(config, "eval_name", "this name is reserved for the run's files. Use another name.")
-    if config.eval_name and (check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
-                             or "/" in config.eval_name or len(os.fsencode(config.eval_name)) > _MAX_NAME_BYTES):
-        raise _error(config, "eval_name", "the value is not a valid name for a sub-folder. Use a name of at most "
-                     f"{_MAX_NAME_BYTES} bytes that contains no / and does not start with . or ~.")
+        raise _error(
+            config, "eval_name", "this name is reserved for the run's files. Use another name."
+        )
+    if config.eval_name and (
+        check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
+        or "/" in config.eval_name
+        or len(os.fsencode(config.eval_name)) > _MAX_NAME_BYTES
+    ):
+        raise _error(
+            config,
+            "eval_name",
+            "the value is not a valid name for a sub-folder. Use a name of at most "
+            f"{_MAX_NAME_BYTES} bytes that contains no / and does not start with . or ~.",
+        )
 
 
 def _check_augmentation(config):
     """Checks operator names and mutually exclusive flags."""
     unknown = [name for name in config.extra_augmentations if name not in EXTRA_AUGMENTATIONS]
     if unknown:
-        raise _error(config, "augment_extra", f"{unknown[0]} is not a supported operator. Use one or more of "
-                     f"{', '.join(EXTRA_AUGMENTATIONS)}.")
-    for name, is_set in (("augment_extra", config.extra_augmentations),
-                         ("augmentation", config.augmentation != "simclr")):
+        raise _error(
+            config,
+            "augment_extra",
+            f"{unknown[0]} is not a supported operator. Use one or more of "
+            f"{', '.join(EXTRA_AUGMENTATIONS)}.",
+        )
+    for name, is_set in (
+        ("augment_extra", config.extra_augmentations),
+        ("augmentation", config.augmentation != "simclr"),
+    ):
         if is_set and not config.uses_pretraining_augmentation:
             raise _error(config, name, "fine-tuning uses only crops and flips. Remove the flag.")
     if config.augment_on == "device" and (
-            config.augmentation != "simclr" or config.extra_augmentations or config.branch_operators):
-        raise _error(config, "augment_on", "only the operators of --augmentation=simclr can be computed on the device. "
-                     "Use host, or remove --augmentation, --augment_extra, --augment_left and --augment_right.")
+        config.augmentation != "simclr" or config.extra_augmentations or config.branch_operators
+    ):
+        raise _error(
+            config,
+            "augment_on",
+            "only the operators of --augmentation=simclr can be computed on the device. Use host,"
+            " or remove --augmentation, --augment_extra, --augment_left and --augment_right.",
+        )
     if config.branch_operators is None:
         return
     if config.extra_augmentations:
-        raise _error(config, "augment_extra", "this flag cannot be combined with --augment_left or --augment_right. "
-                     "Remove --augment_extra, and add its operators to the other flags.")
+        raise _error(
+            config,
+            "augment_extra",
+            "this flag cannot be combined with --augment_left or --augment_right. "
+            "Remove --augment_extra, and add its operators to the other flags.",
+        )
     for flag, names in zip(("augment_left", "augment_right"), config.branch_operators):
         unknown = [name for name in names if name not in AUGMENTATIONS]
         if unknown:
-            raise _error(config, flag, f"{unknown[0]} is not a supported operator. Use any of "
-                         f"{', '.join(AUGMENTATIONS)}.")
+            raise _error(
+                config,
+                flag,
+                f"{unknown[0]} is not a supported operator. Use any of {', '.join(AUGMENTATIONS)}.",
+            )
         if {"color", "jitter"} & set(names) and config.color_jitter_strength == 0:
-            raise _error(config, flag, "color and jitter have no effect with --color_jitter_strength=0. Increase "
-                         "--color_jitter_strength.")
+            raise _error(
+                config,
+                flag,
+                "color and jitter have no effect with --color_jitter_strength=0. Increase "
+                "--color_jitter_strength.",
+            )
     if not config.pretraining:
         flag = "augment_right" if config.augment_left is None else "augment_left"
-        raise _error(config, flag, "only --train_mode=pretrain uses two views. Remove --augment_left and "
-                     "--augment_right.")
+        raise _error(
+            config,
+            flag,
+            "only --train_mode=pretrain uses two views. Remove --augment_left and --augment_right.",
+        )
     if config.augmentation != "simclr":
-        raise _error(config, "augmentation", "this value cannot be combined with --augment_left or --augment_right. "
-                     "Remove --augmentation, or remove the other two flags.")
+        raise _error(
+            config,
+            "augmentation",
+            "this value cannot be combined with --augment_left or --augment_right. "
+            "Remove --augmentation, or remove the other two flags.",
+        )
 
 
 def _check_loss(config):
     """Checks that the contrastive loss supports the settings."""
-    for name, default in (("contrastive_loss", "nt_xent"), ("negatives", "both"), ("semi_hard", False),
-                          ("margin", None)):
+    for name, default in (
+        ("contrastive_loss", "nt_xent"),
+        ("negatives", "both"),
+        ("semi_hard", False),
+        ("margin", None),
+    ):
         if getattr(config, name) != default and not config.pretraining:
-            raise _error(config, name, "only --train_mode=pretrain uses a contrastive loss. Remove the flag.")
+            raise _error(
+                config, name, "only --train_mode=pretrain uses a contrastive loss. Remove the flag."
+            )
     if config.semi_hard and config.contrastive_loss == "nt_xent":
-        raise _error(config, "semi_hard", "nt_xent already weights negatives by their hardness. Remove the flag, or "
-                     "use --contrastive_loss=nt_logistic or margin_triplet.")
+        raise _error(
+            config,
+            "semi_hard",
+            "nt_xent already weights negatives by their hardness. Remove the flag, or "
+            "use --contrastive_loss=nt_logistic or margin_triplet.",
+        )
     if config.margin is not None and config.effective_margin is None:
-        raise _error(config, "margin", "this flag is only valid with --contrastive_loss=margin_triplet or --semi_hard. "
-                     "Remove the flag.")
+        raise _error(
+            config,
+            "margin",
+            "this flag is only valid with --contrastive_loss=margin_triplet or --semi_hard. "
+            "Remove the flag.",
+        )
     if config.semi_hard and config.margin == 0:
-        raise _error(config, "margin", "--semi_hard selects no negatives with a margin of 0. Increase --margin.")
-    if config.loss_block_rows and (config.contrastive_loss != "nt_xent" or config.negatives != "both"):
-        raise _error(config, "loss_block_rows", "this flag is only valid with --contrastive_loss=nt_xent and "
-                     "--negatives=both. Remove the flag.")
+        raise _error(
+            config,
+            "margin",
+            "--semi_hard selects no negatives with a margin of 0. Increase --margin.",
+        )
+    if config.loss_block_rows and (
+        config.contrastive_loss != "nt_xent" or config.negatives != "both"
+    ):
+        raise _error(
+            config,
+            "loss_block_rows",
+            "this flag is only valid with --contrastive_loss=nt_xent and "
+            "--negatives=both. Remove the flag.",
+        )
 
 
 def _largest_divisor(config):
     """Returns the largest valid micro-batch size up to the requested size."""
-    return next(size for size in range(min(config.micro_batch_size, config.train_batch_size), 0, -1)
-                if config.train_batch_size % size == 0)
+    return next(
+        size
+        for size in range(min(config.micro_batch_size, config.train_batch_size), 0, -1)
+        if config.train_batch_size % size == 0
+    )
 
 
 def _check_linear_head_learning_rate(config):
@@ -859,32 +1236,58 @@ def _check_linear_head_learning_rate(config):
     if not config.pretraining:
         raise _error(config, name, "this flag is only valid for pretraining. Remove the flag.")
     if not config.has_linear_head:
-        return  # Recipes set the flag. `run.fill_defaults` removes it and logs that there is no linear head.
+        # Recipes set the flag. `run.fill_defaults` removes it and logs that there is no linear
+        # head.
+        return
     if config.optimizer == "adam":
-        raise _error(config, name, "this flag is not supported with --optimizer=adam, whose updates do not depend on "
-                     "the scale of the gradients. Remove the flag.")
+        raise _error(
+            config,
+            name,
+            "this flag is not supported with --optimizer=adam, whose updates do not depend on "
+            "the scale of the gradients. Remove the flag.",
+        )
     if config.learning_rate == 0:
-        raise _error(config, name, "the linear head follows the schedule of --learning_rate, which is 0. Increase "
-                     "--learning_rate.")
+        raise _error(
+            config,
+            name,
+            "the linear head follows the schedule of --learning_rate, which is 0. Increase "
+            "--learning_rate.",
+        )
 
 
 def _check_tpu(config):
     for name in ("tpu_name", "tpu_zone", "gcp_project", "master"):
         if getattr(config, name) and not config.use_tpu:
-            raise _error(config, name, "this flag is only valid with --use_tpu. Add --use_tpu, or remove this flag.")
+            raise _error(
+                config,
+                name,
+                "this flag is only valid with --use_tpu. Add --use_tpu, or remove this flag.",
+            )
     if config.use_tpu and config.cluster == "slurm":
-        raise _error(config, "cluster", "one process controls a TPU of any size. Remove this flag, and start one "
-                     "process.")
+        raise _error(
+            config,
+            "cluster",
+            "one process controls a TPU of any size. Remove this flag, and start one process.",
+        )
     if config.use_tpu and config.precision == "mixed_float16":
         raise _error(config, "precision", "TPUs do not support float16. Use mixed_bfloat16.")
     if config.use_tpu and config.micro_batch_size:
-        raise _error(config, "micro_batch_size", "micro-batches are not supported on TPUs. Remove this flag, and use "
-                     "more TPU cores for larger batches.")
+        raise _error(
+            config,
+            "micro_batch_size",
+            "micro-batches are not supported on TPUs. Remove this flag, and use "
+            "more TPU cores for larger batches.",
+        )
     if config.use_tpu and config.jit_compile:
-        raise _error(config, "jit_compile", "XLA always compiles programs for TPUs. Remove the flag.")
+        raise _error(
+            config, "jit_compile", "XLA always compiles programs for TPUs. Remove the flag."
+        )
     if config.tpu_name and config.master and config.tpu_name != config.master:
-        raise _error(config, "master", f"--tpu_name={config.tpu_name} specifies a different TPU. Remove one of the "
-                     "flags.")
+        raise _error(
+            config,
+            "master",
+            f"--tpu_name={config.tpu_name} specifies a different TPU. Remove one of the flags.",
+        )
 
 
 _RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
@@ -893,7 +1296,8 @@ _RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
 def select_settings(content: dict) -> dict | None:
     """Returns the settings in `content`, or None if any of their values has the wrong type.
 
-    Settings that an earlier version stored under a different name or with a different value are converted.
+    Settings that an earlier version stored under a different name or with a different value are
+    converted.
     """
     types = typing.get_type_hints(Config)
     settings = {_RENAMED_SETTINGS.get(name, name): value for name, value in content.items()}
@@ -908,22 +1312,38 @@ def select_settings(content: dict) -> dict | None:
     return settings
 
 
-# Flags in the commands of the original's READMEs. The original's TF1 code defines them, but the TF2 code does not.
+# Flags in the commands of the original's READMEs. The original's TF1 code defines them, but the TF2
+# code does not.
 _IGNORED_FLAGS = ("train_summary_steps", "variable_schema")
-_DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, bool: flags.DEFINE_bool, str: flags.DEFINE_string}
+_DEFINE = {
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    bool: flags.DEFINE_bool,
+    str: flags.DEFINE_string,
+}
 
 
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines one absl flag for each field of `Config`, and the flags that are accepted but have no effect."""
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
-        flag_type = next(type_ for type_ in typing.get_args(types[field.name]) or (types[field.name],)
-                         if type_ is not type(None))
+        flag_type = next(
+            type_
+            for type_ in typing.get_args(types[field.name]) or (types[field.name],)
+            if type_ is not type(None)
+        )
         if field.metadata["choices"] and flag_type is str:
-            flags.DEFINE_enum(field.name, field.default, field.metadata["choices"], field.metadata["help"],
-                              flag_values=flag_values)
+            flags.DEFINE_enum(
+                field.name,
+                field.default,
+                field.metadata["choices"],
+                field.metadata["help"],
+                flag_values=flag_values,
+            )
         else:
-            _DEFINE[flag_type](field.name, field.default, field.metadata["help"], flag_values=flag_values)
+            _DEFINE[flag_type](
+                field.name, field.default, field.metadata["help"], flag_values=flag_values
+            )
     for name in _IGNORED_FLAGS:
         flags.DEFINE_string(name, None, "No effect.", flag_values=flag_values)
 
@@ -933,7 +1353,10 @@ def describe_ignored_flags(flag_values: flags.FlagValues = flags.FLAGS) -> str |
     names = [f"--{name}" for name in _IGNORED_FLAGS if flag_values[name].present]
     if not names:
         return None
-    return f"flags without effect: {', '.join(names)} (accepted because the original's READMEs set them)"
+    return (
+        f"flags without effect: {', '.join(names)} (accepted because the original's READMEs set"
+        " them)"
+    )
 
 
 def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
@@ -947,18 +1370,34 @@ def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
         value = "=" + ("|".join(map(str, choices)) if choices else flag.flag_type().upper())
         default = "" if field.default in (None, "") else f" (default: {str(field.default).lower()})"
         lines.append(f"  --[no]{field.name}" if flag.boolean else f"  --{field.name}{value}")
-        lines += textwrap.wrap(f"{field.metadata['help']}{default}", width, initial_indent=" " * 6,
-                               subsequent_indent=" " * 6)
-    return "\n".join([*lines, "", "Other flags:", "  --flagfile=FILE", "      Read flags from a file, one per line.",
-                      *(f"  --{name}=VALUE" for name in _IGNORED_FLAGS),
-                      "      No effect. These flags are accepted because commands in the original's READMEs set them."])
+        lines += textwrap.wrap(
+            f"{field.metadata['help']}{default}",
+            width,
+            initial_indent=" " * 6,
+            subsequent_indent=" " * 6,
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Other flags:",
+            "  --flagfile=FILE",
+            "      Read flags from a file, one per line.",
+            *(f"  --{name}=VALUE" for name in _IGNORED_FLAGS),
+            (
+                "      No effect. These flags are accepted because commands in the original's"
+                " READMEs set them."
+            ),
+        ]
+    )
 
 
 def from_arguments(arguments: list[str], flag: str = "--flags") -> Config:
     """Parses run.py's command-line arguments into a `Config`.
 
     Raises:
-      UserError: the arguments are invalid. If they cannot be parsed, the message starts with `flag`.
+      UserError: the arguments are invalid. If they cannot be parsed, the message starts with
+        `flag`.
     """
     return from_flags(_parse(arguments, flag))
 
@@ -972,9 +1411,15 @@ def parse_settings(text: str, flag: str = "--flags") -> dict:
     try:
         arguments = shlex.split(text)
     except ValueError as error:
-        raise UserError(f"{flag}={text}: invalid quoting ({first_line(error)}). Correct the quotes.") from error
+        raise UserError(
+            f"{flag}={text}: invalid quoting ({first_line(error)}). Correct the quotes."
+        ) from error
     values = _parse(arguments, flag)
-    return {field.name: values[field.name].value for field in dataclasses.fields(Config) if values[field.name].present}
+    return {
+        field.name: values[field.name].value
+        for field in dataclasses.fields(Config)
+        if values[field.name].present
+    }
 
 
 def describe_parse_error(error: flags.Error) -> str:
@@ -998,7 +1443,9 @@ def _parse(arguments, flag):
 
 def from_flags(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
     """Builds a `Config` from parsed flags. Raises `UserError` for invalid settings."""
-    return Config(**{field.name: flag_values[field.name].value for field in dataclasses.fields(Config)})
+    return Config(
+        **{field.name: flag_values[field.name].value for field in dataclasses.fields(Config)}
+    )
 
 
 def given_flags(flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:

@@ -1,13 +1,14 @@
 """`tf.data` input pipelines that read, augment and batch the examples from a source.
 
-The order and the augmentation of examples depend only on the seed, the epoch and the examples' keys. Examples are
-shuffled before they are decoded.
+The order and the augmentation of examples depend only on the seed, the epoch and the examples'
+keys. Examples are shuffled before they are decoded.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # Exit before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__)
 
 from collections.abc import Callable
@@ -22,14 +23,15 @@ from runtime import rng
 from runtime.pipelines import PARALLEL_CALLS, with_prefetching
 from sources.source import Source
 
-_ORDER, _VIEWS, _EVAL_VIEWS = range(3)  # indices of random-number streams, folded into the run's seed
+# indices of random-number streams, folded into the run's seed
+_ORDER, _VIEWS, _EVAL_VIEWS = range(3)
 
 
 def _chunk_size(size, batch_size):
     """Returns the size of a chunk, which is a group of images to augment together. The size divides `batch_size`.
 
-    To fit in the CPU cache, a chunk is either a single image or has no more pixels than 32 images of 32 x 32 pixels.
-    Each batch consists of whole chunks, so a resumed run uses the same chunks.
+    To fit in the CPU cache, a chunk is either a single image or has no more pixels than 32 images
+    of 32 x 32 pixels. Each batch consists of whole chunks, so a resumed run uses the same chunks.
     """
     limit = max(32**3 // size**2, 1)
     return max(count for count in range(1, min(limit, batch_size) + 1) if batch_size % count == 0)
@@ -41,13 +43,15 @@ def _decode_windows(source, item, draw, size):
     Args:
       source: the data set, which decodes items.
       item: an encoded or decoded image.
-      draw: function that maps the image shape, int32 [3], to two sequences of int32 tensors [3]: the window offsets and
-        the window sizes.
+      draw: function that maps the image shape, int32 [3], to two sequences of int32 tensors [3]:
+        the window offsets and the window sizes.
       size: side length, in pixels, to which the windows will be resized.
 
     Returns:
-      The region (uint8 [h, w, 3]), the list of window offsets within the region, and the list of window sizes.
+      The region (uint8 [h, w, 3]), the list of window offsets within the region, and the list of
+      window sizes.
     """
+
     def decode_all():
         image = source.decode(item)
         return image, *map(tf.stack, draw(tf.shape(image)))
@@ -55,15 +59,19 @@ def _decode_windows(source, item, draw, size):
     def decode_jpeg_region():
         shape = tf.image.extract_jpeg_shape(item)
         begins, sizes = map(tf.stack, draw(shape))
-        # Add a one-pixel margin, since the decoder interpolates colors differently at the edge of the region.
+        # Add a one-pixel margin, since the decoder interpolates colors differently at the edge of
+        # the region.
         low = tf.maximum(tf.reduce_min(begins[:, :2], 0) - 1, 0)
         high = tf.minimum(tf.reduce_max(begins[:, :2] + sizes[:, :2], 0) + 1, shape[:2])
         region = tf.image.decode_and_crop_jpeg(item, tf.concat([low, high - low], 0), channels=3)
         return region, begins - tf.pad(low, [[0, 1]]), sizes
 
     # For small images, detecting the format costs more than a full decode.
-    region, *windows = decode_all() if item.dtype != tf.string or size <= 32 else tf.cond(
-        tf.io.is_jpeg(item), decode_jpeg_region, decode_all)
+    region, *windows = (
+        decode_all()
+        if item.dtype != tf.string or size <= 32
+        else tf.cond(tf.io.is_jpeg(item), decode_jpeg_region, decode_all)
+    )
     return region, *map(tf.unstack, windows)
 
 
@@ -71,32 +79,46 @@ def _batch_views(records, read, source, config, batch_size):
     """Augments examples and batches their views.
 
     Args:
-      records: dataset of (seed, reference); `seed` is an int64 scalar that is the same for all examples in an epoch.
+      records: dataset of (seed, reference); `seed` is an int64 scalar that is the same for all
+        examples in an epoch.
       read: maps a reference to (key, item, label).
       source: decodes items.
       config: settings.
       batch_size: examples per batch; an incomplete last batch is dropped.
 
     Returns:
-      Dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]). With
-      `--augment_on=device`, dataset of (crops, labels, seeds): a tuple of float32 [batch_size, size, size, 3] with one
-      tensor for each view, labels [batch_size], and the seeds of the examples, int64 [batch_size, 2].
+      Dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]).
+      With `--augment_on=device`, dataset of (crops, labels, seeds): a tuple of float32 [batch_size,
+      size, size, 3] with one tensor for each view, labels [batch_size], and the seeds of the
+      examples, int64 [batch_size, 2].
     """
     policies, size = view_policies(config), config.image_size
     chunk = _chunk_size(size, batch_size)
 
-    @tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
+    # The function needs no conversion, and AutoGraph is slow.
+    @tf.autograph.experimental.do_not_convert
     def crop(seed, reference):
         key, item, label = read(*tf.nest.flatten(reference))
         seed = tf.stack([seed, key])
 
         def draw(shape):
-            return zip(*[data_util.random_window(shape, data_util.view_seed(seed, view), policy.area_range)
-                         for view, policy in enumerate(policies[:1] if config.branch_operators else policies)])
+            return zip(
+                *[
+                    data_util.random_window(
+                        shape, data_util.view_seed(seed, view), policy.area_range
+                    )
+                    for view, policy in enumerate(
+                        policies[:1] if config.branch_operators else policies
+                    )
+                ]
+            )
 
         region, begins, sizes = _decode_windows(source, item, draw, size)
-        crops = [data_util.resize_window(region, *window, size, size) for window in zip(begins, sizes)]
-        return seed, label, *crops * (len(policies) // len(crops))  # Both branches use the same crop.
+        crops = [
+            data_util.resize_window(region, *window, size, size) for window in zip(begins, sizes)
+        ]
+        # Both branches use the same crop.
+        return seed, label, *crops * (len(policies) // len(crops))
 
     @tf.autograph.experimental.do_not_convert
     def augment_crops(seeds, labels, *crops):
@@ -110,12 +132,22 @@ def _batch_views(records, read, source, config, batch_size):
     if config.augment_on == "device":
         return records.map(crop_only, PARALLEL_CALLS).batch(batch_size, drop_remainder=True)
     if chunk == 1:
-        views = records.map(lambda *record: _unbatch(augment_crops(*_as_batch(crop(*record)))), PARALLEL_CALLS)
+        views = records.map(
+            lambda *record: _unbatch(augment_crops(*_as_batch(crop(*record)))), PARALLEL_CALLS
+        )
         return views.batch(batch_size, drop_remainder=True)
-    chunks = records.map(crop, PARALLEL_CALLS).batch(chunk, drop_remainder=True).map(augment_crops, PARALLEL_CALLS)
+    chunks = (
+        records.map(crop, PARALLEL_CALLS)
+        .batch(chunk, drop_remainder=True)
+        .map(augment_crops, PARALLEL_CALLS)
+    )
     batches = chunks.batch(batch_size // chunk, drop_remainder=True)
-    return batches.map(lambda views, labels: (
-        tf.reshape(views, [batch_size, *views.shape[2:]]), tf.reshape(labels, [batch_size, *labels.shape[2:]])))
+    return batches.map(
+        lambda views, labels: (
+            tf.reshape(views, [batch_size, *views.shape[2:]]),
+            tf.reshape(labels, [batch_size, *labels.shape[2:]]),
+        )
+    )
 
 
 def _as_batch(tensors):
@@ -128,17 +160,25 @@ def _unbatch(tensors):
 
 def _with_seed(seed, references):
     """Returns a dataset of (seed, reference) pairs."""
-    # Use zip instead of map, because calling a function for every record would dominate the cost of this stage.
+    # Use zip instead of map, because calling a function for every record would dominate the cost of
+    # this stage.
     return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(seed).repeat(), references))
 
 
-def build_train_dataset(config: Config, source: Source, seed: int, batch_size: int, start_step: int = 0,
-                        input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+def build_train_dataset(
+    config: Config,
+    source: Source,
+    seed: int,
+    batch_size: int,
+    start_step: int = 0,
+    input_context: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
     """Returns the infinite training `tf.data.Dataset` for one input pipeline.
 
-    The shuffle buffer holds up to `config.shuffle_buffer_mb` MB of encoded examples; for image folders and `digits`, it
-    holds only a permutation of indices (8 bytes per example). With `config.cache_dataset`, all encoded examples are
-    kept in memory. Each core also holds a few chunks of decoded views, and two batches are prefetched.
+    The shuffle buffer holds up to `config.shuffle_buffer_mb` MB of encoded examples; for image
+    folders and `digits`, it holds only a permutation of indices (8 bytes per example). With
+    `config.cache_dataset`, all encoded examples are kept in memory. Each core also holds a few
+    chunks of decoded views, and two batches are prefetched.
 
     Args:
       config: settings.
@@ -149,9 +189,9 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
       input_context: `tf.distribute.InputContext`, or None for a single pipeline.
 
     Returns:
-      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64). With
-      `--augment_on=device`, dataset of (crops, labels, seeds), where crops and seeds (int64 [batch, 2]) are arguments
-      of `data_util.augment_crops`.
+      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch]
+      int64). With `--augment_on=device`, dataset of (crops, labels, seeds), where crops and seeds
+      (int64 [batch, 2]) are arguments of `data_util.augment_crops`.
     """
     shards, shard = _shards(input_context)
     split = config.train_split
@@ -163,17 +203,24 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
 
     @tf.autograph.experimental.do_not_convert
     def records_of_epoch(epoch):
-        order, views = (rng.scalar_seed(rng.fold_in(tf.constant([seed, purpose], tf.int64), epoch))
-                        for purpose in (_ORDER, _VIEWS))
+        order, views = (
+            rng.scalar_seed(rng.fold_in(tf.constant([seed, purpose], tf.int64), epoch))
+            for purpose in (_ORDER, _VIEWS)
+        )
         if cached is None:
             references = source.references(split, order, shards, shard, config.shuffle_buffer_mb)
         else:
             references = cached.shuffle(epoch_size, seed=order, reshuffle_each_iteration=False)
         return _with_seed(views, references)
 
-    records = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(records_of_epoch).skip(num_skipped)
+    records = (
+        tf.data.Dataset.range(first_epoch, tf.int64.max)
+        .flat_map(records_of_epoch)
+        .skip(num_skipped)
+    )
     dataset = _batch_views(records, read, source, config, batch_size)
-    # If the cardinality were unknown, workers would synchronize at every step to check for the end of the data.
+    # If the cardinality were unknown, workers would synchronize at every step to check for the end
+    # of the data.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return with_prefetching(dataset)
 
@@ -181,14 +228,22 @@ def build_train_dataset(config: Config, source: Source, seed: int, batch_size: i
 def eval_batch_size(config: Config, source: Source, split: str, replicas: int) -> int:
     """Returns the evaluation batch size per replica, for `build_eval_dataset`.
 
-    This is `config.eval_batch_size` divided by the number of replicas, or less for a small split, since a larger batch
-    would only contain more padding.
+    This is `config.eval_batch_size` divided by the number of replicas, or less for a small split,
+    since a larger batch would only contain more padding.
     """
-    return max(min(config.eval_batch_size // replicas, -(-source.num_examples(split) // replicas)), 1)
+    return max(
+        min(config.eval_batch_size // replicas, -(-source.num_examples(split) // replicas)), 1
+    )
 
 
-def build_eval_dataset(config: Config, source: Source, split: str, batch_size: int,
-                       input_context: tf.distribute.InputContext | None = None, replicas: int = 1) -> tf.data.Dataset:
+def build_eval_dataset(
+    config: Config,
+    source: Source,
+    split: str,
+    batch_size: int,
+    input_context: tf.distribute.InputContext | None = None,
+    replicas: int = 1,
+) -> tf.data.Dataset:
     """Returns a dataset that contains each example of a split once, in order.
 
     Padding examples with weight 0 are appended, so that all batches are full.
@@ -202,15 +257,17 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
       replicas: number of replicas that this pipeline feeds.
 
     Returns:
-      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64 ([batch, classes] for
-      multi-label data), weights [batch] float32).
+      Dataset of (images [batch, size, size, 3] float32 in [0, 1], labels [batch] int64 ([batch,
+      classes] for multi-label data), weights [batch] float32).
     """
     shards, shard = _shards(input_context)
     size = config.image_size
 
     @tf.autograph.experimental.do_not_convert
     def preprocess(key, item, label):
-        image = data_util.preprocess_image(source.decode(item), size, size, test_crop=config.center_crop_eval)
+        image = data_util.preprocess_image(
+            source.decode(item), size, size, test_crop=config.center_crop_eval
+        )
         return image, label, tf.ones([])
 
     dataset = source.records(split, None, shards, shard).map(preprocess, PARALLEL_CALLS)
@@ -223,13 +280,16 @@ def build_eval_dataset(config: Config, source: Source, split: str, batch_size: i
     return with_prefetching(dataset.batch(batch_size, drop_remainder=True))
 
 
-def build_view_pairs(config: Config, source: Source, split: str, seed: int, batch_size: int) -> tf.data.Dataset:
+def build_view_pairs(
+    config: Config, source: Source, split: str, seed: int, batch_size: int
+) -> tf.data.Dataset:
     """Returns a dataset of the augmented views of all examples in a split, in order.
 
     An incomplete last batch is dropped.
 
     Returns:
-      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch] int64).
+      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch]
+      int64).
     """
     seed = rng.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.references(split))
@@ -243,13 +303,17 @@ def _shards(input_context):
     return input_context.num_input_pipelines, input_context.input_pipeline_id
 
 
-def distribute(strategy: tf.distribute.Strategy, build: Callable[[tf.distribute.InputContext, int], tf.data.Dataset]
-              ) -> Any:
+def distribute(
+    strategy: tf.distribute.Strategy,
+    build: Callable[[tf.distribute.InputContext, int], tf.data.Dataset],
+) -> Any:
     """Returns a distributed dataset that combines the datasets of all input pipelines.
 
-    `build(input_context, num_replicas)` returns the dataset for one input pipeline, which feeds `num_replicas`
-    replicas.
+    `build(input_context, num_replicas)` returns the dataset for one input pipeline, which feeds
+    `num_replicas` replicas.
     """
+
     def function(context):
         return build(context, context.num_replicas_in_sync // context.num_input_pipelines)
+
     return strategy.distribute_datasets_from_function(function)

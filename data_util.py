@@ -1,18 +1,21 @@
 """SimCLR's image operators and its augmentation policy (paper, Appendix A).
 
-Images are float tensors, nominally in [0, 1]. A single image has the shape [height, width, 3]. Operators with per-image
-parameters take channels instead: three tensors [n, height, width] for red, green and blue. Arithmetic on channels is
-faster than on interleaved colors, and batching amortizes the overhead of each operation.
+Images are float tensors, nominally in [0, 1]. A single image has the shape [height, width, 3].
+Operators with per-image
+parameters take channels instead: three tensors [n, height, width] for red, green and blue.
+Arithmetic on channels is faster than on interleaved colors, and batching amortizes the overhead of
+each operation.
 
-Random operators take `seed`, an integer tensor [2], or `seeds` [n, 2] for n images. They are stateless: equal seeds
-give equal results, in eager mode and in `tf.data`, regardless of the other images in the batch. The operators for
-the paper's other studies are in `augmentation`.
+Random operators take `seed`, an integer tensor [2], or `seeds` [n, 2] for n images. They are
+stateless: equal seeds give equal results, in eager mode and in `tf.data`, regardless of the other
+images in the batch. The operators for the paper's other studies are in `augmentation`.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__)
 
 import dataclasses
@@ -25,8 +28,10 @@ import tensorflow as tf
 
 from runtime import rng
 
-CROP_PROPORTION = 0.875  # Fraction of the shorter side that the evaluation crop covers (224 of 256).
-_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1  # As in the original, areas below 10 % are rejected.
+# Fraction of the shorter side that the evaluation crop covers (224 of 256).
+CROP_PROPORTION = 0.875
+# As in the original, areas below 10 % are rejected.
+_ORIGINAL_MIN_AREA, _ORIGINAL_MIN_COVERED = 0.08, 0.1
 _EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference between color values.
 
 
@@ -39,14 +44,17 @@ def resize_bicubic(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
     return tf.cast(resized, image.dtype)
 
 
-def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
-                       aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)
-                      ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+def random_crop_window(
+    image_shape: tf.Tensor,
+    seed: tf.Tensor,
+    area_range: tuple[float, float] = (0.08, 1.0),
+    aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Samples a random crop window (Inception crop; paper, Appendix A).
 
-    With the default minimum area of 8 %, windows that cover less than 10 % of the image are rejected, as in the
-    original. With other minimum areas, all areas in the range are accepted. If 100 samples are rejected, the window is
-    the whole image.
+    With the default minimum area of 8 %, windows that cover less than 10 % of the image are
+    rejected, as in the original. With other minimum areas, all areas in the range are accepted. If
+    100 samples are rejected, the window is the whole image.
 
     Args:
       image_shape: int tensor [3]: height, width, channels.
@@ -61,22 +69,37 @@ def random_crop_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tupl
     return begin[0], begin[1], size[0], size[1]
 
 
-def random_window(image_shape: tf.Tensor, seed: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
-                  aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)) -> tuple[tf.Tensor, tf.Tensor]:
+def random_window(
+    image_shape: tf.Tensor,
+    seed: tf.Tensor,
+    area_range: tuple[float, float] = (0.08, 1.0),
+    aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Samples a window as `random_crop_window` does, and returns it as arguments of `tf.slice`: begin [3], size [3]."""
     # The object is the whole image, so min_object_covered is the minimum area of the window.
-    min_covered = _ORIGINAL_MIN_COVERED if area_range[0] == _ORIGINAL_MIN_AREA else min(area_range[0], 1.0)
+    min_covered = (
+        _ORIGINAL_MIN_COVERED if area_range[0] == _ORIGINAL_MIN_AREA else min(area_range[0], 1.0)
+    )
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-        image_shape, tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), seed=seed, min_object_covered=min_covered,
-        aspect_ratio_range=aspect_ratio_range, area_range=area_range, max_attempts=100,
-        use_image_if_no_bounding_boxes=True)
+        image_shape,
+        tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+        seed=seed,
+        min_object_covered=min_covered,
+        aspect_ratio_range=aspect_ratio_range,
+        area_range=area_range,
+        max_attempts=100,
+        use_image_if_no_bounding_boxes=True,
+    )
     return begin, size
 
 
-def resize_window(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: int, width: int) -> tf.Tensor:
+def resize_window(
+    image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: int, width: int
+) -> tf.Tensor:
     """Resizes the window `tf.slice(image, begin, size)` with bicubic interpolation.
 
-    Only the window is converted to float, since photographs are usually much larger than their views.
+    Only the window is converted to float, since photographs are usually much larger than their
+    views.
 
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
@@ -89,12 +112,16 @@ def resize_window(image: tf.Tensor, begin: tf.Tensor, size: tf.Tensor, height: i
       [height, width, 3] float32; values may fall outside [0, 1].
     """
     window = tf.cast(tf.slice(image, begin, size), tf.float32)
-    resized = tf.raw_ops.ResizeBicubic(images=window[tf.newaxis], size=[height, width], half_pixel_centers=True)
+    resized = tf.raw_ops.ResizeBicubic(
+        images=window[tf.newaxis], size=[height, width], half_pixel_centers=True
+    )
     resized = tf.ensure_shape(tf.squeeze(resized, 0), [height, width, 3])
     return resized * (1 / 255) if image.dtype == tf.uint8 else resized
 
 
-def random_crop_and_resize(image: tf.Tensor, seed: tf.Tensor, height: int, width: int, **kwargs: Any) -> tf.Tensor:
+def random_crop_and_resize(
+    image: tf.Tensor, seed: tf.Tensor, height: int, width: int, **kwargs: Any
+) -> tf.Tensor:
     """Samples a window with `random_window`, which receives `kwargs`, and resizes it with `resize_window`."""
     return resize_window(image, *random_window(tf.shape(image), seed, **kwargs), height, width)
 
@@ -112,8 +139,8 @@ def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: floa
       image: [h, w, 3], or a batch [n, h, w, 3].
       height: output height in pixels.
       width: output width in pixels.
-      crop_proportion: height of the window divided by the height of the largest window with this aspect ratio, in
-        (0, 1].
+      crop_proportion: height of the window divided by the height of the largest window with this
+        aspect ratio, in (0, 1].
 
     Returns:
       [height, width, 3], or [n, height, width, 3].
@@ -139,7 +166,8 @@ def to_channels(images: tf.Tensor) -> list[tf.Tensor]:
 
 def from_channels(channels: list[tf.Tensor]) -> tf.Tensor:
     """Stacks c tensors [n, h, w] into images [n, h, w, c]."""
-    # Stacking along the last axis copies elements one at a time; stacking rows and transposing matrices is faster.
+    # Stacking along the last axis copies elements one at a time; stacking rows and transposing
+    # matrices is faster.
     height, width = channels[0].shape[1:]
     rows = tf.reshape(tf.stack(channels, axis=1), [-1, len(channels), height * width])
     return tf.reshape(tf.linalg.matrix_transpose(rows), [-1, height, width, len(channels)])
@@ -150,15 +178,17 @@ def clip(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.clip_by_value(channel, 0.0, 1.0) for channel in channels]
 
 
-def switch_per_image(indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
-                    ) -> list[tf.Tensor]:
+def switch_per_image(
+    indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
+) -> list[tf.Tensor]:
     """Applies `functions[indices[i]]` to image i, like a batched `tf.switch_case`.
 
     Args:
       indices: int32 [n].
-      functions: functions that map (channels, arguments) to channels. Each function is called once, with all images
-        that are assigned to it.
-      channels: three tensors [n, h, w]. If n is statically known to be 1, the batch is not partitioned.
+      functions: functions that map (channels, arguments) to channels. Each function is called once,
+        with all images that are assigned to it.
+      channels: three tensors [n, h, w]. If n is statically known to be 1, the batch is not
+        partitioned.
       arguments: tensor [n, ...] with one entry per image, such as seeds or amounts.
 
     Returns:
@@ -166,15 +196,23 @@ def switch_per_image(indices: tf.Tensor, functions: list[Callable], channels: li
     """
     shape = channels[0].shape
     if shape[0] == 1:
-        return tf.switch_case(indices[0], [lambda f=function: list(f(channels, arguments)) for function in functions])
+        return tf.switch_case(
+            indices[0], [lambda f=function: list(f(channels, arguments)) for function in functions]
+        )
     tensors = (*channels, arguments, tf.range(tf.shape(channels[0])[0]))
-    *partitions, rows = (tf.dynamic_partition(tensor, indices, len(functions)) for tensor in tensors)
-    results = [function(part, part_arguments) for function, *part, part_arguments in zip(functions, *partitions)]
+    *partitions, rows = (
+        tf.dynamic_partition(tensor, indices, len(functions)) for tensor in tensors
+    )
+    results = [
+        function(part, part_arguments)
+        for function, *part, part_arguments in zip(functions, *partitions)
+    ]
     return [tf.ensure_shape(tf.dynamic_stitch(rows, channel), shape) for channel in zip(*results)]
 
 
-def select_per_image(indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
-                    ) -> list[tf.Tensor]:
+def select_per_image(
+    indices: tf.Tensor, functions: list[Callable], channels: list[tf.Tensor], arguments: tf.Tensor
+) -> list[tf.Tensor]:
     """Returns the same as `switch_per_image`, but applies every function to all images.
 
     All shapes are static, so XLA can compile this function. On CPUs, `switch_per_image` is faster.
@@ -182,15 +220,17 @@ def select_per_image(indices: tf.Tensor, functions: list[Callable], channels: li
     selected = functions[0](channels, arguments)
     for index, function in enumerate(functions[1:], 1):
         is_selected = tf.equal(indices, index)[:, tf.newaxis, tf.newaxis]
-        selected = [tf.where(is_selected, *pair) for pair in zip(function(channels, arguments), selected)]
+        selected = [
+            tf.where(is_selected, *pair) for pair in zip(function(channels, arguments), selected)
+        ]
     return selected
 
 
 # ---------------------------------------------------------------------------------------------------------- color
 
 
-# Each function below takes channels and an amount, which is either a scalar or a tensor [n, 1, 1] with one value per
-# image. The returned channels are not clipped.
+# Each function below takes channels and an amount, which is either a scalar or a tensor [n, 1, 1]
+# with one value per image. The returned channels are not clipped.
 
 
 def adjust_brightness(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
@@ -205,7 +245,10 @@ def shift_brightness(channels: list[tf.Tensor], shift: tf.Tensor) -> list[tf.Ten
 
 def adjust_contrast(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
     """Multiplies the deviations from the mean of each channel by `factor`."""
-    return [channel * factor + tf.reduce_mean(channel, [1, 2], keepdims=True) * (1 - factor) for channel in channels]
+    return [
+        channel * factor + tf.reduce_mean(channel, [1, 2], keepdims=True) * (1 - factor)
+        for channel in channels
+    ]
 
 
 def _extremes(red, green, blue):
@@ -223,15 +266,16 @@ def adjust_saturation(channels: list[tf.Tensor], factor: tf.Tensor) -> list[tf.T
 def adjust_hue(channels: list[tf.Tensor], turns: tf.Tensor) -> list[tf.Tensor]:
     """Rotates the HSV hue by `turns`, where 1 is a full turn of the color wheel.
 
-    The color wheel is treated as a hexagon with sides of length 1. A color's distance from red along the hexagon is
-    1 + (g + b - r - min) / (max - min), toward green if g >= b, otherwise toward blue. Each output channel is a
-    function of the hue's distance from that channel's corner.
+    The color wheel is treated as a hexagon with sides of length 1. A color's distance from red
+    along the hexagon is 1 + (g + b - r - min) / (max - min), toward green if g >= b, otherwise
+    toward blue. Each output channel is a function of the hue's distance from that channel's corner.
     """
     red, green, blue = channels
     highest, lowest = _extremes(red, green, blue)
     chroma = highest - lowest
     distance = (green + blue - red - lowest) / tf.maximum(chroma, _EPSILON) + 1
-    direction = tf.sign(green - blue + _EPSILON)  # 1 if green equals blue, since 0 would turn cyan into red.
+    # 1 if green equals blue, since 0 would turn cyan into red.
+    direction = tf.sign(green - blue + _EPSILON)
     hue = direction * distance + 6 * turns
     hue -= 6 * tf.floor(hue * (1 / 6))
     weights = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
@@ -245,26 +289,36 @@ def to_grayscale(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> l
     return [0.2989 * red + 0.5870 * green + 0.1140 * blue] * 3
 
 
-def jitter_amounts(seeds: tf.Tensor, strength: float, brightness: str = "multiplicative"
-                  ) -> tuple[tf.Tensor, tf.Tensor]:
+def jitter_amounts(
+    seeds: tf.Tensor, strength: float, brightness: str = "multiplicative"
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Samples the amounts and the order of the `color_jitter` steps.
 
-    Brightness, contrast and saturation factors are uniform in 1 +- 0.8 * strength (at least 0). Additive brightness
-    shifts are uniform in +-0.8 * strength, and hue shifts in +-0.2 * strength (at most half a turn).
+    Brightness, contrast and saturation factors are uniform in 1 +- 0.8 * strength (at least 0).
+    Additive brightness shifts are uniform in +-0.8 * strength, and hue shifts in +-0.2 * strength
+    (at most half a turn).
 
     Returns:
       amounts: float32 [n, 4], the amounts for brightness, contrast, saturation and hue.
       order: int32 [n, 4], a permutation of these four steps for each image.
     """
     factors, hue = (max(1 - 0.8 * strength, 0.0), 1 + 0.8 * strength), min(0.2 * strength, 0.5)
-    brightness_range = factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
+    brightness_range = (
+        factors if brightness == "multiplicative" else (-0.8 * strength, 0.8 * strength)
+    )
     low, high = np.float32([brightness_range, factors, factors, (-hue, hue)]).T
     draws = rng.uniforms(seeds, 8)
     return draws[:, :4] * (high - low) + low, tf.math.top_k(draws[:, 4:], 4).indices
 
 
-def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 1.0, brightness: str = "multiplicative",
-                 random_order: bool = True, switch: Callable = switch_per_image) -> list[tf.Tensor]:
+def color_jitter(
+    channels: list[tf.Tensor],
+    seeds: tf.Tensor,
+    strength: float = 1.0,
+    brightness: str = "multiplicative",
+    random_order: bool = True,
+    switch: Callable = switch_per_image,
+) -> list[tf.Tensor]:
     """Jitters brightness, contrast, saturation and hue, and clips after each step (paper, Appendix A).
 
     Args:
@@ -272,8 +326,8 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
       seeds: int tensor [n, 2].
       strength: color distortion strength s. With 0, the channels are returned unchanged.
       brightness: multiplicative or additive.
-      random_order: whether to shuffle the steps separately for each image. If False, the steps are applied in the
-        order listed above.
+      random_order: whether to shuffle the steps separately for each image. If False, the steps are
+        applied in the order listed above.
       switch: `switch_per_image` or `select_per_image`.
 
     Returns:
@@ -282,8 +336,12 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
     if strength == 0:
         return channels
     amounts, order = jitter_amounts(seeds, strength, brightness)
-    steps = (adjust_brightness if brightness == "multiplicative" else shift_brightness, adjust_contrast,
-             adjust_saturation, adjust_hue)
+    steps = (
+        adjust_brightness if brightness == "multiplicative" else shift_brightness,
+        adjust_contrast,
+        adjust_saturation,
+        adjust_hue,
+    )
     if random_order:
         amounts = tf.gather(amounts, order, batch_dims=1)
     if channels[0].shape[0] == 1:
@@ -291,9 +349,12 @@ def color_jitter(channels: list[tf.Tensor], seeds: tf.Tensor, strength: float = 
     else:
         amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
     for position in range(4):
-        # The first step clips values that bicubic resizing has moved outside [0, 1]. After that, the saturation and
-        # hue steps leave [0, 1] only because of rounding.
-        clipped = [_with_clip(step) if index < 2 or position == 0 else step for index, step in enumerate(steps)]
+        # The first step clips values that bicubic resizing has moved outside [0, 1]. After that,
+        # the saturation and hue steps leave [0, 1] only because of rounding.
+        clipped = [
+            _with_clip(step) if index < 2 or position == 0 else step
+            for index, step in enumerate(steps)
+        ]
         if random_order:
             channels = switch(order[:, position], clipped, channels, amounts[position])
         else:
@@ -308,7 +369,9 @@ def _with_clip(step):
 # ----------------------------------------------------------------------------------------------------------- blur
 
 
-def gaussian_blur(image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, padding: str = "SAME") -> tf.Tensor:
+def gaussian_blur(
+    image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, padding: str = "SAME"
+) -> tf.Tensor:
     """Applies Gaussian blur as two one-dimensional convolutions.
 
     Args:
@@ -336,20 +399,26 @@ def gaussian_blur(image: tf.Tensor, kernel_size: int, sigma: float | tf.Tensor, 
 def _correlate(batch, taps, axis):
     """Correlates each image `batch[i]` with `taps[i]` along `axis`, using "VALID" padding.
 
-    `batch` is [n, h, w, c], `taps` is [n, k], and `axis` is 1 (vertical) or 2 (horizontal). TensorFlow's convolutions
-    apply the same kernel to all images, so the result is computed as a sum of shifted copies.
+    `batch` is [n, h, w, c], `taps` is [n, k], and `axis` is 1 (vertical) or 2 (horizontal).
+    TensorFlow's convolutions apply the same kernel to all images, so the result is computed as a
+    sum of shifted copies.
     """
     num_taps = taps.shape[1]
     length = tf.shape(batch)[axis] - num_taps + 1
     total = 0.0
     for tap in range(num_taps):
-        window = batch[:, tap:tap + length] if axis == 1 else batch[:, :, tap:tap + length]
+        window = batch[:, tap : tap + length] if axis == 1 else batch[:, :, tap : tap + length]
         total += taps[:, tap, tf.newaxis, tf.newaxis, tf.newaxis] * window
     return total
 
 
-def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probability: float = 0.5,
-                      first_row: int | tf.Tensor = 0) -> tf.Tensor:
+def batch_random_blur(
+    images: tf.Tensor,
+    seed: tf.Tensor,
+    height: int,
+    probability: float = 0.5,
+    first_row: int | tf.Tensor = 0,
+) -> tf.Tensor:
     """Blurs each image with the given probability, using a random sigma from 0.1 to 2 (paper, Appendix A).
 
     Args:
@@ -357,8 +426,8 @@ def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probabili
       seed: int tensor [2].
       height: image height in pixels; the kernel size is a tenth of it.
       probability: probability of blurring an image.
-      first_row: position of `images[0]` in the global batch, which makes results independent of the number of
-        replicas.
+      first_row: position of `images[0]` in the global batch, which makes results independent of the
+        number of replicas.
 
     Returns:
       [n, h, w, c], clipped to [0, 1].
@@ -368,7 +437,9 @@ def batch_random_blur(images: tf.Tensor, seed: tf.Tensor, height: int, probabili
     draws = tf.cast(rng.uniforms(seed + tf.stack([rows, tf.zeros_like(rows)], 1), 2), images.dtype)
     is_blurred, sigma = draws[:, 0] < probability, 0.1 + 1.9 * draws[:, 1]
     blurred = gaussian_blur(images, height // 10, sigma)
-    return tf.clip_by_value(tf.where(is_blurred[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0)
+    return tf.clip_by_value(
+        tf.where(is_blurred[:, tf.newaxis, tf.newaxis, tf.newaxis], blurred, images), 0.0, 1.0
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- policies
@@ -380,7 +451,8 @@ class Operator:
 
     Attributes:
       name: display name.
-      function: maps channels (three tensors [n, size, size]) and seeds [n, 2] to channels of the same shape.
+      function: maps channels (three tensors [n, size, size]) and seeds [n, 2] to channels of the
+        same shape.
       probability: probability of applying the operator to an image.
     """
 
@@ -396,7 +468,8 @@ class Policy:
     Attributes:
       area_range: range of the crop's area, as a fraction of the image's area.
       operators: operators to apply to the crop, in this order.
-      switch: function that applies an operator to a subset of the images: `switch_per_image` or `select_per_image`.
+      switch: function that applies an operator to a subset of the images: `switch_per_image` or
+        `select_per_image`.
     """
 
     area_range: tuple[float, float] = (0.08, 1.0)
@@ -408,22 +481,32 @@ class Policy:
         return dataclasses.replace(self, operators=self.operators + operators)
 
 
-def crop_and_flip_policy(min_area: float = 0.08, flip: bool = True, switch: Callable = switch_per_image) -> Policy:
+def crop_and_flip_policy(
+    min_area: float = 0.08, flip: bool = True, switch: Callable = switch_per_image
+) -> Policy:
     """Returns the fine-tuning policy: random crop and flip (paper, B.5)."""
     return Policy((min_area, 1.0), (Operator("flip", flip_horizontally, 0.5),) * flip, switch)
 
 
-def simclr_policy(strength: float, brightness: str, min_area: float = 0.08, flip: bool = True,
-                  switch: Callable = switch_per_image) -> Policy:
+def simclr_policy(
+    strength: float,
+    brightness: str,
+    min_area: float = 0.08,
+    flip: bool = True,
+    switch: Callable = switch_per_image,
+) -> Policy:
     """Returns the default policy: crop, flip, color distortion (paper, Appendix A). Blur is applied on the device."""
     policy = crop_and_flip_policy(min_area, flip, switch)
     return policy.then(*color_distortion(strength, brightness, switch)) if strength > 0 else policy
 
 
-def color_distortion(strength: float, brightness: str, switch: Callable = switch_per_image
-                    ) -> tuple[Operator, Operator]:
+def color_distortion(
+    strength: float, brightness: str, switch: Callable = switch_per_image
+) -> tuple[Operator, Operator]:
     """Returns the color distortion: jitter with probability 0.8, grayscale with probability 0.2 (paper, Appendix A)."""
-    jitter = functools.partial(color_jitter, strength=strength, brightness=brightness, switch=switch)
+    jitter = functools.partial(
+        color_jitter, strength=strength, brightness=brightness, switch=switch
+    )
     return Operator("color_jitter", jitter, 0.8), Operator("grayscale", to_grayscale, 0.2)
 
 
@@ -442,7 +525,9 @@ def apply_crop(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> 
     return random_crop_and_resize(image, seed, size, size, area_range=policy.area_range)
 
 
-def apply_after_crop(channels: list[tf.Tensor], policy: Policy, seeds: tf.Tensor) -> list[tf.Tensor]:
+def apply_after_crop(
+    channels: list[tf.Tensor], policy: Policy, seeds: tf.Tensor
+) -> list[tf.Tensor]:
     """Applies the operators of `policy` to n crops.
 
     Args:
@@ -456,7 +541,9 @@ def apply_after_crop(channels: list[tf.Tensor], policy: Policy, seeds: tf.Tensor
     draws = rng.uniforms(seeds, len(policy.operators))
     for index, operator in enumerate(policy.operators):
         is_applied = tf.cast(draws[:, index] < operator.probability, tf.int32)
-        channels = policy.switch(is_applied, (identity, operator.function), channels, rng.nth_seed(seeds, index + 1))
+        channels = policy.switch(
+            is_applied, (identity, operator.function), channels, rng.nth_seed(seeds, index + 1)
+        )
     return clip(channels)
 
 
@@ -465,7 +552,9 @@ def view_seed(seed: tf.Tensor, view: int) -> tf.Tensor:
     return rng.nth_seed(seed, view, rng.VIEW)
 
 
-def augment_crops(crops: Sequence[tf.Tensor], policies: Sequence[Policy], seeds: tf.Tensor) -> tf.Tensor:
+def augment_crops(
+    crops: Sequence[tf.Tensor], policies: Sequence[Policy], seeds: tf.Tensor
+) -> tf.Tensor:
     """Applies the operators of each view's policy to the crops of n examples.
 
     Args:
@@ -476,8 +565,10 @@ def augment_crops(crops: Sequence[tf.Tensor], policies: Sequence[Policy], seeds:
     Returns:
       [n, size, size, 3 * number of views] in [0, 1].
     """
-    channels = [apply_after_crop(to_channels(images), policy, view_seed(seeds, view))
-                for view, (images, policy) in enumerate(zip(crops, policies))]
+    channels = [
+        apply_after_crop(to_channels(images), policy, view_seed(seeds, view))
+        for view, (images, policy) in enumerate(zip(crops, policies))
+    ]
     return from_channels(sum(channels, []))
 
 
@@ -508,19 +599,30 @@ def preprocess_for_eval(image: tf.Tensor, size: int, crop: bool = True) -> tf.Te
     The crop covers 87.5 % of the shorter side, or the whole shorter side if `crop` is False.
     """
     image = center_crop(image, size, size, CROP_PROPORTION if crop else 1.0)
-    return tf.clip_by_value(tf.ensure_shape(image, [None] * (image.shape.rank - 3) + [size, size, 3]), 0.0, 1.0)
+    return tf.clip_by_value(
+        tf.ensure_shape(image, [None] * (image.shape.rank - 3) + [size, size, 3]), 0.0, 1.0
+    )
 
 
-def preprocess_image(image: tf.Tensor, height: int, width: int, is_training: bool = False,
-                     color_jitter_strength: float = 0.0, test_crop: bool = True, *, seed: tf.Tensor | None = None,
-                     brightness: str = "multiplicative") -> tf.Tensor:
+def preprocess_image(
+    image: tf.Tensor,
+    height: int,
+    width: int,
+    is_training: bool = False,
+    color_jitter_strength: float = 0.0,
+    test_crop: bool = True,
+    *,
+    seed: tf.Tensor | None = None,
+    brightness: str = "multiplicative",
+) -> tf.Tensor:
     """Preprocesses one image for the network.
 
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
       height: output height in pixels; must equal `width`.
       width: output width in pixels.
-      is_training: whether to apply a random crop, a random flip and color distortion, rather than the evaluation crop.
+      is_training: whether to apply a random crop, a random flip and color distortion, rather than
+        the evaluation crop.
       color_jitter_strength: color distortion strength; 0 disables color distortion.
       test_crop: see `crop` in `preprocess_for_eval`.
       seed: int tensor [2], required if `is_training`.

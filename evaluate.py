@@ -4,6 +4,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__, "python run.py --mode=eval")
 
 import contextlib
@@ -41,37 +42,51 @@ KNN = "eval/knn_top_1_accuracy"
 WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
 REGULARIZATION = "eval/regularization_loss"
 _LABELS = {
-    LINEAR_TOP_1: "linear head, top-1", LINEAR_TOP_5: "linear head, top-5",
-    MEAN_PER_CLASS: "linear head, mean per class", MEAN_PRECISION: "linear head, 11-point mAP",
+    LINEAR_TOP_1: "linear head, top-1",
+    LINEAR_TOP_5: "linear head, top-5",
+    MEAN_PER_CLASS: "linear head, mean per class",
+    MEAN_PRECISION: "linear head, 11-point mAP",
     LBFGS: "logistic regression",
     KNN: f"{nearest_neighbors.KNN_NEIGHBORS} nearest neighbors",
     WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} nearest neighbors, weighted",
-    "eval/contrast_loss": "contrastive loss", "eval/contrast_acc": "contrastive accuracy",
+    "eval/contrast_loss": "contrastive loss",
+    "eval/contrast_acc": "contrastive accuracy",
 }
 # method name -> description in the log. Methods that take less than a second are not logged.
-_PHASES = {"linear_head": "linear head", "contrastive": "contrastive loss", "probe_frozen_encoder": "frozen encoder"}
-_ENCODERS = {"": ", frozen encoder", "/projections": ", projections", "/untrained_encoder": ", untrained encoder",
-             "/raw_pixels": ", raw pixels"}
+_PHASES = {
+    "linear_head": "linear head",
+    "contrastive": "contrastive loss",
+    "probe_frozen_encoder": "frozen encoder",
+}
+_ENCODERS = {
+    "": ", frozen encoder",
+    "/projections": ", projections",
+    "/untrained_encoder": ", untrained encoder",
+    "/raw_pixels": ", raw pixels",
+}
 
 
 def protocols(config: Config, source: Source) -> list[str]:
     """Returns the protocols to run.
 
-    If the model has no linear head, `contrastive` and, if there are labels, `knn` replace `linear_head`.
+    If the model has no linear head, `contrastive` and, if there are labels, `knn` replace
+    `linear_head`.
     """
     names = list(dict.fromkeys(config.eval_protocols))
     if "linear_head" in names and not config.has_linear_head:
-        substitutes = ["contrastive"] + ["knn"] * (not source.multi_label and _splits_have_labels(config, source))
+        substitutes = ["contrastive"] + ["knn"] * (
+            not source.multi_label and _splits_have_labels(config, source)
+        )
         index = names.index("linear_head")
-        names = [*names[:index], *substitutes, *names[index + 1:]]
+        names = [*names[:index], *substitutes, *names[index + 1 :]]
     return list(dict.fromkeys(names))
 
 
 def select_labels(config: Config, source: Source) -> Source:
     """Returns the source for evaluations after pretraining, whose training split is restricted by `--label_fraction`.
 
-    The original source, which pretraining uses, is not restricted. In fine-tuning and supervised training, it has
-    already been restricted, and is returned unchanged.
+    The original source, which pretraining uses, is not restricted. In fine-tuning and supervised
+    training, it has already been restricted, and is returned unchanged.
 
     Raises:
       UserError: the training split has too few labeled examples.
@@ -86,28 +101,35 @@ def select_labels(config: Config, source: Source) -> Source:
 def config_during_training(config: Config, source: Source) -> Config:
     """Returns the settings for evaluations during training.
 
-    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. In pretraining,
-    they use all labels.
+    The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. In
+    pretraining, they use all labels.
     """
     labeled = _splits_have_labels(config, source)
     names = ["linear_head"] if config.has_linear_head and labeled else []
     names += ["knn"] if labeled and not source.multi_label else []
     names += ["contrastive"] if config.pretraining and not names else []
-    return config.replace(eval_protocol=",".join(names), eval_baselines=False, eval_projections=False,
-                          save_predictions=False, label_fraction=1.0, label_seed=0)
+    return config.replace(
+        eval_protocol=",".join(names),
+        eval_baselines=False,
+        eval_projections=False,
+        save_predictions=False,
+        label_fraction=1.0,
+        label_seed=0,
+    )
 
 
 def _splits_have_labels(config, source):
     return all(source.has_labels(split) for split in (config.train_split, config.eval_split))
 
 
-def eval_batches(config: Config, source: Source, split: str, strategy: tf.distribute.Strategy
-                ) -> tf.distribute.DistributedDataset:
+def eval_batches(
+    config: Config, source: Source, split: str, strategy: tf.distribute.Strategy
+) -> tf.distribute.DistributedDataset:
     """Returns the distributed evaluation dataset of a split.
 
-    If `eval_steps` is set, `eval_split` is limited to that many batches. Besides images, labels and weights, each
-    batch contains positions, int64 [batch], which `features.collect` uses to put the examples in the same order as on
-    a single worker.
+    If `eval_steps` is set, `eval_split` is limited to that many batches. Besides images, labels and
+    weights, each batch contains positions, int64 [batch], which `features.collect` uses to put the
+    examples in the same order as on a single worker.
     """
     replicas = strategy.num_replicas_in_sync
     size = data.eval_batch_size(config, source, split, replicas)
@@ -119,16 +141,20 @@ def eval_batches(config: Config, source: Source, split: str, strategy: tf.distri
             return (*batch, rows * context.num_input_pipelines + context.input_pipeline_id)
 
         batches = data.build_eval_dataset(config, source, split, size, context, replicas_here).take(
-            limit * replicas_here if limit > 0 else -1)
+            limit * replicas_here if limit > 0 else -1
+        )
         return batches.enumerate().map(add_positions)
+
     return data.distribute(strategy, build)
 
 
-def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def map_labels(
+    labels: np.ndarray, logits: np.ndarray, columns: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Maps a data set's labels to the columns of a linear head trained on different classes.
 
-    Single-label examples are dropped if the head has no column for their class. With multiple labels, the label is -1
-    in every head column whose class is not in the data set.
+    Single-label examples are dropped if the head has no column for their class. With multiple
+    labels, the label is -1 in every head column whose class is not in the data set.
 
     Args:
       labels: int [n], or [n, data set classes] for multi-label data; see `sources.source.Source`.
@@ -136,7 +162,8 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
       columns: the head column of each data set class, or -1 if the head lacks the class.
 
     Returns:
-      labels: int [m], or [n, head columns] for multi-label data. m is the number of examples that are not dropped.
+      labels: int [m], or [n, head columns] for multi-label data. m is the number of examples that
+        are not dropped.
       logits: [m, head columns], or [n, head columns] for multi-label data.
     """
     columns = np.array(columns)
@@ -151,26 +178,33 @@ def map_labels(labels: np.ndarray, logits: np.ndarray, columns: list[int]) -> tu
 def _head_names(config, source, file):
     """Returns the class names recorded for a checkpoint's linear head, or None if they need not be matched.
 
-    If the names differ from those of the data set, logs how they are matched. Raises `UserError` if they cannot be
-    matched.
+    If the names differ from those of the data set, logs how they are matched. Raises `UserError` if
+    they cannot be matched.
     """
     names = source.class_names
     if "linear_head" not in protocols(config, source) or names is None or names == file.class_names:
         return None
     if file.class_names is None:
-        console.log(f"warning: no class names are recorded for the linear head of {file.path}; its columns are assumed "
-                    f"to be in the order of the classes of {source.name}")
+        console.log(
+            f"warning: no class names are recorded for the linear head of {file.path}; its columns"
+            f" are assumed to be in the order of the classes of {source.name}"
+        )
         return None
     columns = classes.match_columns(names, file.class_names)
     if columns is None:
         raise UserError(
-            f"--dataset={config.dataset}: the linear head of {file.path} was trained on different classes "
-            f"({classes.differences(names, file.class_names, 'the data set', 'the checkpoint')}). Rename the classes, "
-            "or evaluate without the linear head (--eval_protocol=lbfgs or knn).")
+            f"--dataset={config.dataset}: the linear head of {file.path} was trained on different"
+            " classes"
+            f" ({classes.differences(names, file.class_names, 'the data set', 'the checkpoint')})."
+            " Rename the classes, or evaluate without the linear head (--eval_protocol=lbfgs or"
+            " knn)."
+        )
     missing = [name for name, column in zip(names, columns) if column < 0]
     ignored = f"; examples of other classes ({', '.join(missing)}) are ignored" if missing else ""
-    console.log(f"the classes of {source.name} are matched by name with the {len(file.class_names)} classes of the "
-                f"linear head{ignored}")
+    console.log(
+        f"the classes of {source.name} are matched by name with the {len(file.class_names)} classes"
+        f" of the linear head{ignored}"
+    )
     return file.class_names
 
 
@@ -178,14 +212,17 @@ def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
     """Computes the linear head's metrics and returns a dict mapping keys to floats.
 
     Args:
-      labels: [n] for top-1, top-5 and mean per-class accuracy, or [n, classes] with values 1, 0 and -1 for
-        11-point mAP.
+      labels: [n] for top-1, top-5 and mean per-class accuracy, or [n, classes] with values 1, 0 and
+        -1 for 11-point mAP.
       logits: [n, classes].
     """
     if labels.ndim == 2:
         return {MEAN_PRECISION: metrics.mean_average_precision_11(labels, logits)}
     top_1 = metrics.top_1_hits(labels, logits).numpy()
-    results = {LINEAR_TOP_1: float(top_1.mean()), MEAN_PER_CLASS: metrics.mean_per_class_accuracy(top_1, labels)}
+    results = {
+        LINEAR_TOP_1: float(top_1.mean()),
+        MEAN_PER_CLASS: metrics.mean_per_class_accuracy(top_1, labels),
+    }
     if logits.shape[-1] > 5:  # With at most five classes, top-5 accuracy is always 1.
         results[LINEAR_TOP_5] = float(np.mean(metrics.top_k_hits(labels, logits, 5)))
     return results
@@ -198,25 +235,38 @@ def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
         for suffix, encoder in _ENCODERS.items():
             if key + suffix in results:
                 uses_features = key in (LBFGS, KNN, WEIGHTED_KNN)
-                rows.append((label + (encoder if uses_features else ""), f"{results[key + suffix]:.4f}"))
+                rows.append(
+                    (label + (encoder if uses_features else ""), f"{results[key + suffix]:.4f}")
+                )
     return rows
 
 
 def results_dir(config: Config) -> str:
     """Returns the directory that results are written to."""
-    return os.path.join(config.model_dir, config.eval_name) if config.eval_name else config.model_dir
+    return (
+        os.path.join(config.model_dir, config.eval_name) if config.eval_name else config.model_dir
+    )
 
 
 class Evaluator:
     """Evaluator for one model whose weights may change between calls.
 
-    Tracing functions, building data sets and opening the TensorBoard writer each happen only once, so memory does not
-    grow with the number of evaluations. Use the evaluator as a context manager, so that the writer is closed.
+    Tracing functions, building data sets and opening the TensorBoard writer each happen only once,
+    so memory does not grow with the number of evaluations. Use the evaluator as a context manager,
+    so that the writer is closed.
     """
 
-    def __init__(self, config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
-                 is_chief: bool = True, weights_flag: str | None = None, head_names: list[str] | None = None,
-                 check: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        model: model_lib.Model,
+        strategy: tf.distribute.Strategy,
+        is_chief: bool = True,
+        weights_flag: str | None = None,
+        head_names: list[str] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ):
         """Creates the evaluator, without tracing or writing anything.
 
         Args:
@@ -225,7 +275,8 @@ class Evaluator:
           model: a built model, whose variables may change between evaluations.
           strategy: the strategy under which the model was built.
           is_chief: whether this process writes the results.
-          weights_flag: flag and value that identify the weights in error messages. None: `--model_dir`.
+          weights_flag: flag and value that identify the weights in error messages. None:
+            `--model_dir`.
           head_names: class names of the linear head. None: the data set's class names.
           check: called before anything is written; may raise `UserError`.
         """
@@ -233,16 +284,22 @@ class Evaluator:
         self._protocol_names = protocols(config, source)
         self._is_chief, self._check = is_chief, check
         self._head_names = head_names or source.class_names
-        self._head_columns = classes.match_columns(source.class_names, head_names) if head_names else None
+        self._head_columns = (
+            classes.match_columns(source.class_names, head_names) if head_names else None
+        )
         self._weights = weights_flag or f"--model_dir={config.model_dir}"
         self._batches = {}  # split -> distributed dataset
         self._writer = None
-        self._baselines = None  # results for the untrained encoder and raw pixels, the same for all checkpoints
+        # results for the untrained encoder and raw pixels, the same for all checkpoints
+        self._baselines = None
         self._logits = features.compile_function(
-            strategy, lambda images: model(images, training=False)["logits_sup"])
+            strategy, lambda images: model(images, training=False)["logits_sup"]
+        )
         self._encoders = {"": features.compile_function(strategy, features.encoder_function(model))}
         if config.eval_projections:
-            self._encoders["/projections"] = features.compile_function(strategy, features.projection_function(model))
+            self._encoders["/projections"] = features.compile_function(
+                strategy, features.projection_function(model)
+            )
         self._parts = None  # the batches of view pairs; each batch is divided into parts
         self._embed_views = tf.function(self._project_views, autograph=False)
         self._losses = tf.function(self._contrastive_losses, autograph=False)
@@ -262,21 +319,22 @@ class Evaluator:
     def evaluate_and_write(self, step: int, complete: bool = True) -> dict[str, float]:
         """Runs the configured protocols on the current weights and writes the results.
 
-        If a protocol fails, the results of earlier protocols are written to result_<step>.json, unless this file
-        exists already.
+        If a protocol fails, the results of earlier protocols are written to result_<step>.json,
+        unless this file exists already.
 
         Args:
           step: training step at which the weights were saved.
-          complete: whether all parts of the model were loaded. If not, the weight decay is not computed, and
-            `--keep_best` ignores the weights.
+          complete: whether all parts of the model were loaded. If not, the weight decay is not
+            computed, and `--keep_best` ignores the weights.
 
         Returns:
-          A dict of results under the original's keys (`eval/label_top_1_accuracy`, `eval/label_top_5_accuracy`,
-          `eval/regularization_loss`, `global_step`) and the keys defined as constants in this module.
+          A dict of results under the original's keys (`eval/label_top_1_accuracy`,
+          `eval/label_top_5_accuracy`, `eval/regularization_loss`, `global_step`) and the keys
+          defined as constants in this module.
 
         Raises:
-          UserError: results, logits or features contain NaN or Inf, too few examples have labels, or the results
-            cannot be written.
+          UserError: results, logits or features contain NaN or Inf, too few examples have labels,
+            or the results cannot be written.
         """
         if self._is_chief:
             self._check()
@@ -290,7 +348,9 @@ class Evaluator:
                 protocol_results = protocol(step)
                 for key, value in protocol_results.items():
                     if not np.isfinite(value):
-                        raise UserError(f"{self._weights}: {key} at step {step} is {value}. {features.DIVERGED}")
+                        raise UserError(
+                            f"{self._weights}: {key} at step {step} is {value}. {features.DIVERGED}"
+                        )
                 results.update(protocol_results)
             finished = True
         finally:
@@ -301,15 +361,21 @@ class Evaluator:
         if self._config.keep_best and complete:
             self._keep_best(step, results)
         elif self._config.keep_best and self._is_chief:
-            console.log("--keep_best: the weights are not kept, because the checkpoint lacks parts of the model")
+            console.log(
+                "--keep_best: the weights are not kept, because the checkpoint lacks parts of the"
+                " model"
+            )
         return results
 
     def _protocols(self, complete):
         """Returns the protocol methods in execution order. Each method takes the step and returns results."""
         names = self._protocol_names
-        selection = {self.regularization: complete, self.linear_head: "linear_head" in names,
-                     self.contrastive: "contrastive" in names,
-                     self.probe_frozen_encoder: bool({"lbfgs", "knn"} & set(names))}
+        selection = {
+            self.regularization: complete,
+            self.linear_head: "linear_head" in names,
+            self.contrastive: "contrastive" in names,
+            self.probe_frozen_encoder: bool({"lbfgs", "knn"} & set(names)),
+        }
         return [method for method, is_selected in selection.items() if is_selected]
 
     def _describe_labels(self, protocol):
@@ -329,27 +395,43 @@ class Evaluator:
         self._check()
         write_results(results_dir(self._config), step, results)
         if self._writer is None:
-            self._writer = tf.summary.create_file_writer(os.path.join(results_dir(self._config), "eval"))
+            self._writer = tf.summary.create_file_writer(
+                os.path.join(results_dir(self._config), "eval")
+            )
         scalars = {key: value for key, value in results.items() if key != "global_step"}
         storage.write_scalars(self._writer, step, scalars)
 
     def _keep_best(self, step, results):
         """Saves the weights to model_dir/best if their accuracy is the highest so far."""
-        with (contextlib.nullcontext(os.path.join(results_dir(self._config), "best")) if self._is_chief
-              else tempfile.TemporaryDirectory()) as directory:  # All workers must take part in saving.
-            # Use the results that are stored with the saved checkpoint, because result.json may already describe a
-            # newer checkpoint, which has not been saved.
+        with (
+            contextlib.nullcontext(os.path.join(results_dir(self._config), "best"))
+            if self._is_chief
+            else tempfile.TemporaryDirectory()
+        ) as directory:
+            # All workers must take part in saving.
+            # Use the results that are stored with the saved checkpoint, because result.json may
+            # already describe a newer checkpoint, which has not been saved.
             saved = checkpoint_files.latest_checkpoint(directory)
             result_file = saved and os.path.join(
-                directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json")
+                directory, f"result_{checkpoint_files.step_from_prefix(saved)}.json"
+            )
             best = (saved and storage.read_json(result_file)) or {}
             # Compare checkpoints by the first of these metrics that was computed.
-            metric = next((name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None)
-            is_best = self._is_chief and metric is not None and (
-                not isinstance(best.get(metric), float) or results[metric] > best[metric])
+            metric = next(
+                (name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None
+            )
+            is_best = (
+                self._is_chief
+                and metric is not None
+                and (not isinstance(best.get(metric), float) or results[metric] > best[metric])
+            )
             if self._is_chief and metric is None:
-                console.log("--keep_best: the weights are not kept, because the evaluation computed no accuracy")
-            if is_best and os.path.islink(directory):  # Pruning would delete checkpoints at the link's target.
+                console.log(
+                    "--keep_best: the weights are not kept, because the evaluation computed no"
+                    " accuracy"
+                )
+            if is_best and os.path.islink(directory):
+                # Pruning would delete checkpoints at the link's target.
                 console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
                 is_best = False
             if not workers.gather_integers([int(is_best)], self._strategy).any():
@@ -357,11 +439,16 @@ class Evaluator:
             self._check()
             tf.io.gfile.makedirs(directory)
             write_results(directory, step, results)
-            run_directory.copy_flags(self._config, self._head_names, self._source.multi_label, directory)
-            trackable = tf.train.Checkpoint(model=self._model, global_step=tf.Variable(step, dtype=tf.int64))
+            run_directory.copy_flags(
+                self._config, self._head_names, self._source.multi_label, directory
+            )
+            trackable = tf.train.Checkpoint(
+                model=self._model, global_step=tf.Variable(step, dtype=tf.int64)
+            )
             checkpoint_files.save(trackable, directory, step, keep=1)
             for other in checkpoint_files.list_steps(directory):
-                if other != step:  # `keep` removes only older checkpoints, but the previous best may be newer.
+                if other != step:
+                    # `keep` removes only older checkpoints, but the previous best may be newer.
                     checkpoint_files.remove(directory, other)
 
     def _extract(self, function, split, step):
@@ -369,13 +456,17 @@ class Evaluator:
         if split not in self._batches:
             self._batches[split] = eval_batches(self._config, self._source, split, self._strategy)
         vectors, labels = features.collect(function, self._batches[split], f"features of {split}")
-        features.check_finite(vectors, f"{self._weights}: at step {step}, the features or logits of {split}")
+        features.check_finite(
+            vectors, f"{self._weights}: at step {step}, the features or logits of {split}"
+        )
         return vectors, labels
 
     def regularization(self, step: int) -> dict[str, float]:
         """Returns a dict with the weight-decay loss, under the same key as in the original."""
         del step
-        decay = model_lib.add_weight_decay(self._model, self._config.weight_decay, self._config.optimizer)
+        decay = model_lib.add_weight_decay(
+            self._model, self._config.weight_decay, self._config.optimizer
+        )
         return {REGULARIZATION: float(decay)}
 
     def linear_head(self, step: int) -> dict[str, float]:
@@ -386,39 +477,51 @@ class Evaluator:
         config = self._config
         logits, labels = self._extract(self._logits, config.eval_split, step)
         if not len(labels):
-            raise UserError(f"--eval_split={config.eval_split}: this split of {self._source.name} has no labels. Use a "
-                            "split with labels.")
+            raise UserError(
+                f"--eval_split={config.eval_split}: this split of {self._source.name} has no"
+                " labels. Use a split with labels."
+            )
         if self._head_columns is not None:
             labels, logits = map_labels(labels, logits, self._head_columns)
         if config.save_predictions and self._is_chief:
-            storage.write_arrays(os.path.join(results_dir(config), f"predictions_{step}.npz"), labels=labels,
-                                 logits=logits)
+            storage.write_arrays(
+                os.path.join(results_dir(config), f"predictions_{step}.npz"),
+                labels=labels,
+                logits=logits,
+            )
         return linear_results(labels, logits)
 
     def contrastive(self, step: int) -> dict[str, float]:
         """Computes the contrastive loss and its metrics on held-out images, in full batches on one replica.
 
-        The images of a batch are embedded in parts, since the activations of thousands of images may not fit in memory.
-        The network is in inference mode, so the results do not depend on the size of the parts.
+        The images of a batch are embedded in parts, since the activations of thousands of images
+        may not fit in memory. The network is in inference mode, so the results do not depend on the
+        size of the parts.
         """
         del step
         config, num_examples = self._config, self._source.num_examples(self._config.eval_split)
         size = min(config.eval_batch_size, num_examples)
         part_sizes = [min(_EMBEDDED_ROWS, size - row) for row in range(0, size, _EMBEDDED_ROWS)]
         if self._parts is None:
-            pairs = data.build_view_pairs(config, self._source, config.eval_split, config.seed, math.gcd(*part_sizes))
+            pairs = data.build_view_pairs(
+                config, self._source, config.eval_split, config.seed, math.gcd(*part_sizes)
+            )
             self._parts = pairs.rebatch(part_sizes)
         parts, mean_metrics = iter(self._parts), metrics.MeanMetrics()
         for batch_index in range(min(num_examples // size, config.eval_steps or num_examples)):
             index = tf.constant(batch_index, tf.int64)
-            z = [self._embed_views(next(parts)[0], index, tf.constant(row))
-                 for row in range(0, size, _EMBEDDED_ROWS)]
+            z = [
+                self._embed_views(next(parts)[0], index, tf.constant(row))
+                for row in range(0, size, _EMBEDDED_ROWS)
+            ]
             mean_metrics.add(self._losses(tf.concat(z, 1)))
         return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
     def _project_views(self, views, batch_index, first_row):
         """Returns projections [number of views, rows, d] of consecutive rows of a batch, starting at `first_row`."""
-        images = model_lib.blurred_views(views, self._config, self._config.seed, batch_index, first_row)
+        images = model_lib.blurred_views(
+            views, self._config, self._config.seed, batch_index, first_row
+        )
         z = self._model(images, training=False)["proj_head_output"]
         return tf.reshape(z, [-1, views.shape[0], z.shape[-1]])
 
@@ -438,19 +541,27 @@ class Evaluator:
         return results
 
     def _baseline_functions(self):
-        keras.utils.set_random_seed(self._config.seed + 1)  # Training initializes weights with this seed.
+        # Training initializes weights with this seed.
+        keras.utils.set_random_seed(self._config.seed + 1)
         with self._strategy.scope():
             untrained = model_lib.build_model(self._config, self._source.num_classes)
-        functions = {"/untrained_encoder": features.encoder_function(untrained),
-                     "/raw_pixels": features.pixels_function(_RAW_PIXELS)}
-        return {suffix: features.compile_function(self._strategy, function) for suffix, function in functions.items()}
+        functions = {
+            "/untrained_encoder": features.encoder_function(untrained),
+            "/raw_pixels": features.pixels_function(_RAW_PIXELS),
+        }
+        return {
+            suffix: features.compile_function(self._strategy, function)
+            for suffix, function in functions.items()
+        }
 
     def _probe(self, functions, step):
         """Runs `lbfgs` and `knn` on the outputs of `functions`, a dict mapping key suffixes to compiled functions."""
         config, names, results = self._config, self._protocol_names, {}
         for suffix, function in functions.items():
-            train_set, test_set = (self._extract(function, split, step)
-                                   for split in (config.train_split, config.eval_split))
+            train_set, test_set = (
+                self._extract(function, split, step)
+                for split in (config.train_split, config.eval_split)
+            )
             _check_labels(train_set, test_set, config)
             if "lbfgs" in names:
                 fitted = logistic_regression.lbfgs_accuracy(train_set, test_set)
@@ -460,9 +571,13 @@ class Evaluator:
                 knn = nearest_neighbors.knn_accuracy
                 results[f"{KNN}{suffix}"] = knn(train_set, test_set)["accuracy"]
                 results[f"{WEIGHTED_KNN}{suffix}"] = knn(
-                    train_set, test_set, nearest_neighbors.WEIGHTED_NEIGHBORS,
-                    nearest_neighbors.WEIGHTED_TEMPERATURE)["accuracy"]
-            del train_set, test_set  # Deletes the temporary files before the next features are computed.
+                    train_set,
+                    test_set,
+                    nearest_neighbors.WEIGHTED_NEIGHBORS,
+                    nearest_neighbors.WEIGHTED_TEMPERATURE,
+                )["accuracy"]
+            # Deletes the temporary files before the next features are computed.
+            del train_set, test_set
         return results
 
 
@@ -470,15 +585,24 @@ def _check_labels(train_set, test_set, config):
     """Raises `UserError` if the splits have too few labels for training or testing."""
     num_classes = len(set(train_set[1].tolist()))
     if num_classes < 2 or not len(test_set[1]):
-        raise UserError(f"--eval_protocol={config.eval_protocol}: there are too few labels (classes in --train_split="
-                        f"{config.train_split}: {num_classes}; labeled examples in --eval_split={config.eval_split}: "
-                        f"{len(test_set[1])}). Use a training split with at least two classes, and an evaluation split "
-                        "with labels.")
+        raise UserError(
+            f"--eval_protocol={config.eval_protocol}: there are too few labels (classes in"
+            f" --train_split={config.train_split}: {num_classes}; labeled examples in"
+            f" --eval_split={config.eval_split}: {len(test_set[1])}). Use a training split with at"
+            " least two classes, and an evaluation split with labels."
+        )
 
 
-def evaluate_and_write(config: Config, source: Source, model: model_lib.Model, strategy: tf.distribute.Strategy,
-                       step: int, is_chief: bool = True, complete: bool = True, check: Callable[[], None] = lambda: None
-                      ) -> dict[str, float]:
+def evaluate_and_write(
+    config: Config,
+    source: Source,
+    model: model_lib.Model,
+    strategy: tf.distribute.Strategy,
+    step: int,
+    is_chief: bool = True,
+    complete: bool = True,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
     """Evaluates a model once; see `Evaluator` and `Evaluator.evaluate_and_write`."""
     with Evaluator(config, source, model, strategy, is_chief, check=check) as evaluator:
         return evaluator.evaluate_and_write(step, complete)
@@ -490,10 +614,13 @@ def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -
     Args:
       model_dir: directory of the run.
       timeout: number of seconds to wait. 0: no timeout.
-      only_if_locked: whether to wait only while a process holds the lock for training in the directory.
+      only_if_locked: whether to wait only while a process holds the lock for training in the
+        directory.
     """
     seconds_waited, is_logged = progress.stopwatch(), False
-    while run_directory.read_flags(model_dir) is None and not checkpoint_files.list_steps(model_dir):
+    while run_directory.read_flags(model_dir) is None and not checkpoint_files.list_steps(
+        model_dir
+    ):
         if only_if_locked and not lock.is_held(model_dir):
             return
         signals.safe_point()
@@ -525,7 +652,9 @@ def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[
         if any(step >= last_step for step in seen):
             return
         if timeout and seconds_waited() > timeout:
-            console.log(f"stopped: no new checkpoint in {model_dir} for {timeout:.0f} s (--eval_timeout)")
+            console.log(
+                f"stopped: no new checkpoint in {model_dir} for {timeout:.0f} s (--eval_timeout)"
+            )
             return
         if not new_steps:
             time.sleep(min(_POLL_SECONDS, timeout / 10) if timeout else _POLL_SECONDS)
@@ -534,10 +663,16 @@ def new_checkpoints(model_dir: str, last_step: int, timeout: float) -> Iterator[
 def _required_parts(config, source):
     """Returns the model parts that the protocols use, named as in `restoring.PARTS`."""
     names = protocols(config, source)
-    projections = "contrastive" in names or config.eval_projections or (
-        "linear_head" in names and config.linear_head_on_projections)
-    return ("encoder",) + (("projection head",) if projections else ()) + (
-        ("linear head",) if "linear_head" in names else ())
+    projections = (
+        "contrastive" in names
+        or config.eval_projections
+        or ("linear_head" in names and config.linear_head_on_projections)
+    )
+    return (
+        ("encoder",)
+        + (("projection head",) if projections else ())
+        + (("linear head",) if "linear_head" in names else ())
+    )
 
 
 def _build_evaluator(config, source, strategy, is_chief, path, flag):
@@ -545,16 +680,20 @@ def _build_evaluator(config, source, strategy, is_chief, path, flag):
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
     with strategy.scope():
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
-        if not config.pretraining:  # Freeze the same layers as in training, since the weight decay depends on them.
+        if not config.pretraining:
+            # Freeze the same layers as in training, since the weight decay depends on them.
             model.freeze(config.fine_tune_after_block)
     return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
 
 
-def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
-                       ) -> dict[str, float]:
+def evaluate_checkpoint(
+    config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
+) -> dict[str, float]:
     """Evaluates the weights of `--checkpoint` once, and returns the results."""
     labeled_source = select_labels(config, source)
-    model, evaluator = _build_evaluator(config, labeled_source, strategy, is_chief, config.checkpoint, "--checkpoint")
+    model, evaluator = _build_evaluator(
+        config, labeled_source, strategy, is_chief, config.checkpoint, "--checkpoint"
+    )
     with evaluator:
         loaded = restoring.load_parts(model, config.checkpoint, _required_parts(config, source))
         for line in loaded.lines:
@@ -562,9 +701,13 @@ def evaluate_checkpoint(config: Config, source: Source, strategy: tf.distribute.
         return evaluator.evaluate_and_write(loaded.file.step or 0, not loaded.not_loaded)
 
 
-def evaluate_continuously(config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True,
-                          export: Callable[[str, dict[str, float]], object] = lambda path, results: None
-                         ) -> dict[str, float] | None:
+def evaluate_continuously(
+    config: Config,
+    source: Source,
+    strategy: tf.distribute.Strategy,
+    is_chief: bool = True,
+    export: Callable[[str, dict[str, float]], object] = lambda path, results: None,
+) -> dict[str, float] | None:
     """Evaluates every new checkpoint once.
 
     Args:
@@ -572,13 +715,14 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
       source: the data set.
       strategy: the strategy of this process.
       is_chief: whether this process writes the results and exports.
-      export: called after each evaluation with the prefix of the checkpoint and the results, unless the checkpoint
-        lacks parts of the model.
+      export: called after each evaluation with the prefix of the checkpoint and the results, unless
+        the checkpoint lacks parts of the model.
 
     Returns:
       The last results, or None if there were no checkpoints.
     """
-    labeled_source = select_labels(config, source)  # Reports too few labels before the first checkpoint is written.
+    # Reports too few labels before the first checkpoint is written.
+    labeled_source = select_labels(config, source)
     required = _required_parts(config, source)
     last_step = config.train_steps or _count_steps(config, source)
     model = evaluator = results = None
@@ -587,7 +731,8 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
             try:
                 if evaluator is None:
                     model, evaluator = _build_evaluator(
-                        config, labeled_source, strategy, is_chief, path, "--model_dir")
+                        config, labeled_source, strategy, is_chief, path, "--model_dir"
+                    )
                     stack.enter_context(evaluator)
                 loaded = restoring.load_parts(model, path, required, "--model_dir")
             except (tf.errors.OpError, UserError):
@@ -598,8 +743,13 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
                 for part, reason in loaded.not_loaded.items():
                     console.log(f"not loaded: {part} ({reason})")
                 if loaded.not_loaded:
-                    console.log("no SavedModels are exported, because the checkpoints lack parts of the model")
-            results = evaluator.evaluate_and_write(checkpoint_files.step_from_prefix(path), not loaded.not_loaded)
+                    console.log(
+                        "no SavedModels are exported, because the checkpoints lack parts of the"
+                        " model"
+                    )
+            results = evaluator.evaluate_and_write(
+                checkpoint_files.step_from_prefix(path), not loaded.not_loaded
+            )
             if is_chief and not loaded.not_loaded:
                 try:
                     export(path, results)
@@ -614,14 +764,19 @@ def evaluate_continuously(config: Config, source: Source, strategy: tf.distribut
 
 def _count_steps(config, source):
     """Returns the last step of the run in `model_dir`, computed from the settings for the training length."""
-    split = (run_directory.read_flags(config.model_dir) or {}).get("train_split", config.train_split)
+    split = (run_directory.read_flags(config.model_dir) or {}).get(
+        "train_split", config.train_split
+    )
     return model_lib.count_steps(config, datasets.check_split(source, "train_split", split)).train
 
 
 def _is_usable(path):
     """Returns whether a checkpoint still exists and can be read. If not, logs why it is skipped."""
     if not tf.io.gfile.exists(f"{path}.index"):
-        console.log(f"skipped {path}: the checkpoint was removed before it could be read (--keep_checkpoint_max)")
+        console.log(
+            f"skipped {path}: the checkpoint was removed before it could be read"
+            " (--keep_checkpoint_max)"
+        )
         return False
     reason = checkpoint_files.find_corruption(path)
     if reason:

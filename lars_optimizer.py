@@ -4,6 +4,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__)
 
 import re
@@ -19,7 +20,9 @@ EETA_DEFAULT = 0.001
 def _l2_norm(tensor):
     """Returns the l2 norm, computed in at least float32. Unlike `tf.norm`, this function does not store the squares."""
     tensor = tf.convert_to_tensor(tensor)
-    return tf.sqrt(2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor))
+    return tf.sqrt(
+        2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor)
+    )
 
 
 def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
@@ -29,15 +32,27 @@ def trust_ratio(param: tf.Tensor, update: tf.Tensor, eeta: float) -> tf.Tensor:
     return tf.where((param_norm > 0) & (update_norm > 0), ratio, tf.ones_like(ratio))
 
 
-def lars_update(param: tf.Tensor, grad: tf.Tensor, velocity: tf.Tensor, *, learning_rate: float | tf.Tensor,
-                momentum: float, weight_decay: float = 0.0, adapt: bool = True, classic_momentum: bool = True,
-                use_nesterov: bool = False, eeta: float = EETA_DEFAULT) -> tuple[tf.Tensor, tf.Tensor]:
+def lars_update(
+    param: tf.Tensor,
+    grad: tf.Tensor,
+    velocity: tf.Tensor,
+    *,
+    learning_rate: float | tf.Tensor,
+    momentum: float,
+    weight_decay: float = 0.0,
+    adapt: bool = True,
+    classic_momentum: bool = True,
+    use_nesterov: bool = False,
+    eeta: float = EETA_DEFAULT,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes one LARS step for one variable.
 
-    With g = grad + weight_decay * param, trust ratio r, learning rate lr, momentum m and velocity v:
+    With g = grad + weight_decay * param, trust ratio r, learning rate lr, momentum m and velocity
+    v:
 
-      classic momentum:  v' = m v + r(g) lr g;   param' = param - (m v' + r(g) lr g  if Nesterov else  v')
-      popular momentum:  v' = m v + g;  u = (m v' + g  if Nesterov else  v');  param' = param - r(u) lr u
+      classic momentum:  v' = m v + r(g) lr g;   param' = param - (m v' + r(g) lr g  if Nesterov
+      else  v') popular momentum:  v' = m v + g;  u = (m v' + g  if Nesterov else  v');  param' =
+      param - r(u) lr u
 
     Args:
       param: value of the variable, of any shape.
@@ -54,6 +69,7 @@ def lars_update(param: tf.Tensor, grad: tf.Tensor, velocity: tf.Tensor, *, learn
     Returns:
       The new param and the new velocity.
     """
+
     def scale(update):
         ratio = tf.cast(trust_ratio(param, update, eeta), update.dtype) if adapt else 1
         return ratio * learning_rate * update
@@ -71,11 +87,19 @@ def lars_update(param: tf.Tensor, grad: tf.Tensor, velocity: tf.Tensor, *, learn
 class LARSOptimizer(keras.optimizers.legacy.Optimizer):
     """Optimizer that applies `lars_update`. The velocity slot is named `Momentum`, as in the original's checkpoints."""
 
-    def __init__(self, learning_rate: float | keras.optimizers.schedules.LearningRateSchedule, momentum: float = 0.9,
-                 use_nesterov: bool = False, weight_decay: float = 0.0,
-                 exclude_from_weight_decay: Callable | list[str] | None = None,
-                 exclude_from_layer_adaptation: Callable | list[str] | None = None, classic_momentum: bool = True,
-                 eeta: float = EETA_DEFAULT, name: str = "LARSOptimizer", **kwargs: Any):
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
+        momentum: float = 0.9,
+        use_nesterov: bool = False,
+        weight_decay: float = 0.0,
+        exclude_from_weight_decay: Callable | list[str] | None = None,
+        exclude_from_layer_adaptation: Callable | list[str] | None = None,
+        classic_momentum: bool = True,
+        eeta: float = EETA_DEFAULT,
+        name: str = "LARSOptimizer",
+        **kwargs: Any,
+    ):
         """Creates the optimizer.
 
         Args:
@@ -83,10 +107,11 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
           momentum: float.
           use_nesterov: whether to use Nesterov momentum.
           weight_decay: float; weight_decay * param is added to the gradient.
-          exclude_from_weight_decay: rule that selects the variables to exclude from weight decay: a predicate on
-            variables, or a list of regular expressions that are searched for in variable names.
-          exclude_from_layer_adaptation: rule that selects the variables to which the trust ratio is not applied, in the
-            same form. If None, `exclude_from_weight_decay` is used.
+          exclude_from_weight_decay: rule that selects the variables to exclude from weight decay: a
+            predicate on variables, or a list of regular expressions that are searched for in
+            variable names.
+          exclude_from_layer_adaptation: rule that selects the variables to which the trust ratio is
+            not applied, in the same form. If None, `exclude_from_weight_decay` is used.
           classic_momentum: see `lars_update`.
           eeta: trust coefficient.
           name: name of the optimizer.
@@ -106,8 +131,8 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
     def _create_slots(self, var_list):
         """Creates the slots and evaluates the exclusion rules for every variable.
 
-        The rules are evaluated here because updates see a replica's local copy of a variable, which a predicate might
-        not recognize.
+        The rules are evaluated here because updates see a replica's local copy of a variable, which
+        a predicate might not recognize.
         """
         adaptation = self.exclude_from_layer_adaptation
         if adaptation is None:
@@ -116,16 +141,26 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
             slot = self.add_slot(var, "Momentum")
             decayed = not _matches(self.exclude_from_weight_decay, var)
             self._rules[slot.ref()] = dict(
-                weight_decay=self.weight_decay if decayed else 0.0, adapt=not _matches(adaptation, var))
+                weight_decay=self.weight_decay if decayed else 0.0,
+                adapt=not _matches(adaptation, var),
+            )
 
     def _resource_apply_dense(self, grad, var, apply_state=None):
         slot = self.get_slot(var, "Momentum")
-        settings = (apply_state or {}).get((var.device, var.dtype.base_dtype)) or self._fallback_apply_state(
-            var.device, var.dtype.base_dtype)
+        settings = (apply_state or {}).get(
+            (var.device, var.dtype.base_dtype)
+        ) or self._fallback_apply_state(var.device, var.dtype.base_dtype)
         param, velocity = lars_update(
-            var, grad, slot, learning_rate=settings["lr_t"], momentum=self.momentum,
-            classic_momentum=self.classic_momentum, use_nesterov=self.use_nesterov, eeta=self.eeta,
-            **self._rules[slot.ref()])
+            var,
+            grad,
+            slot,
+            learning_rate=settings["lr_t"],
+            momentum=self.momentum,
+            classic_momentum=self.classic_momentum,
+            use_nesterov=self.use_nesterov,
+            eeta=self.eeta,
+            **self._rules[slot.ref()],
+        )
         return tf.group(slot.assign(velocity), var.assign(param))
 
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
@@ -133,10 +168,21 @@ class LARSOptimizer(keras.optimizers.legacy.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor arguments that recreate this optimizer."""
-        names = ("momentum", "use_nesterov", "weight_decay", "exclude_from_weight_decay",
-                 "exclude_from_layer_adaptation", "classic_momentum", "eeta")
+        names = (
+            "momentum",
+            "use_nesterov",
+            "weight_decay",
+            "exclude_from_weight_decay",
+            "exclude_from_layer_adaptation",
+            "classic_momentum",
+            "eeta",
+        )
         config = {name: getattr(self, name) for name in names}
-        return {**super().get_config(), "learning_rate": self._serialize_hyperparameter("learning_rate"), **config}
+        return {
+            **super().get_config(),
+            "learning_rate": self._serialize_hyperparameter("learning_rate"),
+            **config,
+        }
 
 
 def _matches(rule, var):

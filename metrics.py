@@ -4,6 +4,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__)
 
 import collections
@@ -36,11 +37,13 @@ def embedding_std(z: tf.Tensor, strategy: tf.distribute.Strategy | None = None) 
 
     Args:
       z: [n, d] projections.
-      strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
+      strategy: the strategy whose replicas share the batch, or None. Call the function in replica
+        context.
 
     Returns:
-      float32 scalar, at most 1: the standard deviation of each column of the l2-normalized projections, averaged over
-      the columns and multiplied by sqrt(d) (Chen and He 2020, arXiv:2011.10566, section 4.1).
+      float32 scalar, at most 1: the standard deviation of each column of the l2-normalized
+      projections, averaged over the columns and multiplied by sqrt(d) (Chen and He 2020,
+      arXiv:2011.10566, section 4.1).
     """
     unit = tf.math.l2_normalize(tf.cast(z, tf.float32), -1)
     variance = replicas.mean_and_variance(*tf.nn.moments(unit, [0]), strategy)[1]
@@ -102,16 +105,27 @@ def mean_per_class_accuracy(hits: np.ndarray, labels: np.ndarray) -> float:
 def average_precision_11(relevant: np.ndarray, scores: np.ndarray) -> float:
     """Returns the 11-point average precision of PASCAL VOC 2007 (Everingham et al. 2010, 4.2).
 
-    This is the mean, over the recall levels r = 0, 0.1, ..., 1, of the highest precision at recall r or above.
+    This is the mean, over the recall levels r = 0, 0.1, ..., 1, of the highest precision at recall
+    r or above.
 
     Args:
       relevant: bool [n], with at least one True.
-      scores: [n]; examples are ranked by decreasing score. Examples with equal scores keep their order.
+      scores: [n]; examples are ranked by decreasing score. Examples with equal scores keep their
+        order.
     """
-    true_positives = np.cumsum(np.asarray(relevant, bool)[np.argsort(-np.asarray(scores), kind="stable")])
+    true_positives = np.cumsum(
+        np.asarray(relevant, bool)[np.argsort(-np.asarray(scores), kind="stable")]
+    )
     precision = true_positives / np.arange(1, len(true_positives) + 1)
     # Compare integer counts, since 0.1 * 3 > 3 / 10 in floating point.
-    return float(np.mean([precision[10 * true_positives >= tenth * true_positives[-1]].max() for tenth in range(11)]))
+    return float(
+        np.mean(
+            [
+                precision[10 * true_positives >= tenth * true_positives[-1]].max()
+                for tenth in range(11)
+            ]
+        )
+    )
 
 
 def mean_average_precision_11(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -121,8 +135,17 @@ def mean_average_precision_11(labels: np.ndarray, scores: np.ndarray) -> float:
       labels: int [n, classes] with values 1 (present), 0 (absent) and -1 (ignored).
       scores: [n, classes].
     """
-    return float(np.mean([average_precision_11(class_labels[class_labels >= 0] == 1, class_scores[class_labels >= 0])
-                          for class_labels, class_scores in zip(labels.T, scores.T) if (class_labels == 1).any()]))
+    return float(
+        np.mean(
+            [
+                average_precision_11(
+                    class_labels[class_labels >= 0] == 1, class_scores[class_labels >= 0]
+                )
+                for class_labels, class_scores in zip(labels.T, scores.T)
+                if (class_labels == 1).any()
+            ]
+        )
+    )
 
 
 class MeanMetrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__)
 
 import contextlib
@@ -34,13 +35,20 @@ _BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in da
 class LinearLayer(keras.layers.Layer):
     """Dense layer, optionally followed by batch norm."""
 
-    def __init__(self, units: int | None = None, use_bias: bool = True, use_bn: bool = False,
-                 norm: Callable = resnet.BatchNorm, **kwargs: Any):
+    def __init__(
+        self,
+        units: int | None = None,
+        use_bias: bool = True,
+        use_bn: bool = False,
+        norm: Callable = resnet.BatchNorm,
+        **kwargs: Any,
+    ):
         """Creates the layer.
 
         Args:
           units: number of outputs; if None, the number of inputs.
-          use_bias: whether to add an offset (batch norm's beta with `use_bn`, otherwise the dense layer's bias).
+          use_bias: whether to add an offset (batch norm's beta with `use_bn`, otherwise the dense
+            layer's bias).
           use_bn: whether batch norm follows the dense layer.
           norm: constructor for the batch norm layer.
           **kwargs: arguments for the base class.
@@ -50,14 +58,20 @@ class LinearLayer(keras.layers.Layer):
         self.use_bias = use_bias
         self.dense = None
         norm = functools.partial(norm, dtype=self.dtype_policy)
-        self.bn_relu = resnet.BatchNormRelu(relu=False, center=use_bias, norm=norm, dtype=self.dtype_policy) \
-            if use_bn else None
+        self.bn_relu = (
+            resnet.BatchNormRelu(relu=False, center=use_bias, norm=norm, dtype=self.dtype_policy)
+            if use_bn
+            else None
+        )
 
     def build(self, input_shape: tf.TensorShape) -> None:
         """Creates the dense layer, whose default width is the number of inputs."""
         self.dense = keras.layers.Dense(
-            self.units or input_shape[-1], use_bias=self.use_bias and self.bn_relu is None, dtype=self.dtype_policy,
-            kernel_initializer=keras.initializers.RandomNormal(stddev=0.01))
+            self.units or input_shape[-1],
+            use_bias=self.use_bias and self.bn_relu is None,
+            dtype=self.dtype_policy,
+            kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
+        )
         super().build(input_shape)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -69,22 +83,35 @@ class LinearLayer(keras.layers.Layer):
 class ProjectionHead(keras.layers.Layer):
     """The projection head g: the identity, a linear layer, or an MLP with ReLU (paper, 4.2)."""
 
-    def __init__(self, mode: str = "nonlinear", out_dim: int = 128, num_layers: int = 3,
-                 norm: Callable = resnet.BatchNorm, **kwargs: Any):
+    def __init__(
+        self,
+        mode: str = "nonlinear",
+        out_dim: int = 128,
+        num_layers: int = 3,
+        norm: Callable = resnet.BatchNorm,
+        **kwargs: Any,
+    ):
         """Creates the head.
 
         Args:
           mode: none, linear or nonlinear.
           out_dim: size of the projections z; not used with mode="none".
-          num_layers: number of layers with mode="nonlinear". Hidden layers are as wide as their input.
+          num_layers: number of layers with mode="nonlinear". Hidden layers are as wide as their
+            input.
           norm: constructor for batch norm layers.
           **kwargs: arguments for the base class.
         """
-        super().__init__(autocast=False, **kwargs)  # Keep h in its own precision; each layer casts its input.
+        # Keep h in its own precision; each layer casts its input.
+        super().__init__(autocast=False, **kwargs)
         num_hidden = {"none": -1, "linear": 0, "nonlinear": num_layers - 1}[mode]
         make_layer = functools.partial(LinearLayer, use_bn=True, norm=norm)
-        # The last layer is exempt from mixed precision, so the loss receives full-precision projections.
-        last = [] if mode == "none" else [make_layer(out_dim, use_bias=False, dtype=self.variable_dtype)]
+        # The last layer is exempt from mixed precision, so the loss receives full-precision
+        # projections.
+        last = (
+            []
+            if mode == "none"
+            else [make_layer(out_dim, use_bias=False, dtype=self.variable_dtype)]
+        )
         self.linear_layers = [make_layer() for _ in range(num_hidden)] + last
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> list[tf.Tensor]:
@@ -117,12 +144,21 @@ class Model(keras.Model):
     def __init__(self, config: Config, num_classes: int | None):
         """Creates the model. If `config` enables the linear head, `num_classes` is the number of its outputs."""
         super().__init__(name="model")
-        norm = functools.partial(resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn)
+        norm = functools.partial(
+            resnet.BatchNorm, momentum=config.batch_norm_decay, across_replicas=config.global_bn
+        )
         self.resnet_model = resnet.resnet(
-            config.resnet_depth, config.width_multiplier, config.cifar_stem, sk_ratio=config.sk_ratio,
-            se_ratio=config.se_ratio, batch_norm_decay=config.batch_norm_decay, global_bn=config.global_bn)
+            config.resnet_depth,
+            config.width_multiplier,
+            config.cifar_stem,
+            sk_ratio=config.sk_ratio,
+            se_ratio=config.se_ratio,
+            batch_norm_decay=config.batch_norm_decay,
+            global_bn=config.global_bn,
+        )
         self._projection_head = ProjectionHead(
-            config.effective_proj_head_mode, config.proj_out_dim, config.num_proj_layers, norm)
+            config.effective_proj_head_mode, config.proj_out_dim, config.num_proj_layers, norm
+        )
         self.supervised_head = SupervisedHead(num_classes) if config.has_linear_head else None
         self._ft_proj_selector = config.ft_proj_selector
         self._stops_head_gradient = config.pretraining
@@ -131,13 +167,15 @@ class Model(keras.Model):
         """Computes the outputs of the encoder and the heads.
 
         Args:
-          inputs: [n, h, w, 3] in [0, 1]. In pretraining, all first views come before all second views.
+          inputs: [n, h, w, 3] in [0, 1]. In pretraining, all first views come before all second
+            views.
           training: whether batch norm uses batch statistics.
 
         Returns:
-          A dict with the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n, c]),
-          `proj_head_output` (z, [n, out_dim]) and, with a linear head, `sup_head_input` [n, c'] and `logits_sup`
-          [n, num_classes]. In pretraining, no gradient flows from the linear head into the encoder.
+          A dict with the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n,
+          c]), `proj_head_output` (z, [n, out_dim]) and, with a linear head, `sup_head_input` [n,
+          c'] and `logits_sup` [n, num_classes]. In pretraining, no gradient flows from the linear
+          head into the encoder.
         """
         endpoints = self.resnet_model(inputs, training=training)
         stages = self._projection_head(endpoints["final_avg_pool"], training=training)
@@ -162,15 +200,20 @@ class Model(keras.Model):
     @property
     def endpoint_names(self) -> list[str]:
         """Names of this model's SavedModel outputs."""
-        names = ["initial_conv", "initial_max_pool", *(f"block_group{i}" for i in range(1, 5)), "final_avg_pool"]
+        names = [
+            "initial_conv",
+            "initial_max_pool",
+            *(f"block_group{i}" for i in range(1, 5)),
+            "final_avg_pool",
+        ]
         names += ["proj_head_input", "proj_head_output"] if self.num_proj_layers else []
         return names + (["logits_sup"] if self.supervised_head is not None else [])
 
     def freeze(self, fine_tune_after_block: int) -> None:
         """Freezes the layers that fine-tuning does not train.
 
-        These are the projection-head layers that the classifier does not use and, unless `fine_tune_after_block` is
-        -1, the stem and the block groups up to `fine_tune_after_block`.
+        These are the projection-head layers that the classifier does not use and, unless
+        `fine_tune_after_block` is -1, the stem and the block groups up to `fine_tune_after_block`.
         """
         if fine_tune_after_block >= 0:
             self.resnet_model.freeze_up_to(fine_tune_after_block)
@@ -192,7 +235,8 @@ def _precision_policy(name):
         keras.mixed_precision.set_global_policy(None)
 
 
-@tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
+# The function needs no conversion, and AutoGraph is slow.
+@tf.autograph.experimental.do_not_convert
 def build_model(config: Config, num_classes: int | None) -> Model:
     """Builds a `Model` and creates its variables in the scope of the current strategy."""
     with _precision_policy(config.precision):
@@ -204,11 +248,17 @@ def build_model(config: Config, num_classes: int | None) -> Model:
 # ----------------------------------------------------------------------------------------------- views and losses
 
 
-def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Tensor, first_row: int | tf.Tensor = 0
-                  ) -> tf.Tensor:
+def blurred_views(
+    views: tf.Tensor,
+    config: Config,
+    seed: int,
+    step: int | tf.Tensor,
+    first_row: int | tf.Tensor = 0,
+) -> tf.Tensor:
     """Splits each image's views and, if blur is enabled, blurs each view with probability 0.5 (paper, Appendix A).
 
-    The random numbers for a view depend on the seed, the step, the view's index, and its row in the global batch.
+    The random numbers for a view depend on the seed, the step, the view's index, and its row in the
+    global batch.
 
     Args:
       views: [n, h, w, 3 * number of views] in [0, 1].
@@ -224,40 +274,69 @@ def blurred_views(views: tf.Tensor, config: Config, seed: int, step: int | tf.Te
     if config.blurs_views:
         step_seed = rng.step_seed(seed, _BLUR, step)
         separate_views = [
-            data_util.batch_random_blur(view, rng.nth_seed(step_seed, index, rng.VIEW), config.image_size,
-                                        first_row=first_row)
-            for index, view in enumerate(separate_views)]
+            data_util.batch_random_blur(
+                view,
+                rng.nth_seed(step_seed, index, rng.VIEW),
+                config.image_size,
+                first_row=first_row,
+            )
+            for index, view in enumerate(separate_views)
+        ]
     return tf.concat(separate_views, 0)
 
 
-def contrastive_loss(z: tf.Tensor, config: Config, strategy: tf.distribute.Strategy | None
-                     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def contrastive_loss(
+    z: tf.Tensor, config: Config, strategy: tf.distribute.Strategy | None
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Returns the contrastive loss and its metrics.
 
     Args:
       z: [2n, d] projections, all first views before all second views.
       config: settings.
-      strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
+      strategy: the strategy whose replicas share the batch, or None. Call the function in replica
+        context.
 
     Returns:
       loss: scalar.
-      metrics: dict of the scalars `contrast_acc`, `contrast_entropy` and `embedding_std`, without gradients.
+      metrics: dict of the scalars `contrast_acc`, `contrast_entropy` and `embedding_std`, without
+        gradients.
     """
     projection_std = metrics.embedding_std(tf.stop_gradient(z), strategy)
     if config.contrastive_loss != "nt_xent" or config.negatives != "both":
         loss, logits_ab, labels = objective.add_alternative_contrastive_loss(
-            z, config.contrastive_loss, config.hidden_norm, config.temperature, config.effective_margin,
-            config.semi_hard, config.negatives == "cross_view", strategy)
+            z,
+            config.contrastive_loss,
+            config.hidden_norm,
+            config.temperature,
+            config.effective_margin,
+            config.semi_hard,
+            config.negatives == "cross_view",
+            strategy,
+        )
     elif blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
         loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
-            z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows, config.jit_compile)
-        return loss, {"contrast_acc": accuracy, "contrast_entropy": entropy, "embedding_std": projection_std}
+            z,
+            config.hidden_norm,
+            config.temperature,
+            strategy,
+            config.loss_block_rows,
+            config.jit_compile,
+        )
+        return loss, {
+            "contrast_acc": accuracy,
+            "contrast_entropy": entropy,
+            "embedding_std": projection_std,
+        }
     else:
         loss, logits_ab, labels = objective.add_contrastive_loss(
-            z, config.hidden_norm, config.temperature, strategy)
+            z, config.hidden_norm, config.temperature, strategy
+        )
     logits_ab = tf.stop_gradient(logits_ab)
-    return loss, {"contrast_acc": metrics.contrastive_accuracy(logits_ab, labels),
-                  "contrast_entropy": metrics.contrastive_entropy(logits_ab), "embedding_std": projection_std}
+    return loss, {
+        "contrast_acc": metrics.contrastive_accuracy(logits_ab, labels),
+        "contrast_entropy": metrics.contrastive_entropy(logits_ab),
+        "embedding_std": projection_std,
+    }
 
 
 def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -265,11 +344,14 @@ def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf
 
     Args:
       logits: [views * n, classes], with all first views before all second views.
-      labels: int [n], or [n, classes] with values 1, 0 and -1 (see `sources.source.Source.multi_label`).
+      labels: int [n], or [n, classes] with values 1, 0 and -1 (see
+        `sources.source.Source.multi_label`).
     """
     labels = tf.concat([labels] * (logits.shape[0] // labels.shape[0]), 0)
     if labels.shape.rank == 2:
-        return objective.add_multi_label_loss(labels, logits), metrics.multi_label_accuracy(labels, logits)
+        return objective.add_multi_label_loss(labels, logits), metrics.multi_label_accuracy(
+            labels, logits
+        )
     loss = objective.add_supervised_loss(tf.one_hot(labels, logits.shape[-1]), logits)
     return loss, tf.reduce_mean(tf.cast(metrics.top_1_hits(labels, logits), tf.float32))
 
@@ -301,7 +383,9 @@ class Steps:
         return min(self.train, *(step + interval - step % interval for interval in intervals))
 
 
-def get_train_steps(num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int) -> int:
+def get_train_steps(
+    num_examples: int, train_steps: int, train_epochs: int, train_batch_size: int
+) -> int:
     """Returns `train_steps` if positive, or else the number of steps in `train_epochs`, rounded as in the original."""
     return train_steps or num_examples * train_epochs // train_batch_size + 1
 
@@ -329,7 +413,9 @@ def scaled_learning_rate(learning_rate: float, scaling: str, batch_size: int) ->
     return learning_rate * (batch_size / 256 if scaling == "linear" else math.sqrt(batch_size))
 
 
-def warmup_and_cosine(step: int | tf.Tensor, peak: float, warmup_steps: int, train_steps: int) -> tf.Tensor:
+def warmup_and_cosine(
+    step: int | tf.Tensor, peak: float, warmup_steps: int, train_steps: int
+) -> tf.Tensor:
     """Computes a learning rate with linear warm-up and cosine decay to 0 (paper, 2.3).
 
     Args:
@@ -350,9 +436,18 @@ def warmup_and_cosine(step: int | tf.Tensor, peak: float, warmup_steps: int, tra
 class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
     """Learning-rate schedule based on `warmup_and_cosine`, with lengths given in epochs."""
 
-    def __init__(self, base_learning_rate: float, num_examples: int, name: str | None = None, *, train_batch_size: int,
-                 train_epochs: int = 100, train_steps: int = 0, warmup_epochs: float = 10.0,
-                 learning_rate_scaling: str = "linear"):
+    def __init__(
+        self,
+        base_learning_rate: float,
+        num_examples: int,
+        name: str | None = None,
+        *,
+        train_batch_size: int,
+        train_epochs: int = 100,
+        train_steps: int = 0,
+        warmup_epochs: float = 10.0,
+        learning_rate_scaling: str = "linear",
+    ):
         """Creates the schedule.
 
         Args:
@@ -367,12 +462,22 @@ class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
         """
         super().__init__()
         self.settings = dict(
-            base_learning_rate=base_learning_rate, num_examples=num_examples, name=name,
-            train_batch_size=train_batch_size, train_epochs=train_epochs, train_steps=train_steps,
-            warmup_epochs=warmup_epochs, learning_rate_scaling=learning_rate_scaling)
-        self.peak = scaled_learning_rate(base_learning_rate, learning_rate_scaling, train_batch_size)
+            base_learning_rate=base_learning_rate,
+            num_examples=num_examples,
+            name=name,
+            train_batch_size=train_batch_size,
+            train_epochs=train_epochs,
+            train_steps=train_steps,
+            warmup_epochs=warmup_epochs,
+            learning_rate_scaling=learning_rate_scaling,
+        )
+        self.peak = scaled_learning_rate(
+            base_learning_rate, learning_rate_scaling, train_batch_size
+        )
         self.warmup_steps = get_warmup_steps(num_examples, warmup_epochs, train_batch_size)
-        self.train_steps = get_train_steps(num_examples, train_steps, train_epochs, train_batch_size)
+        self.train_steps = get_train_steps(
+            num_examples, train_steps, train_epochs, train_batch_size
+        )
 
     def __call__(self, step: int | tf.Tensor) -> tf.Tensor:
         """Returns the learning rate at `step`."""
@@ -386,29 +491,46 @@ class WarmUpAndCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
 def build_schedule(config: Config, num_examples: int) -> WarmUpAndCosineDecay:
     """Builds the learning-rate schedule specified by `config`."""
     return WarmUpAndCosineDecay(
-        config.learning_rate, num_examples, train_batch_size=config.train_batch_size, train_epochs=config.train_epochs,
-        train_steps=config.train_steps, warmup_epochs=config.warmup_epochs,
-        learning_rate_scaling=config.learning_rate_scaling)
+        config.learning_rate,
+        num_examples,
+        train_batch_size=config.train_batch_size,
+        train_epochs=config.train_epochs,
+        train_steps=config.train_steps,
+        warmup_epochs=config.warmup_epochs,
+        learning_rate_scaling=config.learning_rate_scaling,
+    )
 
 
 # --------------------------------------------------------------------------------------- optimizer and weight decay
 
 
 def _batch_norm_refs(model):
-    return {v.ref() for layer in model.submodules if isinstance(layer, resnet.BatchNorm) for v in layer.variables}
+    return {
+        v.ref()
+        for layer in model.submodules
+        if isinstance(layer, resnet.BatchNorm)
+        for v in layer.variables
+    }
 
 
 def _head_refs(model):
-    return set() if model.supervised_head is None else {v.ref() for v in model.supervised_head.variables}
+    return (
+        set()
+        if model.supervised_head is None
+        else {v.ref() for v in model.supervised_head.variables}
+    )
 
 
-def build_optimizer(config: Config, learning_rate: float | keras.optimizers.schedules.LearningRateSchedule, model: Model
-                   ) -> keras.optimizers.legacy.Optimizer:
+def build_optimizer(
+    config: Config,
+    learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
+    model: Model,
+) -> keras.optimizers.legacy.Optimizer:
     """Builds the optimizer and creates its slots.
 
-    LARS excludes vectors (biases, batch norm) and the linear head from weight decay and from the trust ratio. With
-    float16, the optimizer is wrapped to add dynamic loss scaling, and its `iterations` variable also counts skipped
-    steps.
+    LARS excludes vectors (biases, batch norm) and the linear head from weight decay and from the
+    trust ratio. With float16, the optimizer is wrapped to add dynamic loss scaling, and its
+    `iterations` variable also counts skipped steps.
 
     Args:
       config: settings.
@@ -422,9 +544,13 @@ def build_optimizer(config: Config, learning_rate: float | keras.optimizers.sche
     else:
         head = _head_refs(model)
         optimizer = LARSOptimizer(
-            learning_rate, config.momentum, weight_decay=config.weight_decay,
-            exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
-    # In float16, small gradients underflow unless the loss is scaled up. Steps with overflowing gradients are skipped.
+            learning_rate,
+            config.momentum,
+            weight_decay=config.weight_decay,
+            exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head,
+        )
+    # In float16, small gradients underflow unless the loss is scaled up. Steps with overflowing
+    # gradients are skipped.
     if config.precision == "mixed_float16":
         optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer)
     create_slots(optimizer, model)
@@ -434,8 +560,8 @@ def build_optimizer(config: Config, learning_rate: float | keras.optimizers.sche
 def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> None:
     """Creates an optimizer's slots for a model's trainable variables.
 
-    Slots cannot be created within a traced loop over replicas. They must also exist before a checkpoint is restored;
-    otherwise, slots missing from the checkpoint would go unnoticed.
+    Slots cannot be created within a traced loop over replicas. They must also exist before a
+    checkpoint is restored; otherwise, slots missing from the checkpoint would go unnoticed.
     """
     optimizer._create_all_weights(model.trainable_variables)  # Keras has no public method for this.
 
@@ -443,8 +569,9 @@ def create_slots(optimizer: keras.optimizers.legacy.Optimizer, model: Model) -> 
 def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Tensor:
     """Returns the weight-decay term of the loss: weight_decay * sum of |v|^2 / 2 over variables v.
 
-    LARS itself applies weight decay to the encoder and the projection head, so the sum includes only the kernel of the
-    linear head. With other optimizers, the sum includes all trainable variables except those of batch norm.
+    LARS itself applies weight decay to the encoder and the projection head, so the sum includes
+    only the kernel of the linear head. With other optimizers, the sum includes all trainable
+    variables except those of batch norm.
 
     Args:
       model: a built `Model`.
@@ -472,25 +599,33 @@ def linear_head_rate_ratio(config: Config) -> float:
     """Returns the learning rate of the linear head, divided by that of the encoder."""
     if config.linear_head_learning_rate is None:
         return 1.0
-    head_rate = scaled_learning_rate(config.linear_head_learning_rate, "linear", config.train_batch_size)
-    return head_rate / scaled_learning_rate(config.learning_rate, config.learning_rate_scaling, config.train_batch_size)
+    head_rate = scaled_learning_rate(
+        config.linear_head_learning_rate, "linear", config.train_batch_size
+    )
+    return head_rate / scaled_learning_rate(
+        config.learning_rate, config.learning_rate_scaling, config.train_batch_size
+    )
 
 
 def linear_head_gradients(
-    head: SupervisedHead, variables: list[tf.Variable], gradients: list[tf.Tensor], mean: tf.Tensor,
-    variance: tf.Tensor, rate_ratio: float
+    head: SupervisedHead,
+    variables: list[tf.Variable],
+    gradients: list[tf.Tensor],
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    rate_ratio: float,
 ) -> list[tf.Tensor]:
     """Transforms the linear head's gradients, to implement `--linear_head_learning_rate`.
 
-    The gradients are transformed by `standardized_gradients` and multiplied by `rate_ratio`. The updates of SGD with
-    momentum, and of LARS without the trust ratio, are linear in the gradient, so scaling the gradient is equivalent to
-    scaling the learning rate.
+    The gradients are transformed by `standardized_gradients` and multiplied by `rate_ratio`. The
+    updates of SGD with momentum, and of LARS without the trust ratio, are linear in the gradient,
+    so scaling the gradient is equivalent to scaling the learning rate.
 
     Args:
       head: the linear head.
       variables: trainable variables.
-      gradients: gradients with respect to `variables` on this replica. The result is linear in `gradients`, so it
-        can be summed over replicas.
+      gradients: gradients with respect to `variables` on this replica. The result is linear in
+        `gradients`, so it can be summed over replicas.
       mean: [inputs], mean of the head's input over the global batch.
       variance: [inputs], variance of the head's input over the global batch.
       rate_ratio: result of `linear_head_rate_ratio`.
@@ -499,22 +634,27 @@ def linear_head_gradients(
       `gradients`, with the linear head's gradients replaced.
     """
     index_of = {variable.ref(): index for index, variable in enumerate(variables)}
-    kernel, bias = (index_of[variable.ref()] for variable in (head.linear_layer.dense.kernel,
-                                                              head.linear_layer.dense.bias))
+    kernel, bias = (
+        index_of[variable.ref()]
+        for variable in (head.linear_layer.dense.kernel, head.linear_layer.dense.bias)
+    )
     gradients = list(gradients)
-    gradients[kernel], gradients[bias] = (rate_ratio * gradient for gradient in standardized_gradients(
-        gradients[kernel], gradients[bias], mean, variance))
+    gradients[kernel], gradients[bias] = (
+        rate_ratio * gradient
+        for gradient in standardized_gradients(gradients[kernel], gradients[bias], mean, variance)
+    )
     return gradients
 
 
-def standardized_gradients(kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
-                           ) -> tuple[tf.Tensor, tf.Tensor]:
+def standardized_gradients(
+    kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Converts a linear layer's gradients so that the layer trains as if its inputs were standardized.
 
-    Let s be the standard deviation of the inputs h. With standardized inputs x = (h - mean) / s, the layer's output
-    h W + b equals x V + c, where V = s W and c = b + mean W. The result is the gradient with respect to V and c,
-    expressed as an update of W and b. The layer then learns as fast as if it followed a batch norm without scale and
-    offset, yet remains a plain linear layer.
+    Let s be the standard deviation of the inputs h. With standardized inputs x = (h - mean) / s,
+    the layer's output h W + b equals x V + c, where V = s W and c = b + mean W. The result is the
+    gradient with respect to V and c, expressed as an update of W and b. The layer then learns as
+    fast as if it followed a batch norm without scale and offset, yet remains a plain linear layer.
 
     Args:
       kernel_gradient: [inputs, classes], gradient with respect to W.

@@ -1,13 +1,14 @@
 """Losses: NT-Xent (paper, Eq. 1), the supervised losses, and the other contrastive losses in Table 2.
 
-Notation: n is the number of images on this replica, N is the number across all replicas, and d is the dimension of the
-projections.
+Notation: n is the number of images on this replica, N is the number across all replicas, and d is
+the dimension of the projections.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__)
 
 import tensorflow as tf
@@ -16,40 +17,49 @@ from runtime import replicas
 
 
 def add_contrastive_loss(
-    hidden: tf.Tensor, hidden_norm: bool = True, temperature: float = 1.0,
-    strategy: tf.distribute.Strategy | None = None
+    hidden: tf.Tensor,
+    hidden_norm: bool = True,
+    temperature: float = 1.0,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the NT-Xent loss, the normalized temperature-scaled cross-entropy (paper, Eq. 1).
 
-    Row i of each half of `hidden` is the projection of one view of image i. These two rows are a positive pair, and the
-    other 2N - 2 rows across all replicas are their negatives. The loss for a positive pair (i, j) is
+    Row i of each half of `hidden` is the projection of one view of image i. These two rows are a
+    positive pair, and the other 2N - 2 rows across all replicas are their negatives. The loss for a
+    positive pair (i, j) is
 
         l(i, j) = -log( exp(sim(z_i, z_j) / t) / sum over k != i of exp(sim(z_i, z_k) / t) ),
 
-    where t is the temperature. As in the original, the loss for an image is the *sum* l(i, j) + l(j, i), so the
-    result is twice the mean in the paper's Algorithm 1. Published learning rates are tuned for this scale.
+    where t is the temperature. As in the original, the loss for an image is the *sum* l(i, j) +
+    l(j, i), so the result is twice the mean in the paper's Algorithm 1. Published learning rates
+    are tuned for this scale.
 
-    Training uses this function by default, and `large_batch.blocked_nt_xent` if the similarity matrix is large;
-    `model.contrastive_loss` selects the loss.
+    Training uses this function by default, and `large_batch.blocked_nt_xent` if the similarity
+    matrix is large; `model.contrastive_loss` selects the loss.
 
     Args:
-      hidden: [2n, d] projections z, with all first views before all second views. Half-precision input is cast to
-        float32.
-      hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine similarities.
+      hidden: [2n, d] projections z, with all first views before all second views. Half-precision
+        input is cast to float32.
+      hidden_norm: if True, l2-normalizes the rows, which makes the similarities cosine
+        similarities.
       temperature: t > 0.
-      strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
+      strategy: the strategy whose replicas share the batch, or None. Call the function in replica
+        context.
 
     Returns:
       loss: scalar, the mean over this replica's n images.
       logits_ab: [n, N] similarities between first and second views, divided by the temperature.
-      labels: [n, 2N] one-hot; the positive for row i is in column i + r, where r is this replica's row offset.
+      labels: [n, 2N] one-hot; the positive for row i is in column i + r, where r is this replica's
+        row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)
     n, total = tf.shape(z_a)[0], tf.shape(all_z_a)[0]
     positives = tf.range(n) + replicas.row_offset(n, strategy)
     labels = tf.one_hot(positives, 2 * total, dtype=z_a.dtype)
-    self_mask = tf.one_hot(positives, total, on_value=_masked_logit(z_a.dtype), off_value=0.0, dtype=z_a.dtype)
+    self_mask = tf.one_hot(
+        positives, total, on_value=_masked_logit(z_a.dtype), off_value=0.0, dtype=z_a.dtype
+    )
 
     logits_aa = tf.matmul(z_a, all_z_a, transpose_b=True) / temperature + self_mask
     logits_bb = tf.matmul(z_b, all_z_b, transpose_b=True) / temperature + self_mask
@@ -97,30 +107,44 @@ def add_multi_label_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     Returns:
       Scalar: the mean over the examples, in nats.
     """
-    losses = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(tf.equal(labels, 1), logits.dtype), logits)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(
+        tf.cast(tf.equal(labels, 1), logits.dtype), logits
+    )
     return tf.reduce_mean(tf.reduce_sum(tf.where(labels >= 0, losses, tf.zeros_like(losses)), 1))
 
 
 # ------------------------------------------------------------------------------------- the other losses of Table 2
 
-# For n anchor views u, each function takes the similarities [n] to their positives v+, the similarities [n, columns] to
-# candidate negatives v-, and a bool mask [n, columns] that selects the negatives among the candidates. The functions
-# return the losses [n]. Where Table 2 uses a single negative, the functions average over all negatives.
+# For n anchor views u, each function takes the similarities [n] to their positives v+, the
+# similarities [n, columns] to candidate negatives v-, and a bool mask [n, columns] that selects the
+# negatives among the candidates. The functions return the losses [n]. Where Table 2 uses a single
+# negative, the functions average over all negatives.
 
 
-def nt_xent(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float) -> tf.Tensor:
+def nt_xent(
+    positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float
+) -> tf.Tensor:
     """Returns -u^T v+ / t + log(sum over v in {v+, v-} of exp(u^T v / t)), with temperature t."""
     positive_logit = positive / temperature
     logits = tf.where(negatives, similarities / temperature, _masked_logit(similarities.dtype))
-    return tf.reduce_logsumexp(tf.concat([positive_logit[:, tf.newaxis], logits], 1), 1) - positive_logit
+    return (
+        tf.reduce_logsumexp(tf.concat([positive_logit[:, tf.newaxis], logits], 1), 1)
+        - positive_logit
+    )
 
 
-def nt_logistic(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float) -> tf.Tensor:
+def nt_logistic(
+    positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, temperature: float
+) -> tf.Tensor:
     """Returns -log sigma(u^T v+ / t) - mean over v- of log sigma(-u^T v- / t), with temperature t."""
-    return tf.nn.softplus(-positive / temperature) + _masked_mean(tf.nn.softplus(similarities / temperature), negatives)
+    return tf.nn.softplus(-positive / temperature) + _masked_mean(
+        tf.nn.softplus(similarities / temperature), negatives
+    )
 
 
-def margin_triplet(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, margin: float) -> tf.Tensor:
+def margin_triplet(
+    positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, margin: float
+) -> tf.Tensor:
     """Returns the mean over v- of max(u^T v- - u^T v+ + m, 0), with margin m."""
     return _masked_mean(tf.nn.relu(similarities - positive[:, tf.newaxis] + margin), negatives)
 
@@ -131,7 +155,9 @@ def _masked_mean(values, mask):
     return total / tf.maximum(tf.reduce_sum(tf.cast(mask, values.dtype), 1), 1)
 
 
-def semi_hard_negatives(positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, margin: float) -> tf.Tensor:
+def semi_hard_negatives(
+    positive: tf.Tensor, similarities: tf.Tensor, negatives: tf.Tensor, margin: float
+) -> tf.Tensor:
     """Selects the hardest semi-hard negative in each row (paper, 5.1).
 
     Semi-hard negatives are farther from the anchor than the positive, but by less than the margin.
@@ -146,44 +172,64 @@ def semi_hard_negatives(positive: tf.Tensor, similarities: tf.Tensor, negatives:
 
 
 def add_alternative_contrastive_loss(
-    hidden: tf.Tensor, name: str, hidden_norm: bool = True, temperature: float = 1.0, margin: float | None = None,
-    semi_hard: bool = False, cross_view_only: bool = False, strategy: tf.distribute.Strategy | None = None
+    hidden: tf.Tensor,
+    name: str,
+    hidden_norm: bool = True,
+    temperature: float = 1.0,
+    margin: float | None = None,
+    semi_hard: bool = False,
+    cross_view_only: bool = False,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns one of the losses in Table 2. Memory use is quadratic in the batch size.
 
-    The loss is scaled as in `add_contrastive_loss`. With name="nt_xent" and default settings, both functions
-    return the same loss.
+    The loss is scaled as in `add_contrastive_loss`. With name="nt_xent" and default settings, both
+    functions return the same loss.
 
     Args:
-      hidden: [2n, d] projections z, with all first views before all second views. Half-precision input is cast to
-        float32.
+      hidden: [2n, d] projections z, with all first views before all second views. Half-precision
+        input is cast to float32.
       name: nt_xent, nt_logistic or margin_triplet.
       hidden_norm: if True, l2-normalizes the rows.
       temperature: > 0; used by nt_xent and nt_logistic.
       margin: used by margin_triplet and by `semi_hard`.
       semi_hard: if True, uses only the negatives selected by `semi_hard_negatives`.
       cross_view_only: if True, uses only second views as negatives for first views, and vice versa.
-      strategy: the strategy whose replicas share the batch, or None. Call the function in replica context.
+      strategy: the strategy whose replicas share the batch, or None. Call the function in replica
+        context.
 
     Returns:
       loss: scalar, summed over both directions and averaged over this replica's n images.
       logits_ab: [n, N] similarities between first and second views, divided by the temperature.
-      labels: [n, N] one-hot; the positive for row i is in column i + r, where r is this replica's row offset.
+      labels: [n, N] one-hot; the positive for row i is in column i + r, where r is this replica's
+        row offset.
     """
     z_a, z_b = tf.split(prepare_projections(hidden, hidden_norm), 2, 0)
     all_z_a, all_z_b = replicas.gather(z_a, strategy), replicas.gather(z_b, strategy)
     n, total = tf.shape(z_a)[0], tf.shape(all_z_a)[0]
     labels = tf.one_hot(tf.range(n) + replicas.row_offset(n, strategy), total, dtype=z_a.dtype)
     negatives = tf.tile(labels == 0, [1, 1 if cross_view_only else 2])
-    loss_function, parameter = {"nt_xent": (nt_xent, temperature), "nt_logistic": (nt_logistic, temperature),
-                                "margin_triplet": (margin_triplet, margin)}[name]
+    loss_function, parameter = {
+        "nt_xent": (nt_xent, temperature),
+        "nt_logistic": (nt_logistic, temperature),
+        "margin_triplet": (margin_triplet, margin),
+    }[name]
 
     def one_direction(anchors, opposite_views, same_views):
-        candidates = opposite_views if cross_view_only else tf.concat([opposite_views, same_views], 0)
+        candidates = (
+            opposite_views if cross_view_only else tf.concat([opposite_views, same_views], 0)
+        )
         similarities = tf.matmul(anchors, candidates, transpose_b=True)
         positive = tf.reduce_sum(similarities[:, :total] * labels, 1)
-        mask = semi_hard_negatives(positive, similarities, negatives, margin) if semi_hard else negatives
-        return tf.reduce_mean(loss_function(positive, similarities, mask, parameter)), similarities[:, :total]
+        mask = (
+            semi_hard_negatives(positive, similarities, negatives, margin)
+            if semi_hard
+            else negatives
+        )
+        return (
+            tf.reduce_mean(loss_function(positive, similarities, mask, parameter)),
+            similarities[:, :total],
+        )
 
     loss_a, similarities_ab = one_direction(z_a, all_z_b, all_z_a)
     loss_b, _ = one_direction(z_b, all_z_a, all_z_b)

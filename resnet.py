@@ -1,13 +1,14 @@
 """The encoder f: ResNets of any width, with optional selective kernels (SK) and squeeze-and-excitation (SE).
 
-Attribute names and list positions must not change, because they are the keys in the original's checkpoints. `None`
-marks positions where the original has a layer without weights.
+Attribute names and list positions must not change, because they are the keys in the original's
+checkpoints. `None` marks positions where the original has a layer without weights.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__)
 
 import contextlib
@@ -28,8 +29,8 @@ _SK_MIN_CHANNELS = 32
 def without_statistics_updates(model: tf.Module) -> Iterator[None]:
     """Returns a context in which batch norm uses batch statistics but does not update its moving statistics.
 
-    The context affects functions that are traced inside it. Enter it in cross-replica context, since replicas are
-    traced one after another.
+    The context affects functions that are traced inside it. Enter it in cross-replica context,
+    since replicas are traced one after another.
     """
     layers = [layer for layer in model.submodules if isinstance(layer, BatchNorm)]
     for layer in layers:
@@ -44,12 +45,20 @@ def without_statistics_updates(model: tf.Module) -> Iterator[None]:
 class BatchNorm(keras.layers.Layer):
     """Batch normalization over all axes except the last, per replica or over the global batch.
 
-    Unlike in Keras's fused batch norm, the moving variance averages biased batch variances, so results do not depend
-    on the number of replicas. A layer with `trainable=False` uses its moving statistics without updating them.
+    Unlike in Keras's fused batch norm, the moving variance averages biased batch variances, so
+    results do not depend on the number of replicas. A layer with `trainable=False` uses its moving
+    statistics without updating them.
     """
 
-    def __init__(self, momentum: float = 0.9, epsilon: float = BATCH_NORM_EPSILON, center: bool = True,
-                 gamma_initializer: str = "ones", across_replicas: bool = True, **kwargs: Any):
+    def __init__(
+        self,
+        momentum: float = 0.9,
+        epsilon: float = BATCH_NORM_EPSILON,
+        center: bool = True,
+        gamma_initializer: str = "ones",
+        across_replicas: bool = True,
+        **kwargs: Any,
+    ):
         """Creates the layer.
 
         Args:
@@ -71,9 +80,15 @@ class BatchNorm(keras.layers.Layer):
     def build(self, input_shape: tf.TensorShape) -> None:
         """Creates gamma, beta (with `center`), moving_mean and moving_variance, each [channels]."""
         # With mixed precision, the statistics and the scale remain in float32.
-        add = functools.partial(self.add_weight, shape=input_shape[-1:], experimental_autocast=False)
-        moving = functools.partial(add, trainable=False, synchronization=tf.VariableSynchronization.ON_READ,
-                                   aggregation=tf.VariableAggregation.MEAN)
+        add = functools.partial(
+            self.add_weight, shape=input_shape[-1:], experimental_autocast=False
+        )
+        moving = functools.partial(
+            add,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
         self.gamma = add("gamma", initializer=self.gamma_initializer)
         self.beta = add("beta", initializer="zeros") if self.center else None
         self.moving_mean = moving("moving_mean", initializer="zeros")
@@ -104,9 +119,17 @@ class BatchNorm(keras.layers.Layer):
         """Runs TensorFlow's fused kernel and returns the outputs, the mean and the biased variance."""
         # The wrapper `tf.compat.v1.nn.fused_batch_norm` silently increases small values of epsilon.
         outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=inputs, scale=self.gamma, offset=beta, mean=[], variance=[], epsilon=self.epsilon, is_training=True)
+            x=inputs,
+            scale=self.gamma,
+            offset=beta,
+            mean=[],
+            variance=[],
+            epsilon=self.epsilon,
+            is_training=True,
+        )
         count = tf.cast(tf.size(inputs) / tf.size(mean), variance.dtype)
-        return outputs, mean, variance * tf.maximum(count - 1, 1) / count  # The kernel returns the unbiased variance.
+        # The kernel returns the unbiased variance.
+        return outputs, mean, variance * tf.maximum(count - 1, 1) / count
 
     def _moments(self, inputs):
         """Returns the mean and biased variance of this replica's batch or, if synchronized, of the global batch."""
@@ -116,7 +139,8 @@ class BatchNorm(keras.layers.Layer):
             return mean, variance
         context = tf.distribute.get_replica_context()
         all_reduce = functools.partial(context.all_reduce, tf.distribute.ReduceOp.MEAN)
-        # Add the variances within and between replicas, since E[x^2] - E[x]^2 would suffer from cancellation.
+        # Add the variances within and between replicas, since E[x^2] - E[x]^2 would suffer from
+        # cancellation.
         global_mean = all_reduce(mean)
         return global_mean, all_reduce(variance + tf.square(mean - global_mean))
 
@@ -128,13 +152,20 @@ class BatchNorm(keras.layers.Layer):
 class BatchNormRelu(keras.layers.Layer):
     """Batch norm, optionally followed by ReLU."""
 
-    def __init__(self, relu: bool = True, init_zero: bool = False, center: bool = True, norm: Callable = BatchNorm,
-                 **kwargs: Any):
+    def __init__(
+        self,
+        relu: bool = True,
+        init_zero: bool = False,
+        center: bool = True,
+        norm: Callable = BatchNorm,
+        **kwargs: Any,
+    ):
         """Creates the layer.
 
         Args:
           relu: whether to apply ReLU.
-          init_zero: whether to initialize gamma to 0, so that a residual block initially equals its shortcut.
+          init_zero: whether to initialize gamma to 0, so that a residual block initially equals its
+            shortcut.
           center: whether to add an offset beta.
           norm: constructor for the batch norm layer.
           **kwargs: arguments for the base class.
@@ -149,10 +180,17 @@ class BatchNormRelu(keras.layers.Layer):
         return tf.nn.relu(outputs) if self.relu else outputs
 
 
-def conv2d(filters: int, kernel_size: int = 1, strides: int = 1, **kwargs: Any) -> keras.layers.Conv2D:
+def conv2d(
+    filters: int, kernel_size: int = 1, strides: int = 1, **kwargs: Any
+) -> keras.layers.Conv2D:
     """Creates a convolution with its own initializer, since a shared initializer would repeat its random values."""
     return keras.layers.Conv2D(
-        filters, kernel_size, strides, kernel_initializer=keras.initializers.VarianceScaling(), **kwargs)
+        filters,
+        kernel_size,
+        strides,
+        kernel_initializer=keras.initializers.VarianceScaling(),
+        **kwargs,
+    )
 
 
 def fixed_padding(inputs: tf.Tensor, kernel_size: int) -> tf.Tensor:
@@ -170,7 +208,13 @@ class Conv2dFixedPadding(keras.layers.Layer):
         super().__init__(**kwargs)
         self.kernel_size = kernel_size
         self.strides = strides
-        self.conv2d = conv2d(filters, kernel_size, strides, padding="same" if strides == 1 else "valid", use_bias=False)
+        self.conv2d = conv2d(
+            filters,
+            kernel_size,
+            strides,
+            padding="same" if strides == 1 else "valid",
+            use_bias=False,
+        )
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Maps [n, h, w, c] to [n, ceil(h / strides), ceil(w / strides), filters]."""
@@ -244,7 +288,8 @@ def _shortcut(filters, strides, sk_ratio, norm):
     norm_layer = BatchNormRelu(relu=False, norm=norm)
     if sk_ratio == 0:
         return [Conv2dFixedPadding(filters, 1, strides), norm_layer]
-    # A `None` entry stands for the separate padding layer that strided shortcuts have in the original.
+    # A `None` entry stands for the separate padding layer that strided shortcuts have in the
+    # original.
     padding = [None] if strides > 1 else []
     return padding + [PaddedAveragePooling(strides), Conv2dFixedPadding(filters, 1), norm_layer]
 
@@ -254,8 +299,16 @@ class ResidualBlock(keras.layers.Layer):
 
     expansion = 1
 
-    def __init__(self, filters: int, strides: int, use_projection: bool, sk_ratio: float, se_ratio: float,
-                 norm: Callable, **kwargs: Any):
+    def __init__(
+        self,
+        filters: int,
+        strides: int,
+        use_projection: bool,
+        sk_ratio: float,
+        se_ratio: float,
+        norm: Callable,
+        **kwargs: Any,
+    ):
         """Creates the block.
 
         Args:
@@ -270,8 +323,11 @@ class ResidualBlock(keras.layers.Layer):
         super().__init__(**kwargs)
         self.shortcut_layers = _shortcut(filters, strides, sk_ratio, norm) if use_projection else []
         self.conv2d_bn_layers = [
-            Conv2dFixedPadding(filters, 3, strides), BatchNormRelu(norm=norm),
-            Conv2dFixedPadding(filters, 3), BatchNormRelu(relu=False, init_zero=True, norm=norm)]
+            Conv2dFixedPadding(filters, 3, strides),
+            BatchNormRelu(norm=norm),
+            Conv2dFixedPadding(filters, 3),
+            BatchNormRelu(relu=False, init_zero=True, norm=norm),
+        ]
         self.se_layer = SqueezeExcitation(filters, filters, se_ratio) if se_ratio > 0 else None
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -285,20 +341,43 @@ class BottleneckBlock(keras.layers.Layer):
 
     expansion = 4
 
-    def __init__(self, filters: int, strides: int, use_projection: bool, sk_ratio: float, se_ratio: float,
-                 norm: Callable, **kwargs: Any):
+    def __init__(
+        self,
+        filters: int,
+        strides: int,
+        use_projection: bool,
+        sk_ratio: float,
+        se_ratio: float,
+        norm: Callable,
+        **kwargs: Any,
+    ):
         """Creates a block whose first two convolutions have `filters` channels; see `ResidualBlock`."""
         super().__init__(**kwargs)
         output_filters = filters * self.expansion
-        self.projection_layers = _shortcut(output_filters, strides, sk_ratio, norm) if use_projection else []
-        spatial = [SelectiveKernelConv(filters, strides, sk_ratio, norm)] if sk_ratio > 0 else [
-            Conv2dFixedPadding(filters, 3, strides), BatchNormRelu(norm=norm)]
-        # Each `None` entry stands for a DropBlock layer, which the original never enables during training.
+        self.projection_layers = (
+            _shortcut(output_filters, strides, sk_ratio, norm) if use_projection else []
+        )
+        spatial = (
+            [SelectiveKernelConv(filters, strides, sk_ratio, norm)]
+            if sk_ratio > 0
+            else [Conv2dFixedPadding(filters, 3, strides), BatchNormRelu(norm=norm)]
+        )
+        # Each `None` entry stands for a DropBlock layer, which the original never enables during
+        # training.
         self.conv_relu_dropblock_layers = [
-            Conv2dFixedPadding(filters, 1), BatchNormRelu(norm=norm), None, *spatial, None,
-            Conv2dFixedPadding(output_filters, 1), BatchNormRelu(relu=False, init_zero=True, norm=norm), None]
+            Conv2dFixedPadding(filters, 1),
+            BatchNormRelu(norm=norm),
+            None,
+            *spatial,
+            None,
+            Conv2dFixedPadding(output_filters, 1),
+            BatchNormRelu(relu=False, init_zero=True, norm=norm),
+            None,
+        ]
         if se_ratio > 0:
-            self.conv_relu_dropblock_layers.append(SqueezeExcitation(filters, output_filters, se_ratio))
+            self.conv_relu_dropblock_layers.append(
+                SqueezeExcitation(filters, output_filters, se_ratio)
+            )
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Maps [n, h, w, c] to [n, h / strides, w / strides, 4 * filters]."""
@@ -312,7 +391,9 @@ class BlockGroup(keras.layers.Layer):
     def __init__(self, block: type, filters: int, blocks: int, strides: int, **kwargs: Any):
         """Creates `blocks` blocks by calling `block(filters, strides, use_projection)`."""
         super().__init__(**kwargs)
-        self.layers = [block(filters, strides, True)] + [block(filters, 1, False) for _ in range(blocks - 1)]
+        self.layers = [block(filters, strides, True)] + [
+            block(filters, 1, False) for _ in range(blocks - 1)
+        ]
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Maps [n, h, w, c] to [n, h / strides, w / strides, filters * expansion]."""
@@ -329,8 +410,13 @@ def _stem(width, cifar_stem, sk_ratio, norm):
     if cifar_stem:
         convolutions = [Conv2dFixedPadding(width, 3)]
     elif sk_ratio > 0:  # ResNet-D
-        convolutions = [Conv2dFixedPadding(width // 2, 3, 2), BatchNormRelu(norm=norm),
-                        Conv2dFixedPadding(width // 2, 3), BatchNormRelu(norm=norm), Conv2dFixedPadding(width, 3)]
+        convolutions = [
+            Conv2dFixedPadding(width // 2, 3, 2),
+            BatchNormRelu(norm=norm),
+            Conv2dFixedPadding(width // 2, 3),
+            BatchNormRelu(norm=norm),
+            Conv2dFixedPadding(width, 3),
+        ]
     else:
         convolutions = [Conv2dFixedPadding(width, 7, 2)]
     return convolutions + [None, BatchNormRelu(norm=norm)]
@@ -339,9 +425,18 @@ def _stem(width, cifar_stem, sk_ratio, norm):
 class ResNet(keras.layers.Layer):
     """ResNet without a classification layer. Returns a dict of endpoints."""
 
-    def __init__(self, bottleneck: bool, blocks: tuple[int, ...], width_multiplier: int = 1, cifar_stem: bool = False,
-                 sk_ratio: float = 0.0, se_ratio: float = 0.0, batch_norm_decay: float = 0.9, global_bn: bool = True,
-                 **kwargs: Any):
+    def __init__(
+        self,
+        bottleneck: bool,
+        blocks: tuple[int, ...],
+        width_multiplier: int = 1,
+        cifar_stem: bool = False,
+        sk_ratio: float = 0.0,
+        se_ratio: float = 0.0,
+        batch_norm_decay: float = 0.9,
+        global_bn: bool = True,
+        **kwargs: Any,
+    ):
         """Creates the network; see `resnet`. `blocks` contains the number of blocks in each of the four groups."""
         super().__init__(**kwargs)
         norm = functools.partial(BatchNorm, momentum=batch_norm_decay, across_replicas=global_bn)
@@ -353,7 +448,8 @@ class ResNet(keras.layers.Layer):
         self.initial_conv_relu_max_pool = _stem(width, cifar_stem, sk_ratio, norm)
         self.block_groups = [
             BlockGroup(block, width * 2**group, count, strides=1 if group == 0 else 2)
-            for group, count in enumerate(blocks)]
+            for group, count in enumerate(blocks)
+        ]
 
     def freeze_up_to(self, block: int) -> None:
         """Freezes the weights and statistics of the stem and of block groups 1 to `block`."""
@@ -370,8 +466,9 @@ class ResNet(keras.layers.Layer):
           training: whether batch norm uses batch statistics.
 
         Returns:
-          A dict. `initial_conv` (before batch norm), `initial_max_pool` (the output of the stem) and `block_group1` to
-          `block_group4` have the shape [n, h', w', c]. `final_avg_pool` is the representation h = f(x), [n, c].
+          A dict. `initial_conv` (before batch norm), `initial_max_pool` (the output of the stem)
+          and `block_group1` to `block_group4` have the shape [n, h', w', c]. `final_avg_pool` is
+          the representation h = f(x), [n, c].
         """
         endpoints = {}
         *convolutions, norm = self.initial_conv_relu_max_pool
@@ -388,18 +485,37 @@ class ResNet(keras.layers.Layer):
         return endpoints
 
 
-def resnet(resnet_depth: int, width_multiplier: int = 1, cifar_stem: bool = False, *, sk_ratio: float = 0.0,
-           se_ratio: float = 0.0, batch_norm_decay: float = 0.9, global_bn: bool = True) -> ResNet:
+def resnet(
+    resnet_depth: int,
+    width_multiplier: int = 1,
+    cifar_stem: bool = False,
+    *,
+    sk_ratio: float = 0.0,
+    se_ratio: float = 0.0,
+    batch_norm_decay: float = 0.9,
+    global_bn: bool = True,
+) -> ResNet:
     """Creates a `ResNet`.
 
     Args:
       resnet_depth: a key of `config.RESNET_DEPTHS`.
       width_multiplier: integer, at least 1.
-      cifar_stem: if True, replaces the stride-2 7x7 convolution and the max pooling with a stride-1 3x3 convolution.
-      sk_ratio: if above 0, enables selective kernels (bottleneck blocks only) and ResNet-D's shortcuts and stem.
+      cifar_stem: if True, replaces the stride-2 7x7 convolution and the max pooling with a stride-1
+        3x3 convolution.
+      sk_ratio: if above 0, enables selective kernels (bottleneck blocks only) and ResNet-D's
+        shortcuts and stem.
       se_ratio: if above 0, enables squeeze-and-excitation.
       batch_norm_decay: decay of the moving statistics.
       global_bn: whether batch norm uses global batch statistics in training.
     """
     bottleneck, blocks = DEPTHS[resnet_depth]
-    return ResNet(bottleneck, blocks, width_multiplier, cifar_stem, sk_ratio, se_ratio, batch_norm_decay, global_bn)
+    return ResNet(
+        bottleneck,
+        blocks,
+        width_multiplier,
+        cifar_stem,
+        sk_ratio,
+        se_ratio,
+        batch_norm_decay,
+        global_bn,
+    )

@@ -40,9 +40,14 @@ def parse_flags(argv: list[str]) -> list[str]:
     except flags.Error as error:
         _fail(config_lib.describe_parse_error(error))
     except ValueError as error:  # absl does not catch decoding errors in flag files.
-        _fail(f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as UTF-8.")
+        _fail(
+            f"--flagfile: a flag file cannot be read as text ({first_line(error)}). Save it as"
+            " UTF-8."
+        )
     if warnings.getvalue():  # absl ignores a flag file that includes itself, and prints a warning.
-        _fail(f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from that file.")
+        _fail(
+            f"--flagfile: {warnings.getvalue().strip()}. Remove the --flagfile line from that file."
+        )
     if rest[1:]:
         _fail(f"{rest[1]!r} is not a flag. Write settings as --name=value.")
     return rest
@@ -79,11 +84,13 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     from sources.source import Source
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-_SMALL_DATA_SET = 20_000  # Below this number of images, the linear head requires its own learning rate.
+# Below this number of images, the linear head requires its own learning rate.
+_SMALL_DATA_SET = 20_000
 _LINEAR_HEAD_LEARNING_RATE = 0.1  # This learning rate is stable on small data sets.
 _SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
 _SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
-_FEWER_EXAMPLES = "Input dataset was expected to contain"  # Error text of `tf.data.experimental.assert_cardinality`.
+# Error text of `tf.data.experimental.assert_cardinality`.
+_FEWER_EXAMPLES = "Input dataset was expected to contain"
 
 # ---------------------------------------------------------------------------------------------------------- settings
 
@@ -91,8 +98,9 @@ _FEWER_EXAMPLES = "Input dataset was expected to contain"  # Error text of `tf.d
 def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_lib.Config:
     """Returns `config` with the network and the image size of the weights to evaluate or to fine-tune.
 
-    These settings are read from the run in `--model_dir` if it exists, and otherwise from `--checkpoint`. An evaluation
-    also uses the recorded `ft_proj_selector`. Settings listed in `given` do not change. All changes are logged.
+    These settings are read from the run in `--model_dir` if it exists, and otherwise from
+    `--checkpoint`. An evaluation also uses the recorded `ft_proj_selector`. Settings listed in
+    `given` do not change. All changes are logged.
 
     Raises:
       UserError: the checkpoint cannot be read, or its network is incompatible with other settings.
@@ -105,16 +113,31 @@ def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_l
         if network.get("stem") == "auto" and "image_size" in network:
             network["stem"] = config_lib.Config(image_size=network["image_size"]).stem_name
     elif config.checkpoint is not None:
-        network, path = inspection.network_flags(
-            weight_files.open_weights(config.checkpoint), with_head_input=True), config.checkpoint
+        network, path = (
+            inspection.network_flags(
+                weight_files.open_weights(config.checkpoint), with_head_input=True
+            ),
+            config.checkpoint,
+        )
     else:
         return config
-    # lineareval_while_pretraining is not inferred, because a linear head requires labels in the data set.
-    # Fine-tuning trains a new classifier, which may have a different input.
-    names = [*config_lib.settings_with("network"), "image_size"] + ["ft_proj_selector"] * (config.mode == "eval")
-    changes = {name: network[name] for name in names if name not in given and name in (network or {})
-               and name != "lineareval_while_pretraining" and network[name] != getattr(config, name)}
-    if changes.get("stem") == config.replace(image_size=changes.get("image_size", config.image_size)).stem_name:
+    # lineareval_while_pretraining is not inferred, because a linear head requires labels in the
+    # data set. Fine-tuning trains a new classifier, which may have a different input.
+    names = [*config_lib.settings_with("network"), "image_size"] + ["ft_proj_selector"] * (
+        config.mode == "eval"
+    )
+    changes = {
+        name: network[name]
+        for name in names
+        if name not in given
+        and name in (network or {})
+        and name != "lineareval_while_pretraining"
+        and network[name] != getattr(config, name)
+    }
+    if (
+        changes.get("stem")
+        == config.replace(image_size=changes.get("image_size", config.image_size)).stem_name
+    ):
         del changes["stem"]  # --stem=auto selects the stem of the checkpoint.
     if changes:
         console.log(f"network of {path}: {' '.join(config_lib.as_flags(changes))}")
@@ -124,37 +147,50 @@ def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_l
 def _adopt_last_step(config, given, recorded):
     """Returns an evaluation's settings with the last step of the run in `model_dir` as `train_steps`.
 
-    `recorded` contains the settings of the run. If the user set a different training length, it is kept.
+    `recorded` contains the settings of the run. If the user set a different training length, it is
+    kept.
     """
     last_step = run_directory.read_last_step(config.model_dir)
     names = (*config_lib.settings_with("length"), "train_batch_size")
-    if last_step is None or any(name in given and getattr(config, name) != recorded.get(name) for name in names):
+    if last_step is None or any(
+        name in given and getattr(config, name) != recorded.get(name) for name in names
+    ):
         return config
     return config.replace(train_steps=last_step)
 
 
-def fill_defaults(config: config_lib.Config, source: Source, given: Collection[str]) -> config_lib.Config:
+def fill_defaults(
+    config: config_lib.Config, source: Source, given: Collection[str]
+) -> config_lib.Config:
     """Returns `config` with the run directory, network, splits, linear head and seed filled in. Logs these choices.
 
     `given` lists the settings that the user set.
     """
     if config.model_dir is None:
-        # The name depends only on the given settings, so a run is found even if its initial checkpoint was deleted.
+        # The name depends only on the given settings, so a run is found even if its initial
+        # checkpoint was deleted.
         config = config.replace(model_dir=config.default_model_dir())
         console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
-    if config.mode == "eval":  # A run that starts from the same --checkpoint may be about to write its settings.
-        evaluate.wait_for_run(config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None)
+    if config.mode == "eval":
+        # A run that starts from the same --checkpoint may be about to write its settings.
+        evaluate.wait_for_run(
+            config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None
+        )
     config = adopt_network(config, given)
     recorded = run_directory.read_flags(config.model_dir) or {}
     if config.mode == "eval":
         config = _adopt_last_step(config, given, recorded)
     train_split, eval_split = datasets.choose_splits(
-        source, config.train_split, config.eval_split, given, hold_out=config.mode != "train")
+        source, config.train_split, config.eval_split, given, hold_out=config.mode != "train"
+    )
     if config.mode != "eval" and "train_split" not in given:
-        train_split = recorded.get("train_split", train_split)  # A resumed run keeps its training split.
+        # A resumed run keeps its training split.
+        train_split = recorded.get("train_split", train_split)
     if eval_split == datasets.HELD_OUT_SPLITS[1] and "eval_split" not in given:
-        console.log(f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train split, so a "
-                    "fifth of its images is held out for evaluation)")
+        console.log(
+            f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train"
+            " split, so a fifth of its images is held out for evaluation)"
+        )
         _warn_if_trained_on_held_out_images(config)
     elif eval_split != config.eval_split and config.evaluates:
         console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
@@ -162,13 +198,22 @@ def fill_defaults(config: config_lib.Config, source: Source, given: Collection[s
     reason = _reason_for_no_linear_head(config, source, recorded) if config.pretraining else None
     if reason:
         console.log(f"linear head: off ({reason})")
-        config = config.replace(lineareval_while_pretraining=False, linear_head_learning_rate=None,
-                                zero_init_logits_layer=False)
+        config = config.replace(
+            lineareval_while_pretraining=False,
+            linear_head_learning_rate=None,
+            zero_init_logits_layer=False,
+        )
     if config.seed is None:
         stored = recorded.get("seed")
-        if stored is None and config.mode != "eval" and checkpoint_files.list_steps(config.model_dir):
-            raise UserError(f"--model_dir={config.model_dir}: the directory contains checkpoints, but no flags.json "
-                            "that specifies the seed. Set --seed.")
+        if (
+            stored is None
+            and config.mode != "eval"
+            and checkpoint_files.list_steps(config.model_dir)
+        ):
+            raise UserError(
+                f"--model_dir={config.model_dir}: the directory contains checkpoints, but no"
+                " flags.json that specifies the seed. Set --seed."
+            )
         # Evaluations use a fixed seed, which makes them repeatable.
         new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)
         config = config.replace(seed=new if stored is None else stored)
@@ -184,7 +229,11 @@ def _reason_for_no_linear_head(config, source, recorded):
         return "--nolineareval_while_pretraining"
     if source.num_classes is None:
         return f"{source.name} has no labels"
-    has_head = recorded.get("lineareval_while_pretraining") if recorded.get("train_mode") == "pretrain" else None
+    has_head = (
+        recorded.get("lineareval_while_pretraining")
+        if recorded.get("train_mode") == "pretrain"
+        else None
+    )
     if config.mode == "eval":
         is_own_run = config.checkpoint in (None, recorded.get("checkpoint"))
         return "the run has none" if is_own_run and has_head is False else None
@@ -201,9 +250,15 @@ def _warn_if_trained_on_held_out_images(config):
     trained = run_directory.read_flags(config.model_dir) or {}
     if config.mode == "eval" and config.checkpoint not in (None, trained.get("checkpoint")):
         trained = dataclasses.asdict(inspection.inspect_checkpoint(config.checkpoint).config)
-    if trained.get("dataset") == config.dataset and trained.get("train_split") != datasets.HELD_OUT_SPLITS[0]:
-        console.log(f"warning: these weights were trained on the split {trained.get('train_split')}, which may contain "
-                    "images that are now held out. For an unbiased evaluation, use images that are not in this split.")
+    if (
+        trained.get("dataset") == config.dataset
+        and trained.get("train_split") != datasets.HELD_OUT_SPLITS[0]
+    ):
+        console.log(
+            f"warning: these weights were trained on the split {trained.get('train_split')}, which"
+            " may contain images that are now held out. For an unbiased evaluation, use images"
+            " that are not in this split."
+        )
 
 
 def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Strategy) -> None:
@@ -213,13 +268,23 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
         _check_unlabeled(config, source)
     else:
         _check_labels(config, source)
-    if source.multi_label and config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
-        raise UserError(f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example, but "
-                        f"{source.name} has multiple labels per example. Use linear_head, or `python -m transfer "
-                        "linear`.")
-    if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(config.model_dir):
-        raise UserError(f"--model_dir={config.model_dir}: this directory is also the image folder, so a resumed run "
-                        "would use its own views.png as a training image. Choose another directory.")
+    if (
+        source.multi_label
+        and config.mode != "train"
+        and {"lbfgs", "knn"} & set(evaluate.protocols(config, source))
+    ):
+        raise UserError(
+            f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example,"
+            f" but {source.name} has multiple labels per example. Use linear_head, or `python -m"
+            " transfer linear`."
+        )
+    if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(
+        config.model_dir
+    ):
+        raise UserError(
+            f"--model_dir={config.model_dir}: this directory is also the image folder, so a resumed"
+            " run would use its own views.png as a training image. Choose another directory."
+        )
     devices.check_precision(config.precision, config.use_tpu)
     if config.jit_compile and config.mode != "eval":
         devices.check_jit_compile(strategy)
@@ -231,14 +296,21 @@ def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Str
 
 def _check_data(config, source, strategy):
     """Checks that the splits that are used exist and contain enough examples for the batch sizes."""
-    probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head  # `knn` may replace the head.
+    # `knn` may replace the head.
+    probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head
     if config.mode != "eval" or config.label_fraction < 1 or probes:
         datasets.check_split(source, "train_split", config.train_split)
-    if config.mode == "train" and config.eval_epochs and config.eval_split == config_lib.Config.eval_split and (
-            source.split_names == ["train"]):
-        raise UserError(f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use "
-                        "--mode=train_then_eval, which holds out a fifth of its images, or set --train_split and "
-                        "--eval_split.")
+    if (
+        config.mode == "train"
+        and config.eval_epochs
+        and config.eval_split == config_lib.Config.eval_split
+        and (source.split_names == ["train"])
+    ):
+        raise UserError(
+            f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use"
+            " --mode=train_then_eval, which holds out a fifth of its images, or set --train_split"
+            " and --eval_split."
+        )
     if config.evaluates:
         datasets.check_split(source, "eval_split", config.eval_split)
     train.check_batch(config, source, strategy)
@@ -247,13 +319,19 @@ def _check_data(config, source, strategy):
 def _check_unlabeled(config, source):
     remedy = "Use a data set with labels (in an image folder, one sub-folder per class)"
     if not config.pretraining:
-        raise UserError(f"--train_mode={config.train_mode}: --dataset={source.name} has no labels. {remedy}.")
+        raise UserError(
+            f"--train_mode={config.train_mode}: --dataset={source.name} has no labels. {remedy}."
+        )
     if config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
-        raise UserError(f"--eval_protocol={config.eval_protocol}: {source.name} has no labels. {remedy}, or use "
-                        "--eval_protocol=contrastive.")
+        raise UserError(
+            f"--eval_protocol={config.eval_protocol}: {source.name} has no labels. {remedy}, or use"
+            " --eval_protocol=contrastive."
+        )
     if config.keep_best:
-        raise UserError(f"--keep_best: this flag requires an accuracy, but {source.name} has no labels. Remove the "
-                        "flag.")
+        raise UserError(
+            f"--keep_best: this flag requires an accuracy, but {source.name} has no labels. Remove"
+            " the flag."
+        )
 
 
 def _check_labels(config, source):
@@ -275,19 +353,34 @@ def unsuitable_settings(config: config_lib.Config, source: Source) -> list[str]:
     count = source.num_examples(config.train_split)
     steps, lines = model_lib.count_steps(config, count), []
     if steps.warmup > steps.train / 2:
-        lines.append(f"--warmup_epochs={config.warmup_epochs:g}: the learning rate increases during "
-                     f"{min(steps.warmup, steps.train)} of {steps.train} steps. Use a smaller value, or train longer.")
-    if config.pretraining and config.has_linear_head and config.linear_head_learning_rate is None \
-            and config.optimizer != "adam" and config.learning_rate and count < _SMALL_DATA_SET:
-        lines.append(f"--linear_head_learning_rate is not set: with {count} images, the linear head is likely to "
-                     f"diverge at the encoder's learning rate. Use {_LINEAR_HEAD_LEARNING_RATE}, which does not affect "
-                     "the encoder.")
+        lines.append(
+            f"--warmup_epochs={config.warmup_epochs:g}: the learning rate increases during"
+            f" {min(steps.warmup, steps.train)} of {steps.train} steps. Use a smaller value, or"
+            " train longer."
+        )
+    if (
+        config.pretraining
+        and config.has_linear_head
+        and config.linear_head_learning_rate is None
+        and config.optimizer != "adam"
+        and config.learning_rate
+        and count < _SMALL_DATA_SET
+    ):
+        lines.append(
+            f"--linear_head_learning_rate is not set: with {count} images, the linear head is"
+            f" likely to diverge at the encoder's learning rate. Use {_LINEAR_HEAD_LEARNING_RATE},"
+            " which does not affect the encoder."
+        )
     if config.pretraining and config.train_batch_size < _SMALL_BATCH:
-        lines.append(f"--train_batch_size={config.train_batch_size}: each image is compared with few others. Use at "
-                     f"least {_SMALL_BATCH}, with --micro_batch_size if memory is short.")
+        lines.append(
+            f"--train_batch_size={config.train_batch_size}: each image is compared with few others."
+            f" Use at least {_SMALL_BATCH}, with --micro_batch_size if memory is short."
+        )
     if config.image_size > 32 and config.image_size > 2 * (side := _median_side(config, source)):
-        lines.append(f"--image_size={config.image_size}: the images are much smaller (median of the shorter side: "
-                     f"{side:.0f} pixels). A smaller value is faster, and probably as accurate.")
+        lines.append(
+            f"--image_size={config.image_size}: the images are much smaller (median of the shorter"
+            f" side: {side:.0f} pixels). A smaller value is faster, and probably as accurate."
+        )
     return lines
 
 
@@ -308,7 +401,9 @@ def _check_start(config):
     if config.checkpoint:
         weight_files.locate(config.checkpoint)
     elif config.train_mode == "finetune":
-        raise UserError("--train_mode=finetune: there is no pretrained encoder to start from. Set --checkpoint.")
+        raise UserError(
+            "--train_mode=finetune: there is no pretrained encoder to start from. Set --checkpoint."
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- run
@@ -319,7 +414,8 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
 
     Args:
       config: settings from the command line.
-      given: names of the settings that the user set. Other settings may be adapted to the data and the checkpoint.
+      given: names of the settings that the user set. Other settings may be adapted to the data and
+        the checkpoint.
 
     Raises:
       UserError: the settings are invalid, or the data or other files cannot be used.
@@ -340,30 +436,58 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
         with lock.Lock(config.model_dir) if is_chief else contextlib.nullcontext() as run_lock:
             _prepare_directory(config, source, strategy)
             _prepare_source(config, source, strategy)
-            labeled_source = evaluate.select_labels(config, source)  # Reports too few labels before training.
+            # Reports too few labels before training.
+            labeled_source = evaluate.select_labels(config, source)
             signals.safe_point()
             train.check_agreement(config, source, strategy)
             check_lock = (lambda: None) if run_lock is None else run_lock.check
-            make_evaluator = functools.partial(_make_evaluator, config, source, strategy, is_chief, check_lock)
-            trained, results = train.train(config, source, strategy, stop, run_lock, make_evaluator), {}
+            make_evaluator = functools.partial(
+                _make_evaluator, config, source, strategy, is_chief, check_lock
+            )
+            trained, results = (
+                train.train(config, source, strategy, stop, run_lock, make_evaluator),
+                {},
+            )
             if config.mode == "train_then_eval":
                 results = evaluate.evaluate_and_write(
-                    config, labeled_source, trained.model, strategy, trained.step, is_chief, check=check_lock)
+                    config,
+                    labeled_source,
+                    trained.model,
+                    strategy,
+                    trained.step,
+                    is_chief,
+                    check=check_lock,
+                )
             if is_chief:
                 if results:
                     trained.log.add_results(trained.step, results)
                 console.log("exporting the SavedModel")
                 saved_model = saving.export_to_model_dir(
-                    config, source.class_names, trained.checkpoint, results, source.multi_label, check_lock)
+                    config,
+                    source.class_names,
+                    trained.checkpoint,
+                    results,
+                    source.multi_label,
+                    check_lock,
+                )
                 gallery_path = _write_gallery(config, source, saved_model, check_lock)
-                console.log(_summary(config, source, trained, results, saved_model, gallery_path, elapsed()))
-            workers.barrier(strategy)  # If one worker exits early, collective operations fail on the others.
+                console.log(
+                    _summary(config, source, trained, results, saved_model, gallery_path, elapsed())
+                )
+            # If one worker exits early, collective operations fail on the others.
+            workers.barrier(strategy)
 
 
 def _make_evaluator(config, source, strategy, is_chief, check_lock, model):
     """Returns the `Evaluator` for `--eval_epochs`."""
-    return evaluate.Evaluator(evaluate.config_during_training(config, source), source, model, strategy, is_chief,
-                              check=check_lock)
+    return evaluate.Evaluator(
+        evaluate.config_during_training(config, source),
+        source,
+        model,
+        strategy,
+        is_chief,
+        check=check_lock,
+    )
 
 
 def _log_inputs(config, source, strategy):
@@ -371,7 +495,10 @@ def _log_inputs(config, source, strategy):
     console.log(f"device: {devices.describe(strategy)}")
     splits = [(config.train_split, "training")] if config.mode != "eval" else []
     splits += [(config.eval_split, "evaluation")] if config.evaluates else []
-    counts = ", ".join(f"{source.num_examples(split):,} images for {purpose} ({split})" for split, purpose in splits)
+    counts = ", ".join(
+        f"{source.num_examples(split):,} images for {purpose} ({split})"
+        for split, purpose in splits
+    )
     console.log(f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes")
     for warning in unsuitable_settings(config, source) if config.mode != "eval" else ():
         console.log(f"warning: {warning}")
@@ -384,10 +511,13 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     workers.check_multi_worker_settings(config.use_tpu, config.mode, config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    # Exit this context before TensorFlow connects to other workers and installs its own signal handlers.
+    # Exit this context before TensorFlow connects to other workers and installs its own signal
+    # handlers.
     with signals.StopSignals() as stop, stop.interruptible():
         workers.wait_for_workers()
-    return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
+    return devices.make_strategy(
+        config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project
+    )
 
 
 @contextlib.contextmanager
@@ -398,24 +528,47 @@ def _translate_errors(config):
         yield
     except (tf.errors.OpError, OSError, MemoryError) as error:
         reason = first_line(error)
-        # Check for a full disk and exhausted memory first, since both can also occur while data is read.
+        # Check for a full disk and exhausted memory first, since both can also occur while data is
+        # read.
         if _is_full_disk(error):
-            raise UserError(f"--model_dir={config.model_dir}: a disk is full ({reason}). Free up some space, and "
-                            f"{again}.") from error
-        if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)) or "OOM when allocating" in str(error):
+            raise UserError(
+                f"--model_dir={config.model_dir}: a disk is full ({reason}). Free up some space,"
+                f" and {again}."
+            ) from error
+        if isinstance(
+            error, (tf.errors.ResourceExhaustedError, MemoryError)
+        ) or "OOM when allocating" in str(error):
             flag = "eval_batch_size" if config.mode == "eval" else "train_batch_size"
-            remedy = f"a smaller --{flag}" if config.mode == "eval" else f"--micro_batch_size, or a smaller --{flag}"
-            raise UserError(f"--{flag}={getattr(config, flag)}: out of memory ({reason}). Use {remedy}.") from error
-        if "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError) or (
-                isinstance(error, tf.errors.FailedPreconditionError) and _FEWER_EXAMPLES in str(error)):
-            raise UserError(f"--dataset={config.dataset}: the data can no longer be read ({reason}). Repair or restore "
-                            f"the data, and {again}.") from error
+            remedy = (
+                f"a smaller --{flag}"
+                if config.mode == "eval"
+                else f"--micro_batch_size, or a smaller --{flag}"
+            )
+            raise UserError(
+                f"--{flag}={getattr(config, flag)}: out of memory ({reason}). Use {remedy}."
+            ) from error
+        if (
+            "IteratorGetNext" in str(error)
+            or isinstance(error, tf.errors.DataLossError)
+            or (
+                isinstance(error, tf.errors.FailedPreconditionError)
+                and _FEWER_EXAMPLES in str(error)
+            )
+        ):
+            raise UserError(
+                f"--dataset={config.dataset}: the data can no longer be read ({reason}). Repair or"
+                f" restore the data, and {again}."
+            ) from error
         if workers.is_lost_worker(error):
-            raise Stopped("another worker has stopped or is unreachable. Check its output, then run the same command "
-                          "again on all workers to resume from the newest checkpoint.") from error
+            raise Stopped(
+                "another worker has stopped or is unreachable. Check its output, then run the same"
+                " command again on all workers to resume from the newest checkpoint."
+            ) from error
         if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
-            raise UserError(f"--model_dir={config.model_dir}: a file can no longer be read or written ({reason}). Fix "
-                            f"the cause, and {again}.") from error
+            raise UserError(
+                f"--model_dir={config.model_dir}: a file can no longer be read or written"
+                f" ({reason}). Fix the cause, and {again}."
+            ) from error
         raise
 
 
@@ -423,10 +576,11 @@ def _is_full_disk(error):
     """Returns whether an error means that a disk is full or a quota is exceeded."""
     if isinstance(error, OSError):
         return error.errno in _FULL_DISK
-    # TensorFlow raises the same exception class, without errno, for a full disk and for exhausted memory. Only the
-    # operating system's message differs.
+    # TensorFlow raises the same exception class, without errno, for a full disk and for exhausted
+    # memory. Only the operating system's message differs.
     return isinstance(error, tf.errors.ResourceExhaustedError) and any(
-        os.strerror(code) in str(error) for code in _FULL_DISK)
+        os.strerror(code) in str(error) for code in _FULL_DISK
+    )
 
 
 def _prepare_source(config, source, strategy):
@@ -437,7 +591,8 @@ def _prepare_source(config, source, strategy):
     image_checks.check_images(config, source, devices.is_chief(strategy))
     if config.label_fraction < 1 and not config.pretraining:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
-    _check_data(config, source, strategy)  # Check the split sizes again, since examples may have been removed.
+    # Check the split sizes again, since examples may have been removed.
+    _check_data(config, source, strategy)
     if devices.is_chief(strategy):
         _log_inputs(config, source, strategy)
 
@@ -452,8 +607,11 @@ def _evaluate(config, source, strategy):
         return
     results = evaluate.evaluate_checkpoint(config, source, strategy, is_chief)
     if is_chief:
-        rows = [*evaluate.result_rows(results), None,
-                ("results", os.path.join(evaluate.results_dir(config), "result.json"))]
+        rows = [
+            *evaluate.result_rows(results),
+            None,
+            ("results", os.path.join(evaluate.results_dir(config), "result.json")),
+        ]
         console.log(console.format_table(f"{config.network_name} on {source.name}", rows))
 
 
@@ -462,7 +620,8 @@ def _prepare_directory(config, source, strategy):
     if devices.is_chief(strategy):
         run_directory.remove_temporary_files(config.model_dir)
         checkpoint_files.repair(config.model_dir)
-    workers.barrier(strategy)  # The other workers must not read checkpoints before the chief has repaired them.
+    # The other workers must not read checkpoints before the chief has repaired them.
+    workers.barrier(strategy)
     if checkpoint_files.latest_checkpoint(config.model_dir) is not None:
         run_directory.check_flags(config)
         run_directory.check_data(config, source)
@@ -475,17 +634,25 @@ def _write_gallery(config, source, saved_model, check):
 
     Errors are only logged, because the results of the run are already complete.
     """
-    is_default = config.mode == "train_then_eval" and isinstance(source, FolderSource) and source.num_classes is None
+    is_default = (
+        config.mode == "train_then_eval"
+        and isinstance(source, FolderSource)
+        and source.num_classes is None
+    )
     if not (is_default if config.gallery is None else config.gallery):
         return None
     try:
         console.log("writing the gallery")
         with tempfile.TemporaryDirectory() as scratch:  # `model_dir` may be a gs:// path.
-            files = gallery.write_sample(saved_model, source, config.train_split, scratch, config.seed)
+            files = gallery.write_sample(
+                saved_model, source, config.train_split, scratch, config.seed
+            )
             check()
             for file in files:
                 with open(file, "rb") as content:
-                    storage.write_bytes(os.path.join(config.model_dir, os.path.basename(file)), content.read())
+                    storage.write_bytes(
+                        os.path.join(config.model_dir, os.path.basename(file)), content.read()
+                    )
         return os.path.join(config.model_dir, os.path.basename(files[0]))
     except Exception as error:
         console.log(f"warning: the gallery was not written: {first_line(error)}")
@@ -500,7 +667,9 @@ def _summary(config, source, trained, results, saved_model, gallery_path, second
     rows += [("images/s", f"{trained.images_per_second:.0f}")] if trained.images_per_second else []
     rows += [("skipped steps (overflow)", trained.skipped_steps)] if trained.skipped_steps else []
     rows += [("checkpoint", trained.checkpoint), ("SavedModel", saved_model)]
-    rows += [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
+    rows += (
+        [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
+    )
     rows += [("gallery", gallery_path)] if gallery_path else []
     rows += [("run directory", config.model_dir)]
     return console.format_table(f"{config.network_name} on {source.name}", rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # Exits before the imports, which take several seconds.
     from runtime import command_line
+
     command_line.exit_not_a_program(__file__, "python run.py --mode=train")
 
 import contextlib
@@ -33,14 +34,22 @@ from runtime import console, progress, replicas, signals, storage, workers
 from runtime.errors import TrainingDiverged, UserError, first_line
 from sources.source import Source
 
-_SECONDS_PER_CALL = 1.0  # This hides the overhead of device calls, but is short enough to show progress.
+# This hides the overhead of device calls, but is short enough to show progress.
+_SECONDS_PER_CALL = 1.0
 _COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is below this value.
 _PREVIEW_EXAMPLES = 8
 _PREVIEW_PIXELS = 96  # minimum side length of a view in the preview
-_PROGRESS_METRICS = {"train/contrast_loss": "loss", "train/contrast_acc": "contrast_acc",
-                     "train/supervised_acc": "head_acc", "eval/knn_top_1_accuracy": "eval_knn",
-                     "eval/label_top_1_accuracy": "eval_head_acc", "eval/label_mean_average_precision": "eval_head_map",
-                     "eval/contrast_loss": "eval_loss", "train/supervised_loss": "head_loss"}  # Maps tags to labels.
+_PROGRESS_METRICS = {
+    "train/contrast_loss": "loss",
+    "train/contrast_acc": "contrast_acc",
+    "train/supervised_acc": "head_acc",
+    "eval/knn_top_1_accuracy": "eval_knn",
+    "eval/label_top_1_accuracy": "eval_head_acc",
+    "eval/label_mean_average_precision": "eval_head_map",
+    # Maps tags to labels.
+    "eval/contrast_loss": "eval_loss",
+    "train/supervised_loss": "head_loss",
+}
 _MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss scale below this value.
 
 
@@ -50,12 +59,17 @@ _MIN_LOSS_SCALE = 1.0  # Keras's LossScaleOptimizer does not reduce the loss sca
 class TrainStep:
     """Training step on one replica's share of a batch (paper, Algorithm 1).
 
-    Call the step in replica context, inside a `tf.function`. With `--micro_batch_size`, call `micro_batches.train_step`
-    instead, which uses this class's methods.
+    Call the step in replica context, inside a `tf.function`. With `--micro_batch_size`, call
+    `micro_batches.train_step` instead, which uses this class's methods.
     """
 
-    def __init__(self, model: model_lib.Model, optimizer: keras.optimizers.legacy.Optimizer, config: Config,
-                 strategy: tf.distribute.Strategy):
+    def __init__(
+        self,
+        model: model_lib.Model,
+        optimizer: keras.optimizers.legacy.Optimizer,
+        config: Config,
+        strategy: tf.distribute.Strategy,
+    ):
         """Creates the step.
 
         Args:
@@ -65,41 +79,62 @@ class TrainStep:
           strategy: the strategy whose replicas share a batch.
         """
         self.model, self.optimizer, self.config, self.strategy = model, optimizer, config, strategy
-        self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync  # examples per replica
+        # examples per replica
+        self.replica_batch_size = config.train_batch_size // strategy.num_replicas_in_sync
 
     def compiled(self, function: Callable) -> Callable:
         """Returns `function`, which `strategy.run` receives. With `--jit_compile`, the result is compiled by XLA."""
-        return tf.function(function, jit_compile=True, autograph=False) if self.config.jit_compile else function
+        return (
+            tf.function(function, jit_compile=True, autograph=False)
+            if self.config.jit_compile
+            else function
+        )
 
-    @tf.autograph.experimental.do_not_convert  # AutoGraph is slow, and this method does not need it.
-    def __call__(self, views: tf.Tensor | tuple[tf.Tensor, ...], labels: tf.Tensor, seeds: tf.Tensor | None = None
-                ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    # AutoGraph is slow, and this method does not need it.
+    @tf.autograph.experimental.do_not_convert
+    def __call__(
+        self,
+        views: tf.Tensor | tuple[tf.Tensor, ...],
+        labels: tf.Tensor,
+        seeds: tf.Tensor | None = None,
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Runs the step.
 
         Args:
-          views: [n, h, w, 3 * number of views] in [0, 1]. With `--augment_on=device`, the crops, a tuple that contains
-            [n, h, w, 3] for each view.
+          views: [n, h, w, 3 * number of views] in [0, 1]. With `--augment_on=device`, the crops, a
+            tuple that contains [n, h, w, 3] for each view.
           labels: int [n], or [n, classes] with values 1, 0 and -1 (unknown).
           seeds: int [n, 2], the seeds of the examples; only with `--augment_on=device`.
 
         Returns:
-          scalars: dict of float32 scalars, averaged over the replicas. `metric_names` lists the keys.
+          scalars: dict of float32 scalars, averaged over the replicas. `metric_names` lists the
+            keys.
           is_finite: bool scalar; see `update`.
         """
         with tf.GradientTape() as tape:
             endpoints = self.model(self.network_input(views, 0, seeds), training=True)
             losses, metrics = {}, {}
             if self.config.pretraining:
-                losses["contrast_loss"], metrics = self.contrastive_loss(endpoints["proj_head_output"])
+                losses["contrast_loss"], metrics = self.contrastive_loss(
+                    endpoints["proj_head_output"]
+                )
             if self.config.has_linear_head:
-                losses["supervised_loss"], metrics["supervised_acc"] = self.supervised_loss(endpoints, labels)
+                losses["supervised_loss"], metrics["supervised_acc"] = self.supervised_loss(
+                    endpoints, labels
+                )
             losses["weight_decay"] = self.weight_decay()
             loss = self.replica_loss(sum_losses(losses))
-        gradients = tape.gradient(loss, self.model.trainable_variables, unconnected_gradients="zero")
+        gradients = tape.gradient(
+            loss, self.model.trainable_variables, unconnected_gradients="zero"
+        )
         return self.update(gradients, losses, metrics, self.linear_head_moments(endpoints))
 
-    def network_input(self, views: tf.Tensor | tuple[tf.Tensor, ...], first: int | tf.Tensor = 0,
-                      seeds: tf.Tensor | None = None) -> tf.Tensor:
+    def network_input(
+        self,
+        views: tf.Tensor | tuple[tf.Tensor, ...],
+        first: int | tf.Tensor = 0,
+        seeds: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """Returns the network's input. `first` is the row of the first example in this replica's batch."""
         if seeds is not None:
             views = data_util.augment_crops(views, view_policies(self.config), seeds)
@@ -107,25 +142,31 @@ class TrainStep:
         if not self.config.uses_pretraining_augmentation:
             return views
         first_row = replicas.row_offset(self.replica_batch_size, self.strategy) + first
-        return model_lib.blurred_views(views, self.config, self.config.seed, self.optimizer.iterations, first_row)
+        return model_lib.blurred_views(
+            views, self.config, self.config.seed, self.optimizer.iterations, first_row
+        )
 
     def contrastive_loss(self, hidden: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the contrastive loss of this replica's projections [2n, d], and its metrics."""
         return model_lib.contrastive_loss(hidden, self.config, self.strategy)
 
-    def supervised_loss(self, endpoints: dict[str, tf.Tensor], labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def supervised_loss(
+        self, endpoints: dict[str, tf.Tensor], labels: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the loss and the accuracy of the linear head, which receives both views in pretraining."""
         return model_lib.supervised_loss(endpoints["logits_sup"], labels)
 
     def weight_decay(self) -> tf.Tensor:
         """Returns the weight-decay term of the loss (see `model.add_weight_decay`)."""
-        return model_lib.add_weight_decay(self.model, self.config.weight_decay, self.config.optimizer)
+        return model_lib.add_weight_decay(
+            self.model, self.config.weight_decay, self.config.optimizer
+        )
 
     def replica_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss that this replica differentiates.
 
-        The loss is divided by the number of replicas, because gradients are summed over replicas. With float16, the
-        loss is also multiplied by the loss scale.
+        The loss is divided by the number of replicas, because gradients are summed over replicas.
+        With float16, the loss is also multiplied by the loss scale.
         """
         share = loss / self.strategy.num_replicas_in_sync
         return self.optimizer.get_scaled_loss(share) if scales_loss(self.config) else share
@@ -139,28 +180,39 @@ class TrainStep:
             return ()
         return tf.nn.moments(endpoints["sup_head_input"], [0])
 
-    def update(self, gradients: list[tf.Tensor], losses: dict[str, tf.Tensor], metrics: dict[str, tf.Tensor],
-               head_moments: tuple[tf.Tensor, ...]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    def update(
+        self,
+        gradients: list[tf.Tensor],
+        losses: dict[str, tf.Tensor],
+        metrics: dict[str, tf.Tensor],
+        head_moments: tuple[tf.Tensor, ...],
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Updates the variables.
 
         Args:
           gradients: gradients of `replica_loss` with respect to the trainable variables.
           losses: dict of scalars that add up to the total loss.
           metrics: dict of other scalars to report.
-          head_moments: result of `linear_head_moments`; with micro-batches, stacked into [micro-batches, inputs].
+          head_moments: result of `linear_head_moments`; with micro-batches, stacked into
+            [micro-batches, inputs].
 
         Returns:
           scalars: see `__call__`.
-          is_finite: whether losses and gradients are finite on all replicas. A step skipped because of float16
-            gradient overflow counts as finite as long as the loss scale can still be reduced.
+          is_finite: whether losses and gradients are finite on all replicas. A step skipped because
+            of float16 gradient overflow counts as finite as long as the loss scale can still be
+            reduced.
         """
         variables, optimizer, config = self.model.trainable_variables, self.optimizer, self.config
         if scales_loss(config):
             gradients = optimizer.get_unscaled_gradients(gradients)
         if head_moments:
             gradients = model_lib.linear_head_gradients(
-                self.model.supervised_head, variables, gradients,
-                *replicas.mean_and_variance(*head_moments, self.strategy), model_lib.linear_head_rate_ratio(config))
+                self.model.supervised_head,
+                variables,
+                gradients,
+                *replicas.mean_and_variance(*head_moments, self.strategy),
+                model_lib.linear_head_rate_ratio(config),
+            )
         scalars = {**losses, **metrics, "total_loss": sum_losses(losses)}
         learning_rate = optimizer.learning_rate(optimizer.iterations)
         is_finite = all_finite([*losses.values(), *gradients])
@@ -169,22 +221,35 @@ class TrainStep:
             update = optimizer.apply_gradients(zip(gradients, variables))
         if scale is not None:
             with tf.control_dependencies([update]):
-                # A skipped step resets Keras's counter of consecutive steps with finite gradients, without increasing
-                # the loss scale.
-                is_skipped = tf.equal(optimizer.dynamic_counter, 0) & (optimizer.loss_scale <= scale)
+                # A skipped step resets Keras's counter of consecutive steps with finite gradients,
+                # without increasing the loss scale.
+                is_skipped = tf.equal(optimizer.dynamic_counter, 0) & (
+                    optimizer.loss_scale <= scale
+                )
             scalars.update(loss_scale=scale, skipped_steps=is_skipped)
             is_finite |= all_finite(losses.values()) & is_skipped & (scale > _MIN_LOSS_SCALE)
-        scalars = {**{f"train/{name}": value for name, value in scalars.items()}, "learning_rate": learning_rate,
-                   "is_finite": is_finite}
-        scalars = replicas.mean({name: tf.cast(value, tf.float32) for name, value in scalars.items()}, self.strategy)
+        scalars = {
+            **{f"train/{name}": value for name, value in scalars.items()},
+            "learning_rate": learning_rate,
+            "is_finite": is_finite,
+        }
+        scalars = replicas.mean(
+            {name: tf.cast(value, tf.float32) for name, value in scalars.items()}, self.strategy
+        )
         return scalars, scalars.pop("is_finite") == 1
 
 
 def metric_names(config: Config) -> list[str]:
     """Returns the names of a step's scalars, which include the original's TensorBoard tags."""
-    names = ["contrast_loss", "contrast_acc", "contrast_entropy", "embedding_std"] if config.pretraining else []
+    names = (
+        ["contrast_loss", "contrast_acc", "contrast_entropy", "embedding_std"]
+        if config.pretraining
+        else []
+    )
     names += ["supervised_loss", "supervised_acc"] if config.has_linear_head else []
-    names += ["weight_decay", "total_loss"] + (["loss_scale", "skipped_steps"] if scales_loss(config) else [])
+    names += ["weight_decay", "total_loss"] + (
+        ["loss_scale", "skipped_steps"] if scales_loss(config) else []
+    )
     return [f"train/{name}" for name in names] + ["learning_rate"]
 
 
@@ -211,8 +276,8 @@ def make_run_steps(train_step: TrainStep) -> Callable:
       train_step: the training step of one replica.
 
     Returns:
-      A function that takes an iterator over distributed batches and a number of steps, and returns the means of the
-      scalars and the number of steps before the first non-finite step.
+      A function that takes an iterator over distributed batches and a number of steps, and returns
+      the means of the scalars and the number of steps before the first non-finite step.
     """
     strategy, config = train_step.strategy, train_step.config
     compiled_step = train_step.compiled(train_step)
@@ -226,10 +291,14 @@ def make_run_steps(train_step: TrainStep) -> Callable:
             else:
                 results = strategy.run(compiled_step, args=next(iterator))
             # All replicas return the same scalars.
-            scalars, is_finite = tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
+            scalars, is_finite = tf.nest.map_structure(
+                lambda x: strategy.experimental_local_results(x)[0], results
+            )
             totals = {name: total + scalars[name] for name, total in totals.items()}
             num_finite_steps += tf.cast(is_finite & (num_finite_steps == index), tf.int32)
-        return {name: total / tf.cast(steps, tf.float32) for name, total in totals.items()}, num_finite_steps
+        return {
+            name: total / tf.cast(steps, tf.float32) for name, total in totals.items()
+        }, num_finite_steps
 
     return run_steps
 
@@ -244,8 +313,10 @@ class TrainingResult:
     model: object
     step: int
     checkpoint: str  # Prefix of the last checkpoint.
-    images_per_second: float  # Mean rate, excluding compilation and saving (0 if training was complete).
-    skipped_steps: int  # Number of steps with float16 gradient overflow since the last start or resume.
+    # Mean rate, excluding compilation and saving (0 if training was complete).
+    images_per_second: float
+    # Number of steps with float16 gradient overflow since the last start or resume.
+    skipped_steps: int
     log: TrainingLog
 
 
@@ -269,7 +340,11 @@ class _StepsPerCall:
 
     def agree(self, stop: bool, strategy: tf.distribute.Strategy) -> bool:
         """Agrees with the other workers on how many steps to run next. Returns whether `stop` is true on any worker."""
-        proposal = 1 if self._seconds_per_step is None else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
+        proposal = (
+            1
+            if self._seconds_per_step is None
+            else max(int(_SECONDS_PER_CALL / self._seconds_per_step), 1)
+        )
         stops, proposals = workers.gather_integers([int(stop), proposal], strategy).T
         self._agreed = int(proposals.min())
         return bool(stops.any())
@@ -279,20 +354,32 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
     """Raises `UserError` if the settings, the data or the newest checkpoints differ between workers."""
     newest = checkpoint_files.latest_checkpoint(config.model_dir)
     may_differ = settings_with("per_worker")
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ}
-    summary = [zlib.crc32(json.dumps(settings, sort_keys=True).encode()), source.num_examples(config.train_split),
-               -1 if newest is None else checkpoint_files.step_from_prefix(newest)]
+    settings = {
+        name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ
+    }
+    summary = [
+        zlib.crc32(json.dumps(settings, sort_keys=True).encode()),
+        source.num_examples(config.train_split),
+        -1 if newest is None else checkpoint_files.step_from_prefix(newest),
+    ]
     gathered = workers.gather_integers(summary, strategy)
     flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
     if len(set(flags)) > 1:
-        raise UserError("TF_CONFIG: the workers were started with different flags. Pass the same flags on all workers.")
+        raise UserError(
+            "TF_CONFIG: the workers were started with different flags. Pass the same flags on all"
+            " workers."
+        )
     if len(set(examples)) > 1:
-        raise UserError(f"--dataset={config.dataset}: the workers have different numbers of training examples "
-                        f"({', '.join(examples)}). Provide the same data on all workers.")
+        raise UserError(
+            f"--dataset={config.dataset}: the workers have different numbers of training examples "
+            f"({', '.join(examples)}). Provide the same data on all workers."
+        )
     if len(set(steps)) > 1:
-        raise UserError(f"--model_dir={config.model_dir}: the workers found different checkpoints (steps: "
-                        f"{', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all workers "
-                        "share.")
+        raise UserError(
+            f"--model_dir={config.model_dir}: the workers found different checkpoints (steps:"
+            f" {', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all"
+            " workers share."
+        )
 
 
 def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
@@ -303,25 +390,33 @@ def check_batch(config: Config, source: Source, strategy: tf.distribute.Strategy
         size = getattr(config, flag)
         if size % num_replicas:
             nearest = max(round(size / num_replicas), 1) * num_replicas
-            raise UserError(f"--{flag}={size}: the value must be divisible by the number of replicas ({num_replicas}). "
-                            f"Use {nearest}.")
+            raise UserError(
+                f"--{flag}={size}: the value must be divisible by the number of replicas"
+                f" ({num_replicas}). Use {nearest}."
+            )
     if not trains:
         return
     if config.micro_batch_size % num_replicas:
-        raise UserError(f"--micro_batch_size={config.micro_batch_size}: the value must be divisible by the number of "
-                        f"replicas ({num_replicas}). Use a multiple of {num_replicas} that divides --train_batch_size="
-                        f"{config.train_batch_size}.")
+        raise UserError(
+            f"--micro_batch_size={config.micro_batch_size}: the value must be divisible by the"
+            f" number of replicas ({num_replicas}). Use a multiple of {num_replicas} that divides"
+            f" --train_batch_size={config.train_batch_size}."
+        )
     examples = source.num_examples(config.train_split)
     if config.train_batch_size > examples:
-        raise UserError(f"--train_batch_size={config.train_batch_size}: --train_split={config.train_split} has only "
-                        f"{examples} examples. Use at most {examples // num_replicas * num_replicas}.")
+        raise UserError(
+            f"--train_batch_size={config.train_batch_size}: --train_split={config.train_split} has"
+            f" only {examples} examples. Use at most {examples // num_replicas * num_replicas}."
+        )
 
 
-def build_training_state(config: Config, source: Source, strategy: tf.distribute.Strategy, directory: str
-                        ) -> TrainingState:
+def build_training_state(
+    config: Config, source: Source, strategy: tf.distribute.Strategy, directory: str
+) -> TrainingState:
     """Builds the `TrainingState` of a new or resumed run, and logs which weights were loaded."""
     with strategy.scope():
-        keras.utils.set_random_seed(config.seed + 1)  # tf.data rejects seed tensors if the global seed is 0.
+        # tf.data rejects seed tensors if the global seed is 0.
+        keras.utils.set_random_seed(config.seed + 1)
         model = model_lib.build_model(config, source.num_classes)
         if not config.pretraining:
             model.freeze(config.fine_tune_after_block)
@@ -340,14 +435,23 @@ def build_training_state(config: Config, source: Source, strategy: tf.distribute
 def _initialize_weights(config, model, class_names):
     """Loads the weights from `--checkpoint` into a new run's model, and zeros the linear head if requested."""
     if config.checkpoint:
-        required = ("encoder", "projection head") if not config.pretraining and config.linear_head_on_projections else (
-            "encoder",)
+        required = (
+            ("encoder", "projection head")
+            if not config.pretraining and config.linear_head_on_projections
+            else ("encoder",)
+        )
         loaded = restoring.warm_start(model, config.checkpoint, required, class_names)
         for line in loaded.lines:
             console.log(line)
-        if not (config.pretraining or config.zero_init_logits_layer or "linear head" in loaded.not_loaded):
-            console.log("classifier: initialized from the checkpoint's linear head, which was trained with labels; "
-                        "pass --zero_init_logits_layer to start from zeros instead")
+        if not (
+            config.pretraining
+            or config.zero_init_logits_layer
+            or "linear head" in loaded.not_loaded
+        ):
+            console.log(
+                "classifier: initialized from the checkpoint's linear head, which was trained with"
+                " labels; pass --zero_init_logits_layer to start from zeros instead"
+            )
     if config.zero_init_logits_layer:
         for variable in model.supervised_head.variables:
             variable.assign(tf.zeros_like(variable))
@@ -356,40 +460,63 @@ def _initialize_weights(config, model, class_names):
 def _log_header(config, model, steps, num_examples, directory):
     """Logs the network and the schedule of a run that is about to train."""
     weights = sum(variable.shape.num_elements() for variable in model.trainable_variables) / 1e6
-    micro_batches = f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
-    console.log(f"network: {config.network_name}, {weights:.1f} million trainable parameters, {config.image_size} x "
-                f"{config.image_size} pixels, batch size {config.train_batch_size}{micro_batches}")
-    peak = model_lib.scaled_learning_rate(config.learning_rate, config.learning_rate_scaling, config.train_batch_size)
-    console.log(f"training: {steps.train} steps ({steps.train * config.train_batch_size / num_examples:.3g} epochs), "
-                f"learning rate {peak:.3g} after {steps.warmup} warm-up steps; examples: {directory}/views.png")
+    micro_batches = (
+        f" in micro-batches of {config.micro_batch_size}" if config.micro_batch_size else ""
+    )
+    console.log(
+        f"network: {config.network_name}, {weights:.1f} million trainable parameters,"
+        f" {config.image_size} x {config.image_size} pixels, batch size"
+        f" {config.train_batch_size}{micro_batches}"
+    )
+    peak = model_lib.scaled_learning_rate(
+        config.learning_rate, config.learning_rate_scaling, config.train_batch_size
+    )
+    console.log(
+        f"training: {steps.train} steps ({steps.train * config.train_batch_size / num_examples:.3g}"
+        f" epochs), learning rate {peak:.3g} after {steps.warmup} warm-up steps; examples:"
+        f" {directory}/views.png"
+    )
 
 
-def train_dataset(config: Config, source: Source, strategy: tf.distribute.Strategy, start_step: int
-                  ) -> tf.distribute.DistributedDataset:
+def train_dataset(
+    config: Config, source: Source, strategy: tf.distribute.Strategy, start_step: int
+) -> tf.distribute.DistributedDataset:
     """Returns the infinite distributed training dataset, starting at `start_step`."""
     batch_size = config.train_batch_size // strategy.num_replicas_in_sync
-    return data.distribute(strategy, lambda context, _: data.build_train_dataset(
-        config, source, config.seed, batch_size, start_step, context))
+    return data.distribute(
+        strategy,
+        lambda context, _: data.build_train_dataset(
+            config, source, config.seed, batch_size, start_step, context
+        ),
+    )
 
 
 def _fit(image, size):
     """Resizes an image to fit into a square, and pads it. Returns float32 [size, size, 3] in [0, 1]."""
     height, width = image.shape[:2]
     shape = [max(1, round(side * size / max(height, width))) for side in (height, width)]
-    resized = tf.image.convert_image_dtype(tf.cast(tf.image.resize(image, shape, antialias=True), tf.uint8), tf.float32)
+    resized = tf.image.convert_image_dtype(
+        tf.cast(tf.image.resize(image, shape, antialias=True), tf.uint8), tf.float32
+    )
     return tf.image.resize_with_crop_or_pad(resized, size, size)
 
 
-def write_preview(config: Config, source: Source, directory: str, writer: tf.summary.SummaryWriter) -> None:
+def write_preview(
+    config: Config, source: Source, directory: str, writer: tf.summary.SummaryWriter
+) -> None:
     """Writes a grid of images to views.png and to TensorBoard. Each column shows an image with its views below it."""
     count = min(_PREVIEW_EXAMPLES, source.num_examples(config.train_split))
-    views, _ = next(iter(data.build_view_pairs(config, source, config.train_split, config.seed, count)))
+    views, _ = next(
+        iter(data.build_view_pairs(config, source, config.train_split, config.seed, count))
+    )
     if config.uses_pretraining_augmentation:
         images = model_lib.blurred_views(views, config, config.seed, 0)
     else:
         images = views
-    originals = [_fit(source.decode(item), config.image_size)
-                 for _, item, _ in source.records(config.train_split).take(count)]
+    originals = [
+        _fit(source.decode(item), config.image_size)
+        for _, item, _ in source.records(config.train_split).take(count)
+    ]
     images = tf.concat([originals, tf.cast(images, tf.float32)], 0)
     scale = -(-_PREVIEW_PIXELS // config.image_size)
     images = tf.repeat(tf.repeat(images, scale, axis=1), scale, axis=2)
@@ -402,29 +529,39 @@ def write_preview(config: Config, source: Source, directory: str, writer: tf.sum
         tf.summary.image("views", grid[tf.newaxis])
 
 
-def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop: signals.StopSignals,
-          lock: Lock | None, make_evaluator: Callable[[model_lib.Model], object]) -> TrainingResult:
+def train(
+    config: Config,
+    source: Source,
+    strategy: tf.distribute.Strategy,
+    stop: signals.StopSignals,
+    lock: Lock | None,
+    make_evaluator: Callable[[model_lib.Model], object],
+) -> TrainingResult:
     """Trains to the last step, resuming from the newest checkpoint in `config.model_dir` if there is one.
 
     Args:
       config: settings with `seed` and `model_dir` set.
       source: the data set.
       strategy: the strategy of this process.
-      stop: stop-signal handler. When any worker receives a signal, all workers save a checkpoint and raise
-        `errors.Stopped`.
+      stop: stop-signal handler. When any worker receives a signal, all workers save a checkpoint
+        and raise `errors.Stopped`.
       lock: lock on `model_dir`, checked before every save. None on all workers except the chief.
-      make_evaluator: function that returns an `evaluate.Evaluator` for a model, called only if `--eval_epochs` is
-        set. The evaluations do not change the model.
+      make_evaluator: function that returns an `evaluate.Evaluator` for a model, called only if
+        `--eval_epochs` is set. The evaluations do not change the model.
 
     Raises:
-      UserError: a loss, gradient or weight is NaN or Inf; a checkpoint cannot be written; or `model_dir` was removed or
-        replaced.
+      UserError: a loss, gradient or weight is NaN or Inf; a checkpoint cannot be written; or
+        `model_dir` was removed or replaced.
     """
     num_examples, is_chief = source.num_examples(config.train_split), lock is not None
     steps = model_lib.count_steps(config, num_examples)
     # All workers must take part in saving, but only the chief's files are kept.
-    with contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory() as directory, \
-            contextlib.ExitStack() as stack:
+    with (
+        (
+            contextlib.nullcontext(config.model_dir) if is_chief else tempfile.TemporaryDirectory()
+        ) as directory,
+        contextlib.ExitStack() as stack,
+    ):
         state = build_training_state(config, source, strategy, directory)
         log = _start_directory(config, source, state, lock, steps.train)
         step, checkpoint = state.step, checkpoint_files.latest_checkpoint(config.model_dir)
@@ -437,16 +574,21 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
         report = _Report(config, log, step, steps.train, num_examples, is_chief)
         steps_per_call = _StepsPerCall()
         steps_to_profile = min(config.profile_steps, steps.checkpoint, steps.train - step - 1)
-        evaluations = _Evaluations(config, steps, state.model, make_evaluator, log if is_chief else None)
+        evaluations = _Evaluations(
+            config, steps, state.model, make_evaluator, log if is_chief else None
+        )
         stack.callback(evaluations.close)
         if step:
-            evaluations.run_if_due(step)  # The process may have been stopped before this evaluation was complete.
+            # The process may have been stopped before this evaluation was complete.
+            evaluations.run_if_due(step)
         while step < steps.train:
             next_save = steps.next_save(step)
             count, profile = steps_per_call.limited_to(next_save - step), contextlib.nullcontext()
             if steps_per_call.is_compiled and 0 < steps_to_profile <= next_save - step:
                 count, steps_to_profile = steps_to_profile, 0
-                profile = _profile(os.path.join(directory, "train"), step + 1, step + count, is_chief)
+                profile = _profile(
+                    os.path.join(directory, "train"), step + 1, step + count, is_chief
+                )
             seconds = progress.stopwatch()
             with profile:
                 means, num_finite_steps = run_steps(iterator, tf.constant(count))
@@ -465,11 +607,14 @@ def train(config: Config, source: Source, strategy: tf.distribute.Strategy, stop
             report.write(step, saves, is_last=is_stopping or step == steps.train)
             if is_stopping:
                 report.close()
-                saved = os.path.join(config.model_dir, os.path.basename(checkpoint))  # `directory` may be temporary.
+                # `directory` may be temporary.
+                saved = os.path.join(config.model_dir, os.path.basename(checkpoint))
                 stop.stop(f"saved {saved}; run the same command again to resume")
             evaluations.run_if_due(step)
         report.close()
-        return TrainingResult(state.model, step, checkpoint, report.images_per_second, report.skipped_steps, log)
+        return TrainingResult(
+            state.model, step, checkpoint, report.images_per_second, report.skipped_steps, log
+        )
 
 
 class _Report:
@@ -477,9 +622,15 @@ class _Report:
 
     def __init__(self, config, log, step, total, num_examples, is_chief):
         """Creates the report at `step` of `total` steps. Only the chief shows the progress."""
-        self._config, self._log, self._num_examples, self._is_chief = config, log, num_examples, is_chief
-        self._bar = progress.Progress(step, total, config.train_batch_size, config.log_seconds, _PROGRESS_METRICS,
-                                      is_chief)
+        self._config, self._log, self._num_examples, self._is_chief = (
+            config,
+            log,
+            num_examples,
+            is_chief,
+        )
+        self._bar = progress.Progress(
+            step, total, config.train_batch_size, config.log_seconds, _PROGRESS_METRICS, is_chief
+        )
         self._step, self._skipped_steps = step, 0.0
         self._mean_metrics, self._logged_at = metrics.MeanMetrics(), time.monotonic()
 
@@ -506,12 +657,15 @@ class _Report:
         count, self._step = step - self._step, step
         self._bar.update(step, seconds, {**means, **evaluation}, timed)
         self._skipped_steps += count * means.get("train/skipped_steps", 0.0)
-        self._mean_metrics.add({**means, "seconds_per_step": seconds / count} if timed else means, count)
+        self._mean_metrics.add(
+            {**means, "seconds_per_step": seconds / count} if timed else means, count
+        )
 
     def write(self, step, is_saved, is_last):
         """Writes the means since the previous call, at most every `--log_seconds` seconds unless `is_saved` is True.
 
-        Warns if the encoder has collapsed. `is_saved` states whether a checkpoint was written at `step`.
+        Warns if the encoder has collapsed. `is_saved` states whether a checkpoint was written at
+        `step`.
         """
         if not is_saved and time.monotonic() - self._logged_at <= self._config.log_seconds:
             return
@@ -519,13 +673,17 @@ class _Report:
         self._mean_metrics.clear()
         means["epoch"] = step * self._config.train_batch_size / self._num_examples
         if "seconds_per_step" in means:
-            means["images_per_second"] = self._config.train_batch_size / means.pop("seconds_per_step")
+            means["images_per_second"] = self._config.train_batch_size / means.pop(
+                "seconds_per_step"
+            )
         self._log.add(step, means)
         spread = means.get("train/embedding_std")
         if self._is_chief and spread is not None and spread < _COLLAPSED_STD:
-            console.log(f"warning: the encoder has collapsed. At step {step}, all images have nearly the same "
-                        f"projection (train/embedding_std {spread:.4f}; 1 means an even spread in all directions). Try "
-                        "a lower --learning_rate or another --temperature.")
+            console.log(
+                f"warning: the encoder has collapsed. At step {step}, all images have nearly the"
+                f" same projection (train/embedding_std {spread:.4f}; 1 means an even spread in all"
+                " directions). Try a lower --learning_rate or another --temperature."
+            )
         if self._is_chief and is_saved:
             self._log.write(is_last)
 
@@ -539,7 +697,12 @@ class _Evaluations:
 
     def __init__(self, config, steps, model, make_evaluator, log):
         """Stores the arguments. `log` is the `TrainingLog` for the results, or None on all workers except the chief."""
-        self._steps, self._model, self._make_evaluator, self._log = steps, model, make_evaluator, log
+        self._steps, self._model, self._make_evaluator, self._log = (
+            steps,
+            model,
+            make_evaluator,
+            log,
+        )
         # With --mode=train_then_eval, the last step is evaluated after training.
         self._evaluates_last_step = config.mode == "train"
         self._evaluator = None
@@ -548,15 +711,20 @@ class _Evaluations:
     def run_if_due(self, step):
         """Evaluates the model if an evaluation is due at `step`. The checkpoint of this step must already exist."""
         is_last = step == self._steps.train
-        is_due = self._evaluates_last_step if is_last else step % max(self._steps.evaluation, 1) == 0
+        is_due = (
+            self._evaluates_last_step if is_last else step % max(self._steps.evaluation, 1) == 0
+        )
         if not self._steps.evaluation or not is_due:
             return
         if self._evaluator is None:
             self._evaluator = self._make_evaluator(self._model)
         self.results = self._evaluator.evaluate_and_write(step)
         if self._log is not None:
-            values = ", ".join(f"{label} {self.results[name]:.3f}" for name, label in _PROGRESS_METRICS.items()
-                               if name in self.results)
+            values = ", ".join(
+                f"{label} {self.results[name]:.3f}"
+                for name, label in _PROGRESS_METRICS.items()
+                if name in self.results
+            )
             console.log(f"evaluation at step {step}: {values}")
             self._log.add_results(step, self.results)
 
@@ -570,8 +738,11 @@ def _start_directory(config, source, state, lock, last_step):
     """Writes the run's settings, data description and preview, and returns the `TrainingLog`."""
     if lock is not None:
         lock.check()
-    # Write only after restoring has succeeded, since invalid settings must not replace the run's own settings.
-    run_directory.write_flags(state.directory, config, source.class_names, source.multi_label, last_step)
+    # Write only after restoring has succeeded, since invalid settings must not replace the run's
+    # own settings.
+    run_directory.write_flags(
+        state.directory, config, source.class_names, source.multi_label, last_step
+    )
     run_directory.write_data(state.directory, source)
     log = TrainingLog(state.directory, state.step, dataclasses.asdict(config))
     if state.step == 0 and lock is not None:
@@ -588,8 +759,10 @@ def _profile(directory, first, last, is_chief):
     with tf.profiler.experimental.Profile(directory):
         yield
     if is_chief:
-        console.log(f"profile of steps {first} to {last}: {directory}/plugins/profile (to view it: tensorboard "
-                    f"--logdir {directory})")
+        console.log(
+            f"profile of steps {first} to {last}: {directory}/plugins/profile (to view it:"
+            f" tensorboard --logdir {directory})"
+        )
 
 
 def _divergence(config, step, means, prefix):
@@ -597,21 +770,27 @@ def _divergence(config, step, means, prefix):
     kept = f"the newest checkpoint is {prefix}" if prefix else "no checkpoint was written"
     precision = ", another --precision" if config.precision == "mixed_float16" else ""
     # Include --model_dir, because the default directory depends on the changed flags.
-    resume = f", and resume with --model_dir={config.model_dir} --allow_flag_changes" if prefix else ""
+    resume = (
+        f", and resume with --model_dir={config.model_dir} --allow_flag_changes" if prefix else ""
+    )
     return TrainingDiverged(
-        f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss, gradients or weights are "
-        f"NaN or Inf; scheduled learning rate {means['learning_rate']:.3g}); {kept}. Use a lower --learning_rate"
-        f"{precision} or more --warmup_epochs{resume}.")
+        f"--learning_rate={config.learning_rate:g}: training diverged at step {step} (loss,"
+        " gradients or weights are NaN or Inf; scheduled learning rate"
+        f" {means['learning_rate']:.3g}); {kept}. Use a lower --learning_rate{precision} or more"
+        f" --warmup_epochs{resume}."
+    )
 
 
 def _save(config, state, means, newest):
     """Writes a checkpoint, together with the other workers, and returns the checkpoint's prefix.
 
     Raises:
-      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names the newest
-        checkpoint that was written.
+      UserError: a variable is NaN or Inf, or the checkpoint cannot be written. The message names
+        the newest checkpoint that was written.
     """
-    variables = [v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating]
+    variables = [
+        v for v in state.model.variables + state.optimizer.variables() if v.dtype.is_floating
+    ]
     if not all(tf.reduce_all(tf.math.is_finite(variable)) for variable in variables):
         raise _divergence(config, state.step, means, newest)
     try:
@@ -620,6 +799,8 @@ def _save(config, state, means, newest):
         if workers.is_lost_worker(error):
             raise
         kept = f"{newest} is intact" if newest else "there is no earlier checkpoint"
-        raise UserError(f"--model_dir={state.directory}: ckpt-{state.step} could not be written "
-                        f"({first_line(error)}); {kept}. Free some space or restore access, then run the same command "
-                        "again.") from error
+        raise UserError(
+            f"--model_dir={state.directory}: ckpt-{state.step} could not be written"
+            f" ({first_line(error)}); {kept}. Free some space or restore access, then run the same"
+            " command again."
+        ) from error

@@ -1,11 +1,12 @@
 """Image operators for the paper's augmentation studies and for AutoAugment.
 
-Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The operators in the first part of the module
-are deterministic. Most of them take amounts [n], one per image. The operators in the second part sample random amounts.
-The results of operators modeled on PIL differ from those of PIL by at most two of 256 levels.
+Operators map channels in [0, 1] (see `data_util`) to channels in [0, 1]. The operators in the first
+part of the module are deterministic. Most of them take amounts [n], one per image. The operators in
+the second part sample random amounts. The results of operators modeled on PIL differ from those of
+PIL by at most two of 256 levels.
 
-Some operators use tensorflow-addons if it is installed, which is possible only with TensorFlow 2.15 or earlier.
-Otherwise, core TensorFlow computes the same results.
+Some operators use tensorflow-addons if it is installed, which is possible only with TensorFlow 2.15
+or earlier. Otherwise, core TensorFlow computes the same results.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def addons() -> ModuleType | None:
     """Imports tensorflow_addons.image on first use, since the import is slow. Returns None if tfa is not installed."""
     if importlib.util.find_spec("tensorflow_addons") is None:
         return None
-    with warnings.catch_warnings():  # Ignore the warning that tensorflow-addons is no longer developed.
+    with warnings.catch_warnings():
+        # Ignore the warning that tensorflow-addons is no longer developed.
         warnings.simplefilter("ignore")
         import tensorflow_addons as tfa
     return tfa.image
@@ -74,13 +76,20 @@ def affine(channels: list[tf.Tensor], matrices: tf.Tensor, fill: float = 0.5) ->
 
     def transform_by_core(images, transforms):
         return tf.raw_ops.ImageProjectiveTransformV3(
-            images=images, transforms=transforms, output_shape=tf.shape(images)[1:3], fill_value=fill,
-            interpolation="NEAREST", fill_mode="CONSTANT")
+            images=images,
+            transforms=transforms,
+            output_shape=tf.shape(images)[1:3],
+            fill_value=fill,
+            interpolation="NEAREST",
+            fill_mode="CONSTANT",
+        )
 
     def transform_by_addons(images, transforms):
         return addons().transform(images, transforms, "nearest", "constant", fill_value=fill)
 
-    return _apply_to_batch(transform_by_addons if addons() else transform_by_core, channels, transforms)
+    return _apply_to_batch(
+        transform_by_addons if addons() else transform_by_core, channels, transforms
+    )
 
 
 def shear_x(channels: list[tf.Tensor], amounts: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
@@ -103,20 +112,34 @@ def rotate(channels: list[tf.Tensor], degrees: tf.Tensor, fill: float = 0.5) -> 
     angle = degrees * (math.pi / 180)
     cosine, sine = tf.cos(angle), tf.sin(angle)
     x, y = (channels[0].shape[2] - 1) / 2, (channels[0].shape[1] - 1) / 2
-    return affine(channels, _matrices(degrees, a=cosine, b=-sine, c=x - x * cosine + y * sine,
-                                    d=sine, e=cosine, f=y - x * sine - y * cosine), fill)
+    return affine(
+        channels,
+        _matrices(
+            degrees,
+            a=cosine,
+            b=-sine,
+            c=x - x * cosine + y * sine,
+            d=sine,
+            e=cosine,
+            f=y - x * sine - y * cosine,
+        ),
+        fill,
+    )
 
 
 def _matrices(amounts, **entries):
     """Returns matrices [n, 6] for `affine`, built from entries of shape [n]. The default is the identity matrix."""
-    return tf.stack([entries.get(name, tf.fill(tf.shape(amounts), float(name in "ae"))) for name in "abcdef"], 1)
+    return tf.stack(
+        [entries.get(name, tf.fill(tf.shape(amounts), float(name in "ae"))) for name in "abcdef"], 1
+    )
 
 
 # ---------------------------------------------------------------------------------------------- regions and filters
 
 
-def cutout(channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side: int, fill: float = 0.5
-          ) -> list[tf.Tensor]:
+def cutout(
+    channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side: int, fill: float = 0.5
+) -> list[tf.Tensor]:
     """Fills a square centered at (row, column) with the value `fill` (DeVries and Taylor 2017).
 
     Args:
@@ -126,6 +149,7 @@ def cutout(channels: list[tf.Tensor], rows: tf.Tensor, columns: tf.Tensor, side:
       side: side length of the square in pixels.
       fill: value of the pixels in the square.
     """
+
     def is_inside(centers, length):
         distance = tf.range(length, dtype=tf.float32)[tf.newaxis] - tf.floor(centers)[:, tf.newaxis]
         return (distance >= -(side // 2)) & (distance < side - side // 2)
@@ -139,35 +163,48 @@ def _make_shift(channel):
     """Returns a function that shifts `channel` by (dy, dx), each from -1 to 1, with symmetric padding."""
     padded = tf.pad(channel, [[0, 0], [1, 1], [1, 1]], "SYMMETRIC")
     height, width = channel.shape[1:]
-    return lambda dy, dx: padded[:, 1 + dy:1 + dy + height, 1 + dx:1 + dx + width]
+    return lambda dy, dx: padded[:, 1 + dy : 1 + dy + height, 1 + dx : 1 + dx + width]
 
 
 def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     """Computes each channel's Sobel gradient magnitude, scaled so that a vertical edge from 0 to 1 yields 1."""
+
     def gradient_magnitude(channel):
         shift = _make_shift(channel)
-        gradient_x = sum(weight * (shift(dy, 1) - shift(dy, -1)) for dy, weight in ((-1, 1), (0, 2), (1, 1)))
-        gradient_y = sum(weight * (shift(1, dx) - shift(-1, dx)) for dx, weight in ((-1, 1), (0, 2), (1, 1)))
+        gradient_x = sum(
+            weight * (shift(dy, 1) - shift(dy, -1)) for dy, weight in ((-1, 1), (0, 2), (1, 1))
+        )
+        gradient_y = sum(
+            weight * (shift(1, dx) - shift(-1, dx)) for dx, weight in ((-1, 1), (0, 2), (1, 1))
+        )
         return tf.sqrt(tf.square(gradient_x) + tf.square(gradient_y)) / 4
+
     return data_util.clip([gradient_magnitude(channel) for channel in channels])
 
 
 def sharpness(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
     """Adjusts sharpness as PIL does. Border pixels are unchanged.
 
-    A factor of 0 smooths the image, a factor of 1 has no effect, and larger factors sharpen the image.
+    A factor of 0 smooths the image, a factor of 1 has no effect, and larger factors sharpen the
+    image.
     """
+
     def blend(channel):
         shift = _make_shift(channel)
-        smooth = sum(_SMOOTH[dy][dx] * shift(dy - 1, dx - 1) for dy in range(3) for dx in range(3)) / 13
+        smooth = (
+            sum(_SMOOTH[dy][dx] * shift(dy - 1, dx - 1) for dy in range(3) for dx in range(3)) / 13
+        )
         height, width = channel.shape[1:]
         inner = tf.pad(tf.ones([height - 2, width - 2], tf.bool), [[1, 1], [1, 1]])
         smooth = tf.where(inner, smooth, channel)
         return smooth + _per_image(factors) * (channel - smooth)
+
     return data_util.clip([blend(channel) for channel in channels])
 
 
-def motion_blur(channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tensor, size: int) -> list[tf.Tensor]:
+def motion_blur(
+    channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tensor, size: int
+) -> list[tf.Tensor]:
     """Applies motion blur: the mean along a line through each pixel, with symmetric padding.
 
     Args:
@@ -182,17 +219,23 @@ def motion_blur(channels: list[tf.Tensor], degrees: tf.Tensor, lengths: tf.Tenso
     cosine, sine = _per_image(tf.cos(angle)), _per_image(tf.sin(angle))
     along, across = x * cosine + y * sine, y * cosine - x * sine
     weights = tf.clip_by_value(1 - tf.abs(across), 0.0, 1.0) * tf.clip_by_value(
-        (_per_image(lengths) + 1) / 2 - tf.abs(along), 0.0, 1.0)
+        (_per_image(lengths) + 1) / 2 - tf.abs(along), 0.0, 1.0
+    )
     weights /= tf.reduce_sum(weights, [1, 2], keepdims=True)
 
     def filter_images(images, weights):
         # Append a blank image, since oneDNN's kernel fails for empty batches.
-        images, weights = (tf.pad(values, [[0, 1], [0, 0], [0, 0]]) for values in (images[..., 0], weights))
+        images, weights = (
+            tf.pad(values, [[0, 1], [0, 0], [0, 0]]) for values in (images[..., 0], weights)
+        )
         padded = tf.pad(images, [[0, 0], [radius, radius], [radius, radius]], "SYMMETRIC")
         # Depthwise convolution of a transposed batch applies a separate filter to each image.
         result = tf.nn.depthwise_conv2d(
-            tf.transpose(padded, [1, 2, 0])[tf.newaxis], tf.transpose(weights, [1, 2, 0])[..., tf.newaxis],
-            [1, 1, 1, 1], "VALID")
+            tf.transpose(padded, [1, 2, 0])[tf.newaxis],
+            tf.transpose(weights, [1, 2, 0])[..., tf.newaxis],
+            [1, 1, 1, 1],
+            "VALID",
+        )
         return tf.transpose(result[0], [2, 0, 1])[:-1, ..., tf.newaxis]
 
     return _apply_to_batch(filter_images, channels, weights)
@@ -208,21 +251,27 @@ def invert(channels: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def solarize(channels: list[tf.Tensor], thresholds: tf.Tensor) -> list[tf.Tensor]:
     """Inverts values greater than or equal to `thresholds`."""
-    return [tf.where(channel < _per_image(thresholds), channel, 1 - channel) for channel in channels]
+    return [
+        tf.where(channel < _per_image(thresholds), channel, 1 - channel) for channel in channels
+    ]
 
 
 def solarize_add(channels: list[tf.Tensor], additions: tf.Tensor) -> list[tf.Tensor]:
     """Adds `additions` to values below 128/255, and clips the results to [0, 1]."""
     threshold = (_LEVELS // 2) / (_LEVELS - 1)
-    return data_util.clip([tf.where(channel < threshold, channel + _per_image(additions), channel)
-                           for channel in channels])
+    return data_util.clip(
+        [
+            tf.where(channel < threshold, channel + _per_image(additions), channel)
+            for channel in channels
+        ]
+    )
 
 
 def posterize(channels: list[tf.Tensor], bits: tf.Tensor) -> list[tf.Tensor]:
     """Posterizes images.
 
-    Each value is converted to 8 bits, and only its `bits` most significant bits are kept. `bits` is int32 [n], with
-    values from 0 to 8.
+    Each value is converted to 8 bits, and only its `bits` most significant bits are kept. `bits` is
+    int32 [n], with values from 0 to 8.
     """
     step = _per_image(tf.cast(tf.bitwise.left_shift(1, 8 - bits), tf.float32))
     return [tf.floor(_quantized(channel) / step) * step / (_LEVELS - 1) for channel in channels]
@@ -230,7 +279,9 @@ def posterize(channels: list[tf.Tensor], bits: tf.Tensor) -> list[tf.Tensor]:
 
 def contrast(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
     """Adjusts contrast as PIL does: the differences from the mean gray value are multiplied by `factors`."""
-    mean = _per_image(tf.round(tf.reduce_mean(_gray(channels), [1, 2]) * (_LEVELS - 1)) / (_LEVELS - 1))
+    mean = _per_image(
+        tf.round(tf.reduce_mean(_gray(channels), [1, 2]) * (_LEVELS - 1)) / (_LEVELS - 1)
+    )
     return data_util.clip([mean + _per_image(factors) * (channel - mean) for channel in channels])
 
 
@@ -247,82 +298,118 @@ def _gray(channels):
 
 def autocontrast(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     """Stretches each color channel of an image to the range [0, 1]. Constant channels are unchanged."""
+
     def stretch(channel):
-        low, high = (reduce(channel, [1, 2], keepdims=True) for reduce in (tf.reduce_min, tf.reduce_max))
+        low, high = (
+            reduce(channel, [1, 2], keepdims=True) for reduce in (tf.reduce_min, tf.reduce_max)
+        )
         return tf.where(high > low, (channel - low) / tf.maximum(high - low, 1 / _LEVELS), channel)
+
     return [stretch(channel) for channel in channels]
 
 
 def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     """Equalizes each color's 256-level histogram, as PIL does."""
+
     def equalize_by_core(images):
         levels = tf.cast(_quantized(images), tf.int32)
-        counts = tf.math.bincount(tf.reshape(levels, [tf.shape(levels)[0], -1]), minlength=_LEVELS, maxlength=_LEVELS,
-                                  axis=-1)
+        counts = tf.math.bincount(
+            tf.reshape(levels, [tf.shape(levels)[0], -1]),
+            minlength=_LEVELS,
+            maxlength=_LEVELS,
+            axis=-1,
+        )
         highest = tf.reduce_max(tf.where(counts > 0, tf.range(_LEVELS), 0), 1)
-        step = (tf.reduce_sum(counts, 1) - tf.gather(counts, highest, batch_dims=1))[:, tf.newaxis] // (_LEVELS - 1)
+        step = (tf.reduce_sum(counts, 1) - tf.gather(counts, highest, batch_dims=1))[
+            :, tf.newaxis
+        ] // (_LEVELS - 1)
         table = (tf.cumsum(counts, 1, exclusive=True) + step // 2) // tf.maximum(step, 1)
         table = tf.where(step > 0, tf.clip_by_value(table, 0, _LEVELS - 1), tf.range(_LEVELS))
         return tf.cast(tf.gather(table, levels, batch_dims=1), images.dtype) / (_LEVELS - 1)
 
     def equalize_by_addons(images):
-        return tf.cast(addons().equalize(tf.cast(_quantized(images), tf.uint8)), images.dtype) / (_LEVELS - 1)
+        return tf.cast(addons().equalize(tf.cast(_quantized(images), tf.uint8)), images.dtype) / (
+            _LEVELS - 1
+        )
 
     return _apply_to_batch(equalize_by_addons if addons() else equalize_by_core, channels)
 
 
 # ------------------------------------------------------------------------------------------------ random operators
 
-# The paper lists these operators (Figure 4; B.2) but does not specify their parameter ranges. The default ranges are
-# our choice.
+# The paper lists these operators (Figure 4; B.2) but does not specify their parameter ranges. The
+# default ranges are our choice.
 
 
-def random_rot90(channels: list[tf.Tensor], seeds: tf.Tensor, turns: tuple[int, ...] = (1, 2, 3)) -> list[tf.Tensor]:
+def random_rot90(
+    channels: list[tf.Tensor], seeds: tf.Tensor, turns: tuple[int, ...] = (1, 2, 3)
+) -> list[tf.Tensor]:
     """Rotates each square image counterclockwise by a number of quarter turns sampled from `turns`."""
     indices = tf.cast(rng.uniforms(seeds, 1)[:, 0] * len(turns), tf.int32)
     rotations = [lambda channels, _, turn=turn: rot90(channels, turn) for turn in turns]
     return data_util.switch_per_image(indices, rotations, channels, seeds)
 
 
-def random_cutout(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.5) -> list[tf.Tensor]:
+def random_cutout(
+    channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.5
+) -> list[tf.Tensor]:
     """Fills a randomly placed square with gray. The square's side is `fraction` times the image height."""
     height, width = channels[0].shape[1:]
     draws = rng.uniforms(seeds, 2)
     return cutout(channels, draws[:, 0] * height, draws[:, 1] * width, round(fraction * height))
 
 
-def random_noise(channels: list[tf.Tensor], seeds: tf.Tensor, deviations: tuple[float, float] = (0.05, 0.25)
-                ) -> list[tf.Tensor]:
+def random_noise(
+    channels: list[tf.Tensor], seeds: tf.Tensor, deviations: tuple[float, float] = (0.05, 0.25)
+) -> list[tf.Tensor]:
     """Adds Gaussian noise, with a standard deviation drawn from the range `deviations` for each image."""
     shape = channels[0].shape[1:]
     draws = rng.normals(seeds, 3 * shape.num_elements())
     low, high = deviations
-    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.DRAW), 1))[:, :, tf.newaxis]
-    noise = [deviation * tf.reshape(channel_draws, [-1, *shape]) for channel_draws in tf.split(draws, 3, 1)]
-    return data_util.clip([channel + channel_noise for channel, channel_noise in zip(channels, noise)])
+    deviation = (low + (high - low) * rng.uniforms(rng.nth_seed(seeds, 1, rng.DRAW), 1))[
+        :, :, tf.newaxis
+    ]
+    noise = [
+        deviation * tf.reshape(channel_draws, [-1, *shape])
+        for channel_draws in tf.split(draws, 3, 1)
+    ]
+    return data_util.clip(
+        [channel + channel_noise for channel, channel_noise in zip(channels, noise)]
+    )
 
 
-def random_blur(channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float, float] = (0.1, 2.0)
-               ) -> list[tf.Tensor]:
+def random_blur(
+    channels: list[tf.Tensor], seeds: tf.Tensor, sigmas: tuple[float, float] = (0.1, 2.0)
+) -> list[tf.Tensor]:
     """Blurs each image with a random sigma, as `data_util.batch_random_blur` does on the device.
 
     The kernel size is a tenth of the image height, but at least three pixels.
     """
     low, high = sigmas
     sigma = low + (high - low) * rng.uniforms(seeds, 1)[:, 0]
-    blurred = data_util.gaussian_blur(tf.stack(channels, -1), max(channels[0].shape[1] // 10, 2), sigma)
+    blurred = data_util.gaussian_blur(
+        tf.stack(channels, -1), max(channels[0].shape[1] // 10, 2), sigma
+    )
     return data_util.clip(tf.unstack(blurred, axis=-1))
 
 
-def random_motion_blur(channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.1) -> list[tf.Tensor]:
+def random_motion_blur(
+    channels: list[tf.Tensor], seeds: tf.Tensor, fraction: float = 0.1
+) -> list[tf.Tensor]:
     """Applies motion blur with a random angle and a random length from 1 to max(`fraction` * height, 3) pixels."""
     max_length = max(round(fraction * channels[0].shape[1]), 3)
     draws = rng.uniforms(seeds, 2)
-    return motion_blur(channels, 180 * draws[:, 0], 1 + (max_length - 1) * draws[:, 1], max_length // 2 * 2 + 1)
+    return motion_blur(
+        channels, 180 * draws[:, 0], 1 + (max_length - 1) * draws[:, 1], max_length // 2 * 2 + 1
+    )
 
 
-def random_resized_crop(channels: list[tf.Tensor], seeds: tf.Tensor, area_range: tuple[float, float] = (0.08, 1.0),
-                        flip_probability: float = 0.5) -> list[tf.Tensor]:
+def random_resized_crop(
+    channels: list[tf.Tensor],
+    seeds: tf.Tensor,
+    area_range: tuple[float, float] = (0.08, 1.0),
+    flip_probability: float = 0.5,
+) -> list[tf.Tensor]:
     """Applies a second random crop, resize and flip to images that are already cropped ("crop" in Figure 5)."""
     height, width = channels[0].shape[1:]
 
@@ -331,7 +418,11 @@ def random_resized_crop(channels: list[tf.Tensor], seeds: tf.Tensor, area_range:
         return data_util.random_crop_and_resize(image, seed, height, width, area_range=area_range)
 
     images = tf.map_fn(crop, (tf.stack(channels, -1), seeds), fn_output_signature=channels[0].dtype)
-    channels = tf.unstack(tf.ensure_shape(images, [channels[0].shape[0], height, width, 3]), axis=-1)
-    is_flipped = tf.cast(rng.uniforms(rng.nth_seed(seeds, 1, rng.DRAW), 1)[:, 0] < flip_probability, tf.int32)
+    channels = tf.unstack(
+        tf.ensure_shape(images, [channels[0].shape[0], height, width, 3]), axis=-1
+    )
+    is_flipped = tf.cast(
+        rng.uniforms(rng.nth_seed(seeds, 1, rng.DRAW), 1)[:, 0] < flip_probability, tf.int32
+    )
     functions = data_util.identity, data_util.flip_horizontally
     return data_util.switch_per_image(is_flipped, functions, data_util.clip(channels), seeds)

@@ -16,16 +16,20 @@ from data_util import Operator, Policy
 def view_policies(config: Config) -> tuple[Policy, ...]:
     """Returns one policy for each view: two policies in pretraining, otherwise one.
 
-    In fine-tuning, the policy applies only crops and flips. The policies for `--augment_on=device` use
-    `data_util.select_per_image`.
+    In fine-tuning, the policy applies only crops and flips. The policies for `--augment_on=device`
+    use `data_util.select_per_image`.
     """
     crop_and_flip = dict(min_area=config.min_crop_area, flip=config.random_flip)
     color = dict(strength=config.color_jitter_strength, brightness=config.brightness)
-    switch = data_util.select_per_image if config.augment_on == "device" else data_util.switch_per_image
+    switch = (
+        data_util.select_per_image if config.augment_on == "device" else data_util.switch_per_image
+    )
     if not config.uses_pretraining_augmentation:
         return (data_util.crop_and_flip_policy(**crop_and_flip, switch=switch),)
     if config.branch_operators:
-        return tuple(branch_policy(names, **color, **crop_and_flip) for names in config.branch_operators)
+        return tuple(
+            branch_policy(names, **color, **crop_and_flip) for names in config.branch_operators
+        )
     if config.augmentation in _AUTOAUGMENT:
         policy = autoaugment_policy(**crop_and_flip, name=config.augmentation)
     elif config.augmentation == "broader":
@@ -36,7 +40,9 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
     return (policy,) * (2 if config.pretraining else 1)
 
 
-def autoaugment_policy(min_area: float = 0.08, flip: bool = True, name: str = "autoaugment") -> Policy:
+def autoaugment_policy(
+    min_area: float = 0.08, flip: bool = True, name: str = "autoaugment"
+) -> Policy:
     """Returns a policy that applies crop, flip and AutoAugment (paper, Table 1).
 
     `name` is "autoaugment" for `autoaugment.TABLE_9`, or "autoaugment_v0" for `autoaugment.V0`.
@@ -44,26 +50,42 @@ def autoaugment_policy(min_area: float = 0.08, flip: bool = True, name: str = "a
     return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT[name])
 
 
-def broader_policy(strength: float, brightness: str, min_area: float = 0.08, flip: bool = True) -> Policy:
+def broader_policy(
+    strength: float, brightness: str, min_area: float = 0.08, flip: bool = True
+) -> Policy:
     """Returns SimCLR's policy with additional color distortion, Sobel filtering and motion blur (paper, B.2)."""
     return data_util.simclr_policy(strength, brightness, min_area, flip).then(
-        Operator("equalize", _equalize, 0.2), Operator("solarize", _solarize, 0.2), Operator("sobel", _sobel, 0.2),
-        Operator("motion_blur", operators.random_motion_blur, 0.2))
+        Operator("equalize", _equalize, 0.2),
+        Operator("solarize", _solarize, 0.2),
+        Operator("sobel", _sobel, 0.2),
+        Operator("motion_blur", operators.random_motion_blur, 0.2),
+    )
 
 
 def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
     """Returns the operators in `names` (paper, Table 3). Noise and Sobel filtering each have probability 0.5."""
     rotate = functools.partial(operators.random_rot90, turns=(0, 1, 2, 3))
-    by_name = {"rotate": Operator("rotate", rotate), "noise": Operator("noise", operators.random_noise, 0.5),
-               "sobel": Operator("sobel", _sobel, 0.5)}
+    by_name = {
+        "rotate": Operator("rotate", rotate),
+        "noise": Operator("noise", operators.random_noise, 0.5),
+        "sobel": Operator("sobel", _sobel, 0.5),
+    }
     return tuple(by_name[name] for name in names)
 
 
-def branch_policy(names: tuple[str, ...], strength: float, brightness: str, min_area: float = 0.08, flip: bool = True
-                 ) -> Policy:
+def branch_policy(
+    names: tuple[str, ...],
+    strength: float,
+    brightness: str,
+    min_area: float = 0.08,
+    flip: bool = True,
+) -> Policy:
     """Returns one branch's policy: the crop shared by both branches, then the operators in `names` (Figure 5)."""
-    crop = functools.partial(operators.random_resized_crop, area_range=(min_area, 1.0),
-                             flip_probability=0.5 if flip else 0.0)
+    crop = functools.partial(
+        operators.random_resized_crop,
+        area_range=(min_area, 1.0),
+        flip_probability=0.5 if flip else 0.0,
+    )
     color = data_util.color_distortion(strength, brightness)
     by_name = {
         "crop": (Operator("crop", crop),),
@@ -99,5 +121,7 @@ def _autoaugment(channels, seeds, policy):
     return autoaugment.autoaugment(data_util.clip(channels), seeds, policy)
 
 
-_AUTOAUGMENT = {name: Operator(name, functools.partial(_autoaugment, policy=policy)) for name, policy in (
-    ("autoaugment", autoaugment.TABLE_9), ("autoaugment_v0", autoaugment.V0))}
+_AUTOAUGMENT = {
+    name: Operator(name, functools.partial(_autoaugment, policy=policy))
+    for name, policy in (("autoaugment", autoaugment.TABLE_9), ("autoaugment_v0", autoaugment.V0))
+}

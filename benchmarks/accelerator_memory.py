@@ -17,32 +17,52 @@ _OUTPUTS = "loss_and_metrics"  # a key of `benchmarks.loss`
 def loss(size, rounds, block_rows):
     """Yields the time and the peak memory of NT-Xent, with its metrics and its gradient, for 2N = `size`.
 
-    The baseline, `objective.add_contrastive_loss`, is measured last, so that its failure does not affect the other
-    lines. Its lines have the key `baseline`. If it fails, for example for lack of memory, the key is `baseline_error`.
+    The baseline, `objective.add_contrastive_loss`, is measured last, so that its failure does not
+    affect the other lines. Its lines have the key `baseline`. If it fails, for example for lack of
+    memory, the key is `baseline_error`.
 
     Args:
       size: number of projections.
       rounds: timed calls of each form.
-      block_rows: numbers of rows per block to measure, in addition to the number that training chooses.
+      block_rows: numbers of rows per block to measure, in addition to the number that training
+        chooses.
     """
-    forms = {"blocks": loss_lib.blocked, **{f"blocks of {rows} rows": functools.partial(_blocked, block_rows=rows)
-                                            for rows in block_rows}, "plain": loss_lib.plain}
+    forms = {
+        "blocks": loss_lib.blocked,
+        **{
+            f"blocks of {rows} rows": functools.partial(_blocked, block_rows=rows)
+            for rows in block_rows
+        },
+        "plain": loss_lib.plain,
+    }
     for name, form in forms.items():
         case, compute = f"loss, 2N={size}, {name}", loss_lib.make_computation(form, _OUTPUTS, size)
         loss_lib.make_computation(form, _OUTPUTS, 16)()  # Libraries allocate their buffers here.
         try:
-            values = {"MB": measure.peak_of(compute), "s": measure.time_alternately({name: compute}, rounds)[name]}
+            values = {
+                "MB": measure.peak_of(compute),
+                "s": measure.time_alternately({name: compute}, rounds)[name],
+            }
         except tf.errors.OpError as error:
             if name != "plain":
                 raise
-            yield measure.line("accelerator", case, None, None, None, baseline_error=measure.describe(error))
+            yield measure.line(
+                "accelerator", case, None, None, None, baseline_error=measure.describe(error)
+            )
         else:
             for unit, value in values.items():
-                yield measure.line("accelerator", case, unit, *((None, value) if name == "plain" else (value, None)))
+                yield measure.line(
+                    "accelerator",
+                    case,
+                    unit,
+                    *((None, value) if name == "plain" else (value, None)),
+                )
 
 
 def _blocked(hidden, block_rows):
-    return blocked_nt_xent.contrastive_loss(hidden, True, loss_lib.TEMPERATURE, block_rows=block_rows)
+    return blocked_nt_xent.contrastive_loss(
+        hidden, True, loss_lib.TEMPERATURE, block_rows=block_rows
+    )
 
 
 def micro_batches(depth, size, batch, micro, precision):
@@ -50,7 +70,9 @@ def micro_batches(depth, size, batch, micro, precision):
 
     The peak includes the views of the batch, in float32. The time is that of the second step.
     """
-    run_steps = accelerator_speed.build_run_steps(depth, size, batch, precision, use_blur=False, micro_batch_size=micro)
+    run_steps = accelerator_speed.build_run_steps(
+        depth, size, batch, precision, use_blur=False, micro_batch_size=micro
+    )
     batches = accelerator_speed.Repeat(*accelerator_speed.random_batch(batch, size))
     seconds = []
 

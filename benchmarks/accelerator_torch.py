@@ -25,11 +25,15 @@ def step(depth, size, batch, steps, rounds, precision, cifar_stem, backend):
     torch.backends.cudnn.allow_tf32 = precision != "float32"
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(1)
-    views = torch.rand(2 * batch, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    views = torch.rand(2 * batch, 3, size, size, device=device).contiguous(
+        memory_format=torch.channels_last
+    )
     labels = torch.randint(10, (batch,), device=device)
 
     def build(backend):
-        network = torch_step.Network(depth, cifar_stem).to(device, memory_format=torch.channels_last)
+        network = torch_step.Network(depth, cifar_stem).to(
+            device, memory_format=torch.channels_last
+        )
         run_step = torch_step.make_step(network, precision, backend)
 
         def run_steps():
@@ -39,7 +43,10 @@ def step(depth, size, batch, steps, rounds, precision, cifar_stem, backend):
 
         return run_steps
 
-    builders = {"PyTorch": lambda: build(None), "PyTorch with torch.compile": lambda: build(backend)}
+    builders = {
+        "PyTorch": lambda: build(None),
+        "PyTorch with torch.compile": lambda: build(backend),
+    }
     functions, first_seconds, errors = measure.first_calls(builders)
     seconds = measure.time_alternately(functions, rounds)
     case = f"step, ResNet-{depth}, {size} pixels, batch {batch}, {precision}"
@@ -47,6 +54,14 @@ def step(depth, size, batch, steps, rounds, precision, cifar_stem, backend):
         if name in errors:
             yield dict(benchmark="accelerator", case=f"{case}, {name}", error=errors[name])
         else:
-            yield measure.line("accelerator", f"{case}, {name}", "images/s", None, steps * batch / seconds[name],
-                               first_call_seconds=round(first_seconds[name], 1), pytorch=torch.__version__,
-                               cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version())
+            yield measure.line(
+                "accelerator",
+                f"{case}, {name}",
+                "images/s",
+                None,
+                steps * batch / seconds[name],
+                first_call_seconds=round(first_seconds[name], 1),
+                pytorch=torch.__version__,
+                cuda=torch.version.cuda,
+                cudnn=torch.backends.cudnn.version(),
+            )

@@ -2,11 +2,13 @@
 
     python -m benchmarks.gallery [--sizes=1000,10000]
 
-Compares `inference.similarity.search` with a baseline, which computes the full similarity matrix and partially sorts
-its rows. Both search for 24 neighbors and for pairs with a similarity of at least 0.95. The vectors have 512 dimensions
-and form 100 random clusters; 1 % of them are near-duplicates. Prints one JSON line per case. Each measurement runs in a
-separate process. The memory is the increase in peak memory, without the vectors. Requires Linux, because the peak
-memory is read and reset in /proc. The baseline is skipped for 100,000 vectors, because its matrix would take 40 GB.
+Compares `inference.similarity.search` with a baseline, which computes the full similarity matrix
+and partially sorts its rows. Both search for 24 neighbors and for pairs with a similarity of at
+least 0.95. The vectors have 512 dimensions and form 100 random clusters; 1 % of them are
+near-duplicates. Prints one JSON line per case. Each measurement runs in a separate process. The
+memory is the increase in peak memory, without the vectors. Requires Linux, because the peak memory
+is read and reset in /proc. The baseline is skipped for 100,000 vectors, because its matrix would
+take 40 GB.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def clustered_vectors(count):
         rows[:] = centers[random.integers(0, _CLUSTERS, len(rows))]
         rows += 0.5 * _WIDTH**-0.5 * random.standard_normal(rows.shape, np.float32)
         originals, copies = random.choice(len(rows), [2, len(rows) // 100], replace=False)
-        rows[copies] = rows[originals] + 1e-3 * random.standard_normal([len(copies), _WIDTH], np.float32)
+        rows[copies] = rows[originals] + 1e-3 * random.standard_normal(
+            [len(copies), _WIDTH], np.float32
+        )
         rows[:] = similarity.normalize(rows)
     return vectors
 
@@ -73,7 +77,8 @@ def reset_peak():
 def measure_one(form, count):
     """Returns the run time and memory usage of a search, and the number of pairs found. Called in a child process."""
     function = {"blocked": blocked, "plain": plain}[form]
-    function(clustered_vectors(256))  # Libraries allocate their buffers here, outside the measurement.
+    # Libraries allocate their buffers here, outside the measurement.
+    function(clustered_vectors(256))
     vectors = clustered_vectors(int(count))
     reset_peak()
     before, begin = peak_megabytes(), time.perf_counter()
@@ -85,7 +90,12 @@ def measure_one(form, count):
 def main():
     """Measures each case in its own process, and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sizes", type=measure.parse_sizes, default=_SIZES, help="comma-separated numbers of vectors")
+    parser.add_argument(
+        "--sizes",
+        type=measure.parse_sizes,
+        default=_SIZES,
+        help="comma-separated numbers of vectors",
+    )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -94,10 +104,20 @@ def main():
     measure.report_machine()
     for count in arguments.sizes:
         ours = measure.in_child("benchmarks.gallery", "--child", "blocked", count)
-        baseline = measure.in_child("benchmarks.gallery", "--child", "plain", count) if count <= _LARGEST_PLAIN else {}
+        baseline = (
+            measure.in_child("benchmarks.gallery", "--child", "plain", count)
+            if count <= _LARGEST_PLAIN
+            else {}
+        )
         for key, unit in (("seconds", "s"), ("megabytes", "MB")):
-            measure.report("gallery", f"search, {count} x {_WIDTH}", unit, ours[key], baseline.get(key),
-                           pairs=ours["pairs"])
+            measure.report(
+                "gallery",
+                f"search, {count} x {_WIDTH}",
+                unit,
+                ours[key],
+                baseline.get(key),
+                pairs=ours["pairs"],
+            )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python -m benchmarks.loss [--sizes=512,1024]
 
-Our implementation is `large_batch.blocked_nt_xent`. The baseline is `objective.add_contrastive_loss`, which keeps all
-similarities in memory. They are timed alternately in one process. Memory use is measured as the increase in peak
-memory, in a separate process for each implementation. The baseline is skipped for 2N > `_LARGEST_PLAIN`, because it
-needs about 15 GB at 2N = 32,768. Prints one JSON line per case.
+Our implementation is `large_batch.blocked_nt_xent`. The baseline is
+`objective.add_contrastive_loss`, which keeps all similarities in memory. They are timed alternately
+in one process. Memory use is measured as the increase in peak memory, in a separate process for
+each implementation. The baseline is skipped for 2N > `_LARGEST_PLAIN`, because it needs about 15 GB
+at 2N = 32,768. Prints one JSON line per case.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ _SIZES = tuple(2**power for power in range(9, 16))
 _LARGEST_PLAIN = 2**14
 _WIDTH = 128
 TEMPERATURE = 0.1
-_NUM_OUTPUTS = {"loss": 1, "loss_and_metrics": 3}  # The outputs are the loss, the accuracy and the entropy.
+# The outputs are the loss, the accuracy and the entropy.
+_NUM_OUTPUTS = {"loss": 1, "loss_and_metrics": 3}
 
 
 def plain(hidden):
     """Returns loss, accuracy and entropy, computed from all similarities at once."""
     loss, logits_ab, labels = objective.add_contrastive_loss(hidden, True, TEMPERATURE)
-    return loss, metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
+    return (
+        loss,
+        metrics.contrastive_accuracy(logits_ab, labels),
+        metrics.contrastive_entropy(logits_ab),
+    )
 
 
 def blocked(hidden):
@@ -46,7 +52,7 @@ def make_computation(form, case, size):
     def compute(hidden):
         with tf.GradientTape() as tape:
             tape.watch(hidden)
-            outputs = form(hidden)[:_NUM_OUTPUTS[case]]
+            outputs = form(hidden)[: _NUM_OUTPUTS[case]]
         return outputs, tape.gradient(outputs[0], hidden)
 
     return lambda: [tensor.numpy() for tensor in tf.nest.flatten(compute(hidden))]
@@ -56,12 +62,15 @@ def measure_seconds(case, size):
     """Returns a dict mapping implementations to seconds per call. Omits the baseline for large sizes."""
     forms = [blocked, plain] if size <= _LARGEST_PLAIN else [blocked]
     rounds = min(max(2**15 // size, 5), 31)
-    return measure.time_alternately({form.__name__: make_computation(form, case, size) for form in forms}, rounds)
+    return measure.time_alternately(
+        {form.__name__: make_computation(form, case, size) for form in forms}, rounds
+    )
 
 
 def measure_megabytes(form, case, size):
     """Returns the increase in this process's peak memory during a computation."""
-    make_computation(form, case, 16)()  # Libraries allocate their buffers here, outside the measurement.
+    # Libraries allocate their buffers here, outside the measurement.
+    make_computation(form, case, 16)()
     compute = make_computation(form, case, size)
     before = measure.peak_megabytes()
     compute()
@@ -79,7 +88,9 @@ def measure_one(quantity, case, size, form=None):
 def main():
     """Measures each case in its own process, and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sizes", type=measure.parse_sizes, default=_SIZES, help="comma-separated values of 2N")
+    parser.add_argument(
+        "--sizes", type=measure.parse_sizes, default=_SIZES, help="comma-separated values of 2N"
+    )
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -91,8 +102,10 @@ def main():
             name = f"{case}, 2N={size}"
             seconds = measure.in_child("benchmarks.loss", "--child", "seconds", case, size)
             measure.report("loss", name, "s", seconds["blocked"], seconds.get("plain"))
-            megabytes = {form: measure.in_child("benchmarks.loss", "--child", "megabytes", case, size, form)
-                         for form in seconds}
+            megabytes = {
+                form: measure.in_child("benchmarks.loss", "--child", "megabytes", case, size, form)
+                for form in seconds
+            }
             measure.report("loss", name, "MB", megabytes["blocked"], megabytes.get("plain"))
 
 

@@ -19,7 +19,8 @@ def time_alternately(functions, rounds=5):
     """Times functions alternately, so that background load affects all of them equally.
 
     Args:
-      functions: dict mapping names to functions without arguments that return when their work is done.
+      functions: dict mapping names to functions without arguments that return when their work is
+        done.
       rounds: timed calls per function, after one untimed call for compilation.
 
     Returns:
@@ -74,8 +75,8 @@ def peak_megabytes():
 def peak_of(function):
     """Calls a function, and returns its peak memory in MB.
 
-    On a GPU, this is the peak of the memory that TensorFlow has allocated, including the memory in use before the call.
-    On a CPU, it is the increase in the peak resident memory of this process.
+    On a GPU, this is the peak of the memory that TensorFlow has allocated, including the memory in
+    use before the call. On a CPU, it is the increase in the peak resident memory of this process.
     """
     import tensorflow as tf
 
@@ -106,8 +107,15 @@ def parse_sizes(text):
 def line(benchmark, case, unit, ours, baseline, **details):
     """Returns the content of a JSON line; `ratio` is ours / baseline for every unit (s, MB, images/s)."""
     ratio = round(float(ours / baseline), 3) if ours is not None and baseline else None
-    return dict(benchmark=benchmark, case=case, unit=unit, ours=_round(ours), baseline=_round(baseline), ratio=ratio,
-                **details)
+    return dict(
+        benchmark=benchmark,
+        case=case,
+        unit=unit,
+        ours=_round(ours),
+        baseline=_round(baseline),
+        ratio=ratio,
+        **details,
+    )
 
 
 def report(benchmark, case, unit, ours, baseline, **details):
@@ -125,5 +133,7 @@ def report_machine():
     import tensorflow as tf
 
     name, cores = child_processes.cpu_info()
-    line = dict(processor=name, cores=cores, python=platform.python_version(), tensorflow=tf.__version__)
+    line = dict(
+        processor=name, cores=cores, python=platform.python_version(), tensorflow=tf.__version__
+    )
     print(json.dumps(line), flush=True)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.optimizer [--depths=18,50] [--rounds=15]
 
-The baseline implements the original's formulas, one variable at a time and without the optimizer base class. Our
-optimizer and the baseline are timed alternately in one process, on separate variables. Prints one JSON line per case.
+The baseline implements the original's formulas, one variable at a time and without the optimizer
+base class. Our optimizer and the baseline are timed alternately in one process, on separate
+variables. Prints one JSON line per case.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ def plain_update(param, grad, velocity, learning_rate, momentum, weight_decay, e
     if not excluded:
         grad = grad + weight_decay * param
         param_norm, grad_norm = tf.norm(param, ord=2), tf.norm(grad, ord=2)
-        trust_ratio = tf.where(tf.greater(param_norm, 0), tf.where(
-            tf.greater(grad_norm, 0), _EETA * param_norm / grad_norm, 1.0), 1.0)
+        trust_ratio = tf.where(
+            tf.greater(param_norm, 0),
+            tf.where(tf.greater(grad_norm, 0), _EETA * param_norm / grad_norm, 1.0),
+            1.0,
+        )
     velocity = momentum * velocity + learning_rate * trust_ratio * grad
     return param - velocity, velocity
 
@@ -49,7 +53,9 @@ def make_plain_update(variables, excluded, learning_rate, momentum, weight_decay
 
     def update(gradients):
         for variable, grad, slot, is_excluded in zip(variables, gradients, slots, excluded):
-            param, velocity = plain_update(variable, grad, slot, learning_rate, momentum, weight_decay, is_excluded)
+            param, velocity = plain_update(
+                variable, grad, slot, learning_rate, momentum, weight_decay, is_excluded
+            )
             slot.assign(velocity)
             variable.assign(param)
 
@@ -60,33 +66,47 @@ def make_baseline_update(config, model, gradients):
     """Copies the model's variables. Returns a function that applies `plain_update` to the copies, and the copies."""
     linear_head = {variable.ref() for variable in model.supervised_head.variables}
     copies = [tf.Variable(variable) for variable in model.trainable_variables]
-    update = make_plain_update(copies,
-                               [v.shape.rank <= 1 or v.ref() in linear_head for v in model.trainable_variables],
-                               config.learning_rate, config.momentum, config.weight_decay)
+    update = make_plain_update(
+        copies,
+        [v.shape.rank <= 1 or v.ref() in linear_head for v in model.trainable_variables],
+        config.learning_rate,
+        config.momentum,
+        config.weight_decay,
+    )
     return tf.function(lambda: update(gradients), autograph=False), copies
 
 
 def make_gradients(model):
     """Returns random gradients. They are variables, since constants would be copied into the graphs."""
-    return [tf.Variable(tf.random.stateless_normal(variable.shape, [0, index], stddev=1e-3))
-            for index, variable in enumerate(model.trainable_variables)]
+    return [
+        tf.Variable(tf.random.stateless_normal(variable.shape, [0, index], stddev=1e-3))
+        for index, variable in enumerate(model.trainable_variables)
+    ]
 
 
 def main():
     """Prints one JSON line per network."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--depths", type=measure.parse_sizes, default=(18, 50), help="comma-separated ResNet depths")
-    parser.add_argument("--rounds", type=int, default=15, help="measurements per optimizer; the median is reported")
+    parser.add_argument(
+        "--depths", type=measure.parse_sizes, default=(18, 50), help="comma-separated ResNet depths"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="measurements per optimizer; the median is reported"
+    )
     arguments = parser.parse_args()
     measure.report_machine()
     for depth in arguments.depths:
         config = Config(resnet_depth=depth)
         model = model_lib.build_model(config, 1000)
         gradients = make_gradients(model)
-        updates = {"ours": make_our_update(config, model, gradients),
-                   "baseline": make_baseline_update(config, model, gradients)[0]}
+        updates = {
+            "ours": make_our_update(config, model, gradients),
+            "baseline": make_baseline_update(config, model, gradients)[0],
+        }
         seconds = measure.time_alternately(updates, arguments.rounds)
-        measure.report("optimizer", f"LARS, ResNet-{depth}", "s", seconds["ours"], seconds["baseline"])
+        measure.report(
+            "optimizer", f"LARS, ResNet-{depth}", "s", seconds["ours"], seconds["baseline"]
+        )
 
 
 if __name__ == "__main__":

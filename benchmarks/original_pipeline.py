@@ -1,7 +1,8 @@
 """Baseline for `benchmarks.input_pipeline`: a reimplementation of the original's view generation.
 
-The module reproduces the properties that determine the original's cost: stateful random operators, conversion of the
-whole decoded image to float for each view, and color jitter that selects each of its four steps with nested conditions.
+The module reproduces the properties that determine the original's cost: stateful random operators,
+conversion of the whole decoded image to float for each view, and color jitter that selects each of
+its four steps with nested conditions.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ def decode(item):
 def random_crop(image, size):
     """Applies an Inception-style crop and resizes the result with bicubic interpolation."""
     begin, extent, _ = tf.image.sample_distorted_bounding_box(
-        tf.shape(image), tf.constant([[[0.0, 0.0, 1.0, 1.0]]]), min_object_covered=0.1,
-        aspect_ratio_range=(3 / 4, 4 / 3), area_range=(0.08, 1.0), max_attempts=100,
-        use_image_if_no_bounding_boxes=True)
+        tf.shape(image),
+        tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+        min_object_covered=0.1,
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        area_range=(0.08, 1.0),
+        max_attempts=100,
+        use_image_if_no_bounding_boxes=True,
+    )
     crop = tf.image.crop_to_bounding_box(image, begin[0], begin[1], extent[0], extent[1])
     return tf.image.resize([crop], [size, size], tf.image.ResizeMethod.BICUBIC)[0]
 
@@ -40,10 +46,17 @@ def jitter_step(image, index, strength):
     low, high = max(1.0 - amount, 0.0), 1.0 + amount
     image = tf.cond(
         index < 2,
-        lambda: tf.cond(index < 1, lambda: random_brightness(image, amount),
-                        lambda: tf.image.random_contrast(image, low, high)),
-        lambda: tf.cond(index < 3, lambda: tf.image.random_saturation(image, low, high),
-                        lambda: tf.image.random_hue(image, 0.2 * strength)))
+        lambda: tf.cond(
+            index < 1,
+            lambda: random_brightness(image, amount),
+            lambda: tf.image.random_contrast(image, low, high),
+        ),
+        lambda: tf.cond(
+            index < 3,
+            lambda: tf.image.random_saturation(image, low, high),
+            lambda: tf.image.random_hue(image, 0.2 * strength),
+        ),
+    )
     return tf.clip_by_value(image, 0.0, 1.0)
 
 
@@ -72,6 +85,7 @@ def view(image, size, strength):
 
 def build(records, size, strength, batch_size):
     """Maps a dataset of (key, encoded image, label) to batches (views [batch_size, size, size, 6], labels)."""
+
     @tf.autograph.experimental.do_not_convert
     def two_views(key, item, label):
         image = decode(item)

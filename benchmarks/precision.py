@@ -1,9 +1,11 @@
 """Effect of half precision on accuracy, measured by complete runs in float32 and mixed_bfloat16 with multiple seeds.
 
-    python -m benchmarks.precision --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3] [--flags='--train_steps=2']
+    python -m benchmarks.precision --runs_dir=DIR [--tfds_dir=DIR] [--seeds=3]
+    [--flags='--train_steps=2']
 
-Runs the quickstart on digits and, if `--tfds_dir` is set, 200 steps of ResNet-18 on CIFAR-10 (ImageNet stem, 20 % of
-the training images). Runs with the same seed differ only in precision. Finished runs are not repeated.
+Runs the quickstart on digits and, if `--tfds_dir` is set, 200 steps of ResNet-18 on CIFAR-10
+(ImageNet stem, 20 % of the training images). Runs with the same seed differ only in precision.
+Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -19,10 +21,25 @@ import sys
 from benchmarks import measure
 
 _RECIPE = "--flagfile=paper/recipes/digits.cfg"
-_CIFAR = ("--mode=train_then_eval", "--dataset=cifar10", "--train_split=train[:20%]", "--eval_split=test",
-          "--image_size=32", "--stem=imagenet", "--resnet_depth=18", "--train_batch_size=256", "--train_steps=200",
-          "--warmup_epochs=1", "--learning_rate=0.1", "--learning_rate_scaling=sqrt", "--linear_head_learning_rate=0.1",
-          "--temperature=0.5", "--color_jitter_strength=0.5", "--nouse_blur", "--eval_protocol=linear_head,lbfgs,knn")
+_CIFAR = (
+    "--mode=train_then_eval",
+    "--dataset=cifar10",
+    "--train_split=train[:20%]",
+    "--eval_split=test",
+    "--image_size=32",
+    "--stem=imagenet",
+    "--resnet_depth=18",
+    "--train_batch_size=256",
+    "--train_steps=200",
+    "--warmup_epochs=1",
+    "--learning_rate=0.1",
+    "--learning_rate_scaling=sqrt",
+    "--linear_head_learning_rate=0.1",
+    "--temperature=0.5",
+    "--color_jitter_strength=0.5",
+    "--nouse_blur",
+    "--eval_protocol=linear_head,lbfgs,knn",
+)
 _METRICS = ("eval/lbfgs_top_1_accuracy", "eval/knn_top_1_accuracy", "eval/label_top_1_accuracy")
 
 
@@ -30,8 +47,18 @@ def run(flags, model_dir, precision, seed):
     """Returns the results of a run. Executes the run first if it has no results yet."""
     path = os.path.join(model_dir, "result.json")
     if not os.path.exists(path):
-        subprocess.run([sys.executable, "run.py", *flags, f"--model_dir={model_dir}", f"--precision={precision}",
-                        f"--seed={seed}"], check=True, stdout=sys.stderr)
+        subprocess.run(
+            [
+                sys.executable,
+                "run.py",
+                *flags,
+                f"--model_dir={model_dir}",
+                f"--precision={precision}",
+                f"--seed={seed}",
+            ],
+            check=True,
+            stdout=sys.stderr,
+        )
     with open(path) as file:
         return json.load(file)
 
@@ -54,13 +81,26 @@ def main():
     for name, flags in data_sets.items():
         flags = [*flags, *shlex.split(arguments.flags)]
         directory = os.path.join(arguments.runs_dir, name)
-        results = {precision: [run(flags, f"{directory}_{precision}_{seed}", precision, seed)
-                               for seed in range(1, arguments.seeds + 1)]
-                   for precision in ("float32", "mixed_bfloat16")}
+        results = {
+            precision: [
+                run(flags, f"{directory}_{precision}_{seed}", precision, seed)
+                for seed in range(1, arguments.seeds + 1)
+            ]
+            for precision in ("float32", "mixed_bfloat16")
+        }
         for metric in _METRICS:
-            values = {precision: [result[metric] for result in by_seed] for precision, by_seed in results.items()}
-            measure.report("precision", f"{name}, {metric}", "accuracy", statistics.mean(values["mixed_bfloat16"]),
-                           statistics.mean(values["float32"]), seeds=values)
+            values = {
+                precision: [result[metric] for result in by_seed]
+                for precision, by_seed in results.items()
+            }
+            measure.report(
+                "precision",
+                f"{name}, {metric}",
+                "accuracy",
+                statistics.mean(values["mixed_bfloat16"]),
+                statistics.mean(values["float32"]),
+                seeds=values,
+            )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
 """Peak memory and time of evaluations of a frozen encoder, for several numbers of examples.
 
-    python -m benchmarks.probing_memory [logistic_regression | mlp | contrastive] [--sizes=100000,200000]
+    python -m benchmarks.probing_memory [logistic_regression | mlp | contrastive]
+    [--sizes=100000,200000]
 
-- `logistic_regression`: `--eval_protocol=lbfgs` on 100,000 and 200,000 examples with 512 features and 20 classes. The
-  baseline is scikit-learn's LogisticRegression with StandardScaler, on features in memory.
-- `mlp`: a probe of Table 3 on the same numbers of examples with 512 features and two classes, trained for one epoch.
-  The baseline is scikit-learn's MLPClassifier with StandardScaler, on features in memory.
-- `contrastive`: `--eval_protocol=contrastive` for ResNet-50 at 224 pixels, with batches of 128, 256 and 512 images.
-  The baseline embeds all images of a batch at once.
+- `logistic_regression`: `--eval_protocol=lbfgs` on 100,000 and 200,000 examples with 512 features
+  and 20 classes. The baseline is scikit-learn's LogisticRegression with StandardScaler, on features
+  in memory.
+- `mlp`: a probe of Table 3 on the same numbers of examples with 512 features and two classes,
+  trained for one epoch. The baseline is scikit-learn's MLPClassifier with StandardScaler, on
+  features in memory.
+- `contrastive`: `--eval_protocol=contrastive` for ResNet-50 at 224 pixels, with batches of 128, 256
+  and 512 images. The baseline embeds all images of a batch at once.
 
-Prints two JSON lines per case: one with the memory in MB, and one with the time in seconds. Both lines also contain the
-results of both implementations: accuracies, or the contrastive loss. Each measurement runs in a separate process. The
-memory is the peak increase in anonymous memory. It excludes memory-mapped files, because the system can write them back
-to disk. Requires Linux, because memory usage is read from /proc.
+Prints two JSON lines per case: one with the memory in MB, and one with the time in seconds. Both
+lines also contain the results of both implementations: accuracies, or the contrastive loss. Each
+measurement runs in a separate process. The memory is the peak increase in anonymous memory. It
+excludes memory-mapped files, because the system can write them back to disk. Requires Linux,
+because memory usage is read from /proc.
 """
 
 from __future__ import annotations
@@ -29,7 +33,11 @@ import numpy as np
 from benchmarks import measure
 
 _WIDTH, _CLASSES = 512, 20
-_SIZES = {"logistic_regression": (100_000, 200_000), "mlp": (100_000, 200_000), "contrastive": (128, 256, 512)}
+_SIZES = {
+    "logistic_regression": (100_000, 200_000),
+    "mlp": (100_000, 200_000),
+    "contrastive": (128, 256, 512),
+}
 _SAMPLING_SECONDS = 0.02
 
 
@@ -86,7 +94,9 @@ def logistic_regression_ours(count):
     """Selects the l2 strength of a logistic regression, fits the model, and returns its accuracy."""
     from probing import logistic_regression
 
-    return logistic_regression.lbfgs_accuracy(in_file(count, _CLASSES), in_file(1000, _CLASSES))["accuracy"]
+    return logistic_regression.lbfgs_accuracy(in_file(count, _CLASSES), in_file(1000, _CLASSES))[
+        "accuracy"
+    ]
 
 
 def logistic_regression_baseline(count):
@@ -96,11 +106,15 @@ def logistic_regression_baseline(count):
     from probing import logistic_regression
 
     inputs, labels = in_memory(count, _CLASSES)
-    fit, held_out = model_selection.train_test_split(np.arange(count), test_size=0.2, random_state=0)
+    fit, held_out = model_selection.train_test_split(
+        np.arange(count), test_size=0.2, random_state=0
+    )
 
     def fitted(rows, l2_per_example):
         model = linear_model.LogisticRegression(C=1 / (l2_per_example * len(rows)), max_iter=300)
-        return pipeline.make_pipeline(preprocessing.StandardScaler(), model).fit(inputs[rows], labels[rows])
+        return pipeline.make_pipeline(preprocessing.StandardScaler(), model).fit(
+            inputs[rows], labels[rows]
+        )
 
     def loss(l2_per_example):
         log_probabilities = fitted(fit, l2_per_example).predict_log_proba(inputs[held_out])
@@ -139,10 +153,18 @@ def contrastive_ours(count, part_rows=None):
 
     if part_rows:
         evaluate._EMBEDDED_ROWS = part_rows
-    config = Config(dataset="digits", seed=1, image_size=224, eval_split=f"train[:{count}]", eval_batch_size=count)
+    config = Config(
+        dataset="digits",
+        seed=1,
+        image_size=224,
+        eval_split=f"train[:{count}]",
+        eval_batch_size=count,
+    )
     keras.utils.set_random_seed(1)
     model = model_lib.build_model(config, 10)
-    evaluator = evaluate.Evaluator(config, digits.digits_source(), model, tf.distribute.get_strategy())
+    evaluator = evaluate.Evaluator(
+        config, digits.digits_source(), model, tf.distribute.get_strategy()
+    )
     return evaluator.contrastive(0)["eval/contrast_loss"]
 
 
@@ -154,27 +176,47 @@ def contrastive_baseline(count):
 def main():
     """Prints two JSON lines per case."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("evaluation", nargs="?", choices=_SIZES, help="evaluation to measure (default: all)")
-    parser.add_argument("--sizes", type=measure.parse_sizes, help="comma-separated numbers of examples; multiples of "
-                        "1,000, except for `contrastive` (default: see above)")
+    parser.add_argument(
+        "evaluation", nargs="?", choices=_SIZES, help="evaluation to measure (default: all)"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=measure.parse_sizes,
+        help=(
+            "comma-separated numbers of examples; multiples of "
+            "1,000, except for `contrastive` (default: see above)"
+        ),
+    )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         name, count = arguments.child
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # The fits may stop at the maximum number of iterations.
+            # The fits may stop at the maximum number of iterations.
+            warnings.simplefilter("ignore")
             if not name.startswith("contrastive"):
-                globals()[name](1000)  # Libraries are loaded and allocate their buffers here, outside the measurement.
+                # Libraries are loaded and allocate their buffers here, outside the measurement.
+                globals()[name](1000)
             print(json.dumps(measure_call(lambda: globals()[name](int(count)))))
         return
     measure.report_machine()
     for evaluation in [arguments.evaluation] if arguments.evaluation else _SIZES:
         for count in arguments.sizes or _SIZES[evaluation]:
-            ours, baseline = (measure.in_child("benchmarks.probing_memory", "--child", f"{evaluation}_{form}", count)
-                              for form in ("ours", "baseline"))
+            ours, baseline = (
+                measure.in_child(
+                    "benchmarks.probing_memory", "--child", f"{evaluation}_{form}", count
+                )
+                for form in ("ours", "baseline")
+            )
             for key, unit in (("megabytes", "MB"), ("seconds", "s")):
-                measure.report("probing_memory", f"{evaluation}, {count:,} examples", unit, ours[key], baseline[key],
-                               results=[ours["result"], baseline["result"]])
+                measure.report(
+                    "probing_memory",
+                    f"{evaluation}, {count:,} examples",
+                    unit,
+                    ours[key],
+                    baseline[key],
+                    results=[ours["result"], baseline["result"]],
+                )
 
 
 if __name__ == "__main__":

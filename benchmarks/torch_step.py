@@ -24,14 +24,20 @@ class Block(nn.Module):
         super().__init__()
         outputs = 4 * width if bottleneck else width
         # (input channels, output channels, kernel size, stride)
-        shapes = [(inputs, width, 1, 1), (width, width, 3, strides), (width, outputs, 1, 1)] if bottleneck else [
-            (inputs, width, 3, strides), (width, outputs, 3, 1)]
+        shapes = (
+            [(inputs, width, 1, 1), (width, width, 3, strides), (width, outputs, 1, 1)]
+            if bottleneck
+            else [(inputs, width, 3, strides), (width, outputs, 3, 1)]
+        )
         self.depth = len(shapes)
         for index, shape in enumerate(shapes, 1):
             self.add_module(f"conv{index}", _convolution(*shape))
             self.add_module(f"bn{index}", nn.BatchNorm2d(shape[1]))
-        self.downsample = nn.Sequential(
-            _convolution(inputs, outputs, 1, strides), nn.BatchNorm2d(outputs)) if project else nn.Identity()
+        self.downsample = (
+            nn.Sequential(_convolution(inputs, outputs, 1, strides), nn.BatchNorm2d(outputs))
+            if project
+            else nn.Identity()
+        )
 
     def forward(self, inputs):
         """Maps [n, c, h, w] to [n, c', h / strides, w / strides]."""
@@ -51,7 +57,8 @@ class Network(nn.Module):
 
         Args:
           depth: 10, 18 or 50.
-          cifar_stem: whether the first layer is a 3x3 convolution, rather than a 7x7 convolution with max pooling.
+          cifar_stem: whether the first layer is a 3x3 convolution, rather than a 7x7 convolution
+            with max pooling.
           classes: number of classes.
           out_dim: size of the projections.
           num_layers: number of layers in the projection head.
@@ -78,7 +85,8 @@ class Network(nn.Module):
             if is_last:
                 norm.register_parameter("bias", None)
             self.projection_head[f"layer{index}"] = nn.ModuleDict(
-                dict(linear=nn.Linear(channels, outputs, bias=False), bn=norm))
+                dict(linear=nn.Linear(channels, outputs, bias=False), bn=norm)
+            )
         self.linear_head = nn.Linear(channels, classes)
 
     def forward(self, images):
@@ -107,13 +115,16 @@ def nt_xent(projections):
 def losses(network, views, labels):
     """Returns the contrastive loss and the loss of the linear head, for views [2n, 3, h, w] and labels [n]."""
     projections, logits = network(views)
-    return nt_xent(projections), functional.cross_entropy(logits.float(), torch.cat([labels, labels]))
+    return nt_xent(projections), functional.cross_entropy(
+        logits.float(), torch.cat([labels, labels])
+    )
 
 
 def make_step(network, precision="float32", backend=None):
     """Returns a function that runs one step on (views [2n, 3, h, w], labels [n]) and returns the loss as a tensor.
 
-    The optimizer is SGD with momentum, which costs less than LARS. With float16, the loss is not scaled.
+    The optimizer is SGD with momentum, which costs less than LARS. With float16, the loss is not
+    scaled.
 
     Args:
       network: a `Network`.

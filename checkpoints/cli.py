@@ -1,6 +1,6 @@
 """Describes the contents of a SimCLR checkpoint or SavedModel.
 
-    python -m checkpoints describe PATH
+python -m checkpoints describe PATH
 """
 
 from __future__ import annotations
@@ -13,12 +13,22 @@ from runtime.paths import check_weights_path
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command-line program. See `command_line.run_command` for the handling of errors and signals."""
-    parser = command_line.ArgumentParser(prog="python -m checkpoints", description=__doc__,
-                                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.ArgumentParser(
+        prog="python -m checkpoints",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("describe", help="print the format, step, network, heads and matching flags")
-    command.add_argument("path", help="a directory, a checkpoint prefix, a SavedModel, a PyTorch file "
-                         "(FILE.safetensors) or a TF Hub handle")
+    command = commands.add_parser(
+        "describe", help="print the format, step, network, heads and matching flags"
+    )
+    command.add_argument(
+        "path",
+        help=(
+            "a directory, a checkpoint prefix, a SavedModel, a PyTorch file "
+            "(FILE.safetensors) or a TF Hub handle"
+        ),
+    )
     path = parser.parse_args(arguments).path
 
     def work():

@@ -43,9 +43,17 @@ def read_description(saved_model: str) -> dict:
     if not tf.io.gfile.exists(path):
         return {}
     description = storage.read_json(path)
-    malformed = ["the file"] if not isinstance(description, dict) else [
-        name for name, is_valid in _DESCRIPTION_TYPES.items()
-        if description.get(name) is not None and not is_valid(description[name])]
+    malformed = (
+        ["the file"]
+        if not isinstance(description, dict)
+        else [
+            name
+            for name, is_valid in _DESCRIPTION_TYPES.items()
+            if description.get(name) is not None and not is_valid(description[name])
+        ]
+    )
     if malformed:
-        raise UserError(f"{path}: {malformed[0]} is malformed. Copy or export the SavedModel again.")
+        raise UserError(
+            f"{path}: {malformed[0]} is malformed. Copy or export the SavedModel again."
+        )
     return {name: value for name, value in description.items() if value is not None}

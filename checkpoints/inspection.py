@@ -22,10 +22,15 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
     """
     flags = architecture.infer_flags(file)
     if flags is None:
-        raise UserError(f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
-                        f"{len(file.shapes)} tensors). Use another checkpoint.")
+        raise UserError(
+            f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
+            f"{len(file.shapes)} tensors). Use another checkpoint."
+        )
     classes = flags.pop("num_classes")
-    return Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None), classes
+    return (
+        Config(**flags, image_size=image_size, lineareval_while_pretraining=classes is not None),
+        classes,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +40,8 @@ class CheckpointInfo:
     config: Config
     class_names: list | None
     results: dict | None
-    has_training_config: bool  # whether `config` contains recorded training settings, not only network settings
+    # whether `config` contains recorded training settings, not only network settings
+    has_training_config: bool
     step: int | None
     multi_label: bool
 
@@ -43,34 +49,43 @@ class CheckpointInfo:
 def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | None:
     """Returns the settings of the network in a weight file, as inferred by `architecture.infer_flags`.
 
-    If the run or SavedModel that contains the file records the image size, the dict also contains `image_size`. The
-    same applies to `ft_proj_selector`, the input of the linear head, if `with_head_input` is set.
+    If the run or SavedModel that contains the file records the image size, the dict also contains
+    `image_size`. The same applies to `ft_proj_selector`, the input of the linear head, if
+    `with_head_input` is set.
     """
     flags, (description, settings) = architecture.infer_flags(file), _recorded_settings(file)
     settings = select_settings(settings or {}) or {}
-    recorded = dict(image_size=description.get("image_size") or settings.get("image_size"),
-                    ft_proj_selector=settings.get("ft_proj_selector") if with_head_input else None)
-    return flags and {**flags, **{name: value for name, value in recorded.items() if value is not None}}
+    recorded = dict(
+        image_size=description.get("image_size") or settings.get("image_size"),
+        ft_proj_selector=settings.get("ft_proj_selector") if with_head_input else None,
+    )
+    return flags and {
+        **flags,
+        **{name: value for name, value in recorded.items() if value is not None},
+    }
 
 
 def _recorded_settings(file):
     """Returns the description of the SavedModel that contains a weight file, and the recorded settings.
 
-    Without a SavedModel, the description is an empty dict or, for a PyTorch file, may contain only the image size. The
-    settings are None if they are not recorded.
+    Without a SavedModel, the description is an empty dict or, for a PyTorch file, may contain only
+    the image size. The settings are None if they are not recorded.
     """
     if file.is_torch:  # The file may be in the run directory of another network.
         return {} if file.image_size is None else dict(image_size=file.image_size), None
     directory = os.path.dirname(file.path)
     is_saved_model = file.format.startswith("SavedModel")
-    description = descriptions.read_description(os.path.dirname(directory)) if is_saved_model else {}
+    description = (
+        descriptions.read_description(os.path.dirname(directory)) if is_saved_model else {}
+    )
     return description, description.get("flags") or run_directory.read_flags(directory)
 
 
 def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointInfo:
     """Returns the `CheckpointInfo` of a checkpoint or SavedModel.
 
-    The network is inferred from the tensors. All other information is read from the run or SavedModel.
+    The network is inferred from the tensors. All other information is read from the run or
+    SavedModel.
 
     Raises:
       UserError: the weights or the recorded settings are unusable.
@@ -83,16 +98,26 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
     if recorded_settings is None:
-        raise UserError(f"--checkpoint={path}: the recorded settings have values of the wrong type. Restore "
-                        "flags.json, or export the SavedModel again.")
+        raise UserError(
+            f"--checkpoint={path}: the recorded settings have values of the wrong type. Restore "
+            "flags.json, or export the SavedModel again."
+        )
     try:
         config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
-        raise UserError(f"--checkpoint={path}: the recorded settings are invalid ({str(error).rstrip('.')}). Restore "
-                        "flags.json, or export the SavedModel again.") from error
-    multi_label = not file.is_torch and description.get("multi_label", weight_files.read_classes(directory)[1])
-    names = file.class_names or (None if classes is None else [f"class {index}" for index in range(classes)])
-    results = description.get("results") or storage.read_json(os.path.join(directory, f"result_{file.step}.json"))
+        raise UserError(
+            f"--checkpoint={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
+            " Restore flags.json, or export the SavedModel again."
+        ) from error
+    multi_label = not file.is_torch and description.get(
+        "multi_label", weight_files.read_classes(directory)[1]
+    )
+    names = file.class_names or (
+        None if classes is None else [f"class {index}" for index in range(classes)]
+    )
+    results = description.get("results") or storage.read_json(
+        os.path.join(directory, f"result_{file.step}.json")
+    )
     results = results if isinstance(results, dict) and not file.is_torch else None
     step = description.get("step") if file.step is None else file.step
     return CheckpointInfo(config, names, results, settings is not None, step, multi_label)

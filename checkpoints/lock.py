@@ -1,9 +1,9 @@
 """Locks for training in a directory, for exporting to it, and for runs of the paper's tables.
 
-Only one process at a time can hold a lock. This module uses `fcntl.flock` instead of the filelock library, because
-filelock truncates the lock file before it acquires the lock. A process that cannot acquire the lock would thus erase
-the owner's name or another program's data. In addition, filelock does not support checks between opening and locking,
-and deletes the file on release.
+Only one process at a time can hold a lock. This module uses `fcntl.flock` instead of the filelock
+library, because filelock truncates the lock file before it acquires the lock. A process that cannot
+acquire the lock would thus erase the owner's name or another program's data. In addition, filelock
+does not support checks between opening and locking, and deletes the file on release.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import time
 from runtime import console, signals
 from runtime.errors import UserError
 
-TRAIN, EXPORT = "train.lock", "export.lock"  # held while training in a directory, and while exporting to it
+# held while training in a directory, and while exporting to it
+TRAIN, EXPORT = "train.lock", "export.lock"
 _MAX_OWNER_CHARACTERS = 300
 _POLL_SECONDS = 0.2
 
@@ -47,17 +48,21 @@ class InUse(UserError):
 class Lock:
     """A directory lock, held by the process that trains in the directory or exports to it.
 
-    The operating system releases the lock when the process ends, even if it crashes. If the storage does not support
-    locks (gs://, some network file systems), the directory is not locked, and training logs a warning.
+    The operating system releases the lock when the process ends, even if it crashes. If the storage
+    does not support locks (gs://, some network file systems), the directory is not locked, and
+    training logs a warning.
     """
 
-    def __init__(self, directory: str, flag: str = "--model_dir", name: str = TRAIN, wait: bool = False):
+    def __init__(
+        self, directory: str, flag: str = "--model_dir", name: str = TRAIN, wait: bool = False
+    ):
         """Locks `directory`.
 
         Args:
           directory: the directory to lock.
           flag: the flag whose value is `directory`, for error messages.
-          name: file name of the lock, relative to `directory`. Locks with different names are independent.
+          name: file name of the lock, relative to `directory`. Locks with different names are
+            independent.
           wait: whether to wait if another process holds the lock.
 
         Raises:
@@ -71,28 +76,38 @@ class Lock:
 
     def _open(self):
         try:
-            # O_NOFOLLOW is set because a link could point to another program's file, which would be truncated below.
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            # O_NOFOLLOW is set because a link could point to another program's file, which would be
+            # truncated below.
+            descriptor = os.open(
+                self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+            )
             file = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
         except OSError as error:
-            raise UserError(f"{self._flag}={self._directory}: {self._name} cannot be opened "
-                            f"({error.strerror or error}). Remove the file if it is not a regular file, or choose "
-                            "another directory.") from error
+            raise UserError(
+                f"{self._flag}={self._directory}: {self._name} cannot be opened"
+                f" ({error.strerror or error}). Remove the file if it is not a regular file, or"
+                " choose another directory."
+            ) from error
         try:
             self._lock(file)
         except BlockingIOError as error:
             owner = file.read(_MAX_OWNER_CHARACTERS).strip() or "another process"
             file.close()
-            raise InUse(f"{self._flag}={self._directory}: the directory is in use by {owner}. Wait for that run to "
-                        "end, stop it, or choose another directory.", owner) from error
+            raise InUse(
+                f"{self._flag}={self._directory}: the directory is in use by {owner}. Wait for that"
+                " run to end, stop it, or choose another directory.",
+                owner,
+            ) from error
         except OSError:
             file.close()
             return None
         content = file.read(_MAX_OWNER_CHARACTERS)
         if content and not content.startswith("process "):
             file.close()
-            raise UserError(f"{self._flag}={self._directory}: {self._name} was not written by this program. Choose "
-                            "another directory.")
+            raise UserError(
+                f"{self._flag}={self._directory}: {self._name} was not written by this program."
+                " Choose another directory."
+            )
         file.seek(0)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -116,8 +131,10 @@ class Lock:
 
     def __enter__(self) -> Lock:
         if self._file is None and self._name != EXPORT:
-            console.log(f"warning: {self._flag}={self._directory}: the file system does not support locks. Do not "
-                        "start a second run in this directory.")
+            console.log(
+                f"warning: {self._flag}={self._directory}: the file system does not support locks."
+                " Do not start a second run in this directory."
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,6 +155,8 @@ class Lock:
         except OSError:
             file_stat = None
         if file_stat is None or not os.path.samestat(file_stat, os.fstat(self._file.fileno())):
-            raise UserError(f"{self._flag}={self._directory}: the directory was removed or replaced during the run "
-                            f"({self._name} is not the file that was locked). No further files were written. Restore "
-                            "the directory, or run the same command again.")
+            raise UserError(
+                f"{self._flag}={self._directory}: the directory was removed or replaced during the"
+                f" run ({self._name} is not the file that was locked). No further files were"
+                " written. Restore the directory, or run the same command again."
+            )

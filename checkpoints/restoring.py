@@ -18,14 +18,17 @@ from sources import classes
 
 _MAX_LISTED = 3  # maximum number of mismatches in an error message
 # Model part -> prefixes of its keys in TF2 and TF1 checkpoints.
-PARTS = {"encoder": ("model/resnet_model/", "base_model/"),
-         "projection head": ("model/_projection_head/", "head_contrastive/"),
-         "linear head": ("model/supervised_head/", "head_supervised/")}
+PARTS = {
+    "encoder": ("model/resnet_model/", "base_model/"),
+    "projection head": ("model/_projection_head/", "head_contrastive/"),
+    "linear head": ("model/supervised_head/", "head_supervised/"),
+}
 
 
 def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
     """Returns a dict mapping checkpoint keys (without suffix) to the variables of the given objects."""
-    root = tf.train.Checkpoint(**trackables)  # Keep a reference, because `TrackableView` holds only a weak one.
+    # Keep a reference, because `TrackableView` holds only a weak one.
+    root = tf.train.Checkpoint(**trackables)
     view = tf.train.TrackableView(root)
     variables, seen = {}, set()
     queue = collections.deque([(root, "")])
@@ -37,7 +40,10 @@ def variables_by_key(**trackables: Any) -> dict[str, tf.Variable]:
         if isinstance(node, tf.Variable):
             variables[path] = node
         else:
-            queue.extend((child, f"{path}/{name}" if path else name) for name, child in view.children(node).items())
+            queue.extend(
+                (child, f"{path}/{name}" if path else name)
+                for name, child in view.children(node).items()
+            )
     variables.pop("save_counter", None)
     return variables
 
@@ -46,9 +52,11 @@ def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple
     """Compares two dicts that map names to shapes. Returns one line of text for each difference."""
     lines = [f"missing: {name}" for name in model_shapes if name not in file_shapes]
     lines += [f"unexpected: {name}" for name in file_shapes if name not in model_shapes]
-    return lines + [f"{name} has shape {list(file_shapes[name])} instead of {list(shape)}"
-                    for name, shape in model_shapes.items()
-                    if name in file_shapes and tuple(file_shapes[name]) != tuple(shape)]
+    return lines + [
+        f"{name} has shape {list(file_shapes[name])} instead of {list(shape)}"
+        for name, shape in model_shapes.items()
+        if name in file_shapes and tuple(file_shapes[name]) != tuple(shape)
+    ]
 
 
 def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
@@ -70,8 +78,10 @@ def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
     """If `lines` is not empty, raises a `UserError` that lists the first mismatches."""
     if lines:
         rest = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
-        raise UserError(f"{flag}: {file.path} contains a different network ({'; '.join(lines[:_MAX_LISTED])}{rest}). "
-                        f"{_remedy(inspection.network_flags(file))}")
+        raise UserError(
+            f"{flag}: {file.path} contains a different network"
+            f" ({'; '.join(lines[:_MAX_LISTED])}{rest}). {_remedy(inspection.network_flags(file))}"
+        )
 
 
 def _remedy(flags):
@@ -92,20 +102,26 @@ def _assign(variables, names, file, columns=None):
       variables: dict mapping keys to variables.
       names: dict mapping keys to names in the file.
       file: the `WeightFile`.
-      columns: None if the classes match. Otherwise, for each of the model's classes, its column in the file's linear
-        head, or -1 if the file does not contain the class.
+      columns: None if the classes match. Otherwise, for each of the model's classes, its column in
+        the file's linear head, or -1 if the file does not contain the class.
     """
     read = file.reader()
     arrays = {key: read(names[key]) for key in variables}  # Read all arrays before assigning any.
     for key, array in arrays.items():
         if not np.isfinite(array).all():
-            raise UserError(f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before training "
-                            "diverged.")
+            raise UserError(
+                f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before"
+                " training diverged."
+            )
     for key, variable in variables.items():
         array = tf.cast(arrays[key], variable.dtype)
         if columns is not None and key.startswith(PARTS["linear head"]):
             # Weights for classes that are missing from the file (column -1) remain unchanged.
-            array = tf.where(tf.constant(columns) >= 0, tf.gather(array, tf.maximum(columns, 0), axis=-1), variable)
+            array = tf.where(
+                tf.constant(columns) >= 0,
+                tf.gather(array, tf.maximum(columns, 0), axis=-1),
+                variable,
+            )
         variable.assign(array)
 
 
@@ -118,8 +134,13 @@ class LoadResult:
     lines: list  # messages for the user
 
 
-def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str = "--checkpoint",
-               class_names: list[str] | None = None) -> LoadResult:
+def load_parts(
+    model: keras.Model,
+    path: str,
+    required: Iterable[str],
+    flag: str = "--checkpoint",
+    class_names: list[str] | None = None,
+) -> LoadResult:
     """Loads the parts of `model` that match the checkpoint at `path`.
 
     Args:
@@ -127,8 +148,9 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
       path: see `weight_files.locate`.
       required: parts that must match; keys of `PARTS`.
       flag: the flag whose value is `path`, for error messages.
-      class_names: class names of the model's linear head. If the file records different names, head columns are mapped
-        by class name. If neither set of names contains the other, the head is not loaded. None disables the mapping.
+      class_names: class names of the model's linear head. If the file records different names, head
+        columns are mapped by class name. If neither set of names contains the other, the head is
+        not loaded. None disables the mapping.
 
     Returns:
       A `LoadResult`.
@@ -144,31 +166,49 @@ def load_parts(model: keras.Model, path: str, required: Iterable[str], flag: str
         part_variables = filter_by_prefix(prefixes, variables)
         file_shapes = filter_by_prefix(prefixes, file.shapes)
         differences = []
-        if part == "linear head" and part_variables and class_names and file.class_names not in (None, class_names):
+        if (
+            part == "linear head"
+            and part_variables
+            and class_names
+            and file.class_names not in (None, class_names)
+        ):
             columns = classes.match_columns(class_names, file.class_names)
-            file_shapes = {name: (*shape[:-1], len(class_names)) for name, shape in file_shapes.items()}
+            file_shapes = {
+                name: (*shape[:-1], len(class_names)) for name, shape in file_shapes.items()
+            }
             if columns is None:
-                text = classes.differences(class_names, file.class_names, "the data set", "the checkpoint")
+                text = classes.differences(
+                    class_names, file.class_names, "the data set", "the checkpoint"
+                )
                 differences = [f"different classes: {text}"]
         differences += find_mismatches(shapes_by_name(part_variables, names), file_shapes)
         if not differences:
             matching.update(part_variables)
             continue
         if part in required and part == "linear head":
-            raise UserError(f"{flag}: {file.path} contains a different linear head ({differences[0]}). Evaluate "
-                            "without the linear head (--eval_protocol=lbfgs or knn), or use a checkpoint and a data "
-                            "set with the same classes.")
+            raise UserError(
+                f"{flag}: {file.path} contains a different linear head ({differences[0]}). Evaluate"
+                " without the linear head (--eval_protocol=lbfgs or knn), or use a checkpoint and"
+                " a data set with the same classes."
+            )
         if part in required:
             raise_on_mismatches(flag, file, differences)
         not_loaded[part] = differences[0] if part_variables else "this model has none"
     _assign(matching, names, file, columns)
-    lines = [f"loaded {len(matching)} of {len(variables)} variables from {file.path} ({file.format})",
-             *(f"not loaded: {part} ({reason})" for part, reason in not_loaded.items())]
+    lines = [
+        f"loaded {len(matching)} of {len(variables)} variables from {file.path} ({file.format})",
+        *(f"not loaded: {part} ({reason})" for part, reason in not_loaded.items()),
+    ]
     if columns is not None:
-        lines.append(f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were loaded, "
-                     f"matched by name with the {len(file.class_names)} classes in the checkpoint")
+        lines.append(
+            f"linear head: {sum(column >= 0 for column in columns)} of {len(columns)} classes were"
+            f" loaded, matched by name with the {len(file.class_names)} classes in the checkpoint"
+        )
     if file.num_other_tensors:
-        lines.append(f"not loaded: {file.num_other_tensors} tensors (optimizer and counters; needed only to resume)")
+        lines.append(
+            f"not loaded: {file.num_other_tensors} tensors (optimizer and counters; needed only to"
+            " resume)"
+        )
     lines += file.notes
     return LoadResult(file, not_loaded, lines)
 
@@ -178,10 +218,16 @@ def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> Weig
     return load_parts(model, path, PARTS, flag).file
 
 
-def warm_start(model: keras.Model, path: str, required: Iterable[str] = ("encoder",),
-               class_names: list[str] | None = None) -> LoadResult:
+def warm_start(
+    model: keras.Model,
+    path: str,
+    required: Iterable[str] = ("encoder",),
+    class_names: list[str] | None = None,
+) -> LoadResult:
     """Loads the `required` parts, which must match, and any other matching parts (see `load_parts`)."""
     loaded = load_parts(model, path, required, class_names=class_names)
     if "projection head" in loaded.not_loaded and model.num_proj_layers:
-        loaded.lines.append("the projection head is initialized randomly; --proj_head_mode=none removes it")
+        loaded.lines.append(
+            "the projection head is initialized randomly; --proj_head_mode=none removes it"
+        )
     return loaded

@@ -19,8 +19,10 @@ from sources import classes
 from sources.source import Source
 
 _FLAGS, _DATA = "flags.json", "data.json"
-_LAST_STEP = "last_step"  # Key in flags.json; the number of steps also depends on the number of training examples.
-# Files that can exist before a run starts, from an evaluation or a failed start, and a key that identifies them.
+# Key in flags.json; the number of steps also depends on the number of training examples.
+_LAST_STEP = "last_step"
+# Files that can exist before a run starts, from an evaluation or a failed start, and a key that
+# identifies them.
 _OWN_KEYS = {r"images\.json": "digest", r"result(_\d+)?\.json": "global_step"}
 _RECENT_SECONDS = 600  # Newer temporary files may belong to a running evaluation.
 _SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
@@ -28,7 +30,8 @@ _SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempsta
 _TEMPORARY_FILE = re.compile(
     r"ckpt-\d+\.(index|data-\d{5}-of-\d{5})\.tempstate\d+|checkpoint\.tmp[0-9a-f]{32}"
     r"|((flags|classes|images|data|result(_\d+)?)\.json|predictions_\d+\.npz|history\.csv|(views|curves)\.png"
-    r"|gallery\.(html|pairs\.csv))\.\d+\.tmp")
+    r"|gallery\.(html|pairs\.csv))\.\d+\.tmp"
+)
 
 
 def check_writable(directory: str) -> None:
@@ -40,15 +43,17 @@ def check_writable(directory: str) -> None:
                 file.write(b"test")  # Creating an empty file succeeds even on a full disk.
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise UserError(f"--model_dir={directory}: the directory cannot be written to ({reason}). Fix its permissions, "
-                        "free up disk space, or choose another directory.") from error
+        raise UserError(
+            f"--model_dir={directory}: the directory cannot be written to ({reason}). Fix its"
+            " permissions, free up disk space, or choose another directory."
+        ) from error
 
 
 def remove_temporary_files(directory: str) -> None:
     """Deletes temporary files left by killed processes. Call this function only while holding the directory lock.
 
-    Deletes only files with names that TensorFlow or this program uses, and skips directories that contain other files.
-    Recent temporary files are kept, because a running evaluation may own them.
+    Deletes only files with names that TensorFlow or this program uses, and skips directories that
+    contain other files. Recent temporary files are kept, because a running evaluation may own them.
     """
     for name in tf.io.gfile.listdir(directory):
         name = name.rstrip("/")
@@ -57,8 +62,14 @@ def remove_temporary_files(directory: str) -> None:
             continue
         if _SHARDS_DIR.fullmatch(name) and tf.io.gfile.isdir(path):
             _remove_shards(path)
-        elif _TEMPORARY_FILE.fullmatch(name) and not tf.io.gfile.isdir(path) and (
-                not name.endswith(".tmp") or time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _RECENT_SECONDS):
+        elif (
+            _TEMPORARY_FILE.fullmatch(name)
+            and not tf.io.gfile.isdir(path)
+            and (
+                not name.endswith(".tmp")
+                or time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _RECENT_SECONDS
+            )
+        ):
             tf.io.gfile.remove(path)
 
 
@@ -84,14 +95,27 @@ def check_no_user_files(directory: str) -> None:
     """Raises `UserError` if a directory without checkpoints contains user files that a run would overwrite."""
     if (read_flags(directory) or {}).get("train_mode") is not None:
         return  # A run was started here but has not written a checkpoint yet.
-    names = (_FLAGS, weight_files.CLASSES_FILE, _DATA, "views.png", "gallery.html", "gallery.pairs.csv",
-             *training_log.FILES)
+    names = (
+        _FLAGS,
+        weight_files.CLASSES_FILE,
+        _DATA,
+        "views.png",
+        "gallery.html",
+        "gallery.pairs.csv",
+        *training_log.FILES,
+    )
     # On workers other than the chief, the directory may not exist.
     for name in sorted(tf.io.gfile.listdir(directory)) if tf.io.gfile.isdir(directory) else ():
         key = next((key for pattern, key in _OWN_KEYS.items() if re.fullmatch(pattern, name)), None)
-        if name in names or key and key not in (storage.read_json(os.path.join(directory, name)) or ()):
-            raise UserError(f"--model_dir={directory}: {name} was not written by a run and would be overwritten. "
-                            "Choose another directory, or move the file.")
+        if (
+            name in names
+            or key
+            and key not in (storage.read_json(os.path.join(directory, name)) or ())
+        ):
+            raise UserError(
+                f"--model_dir={directory}: {name} was not written by a run and would be"
+                " overwritten. Choose another directory, or move the file."
+            )
 
 
 def read_last_step(directory: str) -> int | None:
@@ -100,17 +124,28 @@ def read_last_step(directory: str) -> int | None:
     return last_step if type(last_step) is int and last_step > 0 else None
 
 
-def write_flags(directory: str, config: Config, class_names: list[str] | None, multi_label: bool = False,
-                last_step: int | None = None) -> None:
+def write_flags(
+    directory: str,
+    config: Config,
+    class_names: list[str] | None,
+    multi_label: bool = False,
+    last_step: int | None = None,
+) -> None:
     """Writes flags.json and classes.json."""
     flags = dataclasses.asdict(config)
-    storage.write_json(os.path.join(directory, _FLAGS),
-                       flags if last_step is None else {**flags, _LAST_STEP: last_step})
-    storage.write_json(os.path.join(directory, weight_files.CLASSES_FILE),
-                       dict(names=class_names, multi_label=True) if multi_label else class_names)
+    storage.write_json(
+        os.path.join(directory, _FLAGS),
+        flags if last_step is None else {**flags, _LAST_STEP: last_step},
+    )
+    storage.write_json(
+        os.path.join(directory, weight_files.CLASSES_FILE),
+        dict(names=class_names, multi_label=True) if multi_label else class_names,
+    )
 
 
-def copy_flags(config: Config, class_names: list[str] | None, multi_label: bool, directory: str) -> None:
+def copy_flags(
+    config: Config, class_names: list[str] | None, multi_label: bool, directory: str
+) -> None:
     """Copies the training run's flags.json and classes.json to `directory`, or writes them if they are missing."""
     write_flags(directory, config, class_names, multi_label)
     for name in (_FLAGS, weight_files.CLASSES_FILE):
@@ -127,21 +162,38 @@ def check_flags(config: Config) -> None:
     """
     recorded = read_flags(config.model_dir)
     if recorded is None:
-        console.log(f"warning: {config.model_dir} has no readable {_FLAGS}, so the program cannot check "
-                    "whether the flags have changed since the run was started")
+        console.log(
+            f"warning: {config.model_dir} has no readable {_FLAGS}, so the program cannot check "
+            "whether the flags have changed since the run was started"
+        )
         return
     now = dataclasses.asdict(config)
-    before = {field.name: recorded.get(field.name, field.default) for field in dataclasses.fields(Config)}
-    changes = {name: f"--{name}={before[name]} (now {now[name]})" for name in now if before[name] != now[name]}
+    before = {
+        field.name: recorded.get(field.name, field.default) for field in dataclasses.fields(Config)
+    }
+    changes = {
+        name: f"--{name}={before[name]} (now {now[name]})"
+        for name in now
+        if before[name] != now[name]
+    }
     refused = [changes[name] for name in settings_with("identity", "order") if name in changes]
     if refused and not config.allow_flag_changes:
-        raise UserError(f"--model_dir={config.model_dir}: the run was started with {', '.join(refused)}. Pass the same "
-                        "flags, choose another directory, or accept the change with --allow_flag_changes.")
+        raise UserError(
+            f"--model_dir={config.model_dir}: the run was started with {', '.join(refused)}. Pass"
+            " the same flags, choose another directory, or accept the change with"
+            " --allow_flag_changes."
+        )
     if refused:
-        console.log(f"warning: the run was started with {', '.join(refused)}; accepted because of --allow_flag_changes")
+        console.log(
+            f"warning: the run was started with {', '.join(refused)}; accepted because of"
+            " --allow_flag_changes"
+        )
     for name in settings_with("length"):
         if name in changes:
-            console.log(f"the run was started with {changes[name]}: the learning-rate schedule changes accordingly")
+            console.log(
+                f"the run was started with {changes[name]}: the learning-rate schedule changes"
+                " accordingly"
+            )
 
 
 # ----------------------------------------------------------------------------------------------------------- data
@@ -160,20 +212,29 @@ def check_data(config: Config, source: Source) -> None:
     """
     described = storage.read_json(os.path.join(config.model_dir, _DATA))
     if described is None or not isinstance(described.get("splits"), dict):
-        console.log(f"warning: {config.model_dir} has no readable {_DATA}, so the program cannot check "
-                    "whether the data has changed since the run was started")
+        console.log(
+            f"warning: {config.model_dir} has no readable {_DATA}, so the program cannot check "
+            "whether the data has changed since the run was started"
+        )
         described = {}
     changes = _data_changes(described, json.loads(json.dumps(source.describe_data())))
     before, _ = weight_files.read_classes(config.model_dir)
     if config.has_linear_head and before is not None and before != source.class_names:
-        changes.append(f"classes ({classes.differences(source.class_names, before, 'the data set', 'the run')})")
+        changes.append(
+            "classes"
+            f" ({classes.differences(source.class_names, before, 'the data set', 'the run')})"
+        )
     if not changes:
         return
-    text = (f"--dataset={config.dataset}: the data has changed since the run in {config.model_dir} was started: "
-            f"{'; '.join(changes)}")
+    text = (
+        f"--dataset={config.dataset}: the data has changed since the run in {config.model_dir} was"
+        f" started: {'; '.join(changes)}"
+    )
     if not config.allow_flag_changes:
-        raise UserError(f"{text}. Restore the data, choose another --model_dir, or accept the change with "
-                        "--allow_flag_changes.")
+        raise UserError(
+            f"{text}. Restore the data, choose another --model_dir, or accept the change with "
+            "--allow_flag_changes."
+        )
     console.log(f"warning: {text}; accepted because of --allow_flag_changes")
 
 
@@ -182,8 +243,11 @@ def _data_changes(before, now):
     changes = []
     for name, value in before.items():
         if name == "splits":
-            changes += [f"{split} has {now['splits'].get(split, 0)} examples ({count} at the start)"
-                        for split, count in value.items() if now["splits"].get(split) != count]
+            changes += [
+                f"{split} has {now['splits'].get(split, 0)} examples ({count} at the start)"
+                for split, count in value.items()
+                if now["splits"].get(split) != count
+            ]
             changes += [f"split {split} is new" for split in now["splits"] if split not in value]
         elif name == "files" and value != now.get(name):
             changes.append("the names or sizes of the files differ")

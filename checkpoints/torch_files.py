@@ -31,7 +31,8 @@ _IDENTITY_SHORTCUT = "layer1.0.downsample."
 class Contents:
     """The names and shapes of the weights in a file, and the metadata of the file."""
 
-    tensors: dict[str, str]  # Maps checkpoint keys to names. `reader` computes tensors that are not in the file.
+    # Maps checkpoint keys to names. `reader` computes tensors that are not in the file.
+    tensors: dict[str, str]
     shapes: dict[str, tuple]  # Maps checkpoint keys to shapes in the layout of a checkpoint.
     num_other_tensors: int  # Number of tensors that are not loaded, such as batch norm counters.
     image_size: int | None  # The image size is optional in the metadata.
@@ -43,13 +44,16 @@ def read_contents(path: str, flag: str) -> Contents:
     """Reads the header of the file at `path`. `flag` is the flag whose value is `path`, for error messages.
 
     Raises:
-      UserError: the file cannot be read, or it does not contain a ResNet that this program supports.
+      UserError: the file cannot be read, or it does not contain a ResNet that this program
+        supports.
     """
     import safetensors  # Imported here because only PyTorch files require it.
 
     if "://" in path:
-        raise UserError(f"{flag}={path}: {torch_names.SUFFIX} files must be on a local disk. Copy the file to a local "
-                        "disk.")
+        raise UserError(
+            f"{flag}={path}: {torch_names.SUFFIX} files must be on a local disk. Copy the file to a"
+            " local disk."
+        )
     try:
         with safetensors.safe_open(path, "numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
@@ -57,37 +61,61 @@ def read_contents(path: str, flag: str) -> Contents:
             dtypes = {name: tensor.get_dtype() for name, tensor in slices.items()}
             metadata = file.metadata() or {}
     except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"{flag}={path}: the file cannot be read ({first_line(error)}). Copy it again, or use another "
-                        "file.") from error
+        raise UserError(
+            f"{flag}={path}: the file cannot be read ({first_line(error)}). Copy it again, or use"
+            " another file."
+        ) from error
     other = {name for name in shapes if name.endswith("num_batches_tracked")}
-    head = {"model/supervised_head/linear_layer/dense/kernel": "fc.weight",
-            "model/supervised_head/linear_layer/dense/bias": "fc.bias"}
-    has_head = len(shapes.get("fc.weight", ())) == 2 and shapes.get("fc.bias") == shapes["fc.weight"][:1]
-    names, num_identities = _encoder_names(f"{flag}={path}", shapes.keys() - other - set(head.values()), shapes)
+    head = {
+        "model/supervised_head/linear_layer/dense/kernel": "fc.weight",
+        "model/supervised_head/linear_layer/dense/bias": "fc.bias",
+    }
+    has_head = (
+        len(shapes.get("fc.weight", ())) == 2 and shapes.get("fc.bias") == shapes["fc.weight"][:1]
+    )
+    names, num_identities = _encoder_names(
+        f"{flag}={path}", shapes.keys() - other - set(head.values()), shapes
+    )
     names.update(head if has_head else {})
     for name in set(names.values()) & set(shapes):
         if dtypes[name] not in _DTYPES:
-            raise UserError(f"{flag}={path}: {name} has type {dtypes[name]}. Convert the weights to float32.")
+            raise UserError(
+                f"{flag}={path}: {name} has type {dtypes[name]}. Convert the weights to float32."
+            )
     notes = []
     if num_identities:
-        notes.append("PyTorch weights: the identity shortcut of layer1.0 becomes a convolution with batch norm that "
-                     "computes the identity; in training, its batch norm uses batch statistics")
+        notes.append(
+            "PyTorch weights: the identity shortcut of layer1.0 becomes a convolution with batch"
+            " norm that computes the identity; in training, its batch norm uses batch statistics"
+        )
     if "resnet_depth" not in metadata:
-        notes.append("PyTorch weights: unlike in most PyTorch networks, images are not normalized by mean and standard "
-                     "deviation, and max pooling pads inputs of even size only at the bottom and right "
-                     "(docs/pytorch.md)")
+        notes.append(
+            "PyTorch weights: unlike in most PyTorch networks, images are not normalized by mean"
+            " and standard deviation, and max pooling pads inputs of even size only at the bottom"
+            " and right (docs/pytorch.md)"
+        )
     channels = shapes["bn1.weight"][0]
-    file_shapes = {key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
-                   for key, name in names.items()}
-    return Contents(names, {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
-                    len(shapes.keys() - set(names.values())),
-                    _integer(metadata.get("image_size"), range(8, 10**5)),
-                    _integer(metadata.get("step"), range(10**12)), notes)
+    file_shapes = {
+        key: shapes[name] if name in shapes else _replaced_tensor(name, channels).shape
+        for key, name in names.items()
+    }
+    return Contents(
+        names,
+        {key: torch_names.shape_from_torch(shape) for key, shape in file_shapes.items()},
+        len(shapes.keys() - set(names.values())),
+        _integer(metadata.get("image_size"), range(8, 10**5)),
+        _integer(metadata.get("step"), range(10**12)),
+        notes,
+    )
 
 
 def _integer(text, valid_range):
     """Converts a value from the metadata to an int. Returns None if it is missing or invalid."""
-    return int(text) if text and re.fullmatch("[0-9]{1,12}", text) and int(text) in valid_range else None
+    return (
+        int(text)
+        if text and re.fullmatch("[0-9]{1,12}", text) and int(text) in valid_range
+        else None
+    )
 
 
 def _encoder_names(location, names, shapes):
@@ -104,36 +132,56 @@ def _encoder_names(location, names, shapes):
         for name in sorted(names):
             if re.search(pattern, name):
                 raise UserError(f"{location}: {part} is not supported ({name}). {_REMEDY}")
-    width, _, kernel_size, _ = shapes["conv1.weight"] if len(shapes.get("conv1.weight", ())) == 4 else (0,) * 4
+    width, _, kernel_size, _ = (
+        shapes["conv1.weight"] if len(shapes.get("conv1.weight", ())) == 4 else (0,) * 4
+    )
     if not width:
-        raise UserError(f"{location}: the file does not contain a ResNet (no tensor conv1.weight with four axes; first "
-                        f"tensors: {', '.join(sorted(shapes)[:3])}). {_REMEDY}")
-    blocks = [{name.split(".")[1] for name in names if name.startswith(f"layer{group}.")} for group in range(1, 5)]
+        raise UserError(
+            f"{location}: the file does not contain a ResNet (no tensor conv1.weight with four"
+            f" axes; first tensors: {', '.join(sorted(shapes)[:3])}). {_REMEDY}"
+        )
+    blocks = [
+        {name.split(".")[1] for name in names if name.startswith(f"layer{group}.")}
+        for group in range(1, 5)
+    ]
     structure = ("layer1.0.conv3.weight" in names, tuple(map(len, blocks)))
     if structure not in resnet.DEPTHS.values() or width % 64 or kernel_size not in (3, 7):
-        raise UserError(f"{location}: no ResNet of depth 10 to 200 has {'-'.join(map(str, structure[1]))} "
-                        f"{'bottleneck' if structure[0] else 'basic'} blocks and conv1.weight of shape "
-                        f"{list(shapes['conv1.weight'])}. {_REMEDY}")
-    expected = {key: (torch_names.torch_name(key), shape)
-                for key, shape in encoder_shapes(*structure, width, kernel_size).items()}
+        raise UserError(
+            f"{location}: no ResNet of depth 10 to 200 has {'-'.join(map(str, structure[1]))} "
+            f"{'bottleneck' if structure[0] else 'basic'} blocks and conv1.weight of shape "
+            f"{list(shapes['conv1.weight'])}. {_REMEDY}"
+        )
+    expected = {
+        key: (torch_names.torch_name(key), shape)
+        for key, shape in encoder_shapes(*structure, width, kernel_size).items()
+    }
     missing = {name for name, _ in expected.values()} - names
-    # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a convolution there.
-    identities = {name for name in missing if name.startswith(_IDENTITY_SHORTCUT) and not structure[0]}
+    # Stock ResNet-18 and ResNet-34 have an identity shortcut in layer1.0. This program has a
+    # convolution there.
+    identities = {
+        name for name in missing if name.startswith(_IDENTITY_SHORTCUT) and not structure[0]
+    }
     if len(identities) != 5:
         identities = set()
-    for problem, unusual in (("is missing", missing - identities),
-                             ("is not supported", names - {name for name, _ in expected.values()})):
+    for problem, unusual in (
+        ("is missing", missing - identities),
+        ("is not supported", names - {name for name, _ in expected.values()}),
+    ):
         if unusual:
             raise UserError(f"{location}: {min(unusual)} {problem}. {_REMEDY}")
     for name, shape in expected.values():
         if name not in identities and torch_names.shape_from_torch(shapes[name]) != shape:
-            raise UserError(f"{location}: {name} has shape {list(shapes[name])} instead of "
-                            f"{list(torch_names.shape_to_torch(shape))}. Grouped convolutions (ResNeXt) and "
-                            f"torchvision's wide ResNets are not supported. {_REMEDY}")
+            raise UserError(
+                f"{location}: {name} has shape {list(shapes[name])} instead of "
+                f"{list(torch_names.shape_to_torch(shape))}. Grouped convolutions (ResNeXt) and "
+                f"torchvision's wide ResNets are not supported. {_REMEDY}"
+            )
     return {key: name for key, (name, _) in expected.items()}, len(identities)
 
 
-def encoder_shapes(bottleneck: bool, blocks: tuple[int, ...], width: int, stem_kernel_size: int) -> dict[str, tuple]:
+def encoder_shapes(
+    bottleneck: bool, blocks: tuple[int, ...], width: int, stem_kernel_size: int
+) -> dict[str, tuple]:
     """Returns a dict mapping the checkpoint keys of an encoder without SK and SE to shapes.
 
     Args:
@@ -145,7 +193,12 @@ def encoder_shapes(bottleneck: bool, blocks: tuple[int, ...], width: int, stem_k
     shapes = {}
 
     def add(layers, position, norm_position, kernel_size, inputs, outputs):
-        shapes[f"model/resnet_model/{layers}/{position}/conv2d/kernel"] = (kernel_size, kernel_size, inputs, outputs)
+        shapes[f"model/resnet_model/{layers}/{position}/conv2d/kernel"] = (
+            kernel_size,
+            kernel_size,
+            inputs,
+            outputs,
+        )
         for name in _NORM_VARIABLES:
             shapes[f"model/resnet_model/{layers}/{norm_position}/bn/{name}"] = (outputs,)
 
@@ -157,7 +210,14 @@ def encoder_shapes(bottleneck: bool, blocks: tuple[int, ...], width: int, stem_k
             path = f"block_groups/{group}/layers/{block}"
             outputs = 4 * filters if bottleneck else filters
             if block == 0:
-                add(f"{path}/{'projection' if bottleneck else 'shortcut'}_layers", 0, 1, 1, inputs, outputs)
+                add(
+                    f"{path}/{'projection' if bottleneck else 'shortcut'}_layers",
+                    0,
+                    1,
+                    1,
+                    inputs,
+                    outputs,
+                )
             if bottleneck:
                 add(f"{path}/conv_relu_dropblock_layers", 0, 1, 1, inputs, filters)
                 add(f"{path}/conv_relu_dropblock_layers", 3, 4, 3, filters, filters)
@@ -177,7 +237,12 @@ def _replaced_tensor(name, channels):
     layer, _, variable_name = name.removeprefix(_IDENTITY_SHORTCUT).partition(".")
     if layer == "0":
         return np.eye(channels, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
-    value = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1 - resnet.BATCH_NORM_EPSILON}[variable_name]
+    value = {
+        "weight": 1,
+        "bias": 0,
+        "running_mean": 0,
+        "running_var": 1 - resnet.BATCH_NORM_EPSILON,
+    }[variable_name]
     return np.full(channels, value, np.float32)
 
 
@@ -192,7 +257,9 @@ def reader(path: str) -> Callable[[str], np.ndarray]:
         try:
             with safetensors.safe_open(path, "numpy") as file:
                 if name not in file.keys():  # noqa: SIM118  (not a dict)
-                    return torch_names.from_torch(_replaced_tensor(name, len(file.get_tensor("bn1.weight"))))
+                    return torch_names.from_torch(
+                        _replaced_tensor(name, len(file.get_tensor("bn1.weight")))
+                    )
                 return torch_names.from_torch(file.get_tensor(name))
         except (safetensors.SafetensorError, OSError) as error:
             raise ValueError(first_line(error)) from error

@@ -5,14 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 SUFFIX = ".safetensors"
-_VARIABLE_NAMES = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
-                   "moving_variance": "running_var"}
+_VARIABLE_NAMES = {
+    "kernel": "weight",
+    "bias": "bias",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
 
 
 def torch_name(key: str) -> str:
     """Maps the checkpoint key of an encoder variable to the name of the variable in PyTorch.
 
-    Networks with selective kernels, squeeze-and-excitation or ResNet-D's stem have no equivalent in torchvision.
+    Networks with selective kernels, squeeze-and-excitation or ResNet-D's stem have no equivalent in
+    torchvision.
     """
     *path, layer_type, variable_name = key.removeprefix("model/resnet_model/").split("/")
     prefix, index = "", 1
@@ -21,7 +28,8 @@ def torch_name(key: str) -> str:
         prefix = f"layer{int(group) + 1}.{block}."
         if part in ("projection_layers", "shortcut_layers"):
             return f"{prefix}downsample.{position}.{_VARIABLE_NAMES[variable_name]}"
-        # A convolution and its batch norm take up two positions, or three in bottleneck blocks (the third is unused).
+        # A convolution and its batch norm take up two positions, or three in bottleneck blocks (the
+        # third is unused).
         index = int(position) // (3 if part == "conv_relu_dropblock_layers" else 2) + 1
     return f"{prefix}{'conv' if layer_type == 'conv2d' else 'bn'}{index}.{_VARIABLE_NAMES[variable_name]}"
 
@@ -33,16 +41,19 @@ def head_names(keys: list[str]) -> dict[str, dict[str, str]]:
       keys: checkpoint keys of a model.
 
     Returns:
-      A dict with the keys `projection_head` and `linear_head`. Each value is a dict that maps checkpoint keys to names,
-      and is empty if the model does not have that head. The names are layer0.linear.weight, layer0.bn.weight, ... for
-      the projection head, and weight and bias for the linear head.
+      A dict with the keys `projection_head` and `linear_head`. Each value is a dict that maps
+      checkpoint keys to names, and is empty if the model does not have that head. The names are
+      layer0.linear.weight, layer0.bn.weight, ... for the projection head, and weight and bias for
+      the linear head.
     """
     names = {"projection_head": {}, "linear_head": {}}
     for key in keys:
         *path, variable_name = key.split("/")
         if path[1] == "_projection_head":
             layer_type = "linear" if path[-1] == "dense" else "bn"
-            names["projection_head"][key] = f"layer{path[3]}.{layer_type}.{_VARIABLE_NAMES[variable_name]}"
+            names["projection_head"][key] = (
+                f"layer{path[3]}.{layer_type}.{_VARIABLE_NAMES[variable_name]}"
+            )
         elif path[1] == "supervised_head":
             names["linear_head"][key] = _VARIABLE_NAMES[variable_name]
     return names

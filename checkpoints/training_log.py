@@ -23,9 +23,14 @@ _PANELS = {
     "contrastive loss": {"train/contrast_loss": "training", "eval/contrast_loss": "evaluation"},
     "contrastive accuracy": {"train/contrast_acc": "training", "eval/contrast_acc": "evaluation"},
     "loss of the linear head": {"train/supervised_loss": "training"},
-    "accuracy of the linear head": {"train/supervised_acc": "training", "eval/label_top_1_accuracy": "evaluation"},
-    "accuracy of the nearest neighbors": {"eval/knn_top_1_accuracy": "10 neighbors",
-                                          "eval/knn_weighted_top_1_accuracy": "200 neighbors, weighted"},
+    "accuracy of the linear head": {
+        "train/supervised_acc": "training",
+        "eval/label_top_1_accuracy": "evaluation",
+    },
+    "accuracy of the nearest neighbors": {
+        "eval/knn_top_1_accuracy": "10 neighbors",
+        "eval/knn_weighted_top_1_accuracy": "200 neighbors, weighted",
+    },
     "11-point mAP of the linear head": {"eval/label_mean_average_precision": "evaluation"},
     "learning rate": {"learning_rate": "learning rate"},
 }
@@ -47,8 +52,16 @@ class TrainingLog:
         self._drawn_at = time.monotonic()
         self.writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
         with self.writer.as_default(step=step):
-            tf.summary.text("flags", "\n".join(["| flag | value |", "|---|---|", *(
-                f"| {name} | {json.dumps(value)} |" for name, value in settings.items())]))
+            tf.summary.text(
+                "flags",
+                "\n".join(
+                    [
+                        "| flag | value |",
+                        "|---|---|",
+                        *(f"| {name} | {json.dumps(value)} |" for name, value in settings.items()),
+                    ]
+                ),
+            )
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Adds the scalars of a step, and writes them to TensorBoard."""
@@ -56,19 +69,28 @@ class TrainingLog:
         try:
             storage.write_scalars(self.writer, step, scalars)
         except tf.errors.OpError as error:  # A failed TensorBoard write must not stop training.
-            console.log(f"warning: TensorBoard events for step {step} could not be written ({first_line(error)})")
+            console.log(
+                f"warning: TensorBoard events for step {step} could not be written"
+                f" ({first_line(error)})"
+            )
 
     def add_results(self, step: int, results: Mapping[str, float]) -> None:
         """Adds the results of an evaluation, and writes history.csv and curves.png, but no TensorBoard events."""
-        row = {"step": step, **{name: value for name, value in results.items() if name != "global_step"}}
+        row = {
+            "step": step,
+            **{name: value for name, value in results.items() if name != "global_step"},
+        }
         # When a run resumes, the evaluation of its last step is repeated.
-        self._rows = [other for other in self._rows if other["step"] != step or other.keys() != row.keys()] + [row]
+        self._rows = [
+            other for other in self._rows if other["step"] != step or other.keys() != row.keys()
+        ] + [row]
         self.write(is_last=True)
 
     def write(self, is_last: bool) -> None:
         """Writes history.csv. Also writes curves.png, at most once a minute unless `is_last` is True.
 
-        If a file cannot be written, logs a warning instead of raising an error, because training must continue.
+        If a file cannot be written, logs a warning instead of raising an error, because training
+        must continue.
         """
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         text = io.StringIO()
@@ -97,8 +119,10 @@ def read_history(directory: str) -> list[dict[str, float]]:
         with tf.io.gfile.GFile(path, "rb") as file:
             lines = [line.split(",") for line in file.read().decode(errors="replace").splitlines()]
     except tf.errors.OpError as error:
-        raise UserError(f"{path}: the file cannot be read ({first_line(error)}). Make it readable, or remove it."
-                        ) from error
+        raise UserError(
+            f"{path}: the file cannot be read ({first_line(error)}). Make it readable, or"
+            " remove it."
+        ) from error
     history = []
     for line in lines[1:]:
         try:
@@ -111,7 +135,8 @@ def read_history(directory: str) -> list[dict[str, float]]:
 
 def draw_curves(rows: list[dict[str, float]]) -> bytes:
     """Returns a PNG image with one panel per metric. Each item of `rows` is a dict with a step and its metrics."""
-    from matplotlib import figure as mpl_figure  # Imported here because the import takes half a second.
+    # Imported here because the import takes half a second.
+    from matplotlib import figure as mpl_figure
 
     names = {name for row in rows for name in row}
     panels = {title: lines for title, lines in _PANELS.items() if names & lines.keys()}

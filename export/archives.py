@@ -16,11 +16,17 @@ ARCHIVE_SUFFIX = ".tar.gz"
 def archive(saved_model: str, path: str) -> str:
     """Writes a TF Hub archive (.tar.gz) with a model card (.md) next to it, and returns the path of the card.
 
-    Both files are written to a temporary directory and then renamed. Raises `UserError` if either file exists.
+    Both files are written to a temporary directory and then renamed. Raises `UserError` if either
+    file exists.
     """
     card = card_path(path)
-    with tempfile.TemporaryDirectory(prefix=saving.TEMP_PREFIX, dir=os.path.dirname(path) or ".") as scratch:
-        temporary_paths = {path: os.path.join(scratch, "archive"), card: os.path.join(scratch, "card")}
+    with tempfile.TemporaryDirectory(
+        prefix=saving.TEMP_PREFIX, dir=os.path.dirname(path) or "."
+    ) as scratch:
+        temporary_paths = {
+            path: os.path.join(scratch, "archive"),
+            card: os.path.join(scratch, "card"),
+        }
         with tarfile.open(temporary_paths[path], "w:gz") as tar:
             tar.add(os.path.realpath(saved_model), arcname=".")
         with open(temporary_paths[card], "w", encoding="utf-8") as file:

@@ -3,8 +3,9 @@
     python -m export --checkpoint=CHECKPOINT --export_dir=DIR [--archive=FILE.tar.gz]
     python -m export torch --checkpoint=CHECKPOINT --out=FILE.safetensors
 
-The first command writes a SavedModel. The second command writes the encoder and the heads for PyTorch, and a model card
-FILE.md with the code that loads them (see `python -m export torch --help`).
+The first command writes a SavedModel. The second command writes the encoder and the heads for
+PyTorch, and a model card FILE.md with the code that loads them (see `python -m export torch
+--help`).
 """
 
 from __future__ import annotations
@@ -26,18 +27,33 @@ selective kernels or squeeze-and-excitation are not supported.
 
 
 def _parser(torch):
-    parser = command_line.ArgumentParser(prog=f"python -m export{' torch' if torch else ''}",
-                                         description=_TORCH if torch else __doc__,
-                                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="a directory, a checkpoint prefix, a SavedModel, a PyTorch "
-                        "file (FILE.safetensors) or a TF Hub handle")
+    parser = command_line.ArgumentParser(
+        prog=f"python -m export{' torch' if torch else ''}",
+        description=_TORCH if torch else __doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        help=(
+            "a directory, a checkpoint prefix, a SavedModel, a PyTorch "
+            "file (FILE.safetensors) or a TF Hub handle"
+        ),
+    )
     if torch:
         parser.add_argument("--out", required=True, help="path of the new file, FILE.safetensors")
     else:
-        parser.add_argument("--export_dir", required=True, help="new or empty directory for the SavedModel")
-        parser.add_argument("--archive", help="also write a TF Hub archive FILE.tar.gz and a model card FILE.md")
-    parser.add_argument("--image_size", type=command_line.parse_image_size,
-                        help="image size in pixels (default: the image size of the run, or 224)")
+        parser.add_argument(
+            "--export_dir", required=True, help="new or empty directory for the SavedModel"
+        )
+        parser.add_argument(
+            "--archive", help="also write a TF Hub archive FILE.tar.gz and a model card FILE.md"
+        )
+    parser.add_argument(
+        "--image_size",
+        type=command_line.parse_image_size,
+        help="image size in pixels (default: the image size of the run, or 224)",
+    )
     return parser
 
 
@@ -54,7 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
             torch_weights.export_torch(arguments.checkpoint, arguments.out, arguments.image_size)
         else:
             exporting = tensorflow_startup.load("export.exporting")
-            exporting.export_checkpoint(arguments.checkpoint, arguments.export_dir, arguments.archive,
-                                        arguments.image_size)
+            exporting.export_checkpoint(
+                arguments.checkpoint, arguments.export_dir, arguments.archive, arguments.image_size
+            )
 
     command_line.run_stoppable(parser.prog, work)

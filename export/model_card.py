@@ -8,7 +8,11 @@ import re
 from checkpoints import descriptions
 from runtime import console
 
-_TRAINED = {"pretrain": "pretrained", "finetune": "fine-tuned from a SimCLR encoder", "supervised": "trained on labels"}
+_TRAINED = {
+    "pretrain": "pretrained",
+    "finetune": "fine-tuned from a SimCLR encoder",
+    "supervised": "trained on labels",
+}
 
 
 def _escape_html(text):
@@ -25,19 +29,34 @@ def model_card(saved_model: str) -> str:
     """Returns a Markdown page that describes a SavedModel's inputs, outputs, training settings and results."""
     description = descriptions.read_description(saved_model)
     flags = description.get("flags") or {}
-    settings = "\n".join(f"    --{_escape_html(name)}={_escape_html(value)}" for name, value in sorted(flags.items()))
+    settings = "\n".join(
+        f"    --{_escape_html(name)}={_escape_html(value)}" for name, value in sorted(flags.items())
+    )
     results = "\n".join(
         f"| {escape_markdown(name)} | {value:.4f} |"
-        for name, value in sorted((description.get("results") or {}).items()) if isinstance(value, float))
+        for name, value in sorted((description.get("results") or {}).items())
+        if isinstance(value, float)
+    )
     classes = description.get("class_names")
     head = "The model has no linear head."
     if classes:
-        class_list = ", ".join([*map(escape_markdown, classes[:10]), *(["..."] if len(classes) > 10 else [])])
+        class_list = ", ".join(
+            [*map(escape_markdown, classes[:10]), *(["..."] if len(classes) > 10 else [])]
+        )
         head = f"`logits_sup` contains the logits of {len(classes)} classes: {class_list}."
-    data = " Trained on {dataset} ({train_split}).".format(
-        **{name: escape_markdown(value) for name, value in flags.items()}) if flags else ""
-    steps = f" Training length: {description['step']:,} steps." if description.get("step") is not None else ""
-    return f"""# {escape_markdown(description.get('network'))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
+    data = (
+        " Trained on {dataset} ({train_split}).".format(
+            **{name: escape_markdown(value) for name, value in flags.items()}
+        )
+        if flags
+        else ""
+    )
+    steps = (
+        f" Training length: {description['step']:,} steps."
+        if description.get("step") is not None
+        else ""
+    )
+    return f"""# {escape_markdown(description.get("network"))}, {_TRAINED[flags.get("train_mode", "pretrain")]}
 
 An image encoder from an implementation of SimCLR: *A Simple Framework for Contrastive Learning of Visual
 Representations* (Chen, Kornblith, Norouzi, Hinton, 2020, arXiv:2002.05709).{data}{steps}
@@ -50,7 +69,7 @@ layer = hub.KerasLayer(HANDLE, trainable=False, output_key="final_avg_pool")  # 
 h = layer(images)  # float32 [n, height, width, 3] in [0, 1], no mean subtraction
 ```
 
-The image size is {description['image_size']} pixels. Without `output_key`, the layer returns a dict of `initial_conv`,
+The image size is {description["image_size"]} pixels. Without `output_key`, the layer returns a dict of `initial_conv`,
 `initial_max_pool`, `block_group1` to `block_group4` and `final_avg_pool`. If the model has a projection head, the dict
 also contains `proj_head_input` and `proj_head_output`; if it has a linear head, `logits_sup`. The signature
 `serving_default` returns the same outputs; `serving_uint8` first crops and resizes uint8 images of any size. {head}

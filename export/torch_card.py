@@ -15,30 +15,47 @@ from export import model_card
 _MAX_CLASSES = 10  # The linear head's file contains the names of all classes.
 
 
-def torch_card(config: Config, step: int | None, class_names: list[str] | None,
-               tensors: dict[str, dict[str, np.ndarray]], file_name: str) -> str:
+def torch_card(
+    config: Config,
+    step: int | None,
+    class_names: list[str] | None,
+    tensors: dict[str, dict[str, np.ndarray]],
+    file_name: str,
+) -> str:
     """Returns a model card with the code that loads a network in PyTorch.
 
     Args:
       config: settings of the network.
       step: training step, or None if unknown.
       class_names: names of the linear head's classes, or None if unknown.
-      tensors: dict that maps `encoder`, `projection_head` and `linear_head` to dicts of arrays by name. The dict of a
-        head that the network does not have is empty.
+      tensors: dict that maps `encoder`, `projection_head` and `linear_head` to dicts of arrays by
+        name. The dict of a head that the network does not have is empty.
       file_name: name of the encoder's file.
     """
     size = config.image_size
     stem = "the CIFAR stem" if config.cifar_stem else "the ImageNet stem"
-    width = "the standard number of channels" if config.width_multiplier == 1 else (
-        f"{config.width_multiplier} times the standard number of channels")
+    width = (
+        "the standard number of channels"
+        if config.width_multiplier == 1
+        else (f"{config.width_multiplier} times the standard number of channels")
+    )
     steps = "" if step is None else f" after {step:,} training steps"
-    differences = "\n".join(f"| {part} | {here} | {stock} |" for part, here, stock in _differences(config))
-    code = {library: "\n".join(_loading_lines(config, library, file_name)) for library in ("torchvision", "timm")}
+    differences = "\n".join(
+        f"| {part} | {here} | {stock} |" for part, here, stock in _differences(config)
+    )
+    code = {
+        library: "\n".join(_loading_lines(config, library, file_name))
+        for library in ("torchvision", "timm")
+    }
     resized = round(size / data_util.CROP_PROPORTION) if config.center_crop_eval else size
-    pooling = "" if config.cifar_stem else f"""
+    pooling = (
+        ""
+        if config.cifar_stem
+        else f"""
 The code is for images of {size} x {size} pixels, and for all heights and widths that leave a remainder of
 {"0 or 3" if _pools_even_size(size) else "1 or 2"} when divided by 4. For other sizes, {_other_pooling(size)}.
 """
+    )
     return f"""# Encoder {config.network_name} for PyTorch
 
 The encoder of a SimCLR network{steps}: a ResNet-{config.resnet_depth} with {stem} and {width}. The
@@ -113,23 +130,39 @@ def _loading_lines(config, library, file_name):
     """Returns the lines of code that build and load the encoder with torchvision or timm."""
     bottleneck, blocks = resnet.DEPTHS[config.resnet_depth]
     block, width = "Bottleneck" if bottleneck else "BasicBlock", 64 * config.width_multiplier
-    lines = ["from safetensors.torch import load_file", "from torch import nn",
-             f"from {library}.models.resnet import {block}, ResNet", ""]
+    lines = [
+        "from safetensors.torch import load_file",
+        "from torch import nn",
+        f"from {library}.models.resnet import {block}, ResNet",
+        "",
+    ]
     arguments, wide = f"{block}, {list(blocks)}", config.width_multiplier > 1
     if library == "timm":
         arguments += ", num_classes=0"
-        if wide:  # With a deep stem, `stem_width` sets the width of the network. `conv1` is replaced below.
+        if wide:
+            # With a deep stem, `stem_width` sets the width of the network. `conv1` is replaced
+            # below.
             channels = [width * 2**group for group in range(len(blocks))]
             arguments += f', stem_type="deep", stem_width={width // 2}, channels={channels}'
     elif wide:
-        lines += ["class WideResNet(ResNet):",
-                  "    def _make_layer(self, block, planes, blocks, **options):",
-                  f"        self.inplanes = max(self.inplanes, {width})",
-                  f"        return super()._make_layer(block, {config.width_multiplier} * planes, blocks, **options)",
-                  ""]
-    lines.append(f"model = {'WideResNet' if wide and library == 'torchvision' else 'ResNet'}({arguments})")
+        lines += [
+            "class WideResNet(ResNet):",
+            "    def _make_layer(self, block, planes, blocks, **options):",
+            f"        self.inplanes = max(self.inplanes, {width})",
+            (
+                f"        return super()._make_layer(block, {config.width_multiplier} * planes,"
+                " blocks, **options)"
+            ),
+            "",
+        ]
+    lines.append(
+        f"model = {'WideResNet' if wide and library == 'torchvision' else 'ResNet'}({arguments})"
+    )
     if config.cifar_stem:
-        lines.append(f"model.conv1, model.maxpool = nn.Conv2d(3, {width}, 3, 1, 1, bias=False), nn.Identity()")
+        lines.append(
+            f"model.conv1, model.maxpool = nn.Conv2d(3, {width}, 3, 1, 1, bias=False),"
+            " nn.Identity()"
+        )
     elif wide:
         lines.append(f"model.conv1 = nn.Conv2d(3, {width}, 7, 2, 3, bias=False)")
     if wide and library == "torchvision":
@@ -137,8 +170,10 @@ def _loading_lines(config, library, file_name):
     if not config.cifar_stem and _pools_even_size(config.image_size):
         lines.append("model.maxpool = nn.MaxPool2d(3, 2, ceil_mode=True)")
     if not bottleneck:
-        lines.append(f"model.layer1[0].downsample = nn.Sequential("
-                     f"nn.Conv2d({width}, {width}, 1, bias=False), nn.BatchNorm2d({width}))")
+        lines.append(
+            "model.layer1[0].downsample = nn.Sequential("
+            f"nn.Conv2d({width}, {width}, 1, bias=False), nn.BatchNorm2d({width}))"
+        )
     if library == "torchvision":
         lines.append("model.fc = nn.Identity()")
     return [*lines, f"model.load_state_dict(load_file({_quote(file_name)}))"]
@@ -148,17 +183,44 @@ def _differences(config):
     """Returns rows (part, this network, stock ResNets) for the table that lists the differences."""
     rows = []
     if config.cifar_stem:
-        rows.append(("stem", "a 3x3 convolution with stride 1, no max pooling",
-                     "a 7x7 convolution with stride 2, max pooling"))
+        rows.append(
+            (
+                "stem",
+                "a 3x3 convolution with stride 1, no max pooling",
+                "a 7x7 convolution with stride 2, max pooling",
+            )
+        )
     elif _pools_even_size(config.image_size):
-        rows.append(("3x3 max pooling with stride 2", "pads inputs of even size at the bottom and right only (`SAME`)",
-                     "pads all four sides"))
+        rows.append(
+            (
+                "3x3 max pooling with stride 2",
+                "pads inputs of even size at the bottom and right only (`SAME`)",
+                "pads all four sides",
+            )
+        )
     if not resnet.DEPTHS[config.resnet_depth][0]:
-        rows.append(("shortcut of the first block (`layer1.0`)", "1x1 convolution and batch norm", "identity"))
+        rows.append(
+            (
+                "shortcut of the first block (`layer1.0`)",
+                "1x1 convolution and batch norm",
+                "identity",
+            )
+        )
     if config.width_multiplier > 1:
-        rows.append(("number of channels", f"{config.width_multiplier} times as many in all layers",
-                     "`width_per_group` and `base_width` widen only the inner convolution of bottleneck blocks"))
-    return [*rows, ("input", "RGB in [0, 1]", "normalized by the mean and standard deviation of ImageNet")]
+        rows.append(
+            (
+                "number of channels",
+                f"{config.width_multiplier} times as many in all layers",
+                (
+                    "`width_per_group` and `base_width` widen only the inner convolution of"
+                    " bottleneck blocks"
+                ),
+            )
+        )
+    return [
+        *rows,
+        ("input", "RGB in [0, 1]", "normalized by the mean and standard deviation of ImageNet"),
+    ]
 
 
 def _heads_section(config, class_names, tensors, file_name):
@@ -168,9 +230,11 @@ def _heads_section(config, class_names, tensors, file_name):
     if projection:
         count = sum(name.endswith(".linear.weight") for name in projection)
         shapes = [projection[f"layer{index}.linear.weight"].shape[::-1] for index in range(count)]
-        layers = "".join(f"    layer{index}=layer({inputs}, {outputs})"
-                         + (f", relu{index}=nn.ReLU(),\n" if index < count - 1 else "))\n")
-                         for index, (inputs, outputs) in enumerate(shapes))
+        layers = "".join(
+            f"    layer{index}=layer({inputs}, {outputs})"
+            + (f", relu{index}=nn.ReLU(),\n" if index < count - 1 else "))\n")
+            for index, (inputs, outputs) in enumerate(shapes)
+        )
         text += f"""## Projection head
 
 The output is the projection z, [n, {shapes[-1][1]}]. The batch norm of the last layer has no offset, so its bias is 0.
@@ -195,8 +259,11 @@ z = head.eval()(h)
         known = ""
         if class_names:
             names = ", ".join(map(model_card.escape_markdown, class_names[:_MAX_CLASSES]))
-            more = ", ... (the metadata `class_names` of the file lists all of them)" if len(
-                class_names) > _MAX_CLASSES else ""
+            more = (
+                ", ... (the metadata `class_names` of the file lists all of them)"
+                if len(class_names) > _MAX_CLASSES
+                else ""
+            )
             known = f" The classes are: {names}{more}."
         text += f"""## Linear head
 

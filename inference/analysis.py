@@ -20,7 +20,11 @@ _MAP_COMPONENTS = 50  # number of principal components that t-SNE and UMAP recei
 
 def outlier_scores(neighbors: similarity.Neighbors, k: int) -> np.ndarray:
     """Returns the mean similarity of each vector to its k nearest neighbors, float32 [n]. Outliers have low values."""
-    return neighbors.similarities[:, :k].mean(1) if neighbors.similarities.size else np.ones(len(neighbors.indices))
+    return (
+        neighbors.similarities[:, :k].mean(1)
+        if neighbors.similarities.size
+        else np.ones(len(neighbors.indices))
+    )
 
 
 def mean_similarity(vectors: np.ndarray) -> float:
@@ -38,8 +42,8 @@ def mean_similarity(vectors: np.ndarray) -> float:
 def _one_thread():
     """Returns a context manager that limits scikit-learn to one thread.
 
-    With one thread, the result does not depend on the number of cores. With a few hundred vectors, multiple threads
-    would also spend most of the time waiting for each other.
+    With one thread, the result does not depend on the number of cores. With a few hundred vectors,
+    multiple threads would also spend most of the time waiting for each other.
     """
     import threadpoolctl
 
@@ -67,7 +71,8 @@ class Clusters:
 def default_num_clusters(count: int) -> int:
     """Returns the default number of clusters for `count` vectors.
 
-    This is the square root of `count` / 2, rounded and limited to the range from 2 to 20, but at most `count`.
+    This is the square root of `count` / 2, rounded and limited to the range from 2 to 20, but at
+    most `count`.
     """
     return min(max(2, min(round((count / 2) ** 0.5), _MAX_DEFAULT_CLUSTERS)), count)
 
@@ -77,7 +82,8 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
 
     Args:
       vectors: result of `similarity.normalize`, float32 [n, d].
-      num_clusters: maximum number of clusters, at most n. Fewer distinct vectors result in fewer clusters.
+      num_clusters: maximum number of clusters, at most n. Fewer distinct vectors result in fewer
+        clusters.
       seed: seed for the initial centers.
       num_typical: maximum number of typical vectors per cluster.
     """
@@ -88,17 +94,20 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
     else:
         estimator = cluster.KMeans(num_clusters, random_state=seed, n_init=3)
     with warnings.catch_warnings(), _one_thread():
-        warnings.simplefilter("ignore")  # Duplicates may leave clusters empty. Empty clusters are dropped below.
+        # Duplicates may leave clusters empty. Empty clusters are dropped below.
+        warnings.simplefilter("ignore")
         found = estimator.fit_predict(vectors)
     sizes = np.bincount(found, minlength=num_clusters)
-    order = np.argsort(-sizes, kind="stable")[:np.count_nonzero(sizes)]
+    order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
     centers = similarity.normalize(estimator.cluster_centers_)
     rank = np.zeros(num_clusters, np.int64)
     rank[order] = np.arange(len(order))
     typical = []
     for number in order:
         members = np.flatnonzero(found == number)
-        typical.append(members[np.argsort(-(vectors[members] @ centers[number]), kind="stable")[:num_typical]])
+        typical.append(
+            members[np.argsort(-(vectors[members] @ centers[number]), kind="stable")[:num_typical]]
+        )
     return Clusters(rank[found], sizes[order], typical)
 
 
@@ -108,8 +117,8 @@ def find_clusters(vectors: np.ndarray, num_clusters: int, seed: int, num_typical
 def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
     """Maps vectors to two dimensions, so that similar vectors are close to each other.
 
-    Uses UMAP if the package `umap-learn` is installed, and otherwise t-SNE. With fewer than 10 vectors, or if all
-    vectors are equal, uses the first two principal components.
+    Uses UMAP if the package `umap-learn` is installed, and otherwise t-SNE. With fewer than 10
+    vectors, or if all vectors are equal, uses the first two principal components.
 
     Args:
       vectors: result of `similarity.normalize`, float32 [n, d].
@@ -126,18 +135,24 @@ def map_points(vectors: np.ndarray, seed: int) -> tuple[np.ndarray, str]:
 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # UMAP warns that a seed disables its threads.
-                points = umap.UMAP(n_neighbors=min(15, len(vectors) - 1), random_state=seed).fit_transform(components)
+                points = umap.UMAP(
+                    n_neighbors=min(15, len(vectors) - 1), random_state=seed
+                ).fit_transform(components)
             method = "UMAP"
         else:
             from sklearn import manifold
 
-            tsne = manifold.TSNE(perplexity=min(30.0, (len(vectors) - 1) / 3), random_state=seed,
-                                 init=(points / scale * 1e-4).astype(np.float32))
+            tsne = manifold.TSNE(
+                perplexity=min(30.0, (len(vectors) - 1) / 3),
+                random_state=seed,
+                init=(points / scale * 1e-4).astype(np.float32),
+            )
             with _one_thread():
                 points = tsne.fit_transform(components)
             method = "t-SNE"
     if np.ptp(points[:, 1]) > np.ptp(points[:, 0]):
-        points = points[:, ::-1]  # The orientation is arbitrary, and screens are usually wider than they are high.
+        # The orientation is arbitrary, and screens are usually wider than they are high.
+        points = points[:, ::-1]
     points = points - points.min(0)
     return points / max(points.max(initial=0), 1e-12), method
 
@@ -147,7 +162,8 @@ def _principal_components(vectors):
     centered = vectors - vectors.mean(0)
     left, values, _ = np.linalg.svd(centered, full_matrices=False)
     components = (left * values)[:, :_MAP_COMPONENTS]
-    # The sign of a component is arbitrary. Fixing it makes the map independent of the linear algebra library.
+    # The sign of a component is arbitrary. Fixing it makes the map independent of the linear
+    # algebra library.
     largest = components[np.abs(components).argmax(0), np.arange(components.shape[1])]
     components = components * np.where(largest < 0, -1, 1)
     return np.pad(components, [(0, 0), (0, max(0, 2 - components.shape[1]))]).astype(np.float32)
@@ -170,10 +186,10 @@ def predict_from_neighbors(indices: np.ndarray, labels: np.ndarray, num_classes:
     """
     predictions = np.zeros(len(indices), np.int64)
     for begin in range(0, len(indices), _BLOCK_ROWS):
-        votes = labels[indices[begin:begin + _BLOCK_ROWS]]
+        votes = labels[indices[begin : begin + _BLOCK_ROWS]]
         cells = votes + num_classes * np.arange(len(votes))[:, None]
         counts = np.bincount(cells.ravel(), minlength=len(votes) * num_classes)
-        predictions[begin:begin + _BLOCK_ROWS] = counts.reshape(len(votes), num_classes).argmax(1)
+        predictions[begin : begin + _BLOCK_ROWS] = counts.reshape(len(votes), num_classes).argmax(1)
     return predictions
 
 
@@ -199,6 +215,12 @@ def confusions(labels: np.ndarray, predictions: np.ndarray, limit: int) -> list[
     wrong = np.flatnonzero(labels != predictions)
     counts = collections.Counter(zip(labels[wrong].tolist(), predictions[wrong].tolist()))
     most_frequent = sorted(counts, key=lambda pair: (-counts[pair], pair))[:limit]
-    return [Confusion(label, predicted, counts[label, predicted] / np.count_nonzero(labels == label),
-                      wrong[(labels[wrong] == label) & (predictions[wrong] == predicted)])
-            for label, predicted in most_frequent]
+    return [
+        Confusion(
+            label,
+            predicted,
+            counts[label, predicted] / np.count_nonzero(labels == label),
+            wrong[(labels[wrong] == label) & (predictions[wrong] == predicted)],
+        )
+        for label, predicted in most_frequent
+    ]

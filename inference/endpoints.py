@@ -22,15 +22,17 @@ NOTHING_WRITTEN = "nothing was written; run the same command again"
 
 def uses_center_crop(description: dict, size: int) -> bool:
     """Returns whether a model with the given description is evaluated on center crops at image size `size`."""
-    return Config(image_size=size, eval_center_crop=description.get("eval_center_crop", True)).center_crop_eval
+    return Config(
+        image_size=size, eval_center_crop=description.get("eval_center_crop", True)
+    ).center_crop_eval
 
 
 def find_images(inputs: list[str]) -> dict[str, str]:
     """Returns a dict mapping the paths of image files to names for the output.
 
     Args:
-      inputs: image files, and folders to search recursively. If the only input is a folder, names are relative to this
-        folder.
+      inputs: image files, and folders to search recursively. If the only input is a folder, names
+        are relative to this folder.
 
     Raises:
       UserError: an input does not exist, or there are no images.
@@ -44,7 +46,10 @@ def find_images(inputs: list[str]) -> dict[str, str]:
             raise UserError(f"INPUT={path}: no such file or folder. Check the path.")
         images = image_files.find_images(path) if os.path.isdir(path) else [path]
         if not images:
-            raise UserError(f"INPUT={path}: no images found ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the path.")
+            raise UserError(
+                f"INPUT={path}: no images found ({', '.join(image_files.IMAGE_SUFFIXES)}). Check"
+                " the path."
+            )
         paths += images
     is_one_folder = len(inputs) == 1 and os.path.isdir(path)
     return {image: os.path.relpath(image, path) if is_one_folder else image for image in paths}
@@ -53,7 +58,8 @@ def find_images(inputs: list[str]) -> dict[str, str]:
 def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
     """Returns a dict mapping image paths to class names. The dict is empty if the images have no classes.
 
-    Images have classes only if the only input is a folder in which `folders.folder_source` finds at least two classes.
+    Images have classes only if the only input is a folder in which `folders.folder_source` finds at
+    least two classes.
 
     Args:
       inputs: see `find_images`.
@@ -69,7 +75,10 @@ def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
     if (source.num_classes or 1) < 2:
         return {}
     paths, labels = source.labeled_paths()
-    classes = {os.path.relpath(image, source.root): source.class_names[label] for image, label in zip(paths, labels)}
+    classes = {
+        os.path.relpath(image, source.root): source.class_names[label]
+        for image, label in zip(paths, labels)
+    }
     return {image: classes[name] for image, name in names.items() if name in classes}
 
 
@@ -84,8 +93,11 @@ def _newest_saved_model(path):
     exports = os.path.join(path, "saved_model")
     if path.startswith(("http://", "https://")) or not tf.io.gfile.isdir(exports):
         return path
-    steps = [int(name) for name in (name.rstrip("/") for name in tf.io.gfile.listdir(exports)) if name.isdecimal()
-             and tf.io.gfile.exists(os.path.join(exports, name, "saved_model.pb"))]
+    steps = [
+        int(name)
+        for name in (name.rstrip("/") for name in tf.io.gfile.listdir(exports))
+        if name.isdecimal() and tf.io.gfile.exists(os.path.join(exports, name, "saved_model.pb"))
+    ]
     return os.path.join(exports, str(max(steps))) if steps else path
 
 
@@ -93,13 +105,14 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     """Loads one endpoint of a SavedModel.
 
     Args:
-      saved_model: directory or TF Hub handle of a SavedModel from this program or the original, or a run directory,
-        whose newest SavedModel is used. Unlike with `--checkpoint`, the SavedModel's graph is executed.
+      saved_model: directory or TF Hub handle of a SavedModel from this program or the original, or
+        a run directory, whose newest SavedModel is used. Unlike with `--checkpoint`, the
+        SavedModel's graph is executed.
       name: name of the endpoint.
 
     Returns:
-      A function that maps images, float32 [n, size, size, 3] in [0, 1], to the endpoint's values [n, d], and the model
-      description (see `descriptions.read_description`).
+      A function that maps images, float32 [n, size, size, 3] in [0, 1], to the endpoint's values
+      [n, d], and the model description (see `descriptions.read_description`).
 
     Raises:
       UserError: `saved_model` is not a SimCLR SavedModel, or it does not have the endpoint.
@@ -107,20 +120,27 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
     path = _newest_saved_model(saved_model)
     directory = os.path.dirname(os.path.dirname(weight_files.locate(path, "MODEL")[0]))
     if not tf.io.gfile.exists(os.path.join(directory, "saved_model.pb")):
-        raise UserError(f"MODEL={saved_model}: this is a checkpoint, not a SavedModel. Export it with `python -m "
-                        f"export --checkpoint={saved_model} --export_dir=DIR`.")
+        raise UserError(
+            f"MODEL={saved_model}: this is a checkpoint, not a SavedModel. Export it with `python"
+            f" -m export --checkpoint={saved_model} --export_dir=DIR`."
+        )
     description = descriptions.read_description(directory)
     size = description.get("image_size", 224)
     try:
         module = tf.saved_model.load(directory)
         outputs = dict(module(tf.zeros([1, size, size, 3]), trainable=False))
     except Exception as error:  # SavedModels from other programs can raise any exception.
-        raise UserError(f"MODEL={saved_model}: this path cannot be loaded and called as a SimCLR SavedModel "
-                        f"({first_line(error)}). If it contains the weights of a SimCLR network, export them again "
-                        f"with `python -m export --checkpoint={saved_model} --export_dir=DIR`.") from error
+        raise UserError(
+            f"MODEL={saved_model}: this path cannot be loaded and called as a SimCLR SavedModel"
+            f" ({first_line(error)}). If it contains the weights of a SimCLR network, export them"
+            f" again with `python -m export --checkpoint={saved_model} --export_dir=DIR`."
+        ) from error
     if name not in outputs:
-        remedy = ("Use a model with a linear head" if name == "logits_sup"
-                  else f"Use one of {', '.join(sorted(outputs))}")
+        remedy = (
+            "Use a model with a linear head"
+            if name == "logits_sup"
+            else f"Use one of {', '.join(sorted(outputs))}"
+        )
         raise UserError(f"MODEL={saved_model}: the model has no output {name}. {remedy}.")
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, None, 3])])
@@ -134,9 +154,10 @@ def load_endpoint(saved_model: str, name: str) -> tuple[Callable, dict]:
 def preprocessing(size: int, crop: bool) -> Callable[[bytes], tf.Tensor]:
     """Returns a function that maps the content of an image file to the network's input, float32 [size, size, 3].
 
-    The function is compiled, because executing its many small operations one by one would take longer than running the
-    network.
+    The function is compiled, because executing its many small operations one by one would take
+    longer than running the network.
     """
+
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string)])
     def preprocess(content):
         image = tf.io.decode_image(content, 3, tf.float32, expand_animations=False)
@@ -159,30 +180,46 @@ def load_image(path: str, preprocess: Callable[[bytes], tf.Tensor]) -> tf.Tensor
 
 def _reason(error):
     """Returns the reason why an image cannot be read. `error` is an exception that `load_image` returned."""
-    return "truncated or corrupt" if isinstance(error, tf.errors.OpError) else str(error).rstrip(".")
+    return (
+        "truncated or corrupt" if isinstance(error, tf.errors.OpError) else str(error).rstrip(".")
+    )
 
 
-def compute_endpoint(function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
-                     ) -> Iterator[tuple[list[str], np.ndarray, dict[str, str]]]:
+def compute_endpoint(
+    function: Callable, size: int, crop: bool, paths: list[str], batch_size: int = 64
+) -> Iterator[tuple[list[str], np.ndarray, dict[str, str]]]:
     """Computes the values of an endpoint for image files, in batches.
 
     Decodes the next batch while the network processes the current one.
 
     Yields:
-      For each batch, a tuple of the n readable paths, their values [n, d], and a dict mapping unreadable paths to
-      reasons.
+      For each batch, a tuple of the n readable paths, their values [n, d], and a dict mapping
+      unreadable paths to reasons.
     """
     preprocess = preprocessing(size, crop)
     with futures.ThreadPoolExecutor() as pool:
+
         def load(begin):
-            batch = paths[begin:begin + batch_size]
+            batch = paths[begin : begin + batch_size]
             return batch, [pool.submit(load_image, path, preprocess) for path in batch]
 
         next_batch = load(0)
         for begin in range(0, len(paths), batch_size):
             (batch, loading), next_batch = next_batch, load(begin + batch_size)
             images = [task.result() for task in loading]
-            readable = [(path, image) for path, image in zip(batch, images) if not isinstance(image, Exception)]
-            unreadable = {path: _reason(image) for path, image in zip(batch, images) if isinstance(image, Exception)}
-            values = function(tf.stack([image for _, image in readable])).numpy() if readable else np.zeros([0, 0])
+            readable = [
+                (path, image)
+                for path, image in zip(batch, images)
+                if not isinstance(image, Exception)
+            ]
+            unreadable = {
+                path: _reason(image)
+                for path, image in zip(batch, images)
+                if isinstance(image, Exception)
+            }
+            values = (
+                function(tf.stack([image for _, image in readable])).numpy()
+                if readable
+                else np.zeros([0, 0])
+            )
             yield [path for path, _ in readable], values, unreadable

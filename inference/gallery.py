@@ -22,7 +22,8 @@ from sources.folders import FolderSource
 
 _NUM_QUERIES = 12
 _NUM_NEIGHBORS = 8  # number of neighbors shown for each query
-_NUM_PAIRS = 24  # number of pairs to show, and number of neighbors to search for (see `similarity.closest_pairs`)
+# number of pairs to show, and number of neighbors to search for (see `similarity.closest_pairs`)
+_NUM_PAIRS = 24
 _NUM_OUTLIERS = 24
 _NUM_TYPICAL = 8  # number of images shown for each cluster
 _MAX_CLASSES = 30  # maximum number of classes shown
@@ -45,7 +46,8 @@ class Images:
       vectors: vectors of the images, float32 [n, d], all finite.
       classes: class names of the images, or None if there are no classes.
       unreadable: dict mapping the names of unreadable images to reasons.
-      total: number of images from which the images were chosen at random, or None if they are not a random sample.
+      total: number of images from which the images were chosen at random, or None if they are not a
+        random sample.
     """
 
     paths: list[str]
@@ -59,10 +61,18 @@ class Images:
 # ---------------------------------------------------------------------------------------------------------- images
 
 
-def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "final_avg_pool",
-                  image_size: int | None = None, vectors_file: str | None = None, queries: Collection[str] = (),
-                  threshold: float = similarity.DEFAULT_THRESHOLD, num_clusters: int | None = None, seed: int = 0
-                  ) -> tuple[int, dict[str, str]]:
+def write_gallery(
+    saved_model: str,
+    inputs: list[str],
+    out: str,
+    output: str = "final_avg_pool",
+    image_size: int | None = None,
+    vectors_file: str | None = None,
+    queries: Collection[str] = (),
+    threshold: float = similarity.DEFAULT_THRESHOLD,
+    num_clusters: int | None = None,
+    seed: int = 0,
+) -> tuple[int, dict[str, str]]:
     """Writes a gallery of images, and a CSV file of similar pairs next to it (see `write_page`).
 
     Args:
@@ -71,13 +81,15 @@ def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "
       out: path of the page, which ends in .html.
       output: name of the endpoint.
       image_size: image size in pixels. None: the model's image size, or 224 if unknown.
-      vectors_file: a .npz file from `embedding.embed` with the vectors of the images, or None to compute them.
-      queries: images whose nearest neighbors are shown in addition to those of random images. Each query is a path or,
-        if the only input is a folder, a name relative to this folder.
+      vectors_file: a .npz file from `embedding.embed` with the vectors of the images, or None to
+        compute them.
+      queries: images whose nearest neighbors are shown in addition to those of random images. Each
+        query is a path or, if the only input is a folder, a name relative to this folder.
       threshold, num_clusters, seed: see `write_page`.
 
     Returns:
-      The number of images in the gallery, and a dict mapping the paths of unreadable images to reasons.
+      The number of images in the gallery, and a dict mapping the paths of unreadable images to
+      reasons.
 
     Raises:
       UserError: an argument is invalid, or no image can be read.
@@ -88,7 +100,10 @@ def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "
         saved_model = check_weights_path("MODEL", saved_model)
     names = endpoints.find_images(inputs)
     if num_clusters is not None and num_clusters > len(names):
-        raise UserError(f"--clusters={num_clusters}: there are only {len(names)} images. Use at most {len(names)}.")
+        raise UserError(
+            f"--clusters={num_clusters}: there are only {len(names)} images. Use at most"
+            f" {len(names)}."
+        )
     queries = _find_queries(queries, names)
     if vectors_file is None:
         paths, vectors, unreadable = _compute_vectors(saved_model, list(names), output, image_size)
@@ -96,9 +111,13 @@ def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "
         paths, vectors = _read_vectors(vectors_file, names)
         unreadable = dict.fromkeys(names.keys() - set(paths), f"not in {vectors_file}")
     classes = endpoints.find_classes(inputs, names)
-    images = Images(paths, [names[path] for path in paths], vectors,
-                    [classes[path] for path in paths] if classes.keys() >= set(paths) else None,
-                    {names[path]: unreadable[path] for path in sorted(unreadable)})
+    images = Images(
+        paths,
+        [names[path] for path in paths],
+        vectors,
+        [classes[path] for path in paths] if classes.keys() >= set(paths) else None,
+        {names[path]: unreadable[path] for path in sorted(unreadable)},
+    )
     rows = {path: row for row, path in enumerate(paths)}
     query_rows = [rows[path] for path in queries if path in rows]
     write_page(images, saved_model, out, query_rows, threshold, num_clusters, seed)
@@ -106,7 +125,9 @@ def write_gallery(saved_model: str, inputs: list[str], out: str, output: str = "
     return len(paths), unreadable
 
 
-def write_sample(saved_model: str, source: FolderSource, split: str, directory: str, seed: int) -> list[str]:
+def write_sample(
+    saved_model: str, source: FolderSource, split: str, directory: str, seed: int
+) -> list[str]:
     """Writes a gallery of at most 2,000 random images of a split. Images that the source excludes are not used.
 
     Args:
@@ -126,13 +147,23 @@ def write_sample(saved_model: str, source: FolderSource, split: str, directory: 
     paths, labels = source.labeled_paths(split)
     order = np.argsort(paths)
     if len(paths) > _MAX_SAMPLE:
-        order = order[np.sort(np.random.default_rng(seed).choice(len(paths), _MAX_SAMPLE, replace=False))]
-    class_of = {paths[row]: source.class_names[labels[row]] for row in order} if (source.num_classes or 1) > 1 else {}
+        order = order[
+            np.sort(np.random.default_rng(seed).choice(len(paths), _MAX_SAMPLE, replace=False))
+        ]
+    class_of = (
+        {paths[row]: source.class_names[labels[row]] for row in order}
+        if (source.num_classes or 1) > 1
+        else {}
+    )
     readable, vectors, unreadable = _compute_vectors(saved_model, [paths[row] for row in order])
-    images = Images(readable, [os.path.relpath(path, source.root) for path in readable], vectors,
-                    [class_of[path] for path in readable] if class_of else None,
-                    {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
-                    len(paths) if len(paths) > len(order) else None)
+    images = Images(
+        readable,
+        [os.path.relpath(path, source.root) for path in readable],
+        vectors,
+        [class_of[path] for path in readable] if class_of else None,
+        {os.path.relpath(path, source.root): reason for path, reason in unreadable.items()},
+        len(paths) if len(paths) > len(order) else None,
+    )
     out = os.path.join(directory, "gallery.html")
     write_page(images, saved_model, out, seed=seed)
     return [out, pairs_path(out)]
@@ -147,19 +178,21 @@ def _compute_vectors(saved_model, paths, output="final_avg_pool", image_size=Non
     readable, unreadable, vectors = [], {}, None
     console.log(f"computing the features of {len(paths):,} images")
     with progress.terminal_bar(None, len(paths), "images") as bar:
-        for batch, values, batch_unreadable in endpoints.compute_endpoint(function, size, crop, paths):
+        for batch, values, batch_unreadable in endpoints.compute_endpoint(
+            function, size, crop, paths
+        ):
             signals.safe_point(similarity.NOT_WRITTEN)
             if batch:
                 values = values.reshape(len(batch), -1)
                 if vectors is None:
                     vectors = np.empty([len(paths), values.shape[1]], np.float32)
-                vectors[len(readable):len(readable) + len(batch)] = values
+                vectors[len(readable) : len(readable) + len(batch)] = values
             readable += batch
             unreadable.update(batch_unreadable)
             bar.update(len(batch) + len(batch_unreadable))
     if not readable:
         raise endpoints.nothing_readable(unreadable)
-    vectors = vectors[:len(readable)]
+    vectors = vectors[: len(readable)]
     _check_finite(f"MODEL={saved_model}", vectors)
     return readable, vectors, unreadable
 
@@ -167,29 +200,48 @@ def _compute_vectors(saved_model, paths, output="final_avg_pool", image_size=Non
 def _check_finite(flag, vectors):
     count = len(vectors) - np.count_nonzero(np.isfinite(vectors).all(1))
     if count:
-        raise UserError(f"{flag}: {count} of {len(vectors)} vectors contain NaN or Inf. Use a checkpoint from before "
-                        "the training diverged.")
+        raise UserError(
+            f"{flag}: {count} of {len(vectors)} vectors contain NaN or Inf. Use a checkpoint from"
+            " before the training diverged."
+        )
 
 
 def _read_vectors(path, names):
     """Returns the paths of the images that have a vector in a .npz file, and their vectors, float32 [n, d]."""
     flag = f"--vectors={path}"
     try:
-        with np.load(check_path("vectors", path, allow_patterns=True), allow_pickle=False) as content:
+        with np.load(
+            check_path("vectors", path, allow_patterns=True), allow_pickle=False
+        ) as content:
             files, vectors = content["files"], content["vectors"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or "it is not a .npz file with the arrays `files` and `vectors`"
-        raise UserError(f"{flag}: the file cannot be read ({reason}). Write it with `python -m inference embed ... "
-                        "--out=FILE.npz`.") from error
-    if files.ndim != 1 or vectors.ndim != 2 or len(files) != len(vectors) or vectors.dtype.kind != "f":
-        raise UserError(f"{flag}: expected an array `files` of shape [n] and a floating-point array `vectors` of shape "
-                        f"[n, d], but got shapes {list(files.shape)} and {list(vectors.shape)} ({vectors.dtype}). "
-                        "Write the file with `python -m inference embed ... --out=FILE.npz`.")
+        reason = (
+            getattr(error, "strerror", None)
+            or "it is not a .npz file with the arrays `files` and `vectors`"
+        )
+        raise UserError(
+            f"{flag}: the file cannot be read ({reason}). Write it with `python -m inference embed"
+            " ... --out=FILE.npz`."
+        ) from error
+    if (
+        files.ndim != 1
+        or vectors.ndim != 2
+        or len(files) != len(vectors)
+        or vectors.dtype.kind != "f"
+    ):
+        raise UserError(
+            f"{flag}: expected an array `files` of shape [n] and a floating-point array `vectors`"
+            f" of shape [n, d], but got shapes {list(files.shape)} and {list(vectors.shape)}"
+            f" ({vectors.dtype}). Write the file with `python -m inference embed ..."
+            " --out=FILE.npz`."
+        )
     row_of = {str(name): row for row, name in enumerate(files)}
     paths = [path for path, name in names.items() if name in row_of]
     if not paths:
-        raise UserError(f"{flag}: none of the listed files is among the images of INPUT. Use the folder that was "
-                        "embedded.")
+        raise UserError(
+            f"{flag}: none of the listed files is among the images of INPUT. Use the folder that"
+            " was embedded."
+        )
     vectors = vectors[[row_of[names[path]] for path in paths]].astype(np.float32)
     _check_finite(flag, vectors)
     missing = len(files) - len(paths)
@@ -206,8 +258,10 @@ def _find_queries(queries, names):
     for query in queries:
         path = path_of.get(query) or path_of.get(os.path.abspath(os.path.expanduser(query)))
         if path is None:
-            raise UserError(f"--query={query}: this file is not among the images of INPUT. Use a path, or a name "
-                            "relative to the folder.")
+            raise UserError(
+                f"--query={query}: this file is not among the images of INPUT. Use a path, or a"
+                " name relative to the folder."
+            )
         found.append(path)
     return list(dict.fromkeys(found))
 
@@ -220,12 +274,19 @@ def pairs_path(out: str) -> str:
     return f"{os.path.splitext(out)[0]}.pairs.csv"
 
 
-def write_page(images: Images, model: str, out: str, queries: Collection[int] = (),
-               threshold: float = similarity.DEFAULT_THRESHOLD, num_clusters: int | None = None, seed: int = 0) -> None:
+def write_page(
+    images: Images,
+    model: str,
+    out: str,
+    queries: Collection[int] = (),
+    threshold: float = similarity.DEFAULT_THRESHOLD,
+    num_clusters: int | None = None,
+    seed: int = 0,
+) -> None:
     """Writes the page, and next to it a CSV file of near-duplicates with columns `first`, `second` and `similarity`.
 
-    Both files are replaced only when they are complete. The page is self-contained. The same images, model and seed
-    give the same page.
+    Both files are replaced only when they are complete. The page is self-contained. The same
+    images, model and seed give the same page.
 
     Args:
       images: the images.
@@ -249,45 +310,81 @@ def write_page(images: Images, model: str, out: str, queries: Collection[int] = 
     scores = analysis.outlier_scores(neighbors, KNN_NEIGHBORS)
     console.log("clustering the images")
     signals.safe_point(similarity.NOT_WRITTEN)
-    clusters = analysis.find_clusters(vectors, min(num_clusters or analysis.default_num_clusters(count), count), seed,
-                                      _NUM_TYPICAL)
+    clusters = analysis.find_clusters(
+        vectors,
+        min(num_clusters or analysis.default_num_clusters(count), count),
+        seed,
+        _NUM_TYPICAL,
+    )
     console.log("drawing the map")
     signals.safe_point(similarity.NOT_WRITTEN)
     on_map = np.sort(random.choice(count, min(_MAX_MAP_IMAGES, count), replace=False))
     page = dict(
-        model=model, images=images, count=count, mean_similarity=analysis.mean_similarity(vectors), seed=seed,
-        threshold=threshold, unreadable=list(images.unreadable.items())[:_MAX_UNREADABLE],
-        queries=[(query, query not in queries, _rows(neighbors, query)) for query in dict.fromkeys(queries + chosen)],
-        pairs=similarity.closest_pairs(neighbors, _NUM_PAIRS), num_pairs=neighbors.num_pairs,
-        num_listed=len(neighbors.pairs), pairs_file=os.path.basename(pairs_path(out)),
+        model=model,
+        images=images,
+        count=count,
+        mean_similarity=analysis.mean_similarity(vectors),
+        seed=seed,
+        threshold=threshold,
+        unreadable=list(images.unreadable.items())[:_MAX_UNREADABLE],
+        queries=[
+            (query, query not in queries, _rows(neighbors, query))
+            for query in dict.fromkeys(queries + chosen)
+        ],
+        pairs=similarity.closest_pairs(neighbors, _NUM_PAIRS),
+        num_pairs=neighbors.num_pairs,
+        num_listed=len(neighbors.pairs),
+        pairs_file=os.path.basename(pairs_path(out)),
         num_voters=min(KNN_NEIGHBORS, count - 1),
-        outliers=[(int(row), float(scores[row])) for row in np.argsort(scores, kind="stable")[:_NUM_OUTLIERS]],
-        clusters=[(int(size), typical.tolist(), _most_common(images.classes, clusters.assignments == number))
-                  for number, (size, typical) in enumerate(zip(clusters.sizes, clusters.typical))],
-        has_default_clusters=num_clusters is None, map=_map(images, vectors, clusters, on_map, seed),
-        classes=_classes(images.classes, neighbors) if images.classes and count > 1 else None)
-    page["thumbnails"] = _make_thumbnails(images.paths, sorted(_shown_images(page)), _THUMBNAIL_SIDE)
+        outliers=[
+            (int(row), float(scores[row]))
+            for row in np.argsort(scores, kind="stable")[:_NUM_OUTLIERS]
+        ],
+        clusters=[
+            (
+                int(size),
+                typical.tolist(),
+                _most_common(images.classes, clusters.assignments == number),
+            )
+            for number, (size, typical) in enumerate(zip(clusters.sizes, clusters.typical))
+        ],
+        has_default_clusters=num_clusters is None,
+        map=_map(images, vectors, clusters, on_map, seed),
+        classes=_classes(images.classes, neighbors) if images.classes and count > 1 else None,
+    )
+    page["thumbnails"] = _make_thumbnails(
+        images.paths, sorted(_shown_images(page)), _THUMBNAIL_SIDE
+    )
     map_side = _THUMBNAIL_SIDE if len(on_map) <= 500 else _MAP_SIDE
     small = _make_thumbnails(images.paths, on_map.tolist(), map_side, _MAP_QUALITY)
     page["map"]["thumbnails"] = [small[row] for row in on_map.tolist()]
     signals.safe_point(similarity.NOT_WRITTEN)
     content = _render(page).encode()
     with tempfile.TemporaryDirectory(dir=os.path.dirname(out)) as scratch:
-        files = {os.path.join(scratch, "pairs"): pairs_path(out), os.path.join(scratch, "page"): out}
+        files = {
+            os.path.join(scratch, "pairs"): pairs_path(out),
+            os.path.join(scratch, "page"): out,
+        }
         temporary_pairs, temporary_page = files
         _write_pairs(temporary_pairs, images.names, neighbors)
         with open(temporary_page, "wb") as file:
             file.write(content)
         for temporary, path in files.items():
             os.replace(temporary, path)
-    console.log(f"gallery: {count:,} images, {len(content) / 1e6:.1f} MB, {neighbors.num_pairs:,} pairs with a "
-                f"similarity of at least {threshold:g}")
+    console.log(
+        f"gallery: {count:,} images, {len(content) / 1e6:.1f} MB, {neighbors.num_pairs:,} pairs"
+        f" with a similarity of at least {threshold:g}"
+    )
 
 
 def _rows(neighbors, query):
     """Returns a list of (index, similarity) pairs, one for each neighbor of an image that the page shows."""
-    return list(zip(neighbors.indices[query, :_NUM_NEIGHBORS].tolist(),
-                    neighbors.similarities[query, :_NUM_NEIGHBORS].tolist()))
+    return list(
+        zip(
+            neighbors.indices[query, :_NUM_NEIGHBORS].tolist(),
+            neighbors.similarities[query, :_NUM_NEIGHBORS].tolist(),
+        )
+    )
 
 
 def _most_common(classes, selected):
@@ -309,17 +406,27 @@ def _map(images, vectors, clusters, rows, seed):
         classes, counts = np.unique(images.classes, return_counts=True)
         names = classes[np.argsort(-counts, kind="stable")].tolist()
     color_of = {name: number for number, name in enumerate(names[:_MAX_COLORS])}
-    texts = [images.names[row] + ("" if images.classes else f" ({group})") for row, group in zip(rows, groups)]
-    return dict(method=method, points=[(round(x), round(y)) for x, y in (20 + 1000 * points).tolist()],
-                height=round(40 + 1000 * points[:, 1].max()),
-                colors=[color_of.get(group, _MAX_COLORS) for group in groups], names=names[:_MAX_COLORS],
-                num_others=max(0, len(names) - _MAX_COLORS), texts=[console.printable_name(text) for text in texts])
+    texts = [
+        images.names[row] + ("" if images.classes else f" ({group})")
+        for row, group in zip(rows, groups)
+    ]
+    return dict(
+        method=method,
+        points=[(round(x), round(y)) for x, y in (20 + 1000 * points).tolist()],
+        height=round(40 + 1000 * points[:, 1].max()),
+        colors=[color_of.get(group, _MAX_COLORS) for group in groups],
+        names=names[:_MAX_COLORS],
+        num_others=max(0, len(names) - _MAX_COLORS),
+        texts=[console.printable_name(text) for text in texts],
+    )
 
 
 def _classes(classes, neighbors):
     """Returns the values for the template's class section: nearest-neighbor accuracies, and confused classes."""
     names, labels = np.unique(classes, return_inverse=True)
-    predictions = analysis.predict_from_neighbors(neighbors.indices[:, :KNN_NEIGHBORS], labels, len(names))
+    predictions = analysis.predict_from_neighbors(
+        neighbors.indices[:, :KNN_NEIGHBORS], labels, len(names)
+    )
     rows = []
     for label, name in enumerate(names.tolist()):
         of_class = predictions[labels == label]
@@ -333,10 +440,22 @@ def _classes(classes, neighbors):
         for image in confusion.images[:_NUM_EXAMPLES].tolist():
             nearest = neighbors.indices[image]
             examples.append((image, int(nearest[labels[nearest] == confusion.predicted][0])))
-        confused_pairs.append((str(names[confusion.label]), str(names[confusion.predicted]), len(confusion.images),
-                               confusion.share, examples))
-    return dict(accuracy=float(np.mean(predictions == labels)), rows=rows[:_MAX_CLASSES], num_classes=len(names),
-                majority=np.bincount(labels).max() / len(labels), pairs=confused_pairs)
+        confused_pairs.append(
+            (
+                str(names[confusion.label]),
+                str(names[confusion.predicted]),
+                len(confusion.images),
+                confusion.share,
+                examples,
+            )
+        )
+    return dict(
+        accuracy=float(np.mean(predictions == labels)),
+        rows=rows[:_MAX_CLASSES],
+        num_classes=len(names),
+        majority=np.bincount(labels).max() / len(labels),
+        pairs=confused_pairs,
+    )
 
 
 def _shown_images(page):
@@ -369,17 +488,33 @@ def _write_pairs(path, names, neighbors):
         rows = csv.writer(file)
         rows.writerow(["first", "second", "similarity"])
         for (first, second), value in zip(neighbors.pairs, neighbors.pair_similarities):
-            rows.writerow([writers.quote_path(names[first]), writers.quote_path(names[second]), f"{value:.5f}"])
+            rows.writerow(
+                [
+                    writers.quote_path(names[first]),
+                    writers.quote_path(names[second]),
+                    f"{value:.5f}",
+                ]
+            )
 
 
 def _render(page):
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined, finalize=_finalize)
+        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalize,
+    )
     environment.policies["json.dumps_kwargs"] = dict(separators=(",", ":"))
     return environment.get_template("gallery.html.jinja").render(page)
 
 
 def _finalize(value):
     """Escapes control characters in a template value, except in the output of macros and filters, which is HTML."""
-    return console.printable_name(value) if type(value) is str and not isinstance(value, markupsafe.Markup) else value
+    return (
+        console.printable_name(value)
+        if type(value) is str and not isinstance(value, markupsafe.Markup)
+        else value
+    )

@@ -11,7 +11,8 @@ from runtime import progress, signals
 NOT_WRITTEN = "the gallery was not written; run the same command again"
 DEFAULT_THRESHOLD = 0.95
 BLOCK_ROWS = 1024  # A block of similarities takes 4 MiB.
-# The number of pairs is limited, because n equal vectors form n (n - 1) / 2 pairs that reach the threshold.
+# The number of pairs is limited, because n equal vectors form n (n - 1) / 2 pairs that reach the
+# threshold.
 MAX_PAIRS = 1_000_000
 _ROUNDING = 1e-5  # Rounding may reduce the similarity of identical vectors to slightly less than 1.
 
@@ -23,10 +24,11 @@ class Neighbors:
     Attributes:
       indices: the k nearest neighbors of each vector, most similar first; int32 [n, k].
       similarities: cosine similarities of these neighbors, in [-1, 1]; float32 [n, k].
-      pairs: pairs (i, j) of vectors with i < j that reach the threshold, most similar first; int32 [p, 2].
+      pairs: pairs (i, j) of vectors with i < j that reach the threshold, most similar first; int32
+        [p, 2].
       pair_similarities: cosine similarities of these pairs; float32 [p].
-      num_pairs: number of pairs that reach the threshold. If it is greater than p, `pairs` contains only the p most
-        similar pairs.
+      num_pairs: number of pairs that reach the threshold. If it is greater than p, `pairs` contains
+        only the p most similar pairs.
     """
 
     indices: np.ndarray
@@ -39,7 +41,8 @@ class Neighbors:
 def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns the vectors [n, d] divided by their Euclidean norms, as float32. Zero vectors do not change."""
     vectors = np.array(vectors, np.float32)
-    # Without the division by the largest element, the squares of very large or small elements overflow or underflow.
+    # Without the division by the largest element, the squares of very large or small elements
+    # overflow or underflow.
     largest = np.maximum(vectors.max(1, keepdims=True), -vectors.min(1, keepdims=True))
     vectors /= np.where(largest > 0, largest, 1)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -47,17 +50,24 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
     return vectors
 
 
-def search(vectors: np.ndarray, k: int, threshold: float, max_pairs: int = MAX_PAIRS, block_rows: int = BLOCK_ROWS
-           ) -> Neighbors:
+def search(
+    vectors: np.ndarray,
+    k: int,
+    threshold: float,
+    max_pairs: int = MAX_PAIRS,
+    block_rows: int = BLOCK_ROWS,
+) -> Neighbors:
     """Finds the nearest neighbors of all vectors, and all pairs of similar vectors, in one pass.
 
-    Only the blocks on and above the diagonal of the similarity matrix V V^T are computed. The rows and the columns of a
-    block both provide candidates for neighbors. The time is quadratic in n, but the memory usage is not, because
-    only a few blocks are stored in addition to the vectors and the result. A vector is never its own neighbor, but it
-    is a neighbor of its duplicates. Among equally similar neighbors, those with the smallest indices are selected.
+    Only the blocks on and above the diagonal of the similarity matrix V V^T are computed. The rows
+    and the columns of a block both provide candidates for neighbors. The time is quadratic in n,
+    but the memory usage is not, because only a few blocks are stored in addition to the vectors and
+    the result. A vector is never its own neighbor, but it is a neighbor of its duplicates. Among
+    equally similar neighbors, those with the smallest indices are selected.
 
     Args:
-      vectors: result of `normalize`, float32 [n, d]. The similarity of a zero vector to any vector is 0.
+      vectors: result of `normalize`, float32 [n, d]. The similarity of a zero vector to any vector
+        is 0.
       k: number of neighbors, capped at n - 1.
       threshold: minimum similarity of the listed pairs.
       max_pairs: maximum number of listed pairs.
@@ -86,7 +96,9 @@ def search(vectors: np.ndarray, k: int, threshold: float, max_pairs: int = MAX_P
             _add_candidates(indices[columns], similarities[columns], block.T, first)
         pairs.add(block, first, second)
     listed, pair_similarities = pairs.result()
-    return Neighbors(indices, similarities.clip(-1, 1), listed, pair_similarities.clip(-1, 1), pairs.count)
+    return Neighbors(
+        indices, similarities.clip(-1, 1), listed, pair_similarities.clip(-1, 1), pairs.count
+    )
 
 
 def _add_candidates(indices, similarities, block, offset):
@@ -95,25 +107,35 @@ def _add_candidates(indices, similarities, block, offset):
     Args:
       indices: the neighbors found so far, most similar first; int32 [n, k].
       similarities: similarities of these neighbors; float32 [n, k].
-      block: similarities of the n vectors to m others; float32 [n, m]. Column j belongs to the vector `offset + j`.
-      offset: index of the vector in the first column of `block`. Larger than all elements of `indices`.
+      block: similarities of the n vectors to m others; float32 [n, m]. Column j belongs to the
+        vector `offset + j`.
+      offset: index of the vector in the first column of `block`. Larger than all elements of
+        `indices`.
     """
     k = similarities.shape[1]
     if not k:
         return
-    # Sort only the vectors that are more similar than the current neighbors. Most blocks contain few such vectors.
+    # Sort only the vectors that are more similar than the current neighbors. Most blocks contain
+    # few such vectors.
     better = block > similarities[:, -1:]
-    if similarities[0, -1] == -np.inf and block.shape[1] > k:  # The neighbors are still placeholders.
-        better &= block >= np.partition(block, -k, axis=1)[:, -k:-k + 1 or None]
+    if similarities[0, -1] == -np.inf and block.shape[1] > k:
+        # The neighbors are still placeholders.
+        better &= block >= np.partition(block, -k, axis=1)[:, -k : -k + 1 or None]
     rows, columns = np.nonzero(better)
     if not len(rows):
         return
     changed, starts, counts = np.unique(rows, return_index=True, return_counts=True)
-    places = np.arange(len(rows)) - np.repeat(starts, counts), np.repeat(np.arange(len(changed)), counts)
+    places = (
+        np.arange(len(rows)) - np.repeat(starts, counts),
+        np.repeat(np.arange(len(changed)), counts),
+    )
     merged = np.full([len(changed), k + counts.max()], -np.inf, np.float32)
     merged_indices = np.full(merged.shape, -1, np.int32)
     merged[:, :k], merged_indices[:, :k] = similarities[changed], indices[changed]
-    merged[places[1], k + places[0]], merged_indices[places[1], k + places[0]] = block[rows, columns], offset + columns
+    merged[places[1], k + places[0]], merged_indices[places[1], k + places[0]] = (
+        block[rows, columns],
+        offset + columns,
+    )
     order = np.argsort(-merged, axis=1, kind="stable")[:, :k]
     similarities[changed] = np.take_along_axis(merged, order, 1)
     indices[changed] = np.take_along_axis(merged_indices, order, 1)
@@ -144,7 +166,13 @@ class _ClosestPairs:
         if self._above > -np.inf:
             reaches &= block > self._above
         rows, columns = np.nonzero(reaches)
-        self._parts.append(((first + rows).astype(np.int32), (second + columns).astype(np.int32), block[rows, columns]))
+        self._parts.append(
+            (
+                (first + rows).astype(np.int32),
+                (second + columns).astype(np.int32),
+                block[rows, columns],
+            )
+        )
         self._held += len(rows)
         if self._held > 2 * self._limit:
             self._parts = [self._sorted()]
@@ -152,7 +180,7 @@ class _ClosestPairs:
 
     def _sorted(self):
         first, second, values = (np.concatenate(column) for column in zip(*self._parts))
-        order = np.lexsort([second, first, -values])[:self._limit]
+        order = np.lexsort([second, first, -values])[: self._limit]
         return first[order], second[order], values[order]
 
     def result(self):
@@ -166,13 +194,17 @@ class _ClosestPairs:
 def closest_pairs(neighbors: Neighbors, limit: int) -> list[tuple[int, int, float]]:
     """Returns the most similar pairs (i, j, similarity) with i < j, whether or not they reach the threshold.
 
-    The result is exact if `limit` does not exceed the number k of neighbors: if j is not among the k nearest neighbors
-    of i, then k pairs are at least as similar as (i, j).
+    The result is exact if `limit` does not exceed the number k of neighbors: if j is not among the
+    k nearest neighbors of i, then k pairs are at least as similar as (i, j).
     """
     count, k = neighbors.indices.shape
     first, second = np.repeat(np.arange(count), k), neighbors.indices.ravel()
-    low, high, values = np.minimum(first, second), np.maximum(first, second), neighbors.similarities.ravel()
-    order = np.lexsort([high, low, -values])[:2 * limit]  # Every pair occurs at most twice.
+    low, high, values = (
+        np.minimum(first, second),
+        np.maximum(first, second),
+        neighbors.similarities.ravel(),
+    )
+    order = np.lexsort([high, low, -values])[: 2 * limit]  # Every pair occurs at most twice.
     pairs = {}
     for row in order:
         pairs.setdefault((int(low[row]), int(high[row])), float(values[row]))

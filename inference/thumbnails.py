@@ -18,13 +18,16 @@ _BATCH = 256  # number of files submitted to the thread pool at a time
 def load_thumbnail(path: str, side: int) -> Image.Image | None:
     """Returns an image file as an upright RGB image whose longer side has at most `side` pixels.
 
-    Supports the same file formats as the network's input (see `image_files.convert`). Small images are not enlarged.
-    Returns None if the file cannot be read.
+    Supports the same file formats as the network's input (see `image_files.convert`). Small images
+    are not enlarged. Returns None if the file cannot be read.
     """
     try:
         with image_files.checked_content(path) as content:
-            image = Image.open(io.BytesIO(image_files.convert(content)), formats=("JPEG", "PNG", "BMP"))
-            image.draft("RGB", (2 * side, 2 * side))  # JPEG files are decoded at a reduced size, which is faster.
+            image = Image.open(
+                io.BytesIO(image_files.convert(content)), formats=("JPEG", "PNG", "BMP")
+            )
+            # JPEG files are decoded at a reduced size, which is faster.
+            image.draft("RGB", (2 * side, 2 * side))
             image = image_files.to_rgb(image)
             image.thumbnail((side, side))
             return image
@@ -40,7 +43,9 @@ def load_thumbnails(paths: list[str], side: int) -> Iterator[Image.Image | None]
     """Yields the result of `load_thumbnail` for each path, in order. Uses several threads."""
     with futures.ThreadPoolExecutor() as pool:
         for begin in range(0, len(paths), _BATCH):
-            yield from pool.map(lambda path: load_thumbnail(path, side), paths[begin:begin + _BATCH])
+            yield from pool.map(
+                lambda path: load_thumbnail(path, side), paths[begin : begin + _BATCH]
+            )
 
 
 def encode(image: Image.Image | None, quality: int = 80) -> str | None:

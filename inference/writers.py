@@ -15,14 +15,16 @@ import numpy as np
 from runtime.errors import UserError
 from runtime.paths import check_path, check_writable_parent
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # Spreadsheets evaluate cells that start with these characters.
+# Spreadsheets evaluate cells that start with these characters.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 Add = Callable[[dict, np.ndarray], None]
 
 
 def check_out(out: str, suffixes: Collection[str] | None = None) -> str:
     """Returns the absolute path of an output file. Raises `UserError` if the file cannot be written.
 
-    `suffixes` contains the allowed suffixes. If None, all suffixes that `open_writer` supports are allowed.
+    `suffixes` contains the allowed suffixes. If None, all suffixes that `open_writer` supports are
+    allowed.
     """
     suffixes = suffixes or _WRITERS
     out = check_path("out", out)
@@ -30,7 +32,10 @@ def check_out(out: str, suffixes: Collection[str] | None = None) -> str:
         raise UserError(f"--out={out}: only local paths are supported here. Use a local path.")
     out = os.path.realpath(out)  # If `out` is a link, replace its target, not the link.
     if os.path.splitext(out)[1].lower() not in suffixes:
-        raise UserError(f"--out={out}: unsupported format. Use a file name that ends in {' or '.join(suffixes)}.")
+        raise UserError(
+            f"--out={out}: unsupported format. Use a file name that ends in"
+            f" {' or '.join(suffixes)}."
+        )
     check_writable_parent("--out", out)
     if os.path.isdir(out):
         raise UserError(f"--out={out}: the path is a directory. Pass the path of a file.")
@@ -41,8 +46,9 @@ def check_out(out: str, suffixes: Collection[str] | None = None) -> str:
 def open_writer(out: str, name: str, columns: list[str] | None = None) -> Iterator[Add]:
     """Returns a context manager that yields a function to append rows to a file.
 
-    The function takes two arguments: a dict of lists of strings, such as `{"file": [...]}`, and an array of values of
-    shape [n, d]. The file is created when the context ends without an error. Rows are buffered on disk, not in memory.
+    The function takes two arguments: a dict of lists of strings, such as `{"file": [...]}`, and an
+    array of values of shape [n, d]. The file is created when the context ends without an error.
+    Rows are buffered on disk, not in memory.
 
     Args:
       out: result of `check_out`.
@@ -59,9 +65,11 @@ def open_writer(out: str, name: str, columns: list[str] | None = None) -> Iterat
 def _write_strings(file, strings, chunk_size=4096):
     """Writes strings as a .npy array, in chunks to save memory, because NumPy pads all strings to the same length."""
     dtype = np.dtype((np.str_, max(map(len, strings), default=1)))
-    np.lib.format.write_array_header_1_0(file, dict(descr=dtype.str, fortran_order=False, shape=(len(strings),)))
+    np.lib.format.write_array_header_1_0(
+        file, dict(descr=dtype.str, fortran_order=False, shape=(len(strings),))
+    )
     for begin in range(0, len(strings), chunk_size):
-        file.write(np.array(strings[begin:begin + chunk_size], dtype).tobytes())
+        file.write(np.array(strings[begin : begin + chunk_size], dtype).tobytes())
 
 
 @contextlib.contextmanager
@@ -69,6 +77,7 @@ def _npz_writer(path, name, columns):
     """Writes the arrays `files` [n], `name` [n, d] and, if there are classes, `classes` [n] and `class_names` [d]."""
     strings, widths = {}, set()
     with tempfile.TemporaryFile(dir=os.path.dirname(path)) as raw:
+
         def add(texts, values):
             for column, items in texts.items():
                 strings.setdefault({"file": "files", "class": "classes"}[column], []).extend(items)
@@ -86,7 +95,9 @@ def _npz_writer(path, name, columns):
                     _write_strings(member, items)
             with bundle.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(
-                    member, dict(descr="<f4", fortran_order=False, shape=(len(strings["files"]), *widths)))
+                    member,
+                    dict(descr="<f4", fortran_order=False, shape=(len(strings["files"]), *widths)),
+                )
                 shutil.copyfileobj(raw, member)
 
 
@@ -102,7 +113,10 @@ def _csv_writer(path, name, columns):
                 names = columns or [f"v{column}" for column in range(values.shape[1])]
                 rows.writerow([*texts, *map(_quote, names)])
             texts = {**texts, "file": list(map(quote_path, texts["file"]))}
-            rows.writerows([*map(_quote, row), *map(str, vector)] for *row, vector in zip(*texts.values(), values))
+            rows.writerows(
+                [*map(_quote, row), *map(str, vector)]
+                for *row, vector in zip(*texts.values(), values)
+            )
 
         yield add
 
@@ -128,8 +142,11 @@ def _parquet_writer(path, name, columns):
         def add(texts, values):
             nonlocal writer
             lists = pyarrow.FixedSizeListArray.from_arrays(
-                pyarrow.array(values.astype(np.float32).ravel()), values.shape[1])
-            strings = {column: pyarrow.array(items, pyarrow.string()) for column, items in texts.items()}
+                pyarrow.array(values.astype(np.float32).ravel()), values.shape[1]
+            )
+            strings = {
+                column: pyarrow.array(items, pyarrow.string()) for column, items in texts.items()
+            }
             table = pyarrow.table({**strings, name: lists})
             if columns is not None:
                 table = table.replace_schema_metadata({"class_names": "\n".join(columns)})

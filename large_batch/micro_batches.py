@@ -1,14 +1,16 @@
 """Micro-batch training with the exact gradient of the full-batch loss (Gao et al., arXiv:2101.06983).
 
-The contrastive loss L compares all images in a batch, so it is not a sum of losses of micro-batches. Its gradient,
-however, is a sum over micro-batches. With the projections z_i of micro-batch i and the weights w,
+The contrastive loss L compares all images in a batch, so it is not a sum of losses of
+micro-batches. Its gradient, however, is a sum over micro-batches. With the projections z_i of
+micro-batch i and the weights w,
 
     dL / dw = sum over i of (dL / dz_i) (dz_i / dw).
 
-The first pass computes all z_i without storing activations, and then all dL / dz_i. The second pass recomputes z_i and
-differentiates <z_i, dL / dz_i>, treating dL / dz_i as a constant. Activations are stored for only one micro-batch at a
-time, but every projection is computed twice. Both passes use the same views and each micro-batch's own batch
-statistics. Only the second pass updates the moving statistics.
+The first pass computes all z_i without storing activations, and then all dL / dz_i. The second pass
+recomputes z_i and differentiates <z_i, dL / dz_i>, treating dL / dz_i as a constant. Activations
+are stored for only one micro-batch at a time, but every projection is computed twice. Both passes
+use the same views and each micro-batch's own batch statistics. Only the second pass updates the
+moving statistics.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ class _MicroBatches:
     def __init__(self, step):
         self._step, self._model, self._config = step, step.model, step.config
         self._count = step.config.train_batch_size // step.config.micro_batch_size
-        self._rows = step.replica_batch_size // self._count  # number of examples in a micro-batch on each replica
+        # number of examples in a micro-batch on each replica
+        self._rows = step.replica_batch_size // self._count
 
-    @tf.autograph.experimental.do_not_convert  # The function needs no conversion, and AutoGraph is slow.
+    # The function needs no conversion, and AutoGraph is slow.
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, batch):
         grad_z, contrast_loss, metrics = (), (), ()
         if self._config.pretraining:
@@ -54,12 +58,17 @@ class _MicroBatches:
 
     def _loop(self, function, batch, constants, state):
         """Computes `state = function(batch, constants, index, state)` for each micro-batch in turn."""
+
         def body(index, state):
             return index + 1, self._run(function, args=(batch, constants, index, state))
 
         # The loop runs outside replica context, since replicas cannot communicate within a loop.
-        return tf.while_loop(lambda index, _: index < self._count, body, (tf.constant(0), state),
-                             parallel_iterations=1)[1]
+        return tf.while_loop(
+            lambda index, _: index < self._count,
+            body,
+            (tf.constant(0), state),
+            parallel_iterations=1,
+        )[1]
 
     def _run(self, function, args=()):
         return self._step.strategy.run(self._step.compiled(function), args)
@@ -70,12 +79,18 @@ class _MicroBatches:
         """Returns the images and labels of one micro-batch."""
         # XLA compiles a slice separately for each position, but `tf.gather` only once.
         views, labels, *seeds = tf.nest.map_structure(
-            lambda tensor: tf.gather(tf.reshape(tensor, [self._count, self._rows, *tensor.shape[1:]]), index), batch)
+            lambda tensor: tf.gather(
+                tf.reshape(tensor, [self._count, self._rows, *tensor.shape[1:]]), index
+            ),
+            batch,
+        )
         return self._step.network_input(views, index * self._rows, *seeds), labels
 
     def _zero_z(self):
         """Returns zeros [micro-batches, views, rows, d], to be replaced by the projections of all micro-batches."""
-        return tf.zeros([self._count, 2, self._rows, self._model.projection_dim], keras.backend.floatx())
+        return tf.zeros(
+            [self._count, 2, self._rows, self._model.projection_dim], keras.backend.floatx()
+        )
 
     def _project(self, batch, _, index, z):
         """Writes the projections of one micro-batch to `z` (first pass)."""
@@ -93,7 +108,9 @@ class _MicroBatches:
         """
         with tf.GradientTape() as tape:
             tape.watch(z)
-            batch_z = tf.reshape(tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]])
+            batch_z = tf.reshape(
+                tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]]
+            )
             loss, metrics = self._step.contrastive_loss(batch_z)
             replica_loss = self._step.replica_loss(loss)
         return tape.gradient(replica_loss, z), loss, metrics
@@ -117,15 +134,21 @@ class _MicroBatches:
         with tf.GradientTape() as tape:
             endpoints = self._model(images, training=True)
             if self._config.has_linear_head:
-                supervised = tuple(value / self._count for value in self._step.supervised_loss(endpoints, labels))
+                supervised = tuple(
+                    value / self._count for value in self._step.supervised_loss(endpoints, labels)
+                )
                 terms.append(self._step.replica_loss(supervised[0]))
             if self._config.pretraining:
                 z = tf.reshape(endpoints["proj_head_output"], grad_z.shape[1:])
                 terms.append(tf.reduce_sum(tf.gather(grad_z, index) * z))
             replica_loss = tf.add_n([tf.cast(term, terms[-1].dtype) for term in terms])
-        gradients = tape.gradient(replica_loss, self._model.trainable_variables, unconnected_gradients="zero")
-        head_moments = tuple(tf.tensor_scatter_nd_update(tf.zeros_like(total), [[index]], [moment])
-                             for total, moment in zip(sums[1], self._step.linear_head_moments(endpoints)))
+        gradients = tape.gradient(
+            replica_loss, self._model.trainable_variables, unconnected_gradients="zero"
+        )
+        head_moments = tuple(
+            tf.tensor_scatter_nd_update(tf.zeros_like(total), [[index]], [moment])
+            for total, moment in zip(sums[1], self._step.linear_head_moments(endpoints))
+        )
         return tf.nest.map_structure(tf.add, sums, (gradients, head_moments, supervised))
 
     def _update(self, sums, contrast_loss, metrics):
@@ -139,6 +162,8 @@ class _MicroBatches:
         with tf.GradientTape() as tape:
             losses["weight_decay"] = self._step.weight_decay()
             replica_loss = self._step.replica_loss(losses["weight_decay"])
-        decay_gradients = tape.gradient(replica_loss, self._model.trainable_variables, unconnected_gradients="zero")
+        decay_gradients = tape.gradient(
+            replica_loss, self._model.trainable_variables, unconnected_gradients="zero"
+        )
         gradients = [gradient + decay for gradient, decay in zip(gradients, decay_gradients)]
         return self._step.update(gradients, losses, metrics, head_moments)

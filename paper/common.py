@@ -18,7 +18,9 @@ def parse_flags(text: str, **defaults: Any) -> config_lib.Config:
     Raises:
       UserError: a flag or its value is invalid.
     """
-    return config_lib.from_arguments(config_lib.as_flags({**defaults, **config_lib.parse_settings(text)}))
+    return config_lib.from_arguments(
+        config_lib.as_flags({**defaults, **config_lib.parse_settings(text)})
+    )
 
 
 def open_source(config: config_lib.Config) -> Source:
@@ -35,7 +37,10 @@ def open_source(config: config_lib.Config) -> Source:
 def check_has_projection_head(model: model_lib.Model) -> None:
     """Raises `UserError` if a model has no projection head."""
     if not model.num_proj_layers:
-        raise UserError("--checkpoint: the network has no projection head. Use a network with a projection head.")
+        raise UserError(
+            "--checkpoint: the network has no projection head. Use a network with a projection"
+            " head."
+        )
 
 
 def load(path: str) -> tuple[model_lib.Model, int]:
@@ -48,7 +53,9 @@ def load(path: str) -> tuple[model_lib.Model, int]:
       UserError: the weights cannot be loaded (see `weight_files.open_weights`).
     """
     info = inspection.inspect_checkpoint(path)
-    model = model_lib.build_model(info.config.replace(precision="float32"),
-                                  None if info.class_names is None else len(info.class_names))
+    model = model_lib.build_model(
+        info.config.replace(precision="float32"),
+        None if info.class_names is None else len(info.class_names),
+    )
     restoring.load_model(model, path, "--checkpoint")
     return model, info.config.image_size

@@ -9,24 +9,32 @@ import numpy as np
 from paper import studies
 
 LEVEL = 0.95  # Level of the confidence intervals.
-LARGEST_NEGLIGIBLE = 1.0  # In points. For `does not show`, the interval must exclude improvements of this size or more.
+# In points. For `does not show`, the interval must exclude improvements of this size or more.
+LARGEST_NEGLIGIBLE = 1.0
 EQUAL_WITHIN = 2.0  # Means that differ by at most this number of percentage points count as equal.
 SHOWS, DOES_NOT_SHOW, TOO_SMALL = "shows", "does not show", "too small to tell"
 RULE = (
-    f"Findings are compared with {100 * LEVEL:.0f} % confidence intervals of the differences between our runs, in "
-    f'percentage points. The result is "{SHOWS}" if the interval lies above 0, and "{DOES_NOT_SHOW}" if its lower '
-    f"limit is at most 0 and its upper limit is below {LARGEST_NEGLIGIBLE:g} point, which excludes improvements of "
-    f'{LARGEST_NEGLIGIBLE:g} point or more. Otherwise, the difference is "{TOO_SMALL}". If the finding is that a '
-    f'setting does not matter, the result is "{SHOWS}" if the interval lies within ±{EQUAL_WITHIN:g} points, and '
-    f'"{DOES_NOT_SHOW}" if it lies entirely outside. The intervals are not adjusted for the number of findings.')
+    f"Findings are compared with {100 * LEVEL:.0f} % confidence intervals of the differences"
+    " between our runs, in "
+    f'percentage points. The result is "{SHOWS}" if the interval lies above 0, and'
+    f' "{DOES_NOT_SHOW}" if its lower '
+    f"limit is at most 0 and its upper limit is below {LARGEST_NEGLIGIBLE:g} point, which excludes"
+    " improvements of "
+    f'{LARGEST_NEGLIGIBLE:g} point or more. Otherwise, the difference is "{TOO_SMALL}". If the'
+    " finding is that a "
+    f'setting does not matter, the result is "{SHOWS}" if the interval lies within'
+    f" ±{EQUAL_WITHIN:g} points, and "
+    f'"{DOES_NOT_SHOW}" if it lies entirely outside. The intervals are not adjusted for the number'
+    " of findings."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """A finding of the paper: the mean of a metric over some runs exceeds, or equals, the mean over other runs.
 
-    The results of a run on g(h) instead of h are modeled as a separate run, whose name ends with ", g(h)". At the
-    paper's scale, the study `heads` contains actual runs with such names.
+    The results of a run on g(h) instead of h are modeled as a separate run, whose name ends with ",
+    g(h)". At the paper's scale, the study `heads` contains actual runs with such names.
 
     Attributes:
       text: the finding.
@@ -45,9 +53,15 @@ class Finding:
     stated: str = ""
 
 
-# metric -> (column for h, or for both; column for g(h); the paper's metrics for h; the paper's metric for g(h))
+# metric -> (column for h, or for both; column for g(h); the paper's metrics for h; the paper's
+# metric for g(h))
 _COLUMNS = {
-    "accuracy": ("accuracy", "logistic regression on g(h)", ("top-1", "mean per class", "mAP"), None),
+    "accuracy": (
+        "accuracy",
+        "logistic regression on g(h)",
+        ("top-1", "mean per class", "mAP"),
+        None,
+    ),
     "contrastive accuracy": ("contrastive accuracy", None, ("contrastive accuracy",), None),
     "probe accuracy": ("_h", "_g(h)", ("h",), "g(h)"),
 }
@@ -55,18 +69,30 @@ _ON_PROJECTION = ", g(h)"
 
 FINDINGS = {
     "pairs": (
-        Finding("crop combined with color is better than any single transformation", ("crop color", "color crop"),
-                ("crop crop", "color color", "sobel sobel")),
-        Finding("crop combined with color is better than crop alone", ("crop color", "color crop"), ("crop crop",)),
-        Finding("crop combined with color is better than other pairs", ("crop color", "color crop"),
-                ("crop sobel", "sobel crop", "color sobel", "sobel color")),
+        Finding(
+            "crop combined with color is better than any single transformation",
+            ("crop color", "color crop"),
+            ("crop crop", "color color", "sobel sobel"),
+        ),
+        Finding(
+            "crop combined with color is better than crop alone",
+            ("crop color", "color crop"),
+            ("crop crop",),
+        ),
+        Finding(
+            "crop combined with color is better than other pairs",
+            ("crop color", "color crop"),
+            ("crop sobel", "sobel crop", "color sobel", "sobel color"),
+        ),
     ),
     "color": (
         Finding("strength 1/2 is better than 1/8", ("1/2",), ("1/8",)),
         Finding("strength 1 is better than 1/8", ("1",), ("1/8",)),
         Finding("strength 1 is better than 1/2", ("1",), ("1/2",)),
         Finding("blur helps at strength 1", ("1 + blur",), ("1",)),
-        Finding("color distortion of strength 1 is better than AutoAugment", ("1",), ("AutoAugment",)),
+        Finding(
+            "color distortion of strength 1 is better than AutoAugment", ("1",), ("AutoAugment",)
+        ),
     ),
     "color_supervised": (
         Finding("strength 1/8 is better than 1/2", ("1/8",), ("1/2",)),
@@ -76,51 +102,107 @@ FINDINGS = {
     "flip": (Finding("flips help", ("with",), ("without",)),),
     "broader": (Finding("broader augmentation helps", ("broader (1x)",), ("simclr (1x)",)),),
     "losses": (
-        Finding("NT-Xent is better than the other losses without mining", ("NT-Xent",), ("margin", "NT-Logistic")),
-        Finding("NT-Xent is better than the other losses with semi-hard negatives", ("NT-Xent",),
-                ("margin, semi-hard", "NT-Logistic, semi-hard")),
+        Finding(
+            "NT-Xent is better than the other losses without mining",
+            ("NT-Xent",),
+            ("margin", "NT-Logistic"),
+        ),
+        Finding(
+            "NT-Xent is better than the other losses with semi-hard negatives",
+            ("NT-Xent",),
+            ("margin, semi-hard", "NT-Logistic, semi-hard"),
+        ),
         Finding("semi-hard negatives help the margin loss", ("margin, semi-hard",), ("margin",)),
-        Finding("semi-hard negatives help NT-Logistic", ("NT-Logistic, semi-hard",), ("NT-Logistic",)),
+        Finding(
+            "semi-hard negatives help NT-Logistic", ("NT-Logistic, semi-hard",), ("NT-Logistic",)
+        ),
     ),
     "temperature": (
         Finding("temperature 0.1 is better than 0.05", ("l2 norm, 0.1",), ("l2 norm, 0.05",)),
         Finding("temperature 0.1 is better than 0.5", ("l2 norm, 0.1",), ("l2 norm, 0.5",)),
         Finding("temperature 0.1 is better than 1", ("l2 norm, 0.1",), ("l2 norm, 1",)),
-        Finding("l2 normalization (temperature 0.1) improves accuracy", ("l2 norm, 0.1",),
-                ("no norm, 10", "no norm, 100")),
-        Finding("contrastive accuracy is higher without normalization than with it (temperature 0.1)",
-                ("no norm, 10", "no norm, 100"), ("l2 norm, 0.1",), "contrastive accuracy"),
+        Finding(
+            "l2 normalization (temperature 0.1) improves accuracy",
+            ("l2 norm, 0.1",),
+            ("no norm, 10", "no norm, 100"),
+        ),
+        Finding(
+            "contrastive accuracy is higher without normalization than with it (temperature 0.1)",
+            ("no norm, 10", "no norm, 100"),
+            ("l2 norm, 0.1",),
+            "contrastive accuracy",
+        ),
     ),
     "heads": (
-        Finding("a nonlinear head is better than a linear one", ("nonlinear 128",), ("linear 128",), stated="+3"),
-        Finding("a nonlinear head is better than none", ("nonlinear 128",), ("none",), stated="> 10"),
-        Finding("h is better than g(h) with a nonlinear head", ("nonlinear 32", "nonlinear 128"),
-                ("nonlinear 32, g(h)", "nonlinear 128, g(h)"), stated="> 10"),
-        Finding("the output dimension of a nonlinear head (128 or 32) does not matter", ("nonlinear 128",),
-                ("nonlinear 32",), is_equality=True),
-        Finding("the output dimension of a linear head (512 or 128) does not matter", ("linear 512",),
-                ("linear 128",), is_equality=True),
+        Finding(
+            "a nonlinear head is better than a linear one",
+            ("nonlinear 128",),
+            ("linear 128",),
+            stated="+3",
+        ),
+        Finding(
+            "a nonlinear head is better than none", ("nonlinear 128",), ("none",), stated="> 10"
+        ),
+        Finding(
+            "h is better than g(h) with a nonlinear head",
+            ("nonlinear 32", "nonlinear 128"),
+            ("nonlinear 32, g(h)", "nonlinear 128, g(h)"),
+            stated="> 10",
+        ),
+        Finding(
+            "the output dimension of a nonlinear head (128 or 32) does not matter",
+            ("nonlinear 128",),
+            ("nonlinear 32",),
+            is_equality=True,
+        ),
+        Finding(
+            "the output dimension of a linear head (512 or 128) does not matter",
+            ("linear 512",),
+            ("linear 128",),
+            is_equality=True,
+        ),
     ),
     "probes": tuple(
-        Finding(f"{text} is predicted better from h than from g(h)", (run,), (f"{run}, g(h)",), "probe accuracy")
-        for run, text in (("color", "removal of color"), ("rotation", "rotation"), ("sobel", "Sobel filtering"))),
+        Finding(
+            f"{text} is predicted better from h than from g(h)",
+            (run,),
+            (f"{run}, g(h)",),
+            "probe accuracy",
+        )
+        for run, text in (
+            ("color", "removal of color"),
+            ("rotation", "rotation"),
+            ("sobel", "Sobel filtering"),
+        )
+    ),
     "batches": (
-        Finding("longer training is better (four times as many epochs)",
-                ("sqrt 512, 400 epochs", "sqrt 2048, 400 epochs"), ("sqrt 512, 100 epochs", "sqrt 2048, 100 epochs")),
-        Finding("larger batches are better when training is short",
-                ("linear 2048, 100 epochs", "sqrt 2048, 100 epochs"),
-                ("linear 512, 100 epochs", "sqrt 512, 100 epochs")),
-        Finding("square-root scaling helps with small batches", ("sqrt 512, 100 epochs",),
-                ("linear 512, 100 epochs",)),
+        Finding(
+            "longer training is better (four times as many epochs)",
+            ("sqrt 512, 400 epochs", "sqrt 2048, 400 epochs"),
+            ("sqrt 512, 100 epochs", "sqrt 2048, 100 epochs"),
+        ),
+        Finding(
+            "larger batches are better when training is short",
+            ("linear 2048, 100 epochs", "sqrt 2048, 100 epochs"),
+            ("linear 512, 100 epochs", "sqrt 512, 100 epochs"),
+        ),
+        Finding(
+            "square-root scaling helps with small batches",
+            ("sqrt 512, 100 epochs",),
+            ("linear 512, 100 epochs",),
+        ),
     ),
     "networks": (
         Finding("doubling the width helps", ("ResNet-10 (2x)",), ("ResNet-10 (1x)",)),
         Finding("a deeper network is better", ("ResNet-18 (1x)",), ("ResNet-10 (1x)",)),
     ),
     "cifar_temperature": (
-        Finding("temperature 0.5 is better than 0.1",
-                ("temperature 0.5, batch 1024", "temperature 0.5, batch 2048"),
-                ("temperature 0.1, batch 1024", "temperature 0.1, batch 2048")),),
+        Finding(
+            "temperature 0.5 is better than 0.1",
+            ("temperature 0.5, batch 1024", "temperature 0.5, batch 2048"),
+            ("temperature 0.1, batch 1024", "temperature 0.1, batch 2048"),
+        ),
+    ),
     "lengths": (Finding("longer training is better", ("400 epochs",), ("100 epochs",)),),
 }
 
@@ -132,15 +214,16 @@ FINDINGS = {
 class Fit:
     """The model `result = run + seed + noise`, fitted by least squares to the results of all runs with the same seeds.
 
-    At the small scale, runs with the same seed share initial weights and the order of the examples, so the model
-    compares them in pairs. At the paper's scale, seed 1 is a random seed that differs between runs.
+    At the small scale, runs with the same seed share initial weights and the order of the examples,
+    so the model compares them in pairs. At the paper's scale, seed 1 is a random seed that differs
+    between runs.
 
     Attributes:
       means: dict that maps the names of runs to the means of their results, in percent.
       num_seeds: number of seeds.
       degrees_of_freedom: (number of runs - 1) x (number of seeds - 1).
-      deviation: standard deviation s of the noise in percentage points, with s^2 = (sum of squared residuals) /
-        degrees_of_freedom, or None if there are no degrees of freedom.
+      deviation: standard deviation s of the noise in percentage points, with s^2 = (sum of squared
+        residuals) / degrees_of_freedom, or None if there are no degrees of freedom.
     """
 
     means: dict[str, float]
@@ -148,20 +231,27 @@ class Fit:
     degrees_of_freedom: int
     deviation: float | None
 
-    def compare(self, higher: tuple[str, ...], lower: tuple[str, ...]) -> tuple[float, float | None]:
+    def compare(
+        self, higher: tuple[str, ...], lower: tuple[str, ...]
+    ) -> tuple[float, float | None]:
         """Returns the difference between two means over runs, and half the width of its confidence interval, in points.
 
-        The difference is sum(w_r mean_r), where w_r is 1 / len(higher) for the runs in `higher` and -1 / len(lower) for
-        those in `lower`. Half the width is t s sqrt(sum(w_r^2) / num_seeds), where t is the quantile of Student's t
-        distribution. Half the width is None if there are no degrees of freedom.
+        The difference is sum(w_r mean_r), where w_r is 1 / len(higher) for the runs in `higher` and
+        -1 / len(lower) for those in `lower`. Half the width is t s sqrt(sum(w_r^2) / num_seeds),
+        where t is the quantile of Student's t distribution. Half the width is None if there are no
+        degrees of freedom.
         """
         from scipy import stats
 
-        difference = float(np.mean([self.means[run] for run in higher]) - np.mean([self.means[run] for run in lower]))
+        difference = float(
+            np.mean([self.means[run] for run in higher])
+            - np.mean([self.means[run] for run in lower])
+        )
         if self.deviation is None:
             return difference, None
         quantile = stats.t.ppf((1 + LEVEL) / 2, self.degrees_of_freedom)
-        variance = (1 / len(higher) + 1 / len(lower)) / self.num_seeds  # The runs in `higher` and `lower` are distinct.
+        # The runs in `higher` and `lower` are distinct.
+        variance = (1 / len(higher) + 1 / len(lower)) / self.num_seeds
         return difference, float(quantile * self.deviation * np.sqrt(variance))
 
 
@@ -178,11 +268,16 @@ def fit(values: dict[str, dict[int, float]], compared: tuple[str, ...]) -> Fit |
     if not seeds:
         return None
     values = {run: by_seed for run, by_seed in values.items() if by_seed.keys() >= set(seeds)}
-    table = np.array([[by_seed[seed] for seed in seeds] for by_seed in values.values()])  # shape [runs, seeds]
+    # shape [runs, seeds]
+    table = np.array([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
     residuals = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
     freedom = (len(values) - 1) * (len(seeds) - 1)
-    return Fit(dict(zip(values, table.mean(1).tolist())), len(seeds), freedom,
-               float(np.sqrt((residuals**2).sum() / freedom)) if freedom else None)
+    return Fit(
+        dict(zip(values, table.mean(1).tolist())),
+        len(seeds),
+        freedom,
+        float(np.sqrt((residuals**2).sum() / freedom)) if freedom else None,
+    )
 
 
 def verdict(low: float, high: float, is_equality: bool = False) -> str:
@@ -208,14 +303,19 @@ def compare(name: str, rows: list[dict], scale: str) -> list[dict]:
       scale: paper or small.
 
     Returns:
-      A list with one dict per finding whose runs exist at this scale: the `finding`; the `paper`'s difference as text;
-      our `difference` and the limits `low` and `high` of its confidence interval in percentage points, or None; the
-      `verdict`; and the `fit`, or None if the compared runs have no common seed.
+      A list with one dict per finding whose runs exist at this scale: the `finding`; the `paper`'s
+      difference as text; our `difference` and the limits `low` and `high` of its confidence
+      interval in percentage points, or None; the `verdict`; and the `fit`, or None if the compared
+      runs have no common seed.
     """
     names = {run.name for run in studies.STUDIES[name].runs_at(scale)}
-    return [dict(finding=finding, paper=paper_difference(name, finding), **_compare(finding, rows, names))
-            for finding in FINDINGS.get(name, ())
-            if {run.removesuffix(_ON_PROJECTION) for run in (*finding.higher, *finding.lower)} <= names]
+    return [
+        dict(
+            finding=finding, paper=paper_difference(name, finding), **_compare(finding, rows, names)
+        )
+        for finding in FINDINGS.get(name, ())
+        if {run.removesuffix(_ON_PROJECTION) for run in (*finding.higher, *finding.lower)} <= names
+    ]
 
 
 def _compare(finding, rows, names):
@@ -231,13 +331,21 @@ def _compare(finding, rows, names):
             return {**result, "verdict": "diverged"}
         if not all(finished):
             return {**result, "verdict": "not run"}
-        return {**result, "verdict": "no common seed" if set(compared) <= values.keys() else "no result"}
+        return {
+            **result,
+            "verdict": "no common seed" if set(compared) <= values.keys() else "no result",
+        }
     difference, half_width = model.compare(finding.higher, finding.lower)
     if half_width is None:
         return {**result, "difference": difference, "verdict": "one seed"}
     low, high = difference - half_width, difference + half_width
-    return {**result, "difference": difference, "low": low, "high": high,
-            "verdict": verdict(low, high, finding.is_equality)}
+    return {
+        **result,
+        "difference": difference,
+        "low": low,
+        "high": high,
+        "verdict": verdict(low, high, finding.is_equality),
+    }
 
 
 def _values(rows, metric):
@@ -254,8 +362,10 @@ def _values(rows, metric):
 
 def paper_difference(name: str, finding: Finding) -> str:
     """Returns the paper's difference for a finding in percentage points, such as "+1.3", or "" if it is unknown."""
-    higher, lower = ([_paper_value(name, run, finding.metric) for run in runs]
-                     for runs in (finding.higher, finding.lower))
+    higher, lower = (
+        [_paper_value(name, run, finding.metric) for run in runs]
+        for runs in (finding.higher, finding.lower)
+    )
     if None in (*higher, *lower):
         return finding.stated
     return f"{np.mean(higher) - np.mean(lower):+.1f}"
@@ -267,5 +377,7 @@ def _paper_value(name, run_name, metric):
     if projection_measure and run_name.endswith(_ON_PROJECTION):
         run_name, measures = run_name.removesuffix(_ON_PROJECTION), (projection_measure,)
     study = studies.STUDIES[name]
-    paper = next((run.paper for run in (*study.runs, *study.small_only) if run.name == run_name), {})
+    paper = next(
+        (run.paper for run in (*study.runs, *study.small_only) if run.name == run_name), {}
+    )
     return next((paper[measure] for measure in measures if measure in paper), None)

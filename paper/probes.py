@@ -3,14 +3,16 @@
     python -m paper.probes --checkpoint=PATH --dataset=NAME [--probes=color,rotation,noise,sobel]
         [--train_split=train] [--test_split=test] [--flags='--data_dir=DIR'] [--out=FILE.json]
 
-The MLP predicts the random transformation applied to each evaluation crop: color (grayscale or not), rotation (by 0,
-90, 180 or 270 degrees), noise or sobel (applied or not). Each row of the table except color requires an encoder
-pretrained with the row's transformation (--augment_extra=rotate, noise or sobel); the default policy already includes
-grayscale. In the paper, g(h) has the same number of dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
+The MLP predicts the random transformation applied to each evaluation crop: color (grayscale or
+not), rotation (by 0, 90, 180 or 270 degrees), noise or sobel (applied or not). Each row of the
+table except color requires an encoder pretrained with the row's transformation
+(--augment_extra=rotate, noise or sobel); the default policy already includes grayscale. In the
+paper, g(h) has the same number of dimensions as h (--num_proj_layers=2 --proj_out_dim=2048).
 
-For each probe, the --out file contains three accuracies: `h` is the accuracy on h, `z` is the accuracy on z = g(h), and
-`majority_baseline` is the accuracy of always predicting the most frequent class. Earlier versions used the key `guess`
-for `majority_baseline`, and `colour` for the color probe.
+For each probe, the --out file contains three accuracies: `h` is the accuracy on h, `z` is the
+accuracy on z = g(h), and `majority_baseline` is the accuracy of always predicting the most frequent
+class. Earlier versions used the key `guess` for `majority_baseline`, and `colour` for the color
+probe.
 """
 
 from __future__ import annotations
@@ -26,14 +28,25 @@ _PROBES = "color,rotation,noise,sobel"
 
 
 def _parser():
-    parser = command_line.ArgumentParser(prog="python -m paper.probes", description=__doc__,
-                                         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="checkpoint or SavedModel, specified as for run.py")
+    parser = command_line.ArgumentParser(
+        prog="python -m paper.probes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--checkpoint", required=True, help="checkpoint or SavedModel, specified as for run.py"
+    )
     parser.add_argument("--dataset", required=True, help="data set, specified as for run.py")
-    parser.add_argument("--probes", default=_PROBES, help="comma-separated probes (default: %(default)s)")
-    parser.add_argument("--train_split", default="train", help="training split (default: %(default)s)")
+    parser.add_argument(
+        "--probes", default=_PROBES, help="comma-separated probes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--train_split", default="train", help="training split (default: %(default)s)"
+    )
     parser.add_argument("--test_split", default="test", help="test split (default: %(default)s)")
-    parser.add_argument("--flags", default="", help="additional flags for run.py, such as '--data_dir=DIR'")
+    parser.add_argument(
+        "--flags", default="", help="additional flags for run.py, such as '--data_dir=DIR'"
+    )
     parser.add_argument("--out", help="JSON file for the results")
     return parser
 
@@ -50,13 +63,25 @@ def main(argv: list[str] | None = None) -> None:
         check_paths(arguments, "checkpoint", "out")
         check_writable_parent("--out", arguments.out)
         if arguments.out and os.path.isdir(arguments.out):
-            raise UserError(f"--out={arguments.out}: the path is a directory. Pass the path of a file.")
+            raise UserError(
+                f"--out={arguments.out}: the path is a directory. Pass the path of a file."
+            )
         model, size = common.load(arguments.checkpoint)
         config = common.parse_flags(arguments.flags, dataset=arguments.dataset, image_size=size)
         probes = [name.strip() for name in arguments.probes.split(",") if name.strip()]
-        results = probing.run_probes(model, config, probes, arguments.train_split, arguments.test_split)
-        rows = [(probe, f"majority baseline {accuracies['majority_baseline']:.3f}   h {accuracies['h']:.3f}   "
-                 f"g(h) {accuracies['z']:.3f}") for probe, accuracies in results.items()]
+        results = probing.run_probes(
+            model, config, probes, arguments.train_split, arguments.test_split
+        )
+        rows = [
+            (
+                probe,
+                (
+                    f"majority baseline {accuracies['majority_baseline']:.3f}   h"
+                    f" {accuracies['h']:.3f}   g(h) {accuracies['z']:.3f}"
+                ),
+            )
+            for probe, accuracies in results.items()
+        ]
         console.log(console.format_table(f"probe accuracies for {arguments.checkpoint}", rows))
         if arguments.out:
             storage.write_json(arguments.out, results)

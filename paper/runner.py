@@ -37,8 +37,13 @@ def arguments(run: studies.Run, scale: str) -> list[str]:
     return [f"--flagfile={_RECIPES}/{run.recipe if scale == 'paper' else run.small_recipe}", *flags]
 
 
-def command(run: studies.Run, scale: str, directory: str, weights: str | None = None,
-            extra: dict | None = None) -> list[str]:
+def command(
+    run: studies.Run,
+    scale: str,
+    directory: str,
+    weights: str | None = None,
+    extra: dict | None = None,
+) -> list[str]:
     """Returns the command for a run as a list of arguments to the Python interpreter.
 
     Args:
@@ -50,52 +55,97 @@ def command(run: studies.Run, scale: str, directory: str, weights: str | None = 
     """
     extra, start = extra or {}, [f"--checkpoint={weights}"] if run.starts_from else []
     if not run.transfer:
-        return ["run.py", *arguments(run, scale), *config_lib.as_flags(extra), *start, f"--model_dir={directory}"]
+        return [
+            "run.py",
+            *arguments(run, scale),
+            *config_lib.as_flags(extra),
+            *start,
+            f"--model_dir={directory}",
+        ]
     shared, passed_on = _split_settings(run, extra)
-    return ["-m", "transfer", run.transfer, *arguments(run, scale), *config_lib.as_flags(shared), *start,
-            *([f"--flags={shlex.join(config_lib.as_flags(passed_on))}"] if passed_on else []), f"--out={directory}"]
+    return [
+        "-m",
+        "transfer",
+        run.transfer,
+        *arguments(run, scale),
+        *config_lib.as_flags(shared),
+        *start,
+        *([f"--flags={shlex.join(config_lib.as_flags(passed_on))}"] if passed_on else []),
+        f"--out={directory}",
+    ]
 
 
 def _split_settings(run, extra):
     """Splits run.py settings into flags for `python -m transfer` itself and settings that it passes on to run.py."""
     trains = run.transfer != "linear"
     shared_names = (*config_lib.settings_with("data_access"), *(["seed"] if trains else []))
-    shared = {name: value for name, value in extra.items()
-              if name in shared_names and value is not False}  # Flags of `python -m transfer` have no negated form.
-    return shared, {name: value for name, value in extra.items() if trains and name not in shared_names}
+    shared = {
+        name: value
+        for name, value in extra.items()
+        # Flags of `python -m transfer` have no negated form.
+        if name in shared_names and value is not False
+    }
+    return shared, {
+        name: value for name, value in extra.items() if trains and name not in shared_names
+    }
 
 
 def probe_command(run: studies.Run, config: config_lib.Config, checkpoint: str) -> list[str]:
     """Returns the command that evaluates a run's probes on `checkpoint`, as arguments for the Python interpreter."""
-    data_flags = config_lib.as_flags({
-        name: getattr(config, name) for name in config_lib.settings_with("data_access")
-        if getattr(config, name) != getattr(config_lib.Config, name)})
-    return ["-m", "paper.probes", f"--checkpoint={checkpoint}", f"--dataset={config.dataset}",
-            f"--probes={','.join(run.probes)}", f"--train_split={config.train_split}",
-            f"--test_split={config.eval_split}", *([f"--flags={shlex.join(data_flags)}"] if data_flags else [])]
+    data_flags = config_lib.as_flags(
+        {
+            name: getattr(config, name)
+            for name in config_lib.settings_with("data_access")
+            if getattr(config, name) != getattr(config_lib.Config, name)
+        }
+    )
+    return [
+        "-m",
+        "paper.probes",
+        f"--checkpoint={checkpoint}",
+        f"--dataset={config.dataset}",
+        f"--probes={','.join(run.probes)}",
+        f"--train_split={config.train_split}",
+        f"--test_split={config.eval_split}",
+        *([f"--flags={shlex.join(data_flags)}"] if data_flags else []),
+    ]
 
 
-def commands(run: studies.Run, scale: str, directory: str, weights: str | None = None,
-             extra: dict | None = None) -> list[list[str]]:
+def commands(
+    run: studies.Run,
+    scale: str,
+    directory: str,
+    weights: str | None = None,
+    extra: dict | None = None,
+) -> list[list[str]]:
     """Returns all commands of a run: training or transfer, followed by the run's probes. See `command`."""
     run_commands = [command(run, scale, directory, weights, extra)]
     if run.probes:
         config = config_of([*arguments(run, scale), *config_lib.as_flags(extra or {})])
-        run_commands.append([*probe_command(run, config, directory), f"--out={os.path.join(directory, 'probes.json')}"])
+        run_commands.append(
+            [
+                *probe_command(run, config, directory),
+                f"--out={os.path.join(directory, 'probes.json')}",
+            ]
+        )
     return run_commands
 
 
 def config_of(run_arguments: list[str]) -> config_lib.Config:
     """Returns the `Config` for run.py arguments. Recipe paths are relative to the project directory."""
     return config_lib.from_arguments(
-        [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in run_arguments])
+        [argument.replace(f"={_RECIPES}/", f"={_ROOT}/{_RECIPES}/") for argument in run_arguments]
+    )
 
 
 def describe_recipe(recipe: str) -> str:
     """Describes a recipe's network, data and training length in one line."""
     config = config_of([f"--flagfile={_RECIPES}/{recipe}"])
-    return (f"{recipe} ({config.network_name} on {config.train_split} of {config.dataset}, {config.image_size} pixels, "
-            f"batch size {config.train_batch_size}, {config.train_epochs} epochs)")
+    return (
+        f"{recipe} ({config.network_name} on {config.train_split} of {config.dataset},"
+        f" {config.image_size} pixels, batch size {config.train_batch_size}, {config.train_epochs}"
+        " epochs)"
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
@@ -111,13 +161,24 @@ def directory_name(run: studies.Run) -> str:
     return slug(run.name) if run.seed == 1 else f"{slug(run.name)}_seed_{run.seed}"
 
 
-_DONE_TYPES = dict(arguments=list, settings=dict, results=dict, probes=dict, seconds=(int, float), commits=list,
-                   hardware=str, diverged=bool, same_as=(str, type(None)))  # types of the values in done.json
+_DONE_TYPES = dict(
+    arguments=list,
+    settings=dict,
+    results=dict,
+    probes=dict,
+    seconds=(int, float),
+    commits=list,
+    # types of the values in done.json
+    hardware=str,
+    diverged=bool,
+    same_as=(str, type(None)),
+)
 
 
 def read_done(directory: str) -> dict | None:
     """Returns the contents of a finished run's done.json, or None if the file is missing or corrupt."""
-    from runtime import storage  # Imported here, because it loads TensorFlow, which other commands do not need.
+    # Imported here, because it loads TensorFlow, which other commands do not need.
+    from runtime import storage
 
     done = storage.read_json(os.path.join(directory, "done.json"))
     return done if done is not None and is_valid(done) else None
@@ -163,8 +224,12 @@ def settings_of(run: studies.Run, scale: str, extra: dict | None = None) -> dict
         # Results from earlier versions are stored under the program's old name, transfer.py.
         settings = dict(program=["transfer.py", run.transfer], arguments=run_arguments)
     else:
-        settings = dict(program=["run.py"], **_with_effect(dataclasses.asdict(config_of(run_arguments))))
-    start = settings_of(studies.find_run(run.starts_from), scale, extra) if run.starts_from else None
+        settings = dict(
+            program=["run.py"], **_with_effect(dataclasses.asdict(config_of(run_arguments)))
+        )
+    start = (
+        settings_of(studies.find_run(run.starts_from), scale, extra) if run.starts_from else None
+    )
     return json.loads(json.dumps(dict(settings, start=start, probes=run.probes)))
 
 
@@ -191,7 +256,11 @@ def _with_defaults(settings):
     """Adds the default values of missing settings to a run's settings and to those of the run it starts from."""
     defaults = json.loads(json.dumps(dataclasses.asdict(config_lib.Config())))
     start = settings.get("start")
-    return {**defaults, **settings, "start": _with_defaults(start) if isinstance(start, dict) else start}
+    return {
+        **defaults,
+        **settings,
+        "start": _with_defaults(start) if isinstance(start, dict) else start,
+    }
 
 
 def is_current(run: studies.Run, scale: str, done: dict) -> bool:
@@ -202,10 +271,10 @@ def is_current(run: studies.Run, scale: str, done: dict) -> bool:
       done: content of done.json, or recorded results.
     """
     expected = arguments(run, scale)
-    if done["arguments"][:len(expected)] != expected:
+    if done["arguments"][: len(expected)] != expected:
         return False
     try:
-        extra = config_lib.parse_settings(shlex.join(done["arguments"][len(expected):]))
+        extra = config_lib.parse_settings(shlex.join(done["arguments"][len(expected) :]))
     except UserError:  # Another version stored a flag that this version does not have.
         return False
     return changed_setting(done["settings"], settings_of(run, scale, extra)) is None
@@ -218,9 +287,9 @@ class InProgress(UserError):
 class Runner:
     """An executor for runs at one scale. Skips finished runs, and reuses the results of identical runs.
 
-    Any number of processes, including processes on other machines, can use the same directory. While a process executes
-    a run, it holds a lock whose name is the digest of the run's settings, so no other process executes that run or an
-    identical run of another study.
+    Any number of processes, including processes on other machines, can use the same directory.
+    While a process executes a run, it holds a lock whose name is the digest of the run's settings,
+    so no other process executes that run or an identical run of another study.
     """
 
     def __init__(self, base: str, scale: str, extra: dict | None = None):
@@ -236,7 +305,9 @@ class Runner:
         """
         for name in config_lib.settings_with("output"):
             if name in (extra or {}):
-                raise UserError(f"--flags: --{name} is set by paper.tables. Remove --{name} from --flags.")
+                raise UserError(
+                    f"--flags: --{name} is set by paper.tables. Remove --{name} from --flags."
+                )
         self._base, self._scale, self._extra = base, scale, extra or {}
 
     def check(self, study: str, run: studies.Run) -> None:
@@ -244,8 +315,10 @@ class Runner:
         compared = {**run.flags, **(run.small_flags if self._scale == "small" else {})}
         for name in self._extra:
             if name in compared:
-                raise UserError(f"--flags: --{name} is set to {compared[name]} by the run {run.label!r} in the study "
-                                f"{study}. Remove --{name} from --flags.")
+                raise UserError(
+                    f"--flags: --{name} is set to {compared[name]} by the run {run.label!r} in the"
+                    f" study {study}. Remove --{name} from --flags."
+                )
         settings_of(run, self._scale, self._extra)
         if run.starts_from:
             self.check(run.starts_from[0], studies.find_run(run.starts_from))
@@ -254,11 +327,13 @@ class Runner:
 
             grid_search.check_settings(run.transfer, _split_settings(run, self._extra)[1])
 
-    def run_all(self, runs: list[tuple[str, studies.Run]]) -> Iterator[tuple[str, studies.Run, dict]]:
+    def run_all(
+        self, runs: list[tuple[str, studies.Run]]
+    ) -> Iterator[tuple[str, studies.Run, dict]]:
         """Executes runs, given as (study name, run). Yields (study name, run, content of done.json) for each run.
 
-        Runs that are being executed by other processes are postponed until no other runs remain. If another process
-        ends before its run is finished, this process executes that run.
+        Runs that are being executed by other processes are postponed until no other runs remain. If
+        another process ends before its run is finished, this process executes that run.
 
         Raises:
           UserError, errors.Stopped: see `run`.
@@ -291,18 +366,23 @@ class Runner:
         """Executes a run, preceded by the run that it starts from, if any. Output is written to run.log.
 
         Returns:
-          The content of done.json: `arguments`, `settings`, `seconds` (summed over all attempts), `results`, `probes`,
-          `million_parameters`, `hardware`, `commits`, `diverged` and `same_as`. If training diverged, in this run or in
-          the run that it starts from, `diverged` is True and there are no results. If the results are those of an
-          identical run, `same_as` is the directory of that run, relative to `base`; otherwise, it is None.
+          The content of done.json: `arguments`, `settings`, `seconds` (summed over all attempts),
+          `results`, `probes`, `million_parameters`, `hardware`, `commits`, `diverged` and
+          `same_as`. If training diverged, in this run or in the run that it starts from, `diverged`
+          is True and there are no results. If the results are those of an identical run, `same_as`
+          is the directory of that run, relative to `base`; otherwise, it is None.
 
         Raises:
-          InProgress: another process executes the run, an identical run, or the run that it starts from.
-          UserError: the run failed without diverging, or its stored results have different settings.
+          InProgress: another process executes the run, an identical run, or the run that it starts
+            from.
+          UserError: the run failed without diverging, or its stored results have different
+            settings.
           errors.Stopped: the run was stopped. The same call resumes it.
         """
-        directory, settings = directory_of(self._base, self._scale, study, run), settings_of(
-            run, self._scale, self._extra)
+        directory, settings = (
+            directory_of(self._base, self._scale, study, run),
+            settings_of(run, self._scale, self._extra),
+        )
         done = _read_done_with(settings, directory)
         if done is not None:
             return done
@@ -314,9 +394,14 @@ class Runner:
             if done is None:
                 identical = self._find_finished(settings)
                 if identical is None:
-                    done = dict(self._run_new(run, directory, lock), settings=settings, same_as=None)
+                    done = dict(
+                        self._run_new(run, directory, lock), settings=settings, same_as=None
+                    )
                 else:
-                    done = {**read_done(identical), "same_as": os.path.relpath(identical, self._base)}
+                    done = {
+                        **read_done(identical),
+                        "same_as": os.path.relpath(identical, self._base),
+                    }
                 done = dict(done, arguments=_all_arguments(run, self._scale, self._extra))
                 write_done(directory, done)
         return done
@@ -326,7 +411,9 @@ class Runner:
         locks = os.path.join(self._scale, "locks")
         os.makedirs(os.path.join(self._base, locks), exist_ok=True)
         try:
-            return Lock(self._base, "--dir", os.path.join(locks, f"{settings_digest(settings)}.lock"))
+            return Lock(
+                self._base, "--dir", os.path.join(locks, f"{settings_digest(settings)}.lock")
+            )
         except InUse as error:
             raise InProgress(f"{study}, {run.label} is in progress in {error.owner}") from error
 
@@ -334,18 +421,32 @@ class Runner:
         """Returns the directory of a finished run with the given settings, from any study, or None."""
         import tensorflow as tf
 
-        # TensorFlow lists all matching directories, which refreshes the NFS cache (see `_refresh_cache`).
-        for path in sorted(tf.io.gfile.glob(os.path.join(self._base, self._scale, "*", "*", "done.json"))):
+        # TensorFlow lists all matching directories, which refreshes the NFS cache (see
+        # `_refresh_cache`).
+        for path in sorted(
+            tf.io.gfile.glob(os.path.join(self._base, self._scale, "*", "*", "done.json"))
+        ):
             directory = os.path.dirname(path)
             done = read_done(directory)
-            if done is not None and done["same_as"] is None and changed_setting(done["settings"], settings) is None:
+            if (
+                done is not None
+                and done["same_as"] is None
+                and changed_setting(done["settings"], settings) is None
+            ):
                 return directory
         return None
 
     def _run_new(self, run, directory, lock):
         start = run.starts_from and self.run(run.starts_from[0], studies.find_run(run.starts_from))
         if start and start["diverged"]:
-            return dict(results={}, probes={}, diverged=True, hardware=hardware(), seconds=0.0, commits=[commit()])
+            return dict(
+                results={},
+                probes={},
+                diverged=True,
+                hardware=hardware(),
+                seconds=0.0,
+                commits=[commit()],
+            )
         directory = os.path.abspath(directory)
         weights = start and self._directory_of_weights(run.starts_from, start["same_as"])
         with _recording_time(directory) as record:
@@ -354,7 +455,8 @@ class Runner:
             except JobFailed as error:
                 if error.job_status != TrainingDiverged.status:
                     raise
-                done = dict(results={}, probes={}, diverged=True)  # A retry would diverge too, so store the result.
+                # A retry would diverge too, so store the result.
+                done = dict(results={}, probes={}, diverged=True)
         return {"hardware": hardware(), **done, **record}
 
     def _execute(self, run, directory, weights, lock):
@@ -383,8 +485,10 @@ def _read_done_with(settings, directory):
     changed = None if done is None else changed_setting(done["settings"], settings)
     if changed is not None:
         name, stored, current = changed
-        raise UserError(f"{directory}: the stored run has {name}={stored}, not {current}. Remove the directory, or use "
-                        "another --dir.")
+        raise UserError(
+            f"{directory}: the stored run has {name}={stored}, not {current}. Remove the directory,"
+            " or use another --dir."
+        )
     return done
 
 
@@ -401,7 +505,9 @@ def _recording_time(directory):
 
     path, elapsed = os.path.join(directory, "time.json"), progress.stopwatch()
     before = storage.read_json(path) or {}
-    if not isinstance(before.get("seconds"), (int, float)) or not isinstance(before.get("commits"), list):
+    if not isinstance(before.get("seconds"), (int, float)) or not isinstance(
+        before.get("commits"), list
+    ):
         before = dict(seconds=0.0, commits=[])
     record = dict(before, commits=list(dict.fromkeys([*before["commits"], commit()])))
     try:
@@ -418,12 +524,16 @@ def _read_results(directory, name):
     path = os.path.join(directory, name)
     results = storage.read_json(path)
     if results is None:
-        raise UserError(f"{path}: the file is missing or corrupt. See run.log in the same directory, and run "
-                        "the same command again.")
+        raise UserError(
+            f"{path}: the file is missing or corrupt. See run.log in the same directory, and run "
+            "the same command again."
+        )
     for key in (LBFGS, TOP_1, "test"):
         if key in results and not storage.is_fraction(results[key]):
-            raise UserError(f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log in the same "
-                            "directory.")
+            raise UserError(
+                f"{path}: {key} is {results[key]}, not a number from 0 to 1. See run.log in the"
+                " same directory."
+            )
     return results
 
 
@@ -448,27 +558,49 @@ def count_parameters(directory: str) -> int:
 
     prefix = checkpoint_files.latest_checkpoint(directory)
     if prefix is None:
-        raise UserError(f"{directory}: no checkpoint found. Remove the directory, and run the same command again.")
+        raise UserError(
+            f"{directory}: no checkpoint found. Remove the directory, and run the same command"
+            " again."
+        )
     variables = tf.train.list_variables(prefix)
-    return sum(math.prod(shape) for name, shape in variables if name.startswith("model/resnet_model/")
-               and "/.OPTIMIZER_SLOT/" not in name and "/moving_" not in name)
+    return sum(
+        math.prod(shape)
+        for name, shape in variables
+        if name.startswith("model/resnet_model/")
+        and "/.OPTIMIZER_SLOT/" not in name
+        and "/moving_" not in name
+    )
 
 
 def hardware() -> str:
     """Returns one line with the processor, its number of cores, and the accelerators."""
     import tensorflow as tf
 
-    accelerators = [device.device_type for device in tf.config.list_physical_devices() if device.device_type != "CPU"]
+    accelerators = [
+        device.device_type
+        for device in tf.config.list_physical_devices()
+        if device.device_type != "CPU"
+    ]
     processor, cores = child_processes.cpu_info()
-    return ", ".join([processor, "1 core" if cores == 1 else f"{cores} cores",
-                      *(f"{accelerators.count(name)} x {name}" for name in sorted(set(accelerators)))])
+    return ", ".join(
+        [
+            processor,
+            "1 core" if cores == 1 else f"{cores} cores",
+            *(f"{accelerators.count(name)} x {name}" for name in sorted(set(accelerators))),
+        ]
+    )
 
 
 def commit() -> str | None:
     """Returns the program's git version, or None outside a repository. A trailing + indicates uncommitted changes."""
     try:
-        git = subprocess.run(["git", "describe", "--always", "--abbrev=10", "--dirty=+"], cwd=_ROOT,
-                             capture_output=True, text=True, check=False)
+        git = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=10", "--dirty=+"],
+            cwd=_ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError:  # Git is not installed.
         return None
     return git.stdout.strip() or None

@@ -18,7 +18,8 @@ class ScheduledRun:
     Attributes:
       key: key of the run.
       identical: keys of the other requested runs that share its results.
-      stage: 1 if the run requires no other run, 2 if it requires the weights of a run in stage 1, and so on.
+      stage: 1 if the run requires no other run, 2 if it requires the weights of a run in stage 1,
+        and so on.
       weights: key of the scheduled run whose weights are required, or None.
     """
 
@@ -30,11 +31,17 @@ class ScheduledRun:
 
 def runs_of(names: list[str], scale: str, num_seeds: int = 1) -> list[tuple[str, studies.Run]]:
     """Returns (study name, run) pairs for the runs of studies with seeds 1 to `num_seeds`, sorted by seed."""
-    return [(name, run.with_seed(seed)) for seed in range(1, num_seeds + 1)
-            for name in names for run in studies.STUDIES[name].runs_at(scale)]
+    return [
+        (name, run.with_seed(seed))
+        for seed in range(1, num_seeds + 1)
+        for name in names
+        for run in studies.STUDIES[name].runs_at(scale)
+    ]
 
 
-def schedule(names: list[str], scale: str, extra: dict | None = None, num_seeds: int = 1) -> list[ScheduledRun]:
+def schedule(
+    names: list[str], scale: str, extra: dict | None = None, num_seeds: int = 1
+) -> list[ScheduledRun]:
     """Returns the runs of studies and the runs that they start from, sorted by stage.
 
     Args:
@@ -52,7 +59,9 @@ def schedule(names: list[str], scale: str, extra: dict | None = None, num_seeds:
     runs = []
     for first, *others in keys_by_digest.values():
         dependencies = _starts(first)
-        weights = keys_by_digest[_digest(dependencies[0], scale, extra)][0] if dependencies else None
+        weights = (
+            keys_by_digest[_digest(dependencies[0], scale, extra)][0] if dependencies else None
+        )
         identical = tuple(key for key in others if key in requested)
         runs.append(ScheduledRun(first, identical, len(dependencies) + 1, weights))
     return sorted(runs, key=lambda scheduled: scheduled.stage)
@@ -79,9 +88,13 @@ def name_of(key: Key) -> str:
 
 def direct_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) -> str:
     """Returns a shell command that executes the programs of a run, with all their flags."""
-    directory, weights = (key and runner.directory_of(base, scale, key[0], studies.find_run(key))
-                          for key in (scheduled.key, scheduled.weights))
-    run_commands = runner.commands(studies.find_run(scheduled.key), scale, directory, weights, extra)
+    directory, weights = (
+        key and runner.directory_of(base, scale, key[0], studies.find_run(key))
+        for key in (scheduled.key, scheduled.weights)
+    )
+    run_commands = runner.commands(
+        studies.find_run(scheduled.key), scale, directory, weights, extra
+    )
     return " && ".join(shlex.join(["python", *run_command]) for run_command in run_commands)
 
 
@@ -91,4 +104,6 @@ def runner_command(scheduled: ScheduledRun, scale: str, base: str, extra: dict) 
     seed = scheduled.key[2]  # Identical runs have the same seed.
     flags = [f"--seeds={seed}"] * (seed > 1)
     flags += [f"--flags={shlex.join(config_lib.as_flags(extra))}"] * bool(extra)
-    return shlex.join(["python", "-m", "paper.tables", "run", *only, f"--scale={scale}", f"--dir={base}", *flags])
+    return shlex.join(
+        ["python", "-m", "paper.tables", "run", *only, f"--scale={scale}", f"--dir={base}", *flags]
+    )

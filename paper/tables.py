@@ -1,35 +1,39 @@
 """Shows the paper's tables, prints the commands for their runs, executes the runs, and reports the results.
 
     python -m paper.tables list
-    python -m paper.tables show 4                   # the paper's results, by table number or study name
-    python -m paper.tables commands 4               # the command for each run, at the paper's scale
-    python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see below)
-    python -m paper.tables run 4 --scale=small [--seeds=3] [--dir=runs/tables] [--flags='--data_dir=DIR']
-    python -m paper.tables report [1 4 5] [--dir=runs/tables]
+    python -m paper.tables show 4                   # the paper's results, by table number or study
+    name python -m paper.tables commands 4               # the command for each run, at the paper's
+    scale python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see
+    below) python -m paper.tables run 4 --scale=small [--seeds=3] [--dir=runs/tables]
+    [--flags='--data_dir=DIR'] python -m paper.tables report [1 4 5] [--dir=runs/tables]
 
-At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes interrupted ones. If a
-run starts from another run's weights, `run` executes that run first. Several processes, even on different machines, can
-`run` the same tables in the same --dir. Each process postpones the runs that other processes are executing.
+At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes
+interrupted ones. If a run starts from another run's weights, `run` executes that run first. Several
+processes, even on different machines, can `run` the same tables in the same --dir. Each process
+postpones the runs that other processes are executing.
 
-With --seeds=N, `run` and `commands` include each run with N seeds: seed 1, followed by 2 to N. Seed 1 denotes the run
-without an additional --seed flag: the recipes of the small scale set --seed=1, those of the paper's scale set no seed,
-so it is random, and transfer runs use their default seed. The results with seed 1 are in DIR/SCALE/STUDY/RUN and those
-with seed 2, for example, in DIR/SCALE/STUDY/RUN_seed_2. If a run starts from another run's weights, the other run has
-the same seed. All runs with one seed are executed before those with the next seed.
+With --seeds=N, `run` and `commands` include each run with N seeds: seed 1, followed by 2 to N. Seed
+1 denotes the run without an additional --seed flag: the recipes of the small scale set --seed=1,
+those of the paper's scale set no seed, so it is random, and transfer runs use their default seed.
+The results with seed 1 are in DIR/SCALE/STUDY/RUN and those with seed 2, for example, in
+DIR/SCALE/STUDY/RUN_seed_2. If a run starts from another run's weights, the other run has the same
+seed. All runs with one seed are executed before those with the next seed.
 
-`commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those of stage 2 start
-from the weights of runs in stage 1. If runs start from runs of other tables, these are included. Identical
-runs are printed once. By default, the lines are the underlying commands (run.py, for example) with all flags. These
-commands do not store results for `report`. With --runner, each line is a `run` command that locks and executes one run,
-and stores its results for `report`. With --stage, only the lines of one stage are printed, for job arrays.
-docs/clusters.md explains how to execute the printed commands with Slurm and GNU parallel.
+`commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those
+of stage 2 start from the weights of runs in stage 1. If runs start from runs of other tables, these
+are included. Identical runs are printed once. By default, the lines are the underlying commands
+(run.py, for example) with all flags. These commands do not store results for `report`. With
+--runner, each line is a `run` command that locks and executes one run, and stores its results for
+`report`. With --stage, only the lines of one stage are printed, for job arrays. docs/clusters.md
+explains how to execute the printed commands with Slurm and GNU parallel.
 
 Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft.
 
-`report` includes all finished seeds. It prints Markdown tables, and writes report.md, report.html and two files per
-table to the folder --dir/SCALE. STUDY.csv has one row per run and seed. STUDY.jsonl has the same results in a form that
-`report` reads for runs without a directory, for example in docs/tables. `report` adds results to this file and replaces
-those of repeated runs, but never removes any. It does not write the file if the directory of the study does not exist.
+`report` includes all finished seeds. It prints Markdown tables, and writes report.md, report.html
+and two files per table to the folder --dir/SCALE. STUDY.csv has one row per run and seed.
+STUDY.jsonl has the same results in a form that `report` reads for runs without a directory, for
+example in docs/tables. `report` adds results to this file and replaces those of repeated runs, but
+never removes any. It does not write the file if the directory of the study does not exist.
 """
 
 from __future__ import annotations
@@ -52,8 +56,16 @@ def _find_all(names):
 
 
 def _list():
-    rows = [(name, f"{study.source:31} {len(study.runs_at('paper')):3} runs, {len(study.runs_at('small')):2} at the "
-             f"small scale   {study.title}") for name, study in studies.STUDIES.items()]
+    rows = [
+        (
+            name,
+            (
+                f"{study.source:31} {len(study.runs_at('paper')):3} runs,"
+                f" {len(study.runs_at('small')):2} at the small scale   {study.title}"
+            ),
+        )
+        for name, study in studies.STUDIES.items()
+    ]
     console.log(console.format_table("studies", rows))
 
 
@@ -62,7 +74,9 @@ def _show(names):
         study = studies.STUDIES[key]
         rows = [(run.name, _as_text(run.paper)) for run in study.runs]
         rows += [(run.name, "only at the small scale") for run in study.small_only]
-        rows += [None] * bool(rows and study.cited) + [(name, _as_text(numbers)) for name, numbers in study.cited]
+        rows += [None] * bool(rows and study.cited) + [
+            (name, _as_text(numbers)) for name, numbers in study.cited
+        ]
         cited = ", cited results below the line" if study.runs and study.cited else ""
         unit = f" (accuracies in %{cited})" if study.runs else ""
         title = f"{study.title} ({study.source}): {study.finding}{unit}"
@@ -79,9 +93,14 @@ def _with_runs(names, scale):
     if not names_with_runs:
         other = "small" if scale == "paper" else "paper"
         other_has_runs = any(studies.STUDIES[name].runs_at(other) for name in names)
-        raise UserError(f"table={','.join(names)}: no runs at the {scale} scale. Use --scale={other}." if other_has_runs
-                        else f"table={','.join(names)}: no runs. Use another table; `list` shows which tables have "
-                             "runs.")
+        raise UserError(
+            f"table={','.join(names)}: no runs at the {scale} scale. Use --scale={other}."
+            if other_has_runs
+            else (
+                f"table={','.join(names)}: no runs. Use another table; `list` shows which tables"
+                " have runs."
+            )
+        )
     return names_with_runs
 
 
@@ -93,29 +112,48 @@ def _commands(names, scale, base, extra, num_seeds, stage, use_runner):
     runs = schedule.schedule(names, scale, extra, num_seeds)
     num_stages = runs[-1].stage
     if stage is not None and not 1 <= stage <= num_stages:
-        raise UserError(f"--stage={stage}: the runs have {num_stages} stage{'s' * (num_stages > 1)}. Use a number from "
-                        f"1 to {num_stages}.")
+        raise UserError(
+            f"--stage={stage}: the runs have {num_stages} stage{'s' * (num_stages > 1)}. Use a"
+            f" number from 1 to {num_stages}."
+        )
     command = schedule.runner_command if use_runner else schedule.direct_command
     for number in range(1, num_stages + 1) if stage is None else [stage]:
         in_stage = [scheduled for scheduled in runs if scheduled.stage == number]
         if stage is None:
-            start = "no dependencies" if number == 1 else f"start from the weights of stage {number - 1}"
-            console.log(f"# stage {number} ({len(in_stage)} run{'s' * (len(in_stage) > 1)}): {start}")
+            start = (
+                "no dependencies"
+                if number == 1
+                else f"start from the weights of stage {number - 1}"
+            )
+            console.log(
+                f"# stage {number} ({len(in_stage)} run{'s' * (len(in_stage) > 1)}): {start}"
+            )
         for scheduled in in_stage:
             console.log(command(scheduled, scale, base, extra))
             if scheduled.identical and stage is None and not use_runner:
-                console.log(f"# identical to the run above: {' '.join(map(schedule.name_of, scheduled.identical))}")
+                console.log(
+                    "# identical to the run above:"
+                    f" {' '.join(map(schedule.name_of, scheduled.identical))}"
+                )
 
 
 def _select(runs, only, scale):
     """Returns those of the given runs whose names are in `only`, or all of them if `only` is empty."""
     # Without a seed, a name selects the run with all seeds.
-    names = [{schedule.name_of((study, run.name, seed)) for seed in {1, run.seed}} for study, run in runs]
+    names = [
+        {schedule.name_of((study, run.name, seed)) for seed in {1, run.seed}} for study, run in runs
+    ]
     for name in only:
         if not any(name in names_of_run for names_of_run in names):
-            raise UserError(f"--only={name}: the tables have no such run at the {scale} scale. Use a name such as "
-                            f"{min(names[0])}; `commands --runner` prints all names.")
-    return [pair for names_of_run, pair in zip(names, runs, strict=True) if not only or names_of_run & set(only)]
+            raise UserError(
+                f"--only={name}: the tables have no such run at the {scale} scale. Use a name such"
+                f" as {min(names[0])}; `commands --runner` prints all names."
+            )
+    return [
+        pair
+        for names_of_run, pair in zip(names, runs, strict=True)
+        if not only or names_of_run & set(only)
+    ]
 
 
 def _create_runner(runs, scale, base, extra):
@@ -129,65 +167,128 @@ def _create_runner(runs, scale, base, extra):
 def _run(names, scale, base, extra, num_seeds, only):
     """Executes the runs and logs their accuracies."""
     runs = _select(schedule.runs_of(_with_runs(names, scale), scale, num_seeds), only, scale)
-    executor = _create_runner(runs, scale, base, extra)  # Reports invalid flags before the first run starts.
+    # Reports invalid flags before the first run starts.
+    executor = _create_runner(runs, scale, base, extra)
     for index, (name, run, done) in enumerate(executor.run_all(runs), 1):
         accuracy = runner.accuracy(done)
-        result = "diverged" if done["diverged"] else "no accuracy" if accuracy is None else f"{accuracy:.4f}"
+        result = (
+            "diverged"
+            if done["diverged"]
+            else "no accuracy"
+            if accuracy is None
+            else f"{accuracy:.4f}"
+        )
         duration = console.format_duration(done["seconds"])
         console.log(f"{index}/{len(runs)}  {name}, {run.label}: {result} ({duration})")
 
 
 def _report(names, scale, base):
-    report, results = tensorflow_startup.load("paper.report"), tensorflow_startup.load("paper.results")
+    report, results = (
+        tensorflow_startup.load("paper.report"),
+        tensorflow_startup.load("paper.results"),
+    )
     from runtime import storage
 
     directory = os.path.join(base, scale)
     os.makedirs(directory, exist_ok=True)
     rows_by_study = {name: results.rows_of(name, base, scale) for name in names}
-    lines = [line for text in report.introduction(rows_by_study) for line in (html.escape(text, quote=False), "")]
+    lines = [
+        line
+        for text in report.introduction(rows_by_study)
+        for line in (html.escape(text, quote=False), "")
+    ]
     lines += report.markdown_overview(rows_by_study, scale)
     for name, rows in rows_by_study.items():
         lines += report.markdown(name, rows, base, scale)
         if rows:
             report.write_csv(os.path.join(directory, f"{name}.csv"), rows)
-            if os.path.isdir(os.path.join(directory, name)):  # Otherwise, all rows are from the existing file.
+            if os.path.isdir(os.path.join(directory, name)):
+                # Otherwise, all rows are from the existing file.
                 results.write_records(results.records_path(name, base, scale), rows)
     text = "\n".join(lines)
     console.log(text)
-    storage.write_bytes(os.path.join(directory, "report.md"),
-                        f"# The paper's tables, {scale} scale\n\n{text}\n".encode())
+    storage.write_bytes(
+        os.path.join(directory, "report.md"),
+        f"# The paper's tables, {scale} scale\n\n{text}\n".encode(),
+    )
     report.write_html(os.path.join(directory, "report.html"), rows_by_study, base, scale)
-    console.log(f"wrote report.md, report.html, and the CSV and JSON Lines files of the tables to {directory}")
+    console.log(
+        "wrote report.md, report.html, and the CSV and JSON Lines files of the tables to"
+        f" {directory}"
+    )
 
 
 def _parser():
-    parser = command_line.ArgumentParser(prog="python -m paper.tables", description=__doc__,
-                                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.ArgumentParser(
+        prog="python -m paper.tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     subparsers = parser.add_subparsers(dest="command", required=True)
-    subparsers.add_parser("list", help="list all studies: tables, figures, and results from the text")
-    for name, text in (("show", "show the paper's results"), ("commands", "print the command for each run")):
-        subparsers.add_parser(name, help=text).add_argument("table", nargs="+", help="table numbers or study names")
-    for name, text in (("run", "execute the runs; the same command resumes them"),
-                       ("report", "compare our results with the paper's")):
-        subparsers.add_parser(name, help=text).add_argument("table", nargs="*",
-                                                            help="table numbers or study names (default: all)")
+    subparsers.add_parser(
+        "list", help="list all studies: tables, figures, and results from the text"
+    )
+    for name, text in (
+        ("show", "show the paper's results"),
+        ("commands", "print the command for each run"),
+    ):
+        subparsers.add_parser(name, help=text).add_argument(
+            "table", nargs="+", help="table numbers or study names"
+        )
+    for name, text in (
+        ("run", "execute the runs; the same command resumes them"),
+        ("report", "compare our results with the paper's"),
+    ):
+        subparsers.add_parser(name, help=text).add_argument(
+            "table", nargs="*", help="table numbers or study names (default: all)"
+        )
     for name, default in (("commands", "paper"), ("run", "small"), ("report", "small")):
         command = subparsers.choices[name]
-        command.add_argument("--scale", choices=("paper", "small"), default=default, help="paper: ImageNet, for "
-                             "accelerators; small: minutes per run on CPUs (default: %(default)s)")
-        command.add_argument("--dir", default="runs/tables", help="directory for all results (default: %(default)s)")
+        command.add_argument(
+            "--scale",
+            choices=("paper", "small"),
+            default=default,
+            help=(
+                "paper: ImageNet, for "
+                "accelerators; small: minutes per run on CPUs (default: %(default)s)"
+            ),
+        )
+        command.add_argument(
+            "--dir", default="runs/tables", help="directory for all results (default: %(default)s)"
+        )
     for name in ("commands", "run"):
-        subparsers.choices[name].add_argument("--flags", default="", help="additional run.py flags for every run, such "
-                                              "as '--data_dir=DIR'")
-        subparsers.choices[name].add_argument("--seeds", type=int, default=1, help="number of seeds for each run "
-                                              "(default: %(default)s)")
-    subparsers.choices["commands"].add_argument("--stage", type=int, help="print only the commands of this stage, "
-                                                "without comments (default: all stages)")
-    subparsers.choices["commands"].add_argument("--runner", action="store_true", help="print `run --only` commands, "
-                                                "which store results for `report` and lock their runs")
-    subparsers.choices["run"].add_argument("--only", action="append", default=[], metavar="STUDY/RUN", help="execute "
-                                           "only this run, such as color/1_2 (all of its seeds) or color/1_2_seed_2; "
-                                           "can be repeated (default: all)")
+        subparsers.choices[name].add_argument(
+            "--flags",
+            default="",
+            help="additional run.py flags for every run, such as '--data_dir=DIR'",
+        )
+        subparsers.choices[name].add_argument(
+            "--seeds",
+            type=int,
+            default=1,
+            help="number of seeds for each run (default: %(default)s)",
+        )
+    subparsers.choices["commands"].add_argument(
+        "--stage",
+        type=int,
+        help="print only the commands of this stage, without comments (default: all stages)",
+    )
+    subparsers.choices["commands"].add_argument(
+        "--runner",
+        action="store_true",
+        help="print `run --only` commands, which store results for `report` and lock their runs",
+    )
+    subparsers.choices["run"].add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="STUDY/RUN",
+        help=(
+            "execute "
+            "only this run, such as color/1_2 (all of its seeds) or color/1_2_seed_2; "
+            "can be repeated (default: all)"
+        ),
+    )
     return parser
 
 
@@ -199,15 +300,25 @@ def main(argv: list[str] | None = None) -> None:
         if hasattr(options, "dir"):
             check_paths(options, "dir")
         if getattr(options, "seeds", 1) < 1:
-            raise UserError(f"--seeds={options.seeds}: the number of seeds is less than 1. Use a positive number.")
+            raise UserError(
+                f"--seeds={options.seeds}: the number of seeds is less than 1. Use a positive"
+                " number."
+            )
         if options.command == "list":
             _list()
         elif options.command == "show":
             _show(_find_all(options.table))
         elif options.command == "commands":
             extra = config_lib.parse_settings(options.flags)
-            _commands(_find_all(options.table), options.scale, options.dir, extra, options.seeds, options.stage,
-                      options.runner)
+            _commands(
+                _find_all(options.table),
+                options.scale,
+                options.dir,
+                extra,
+                options.seeds,
+                options.stage,
+                options.runner,
+            )
         else:
             tensorflow_startup.load("tensorflow")
             _run_or_report(options)
@@ -220,12 +331,21 @@ def _run_or_report(options):
     try:
         if options.command == "run":
             extra = config_lib.parse_settings(options.flags)
-            _run(_find_all(options.table), options.scale, options.dir, extra, options.seeds, options.only)
+            _run(
+                _find_all(options.table),
+                options.scale,
+                options.dir,
+                extra,
+                options.seeds,
+                options.only,
+            )
         else:
             _report(_find_all(options.table), options.scale, options.dir)
     except OSError as error:
-        raise UserError(f"--dir={options.dir}: the directory cannot be used ({first_line(error)}). Fix the cause or "
-                        "use another directory, and run the same command again.") from error
+        raise UserError(
+            f"--dir={options.dir}: the directory cannot be used ({first_line(error)}). Fix the"
+            " cause or use another directory, and run the same command again."
+        ) from error
 
 
 if __name__ == "__main__":

@@ -26,12 +26,17 @@ def _with_identity(function):
     return [(0.5, lambda channels, seeds: channels), (0.5, function)]
 
 
-# Maps the name of each probe to its classes, which are pairs of a probability and a function of channels and seeds.
+# Maps the name of each probe to its classes, which are pairs of a probability and a function of
+# channels and seeds.
 PROBES = {
-    "color": [(0.8, lambda channels, seeds: channels),
-              (0.2, lambda channels, seeds: data_util.to_grayscale(channels))],
-    "rotation": [(0.25, lambda channels, seeds, turns=turns: operators.rot90(channels, turns))
-                 for turns in range(4)],
+    "color": [
+        (0.8, lambda channels, seeds: channels),
+        (0.2, lambda channels, seeds: data_util.to_grayscale(channels)),
+    ],
+    "rotation": [
+        (0.25, lambda channels, seeds, turns=turns: operators.rot90(channels, turns))
+        for turns in range(4)
+    ],
     "noise": _with_identity(operators.random_noise),
     "sobel": _with_identity(lambda channels, seeds: operators.sobel(channels)),
 }
@@ -51,17 +56,21 @@ def transform(images: tf.Tensor, probe: str, seeds: tf.Tensor) -> tuple[tf.Tenso
     probabilities, functions = zip(*PROBES[probe])
     draws = rng.uniforms(seeds, 1)[:, 0]
     classes = tf.searchsorted(np.cumsum(probabilities[:-1], dtype=np.float32), draws, side="right")
-    channels = data_util.switch_per_image(classes, functions, data_util.to_channels(images), rng.nth_seed(seeds, 1))
+    channels = data_util.switch_per_image(
+        classes, functions, data_util.to_channels(images), rng.nth_seed(seeds, 1)
+    )
     return data_util.from_channels(channels), classes
 
 
-def probe_features(model: keras.Model, source: Source, split: str, probe: str, size: int, center_crop: bool
-                   ) -> list[np.ndarray]:
+def probe_features(
+    model: keras.Model, source: Source, split: str, probe: str, size: int, center_crop: bool
+) -> list[np.ndarray]:
     """Returns h [examples, d], z [examples, d'] and classes [examples] for a split's transformed images.
 
-    The vectors are stored in memory maps (see `features.VectorFile`). Images are preprocessed as in evaluation:
-    resized to `size` pixels, with or without a center crop.
+    The vectors are stored in memory maps (see `features.VectorFile`). Images are preprocessed as in
+    evaluation: resized to `size` pixels, with or without a center crop.
     """
+
     def preprocess(key, item, label):
         image = data_util.preprocess_image(source.decode(item), size, size, test_crop=center_crop)
         return image, tf.stack([key, tf.constant(_SEED, key.dtype)])
@@ -72,7 +81,9 @@ def probe_features(model: keras.Model, source: Source, split: str, probe: str, s
         endpoints = model(images, training=False)
         return endpoints["final_avg_pool"], endpoints["proj_head_output"], classes
 
-    batches = with_prefetching(source.records(split).map(preprocess, PARALLEL_CALLS).batch(_BATCH_SIZE))
+    batches = with_prefetching(
+        source.records(split).map(preprocess, PARALLEL_CALLS).batch(_BATCH_SIZE)
+    )
     num_batches = -(-source.num_examples(split) // _BATCH_SIZE)
     h_file, z_file, all_classes = features.VectorFile(), features.VectorFile(), []
     for batch in progress.track(batches, num_batches, f"{probe}: {split}"):
@@ -80,16 +91,21 @@ def probe_features(model: keras.Model, source: Source, split: str, probe: str, s
         h_file.append(h)
         z_file.append(z)
         all_classes.append(classes)
-    return [h_file.read(f"h of {split}"), z_file.read(f"g(h) of {split}"), np.concatenate(all_classes)]
+    return [
+        h_file.read(f"h of {split}"),
+        z_file.read(f"g(h) of {split}"),
+        np.concatenate(all_classes),
+    ]
 
 
-def run_probes(model: keras.Model, config: Config, probes: list[str], train_split: str, test_split: str
-               ) -> dict[str, dict[str, float]]:
+def run_probes(
+    model: keras.Model, config: Config, probes: list[str], train_split: str, test_split: str
+) -> dict[str, dict[str, float]]:
     """Runs the probes on a network.
 
     Returns:
-      One dict of accuracies per probe. `h` is the test accuracy on h, `z` is the test accuracy on z = g(h), and
-      `majority_baseline` is the accuracy of always predicting the most frequent class.
+      One dict of accuracies per probe. `h` is the test accuracy on h, `z` is the test accuracy on z
+      = g(h), and `majority_baseline` is the accuracy of always predicting the most frequent class.
 
     Raises:
       UserError: a probe or split is unknown, or the network does not have a projection head.
@@ -97,7 +113,9 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     unknown = [name for name in probes if name not in PROBES]
     if unknown or not probes:
         problem = f"unknown probe {unknown[0]}" if unknown else "the list is empty"
-        raise UserError(f"--probes={','.join(probes)}: {problem}. Use one or more of {','.join(PROBES)}.")
+        raise UserError(
+            f"--probes={','.join(probes)}: {problem}. Use one or more of {','.join(PROBES)}."
+        )
     common.check_has_projection_head(model)
     source = common.open_source(config)
     for flag, split in (("train_split", train_split), ("test_split", test_split)):
@@ -105,10 +123,17 @@ def run_probes(model: keras.Model, config: Config, probes: list[str], train_spli
     results = {}
     preprocessing = config.image_size, config.center_crop_eval
     for probe in probes:
-        train_h, train_z, train_classes = probe_features(model, source, train_split, probe, *preprocessing)
-        test_h, test_z, test_classes = probe_features(model, source, test_split, probe, *preprocessing)
-        results[probe] = {"majority_baseline": max(probability for probability, _ in PROBES[probe]),
-                          "h": mlp.mlp_accuracy((train_h, train_classes), (test_h, test_classes)),
-                          "z": mlp.mlp_accuracy((train_z, train_classes), (test_z, test_classes))}
-        del train_h, train_z, test_h, test_z  # Deletes the temporary files before the next features are computed.
+        train_h, train_z, train_classes = probe_features(
+            model, source, train_split, probe, *preprocessing
+        )
+        test_h, test_z, test_classes = probe_features(
+            model, source, test_split, probe, *preprocessing
+        )
+        results[probe] = {
+            "majority_baseline": max(probability for probability, _ in PROBES[probe]),
+            "h": mlp.mlp_accuracy((train_h, train_classes), (test_h, test_classes)),
+            "z": mlp.mlp_accuracy((train_z, train_classes), (test_z, test_classes)),
+        }
+        # Deletes the temporary files before the next features are computed.
+        del train_h, train_z, test_h, test_z
     return results

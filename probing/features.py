@@ -26,26 +26,32 @@ def compile_function(strategy: tf.distribute.Strategy, function: Callable) -> Ca
       function: maps images [n, size, size, 3] to vectors [n, d]; called in replica context.
 
     Returns:
-      A function that maps a distributed batch (images, labels, weights, positions) to (float32 vectors, labels,
-      weights, positions), concatenated over the replicas. The function is traced only once.
+      A function that maps a distributed batch (images, labels, weights, positions) to (float32
+      vectors, labels, weights, positions), concatenated over the replicas. The function is traced
+      only once.
     """
+
     @tf.function(autograph=False)
     def run(batch):
-        results = strategy.run(lambda images, *others: (tf.cast(function(images), tf.float32), *others), args=batch)
+        results = strategy.run(
+            lambda images, *others: (tf.cast(function(images), tf.float32), *others), args=batch
+        )
         return tuple(strategy.gather(result, axis=0) for result in results)
 
     return run
 
 
-def collect(compiled: Callable, dataset: Iterable, description: str = "features") -> tuple[np.ndarray, np.ndarray]:
+def collect(
+    compiled: Callable, dataset: Iterable, description: str = "features"
+) -> tuple[np.ndarray, np.ndarray]:
     """Extracts the vectors of all labeled examples in a padded evaluation data set.
 
     The vectors are stored in a temporary file, so that they do not have to fit in memory.
 
     Args:
       compiled: result of `compile_function`.
-      dataset: distributed data set of (images, labels, weights, positions), with weight 0 for padding. Positions
-        increase from batch to batch.
+      dataset: distributed data set of (images, labels, weights, positions), with weight 0 for
+        padding. Positions increase from batch to batch.
       description: label for the progress bar.
 
     Returns:
@@ -90,9 +96,11 @@ class VectorFile:
         with _translate_errors():
             self._file.flush()
         if size >= _LOGGED_BYTES:
-            console.log(f"{description}: {self._shape[0]:,} vectors with {self._shape[1]:,} dimensions "
-                        f"({size / 1e9:.1f} GB) in a temporary file in {tempfile.gettempdir()} (set TMPDIR to change "
-                        "the directory)")
+            console.log(
+                f"{description}: {self._shape[0]:,} vectors with {self._shape[1]:,} dimensions"
+                f" ({size / 1e9:.1f} GB) in a temporary file in {tempfile.gettempdir()} (set TMPDIR"
+                " to change the directory)"
+            )
         return np.memmap(self._file, np.float32, "r", shape=tuple(self._shape))
 
 
@@ -102,12 +110,18 @@ def _translate_errors():
     try:
         yield
     except OSError as error:
-        raise UserError(f"TMPDIR={tempfile.gettempdir()}: features cannot be written to a temporary file "
-                        f"({first_line(error)}). Free up some space, or set TMPDIR to another directory.") from error
+        raise UserError(
+            f"TMPDIR={tempfile.gettempdir()}: features cannot be written to a temporary file "
+            f"({first_line(error)}). Free up some space, or set TMPDIR to another directory."
+        ) from error
 
 
-def extract(strategy: tf.distribute.Strategy, function: Callable, dataset: Iterable,
-            description: str = "features") -> tuple[np.ndarray, np.ndarray]:
+def extract(
+    strategy: tf.distribute.Strategy,
+    function: Callable,
+    dataset: Iterable,
+    description: str = "features",
+) -> tuple[np.ndarray, np.ndarray]:
     """Compiles `function` and extracts vectors with it; see `compile_function` and `collect`.
 
     Raises:
@@ -126,8 +140,10 @@ def check_finite(vectors: np.ndarray, name: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         num_nonfinite = np.count_nonzero(~np.isfinite(np.einsum("nd,nd->n", vectors, vectors)))
     if num_nonfinite:
-        raise UserError(f"{name} contain NaN or Inf, or values whose squares overflow, in {num_nonfinite} of "
-                        f"{len(vectors)} examples. {DIVERGED}")
+        raise UserError(
+            f"{name} contain NaN or Inf, or values whose squares overflow, in {num_nonfinite} of "
+            f"{len(vectors)} examples. {DIVERGED}"
+        )
 
 
 def encoder_function(model: keras.Model) -> Callable:
@@ -142,14 +158,21 @@ def projection_function(model: keras.Model) -> Callable:
 
 def pixels_function(size: int) -> Callable:
     """Returns a function that flattens images to vectors. Larger images are first resized to `size` x `size` pixels."""
+
     def function(images):
-        small = images if images.shape[1] <= size else tf.image.resize(images, [size, size], antialias=True)
+        small = (
+            images
+            if images.shape[1] <= size
+            else tf.image.resize(images, [size, size], antialias=True)
+        )
         return tf.reshape(small, [tf.shape(small)[0], int(np.prod(small.shape[1:]))])
+
     return function
 
 
-def check_feature_sets(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], protocol: str
-                      ) -> None:
+def check_feature_sets(
+    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], protocol: str
+) -> None:
     """Raises a `UserError` if the training or test features contain NaN, Inf or values whose squares overflow."""
     for (vectors, _), name in ((train, "training"), (test, "test")):
         check_finite(vectors, f"--eval_protocol={protocol}: the {name} features")

@@ -1,13 +1,14 @@
 """Logistic regression on frozen features, fitted by L-BFGS.
 
 The strength of the l2 regularization follows one of two conventions:
-- `l2_of_sum`: the objective is the sum of the cross-entropies plus l2_of_sum * |W|^2 / 2, as in the paper (B.8.1). All
-  functions that fit weights use this convention.
-- `l2_per_example` = l2_of_sum / number of examples: the objective is the mean of the cross-entropies plus
-  l2_per_example * |W|^2 / 2. This convention makes strengths comparable across data sets of different sizes.
+- `l2_of_sum`: the objective is the sum of the cross-entropies plus l2_of_sum * |W|^2 / 2, as in the
+  paper (B.8.1). All functions that fit weights use this convention.
+- `l2_per_example` = l2_of_sum / number of examples: the objective is the mean of the
+  cross-entropies plus l2_per_example * |W|^2 / 2. This convention makes strengths comparable across
+  data sets of different sizes.
 
-Examples are processed in blocks, so fits on features in a memory map (see `features.collect`) use little more memory
-than the weights, the L-BFGS history and the Hessian [d, d].
+Examples are processed in blocks, so fits on features in a memory map (see `features.collect`) use
+little more memory than the weights, the L-BFGS history and the Hessian [d, d].
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ import numpy as np
 from probing import features
 from runtime import progress
 
-L2_PER_EXAMPLE_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))  # for standardized features
+# for standardized features
+L2_PER_EXAMPLE_CHOICES = tuple(10.0**exponent for exponent in range(-4, 2))
 _HELD_OUT_FRACTION = 0.2
 _BLOCK_ROWS = 4096  # number of examples processed at once
 _CACHED_BYTES = 2**28  # training sets up to this size are kept in memory as float64
 PATH_ITERATIONS = 3000
-PATH_TOLERANCE = 1e-6  # stopping threshold: maximum norm of the preconditioned gradient of the mean loss
+# stopping threshold: maximum norm of the preconditioned gradient of the mean loss
+PATH_TOLERANCE = 1e-6
 PATH_LOSS_TOLERANCE = 1e-7  # stopping threshold: relative decrease of the mean loss per iteration
 
 
-def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], seed: int = 0
-                   ) -> dict[str, float]:
+def lbfgs_accuracy(
+    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], seed: int = 0
+) -> dict[str, float]:
     """Evaluates l2-regularized multinomial logistic regression, following B.8.1 of the paper.
 
-    Unlike in the paper, features are standardized, and only a few regularization strengths are tried, so that the
-    evaluation is fast. The strength is selected on a held-out fifth of the training examples. The final fit uses all
-    training examples.
+    Unlike in the paper, features are standardized, and only a few regularization strengths are
+    tried, so that the evaluation is fast. The strength is selected on a held-out fifth of the
+    training examples. The final fit uses all training examples.
 
     Args:
       train: (features [n, d], labels [n]).
@@ -44,7 +48,8 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
       seed: seed for selecting the held-out examples.
 
     Returns:
-      A dict with `accuracy`, the test accuracy in [0, 1], and `l2_per_example`, the selected strength.
+      A dict with `accuracy`, the test accuracy in [0, 1], and `l2_per_example`, the selected
+      strength.
 
     Raises:
       UserError: the features contain NaN or Inf.
@@ -54,19 +59,29 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
     features.check_feature_sets(train, test, "lbfgs")
     inputs, labels = train
     counts = np.bincount(labels)
-    can_stratify = counts[counts > 0].min() > 1 and _HELD_OUT_FRACTION * len(labels) >= (counts > 0).sum()
+    can_stratify = (
+        counts[counts > 0].min() > 1 and _HELD_OUT_FRACTION * len(labels) >= (counts > 0).sum()
+    )
     fit, held_out = model_selection.train_test_split(
-        np.arange(len(labels)), test_size=_HELD_OUT_FRACTION, stratify=labels if can_stratify else None,
-        random_state=seed)
+        np.arange(len(labels)),
+        test_size=_HELD_OUT_FRACTION,
+        stratify=labels if can_stratify else None,
+        random_state=seed,
+    )
     # Include at least one example of each class in the fit.
-    missing = [row for label, row in zip(*np.unique(labels, return_index=True)) if label not in labels[fit]]
+    missing = [
+        row for label, row in zip(*np.unique(labels, return_index=True)) if label not in labels[fit]
+    ]
     fit, held_out = np.append(fit, missing).astype(int), np.setdiff1d(held_out, missing)
     selection = held_out if len(held_out) else fit
     path, losses = LogisticPath(inputs, labels, np.sort(fit), standardize=True), {}
-    strengths = sorted(L2_PER_EXAMPLE_CHOICES, reverse=True)  # `LogisticPath` requires decreasing strengths.
+    # `LogisticPath` requires decreasing strengths.
+    strengths = sorted(L2_PER_EXAMPLE_CHOICES, reverse=True)
     for l2_per_example in progress.track(strengths, len(strengths), "logistic regression"):
         # Select by cross-entropy, since accuracies on few examples are coarse and often tie.
-        losses[l2_per_example] = path.fit(l2_per_example * len(fit)).cross_entropy(inputs, labels, selection)
+        losses[l2_per_example] = path.fit(l2_per_example * len(fit)).cross_entropy(
+            inputs, labels, selection
+        )
     best = min(L2_PER_EXAMPLE_CHOICES, key=losses.get)
     path = LogisticPath(inputs, labels, standardize=True).fit(best * len(labels))
     return dict(accuracy=path.accuracy(*test), l2_per_example=best)
@@ -75,24 +90,29 @@ def lbfgs_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray,
 class LogisticPath:
     """Regularization path: logistic regressions with decreasing l2 strength, each starting from the previous solution.
 
-    Each fit minimizes the sum of the cross-entropies plus l2_of_sum * |W|^2 / 2 by L-BFGS (paper, B.8.1). Biases are
-    not regularized. Labels [n] yield a softmax classifier. Labels [n, classes] with values 1, 0 and -1 (ignored) yield
-    one binary classifier per class.
+    Each fit minimizes the sum of the cross-entropies plus l2_of_sum * |W|^2 / 2 by L-BFGS (paper,
+    B.8.1). Biases are not regularized. Labels [n] yield a softmax classifier. Labels [n, classes]
+    with values 1, 0 and -1 (ignored) yield one binary classifier per class.
 
-    The optimization is preconditioned with the class-averaged Hessian at an earlier point on the path. This does not
-    change the minimum, but greatly reduces the number of iterations.
+    The optimization is preconditioned with the class-averaged Hessian at an earlier point on the
+    path. This does not change the minimum, but greatly reduces the number of iterations.
     """
 
-    def __init__(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None,
-                 standardize: bool = False):
+    def __init__(
+        self,
+        inputs: np.ndarray,
+        labels: np.ndarray,
+        rows: np.ndarray | None = None,
+        standardize: bool = False,
+    ):
         """Creates the path.
 
         Args:
           inputs: features [n, d], possibly in a memory map.
           labels: [n] or [n, classes].
           rows: indices of the training examples. None: all examples.
-          standardize: whether to divide the features by their standard deviations, so that the scale of a feature does
-            not affect the regularization.
+          standardize: whether to divide the features by their standard deviations, so that the
+            scale of a feature does not affect the regularization.
         """
         self._inputs, self._rows = inputs, np.arange(len(inputs)) if rows is None else rows
         labels = labels[self._rows]
@@ -101,31 +121,37 @@ class LogisticPath:
             self._num_classes, self._targets = labels.shape[1], labels[:, self._classes]
             self._loss, self._curvature = _binary_loss, _binary_curvature
         else:
-            self._num_classes, self._targets = self._classes.max() + 1, np.searchsorted(self._classes, labels)
+            self._num_classes, self._targets = (
+                self._classes.max() + 1,
+                np.searchsorted(self._classes, labels),
+            )
             self._loss, self._curvature = _softmax_loss, _softmax_curvature
         count, width = len(self._rows), inputs.shape[1]
         self._mean = sum(block.sum(0, dtype=np.float64) for block in self._raw_blocks()) / count
         self._scale = np.ones(width)
         if standardize:
-            deviation = np.sqrt(sum(((block - self._mean)**2).sum(0) for block in self._raw_blocks()) / count)
+            deviation = np.sqrt(
+                sum(((block - self._mean) ** 2).sum(0) for block in self._raw_blocks()) / count
+            )
             is_constant = deviation <= 1e-12 * abs(self._mean)  # The mean may have rounding errors.
             self._scale = np.where(is_constant, 1.0, deviation)
         self._basis = self._cached = None
         if count < width or 8 * count * (width + 1) <= _CACHED_BYTES:
             self._cached = self._prepare(self._rows)
-        # The optimal weights are linear combinations of the inputs. With fewer examples than features, solve for the
-        # weights' coordinates in the span of the inputs.
+        # The optimal weights are linear combinations of the inputs. With fewer examples than
+        # features, solve for the weights' coordinates in the span of the inputs.
         if count < width:
             self._basis, triangle = np.linalg.qr(self._cached[:, :-1].T)
             self._cached = np.append(triangle.T, self._cached[:, -1:], axis=1)
         # One row per input or coordinate, and a last row of biases.
         self._weights = np.zeros([1 + min(count, width), len(self._classes)])
-        self._evaluations = np.inf  # number of loss evaluations since the preconditioner was computed
+        # number of loss evaluations since the preconditioner was computed
+        self._evaluations = np.inf
 
     def _raw_blocks(self) -> Iterator[np.ndarray]:
         """Yields blocks of the training examples' features."""
         for start in range(0, len(self._rows), _BLOCK_ROWS):
-            yield self._inputs[self._rows[start:start + _BLOCK_ROWS]]
+            yield self._inputs[self._rows[start : start + _BLOCK_ROWS]]
 
     def _prepare(self, rows):
         """Returns centered and scaled inputs as float64, with an appended column of ones for the biases."""
@@ -138,7 +164,9 @@ class LogisticPath:
         """Yields (inputs, targets) for blocks of training examples. Inputs are expressed in the basis, if any."""
         for start in range(0, len(self._rows), _BLOCK_ROWS):
             block = slice(start, start + _BLOCK_ROWS)
-            inputs = self._prepare(self._rows[block]) if self._cached is None else self._cached[block]
+            inputs = (
+                self._prepare(self._rows[block]) if self._cached is None else self._cached[block]
+            )
             yield inputs, self._targets[block]
 
     def fit(self, l2_of_sum: float) -> LogisticPath:
@@ -164,11 +192,21 @@ class LogisticPath:
             gradient = preconditioner.T @ (total_grad / len(self._rows) + decayed)
             return total_loss / len(self._rows) + np.vdot(decayed, weights) / 2, gradient.ravel()
 
-        options = dict(maxiter=PATH_ITERATIONS, maxfun=2 * PATH_ITERATIONS, maxcor=20, gtol=PATH_TOLERANCE,
-                       ftol=PATH_LOSS_TOLERANCE)
+        options = dict(
+            maxiter=PATH_ITERATIONS,
+            maxfun=2 * PATH_ITERATIONS,
+            maxcor=20,
+            gtol=PATH_TOLERANCE,
+            ftol=PATH_LOSS_TOLERANCE,
+        )
         with scipy_blas_threads().limit(limits=1):
-            result = optimize.minimize(objective, (self._hessian_root @ self._weights).ravel(), jac=True,
-                                       method="L-BFGS-B", options=options)
+            result = optimize.minimize(
+                objective,
+                (self._hessian_root @ self._weights).ravel(),
+                jac=True,
+                method="L-BFGS-B",
+                options=options,
+            )
         self._weights = preconditioner @ result.x.reshape(self._weights.shape)
         self._evaluations += result.nfev
         return self
@@ -177,9 +215,12 @@ class LogisticPath:
         """Returns the upper triangular matrix R such that R' R is the class-averaged Hessian at the current weights."""
         hessian = np.zeros([len(self._weights)] * 2)
         for inputs, targets in self._blocks():
-            hessian += inputs.T @ (inputs * self._curvature(inputs @ self._weights, targets)[:, np.newaxis])
+            hessian += inputs.T @ (
+                inputs * self._curvature(inputs @ self._weights, targets)[:, np.newaxis]
+            )
         hessian /= len(self._rows)
-        # Add a ridge, since the Hessian is singular if features are constant or there are few examples.
+        # Add a ridge, since the Hessian is singular if features are constant or there are few
+        # examples.
         ridge = 1e-9 * hessian.diagonal().max() + 1e-12
         return np.linalg.cholesky(hessian + np.diag(decay[:, 0] + ridge)).T
 
@@ -200,24 +241,29 @@ class LogisticPath:
 
     def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
         """Returns the fraction of inputs [n, d] whose label [n] has the highest score."""
-        hits = [self.scores(inputs[start:start + _BLOCK_ROWS]).argmax(1) == labels[start:start + _BLOCK_ROWS]
-                for start in range(0, len(inputs), _BLOCK_ROWS)]
+        hits = [
+            self.scores(inputs[start : start + _BLOCK_ROWS]).argmax(1)
+            == labels[start : start + _BLOCK_ROWS]
+            for start in range(0, len(inputs), _BLOCK_ROWS)
+        ]
         return float(np.concatenate(hits).mean())
 
     def cross_entropy(self, inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> float:
         """Returns the mean cross-entropy of the examples with indices `rows`.
 
-        Probabilities below 1e-12 are replaced by 1e-12. Otherwise, classes that could not be fitted would have an
-        infinite cross-entropy.
+        Probabilities below 1e-12 are replaced by 1e-12. Otherwise, classes that could not be fitted
+        would have an infinite cross-entropy.
         """
         from scipy import special
 
         total = 0.0
         for start in range(0, len(rows), _BLOCK_ROWS):
-            block = rows[start:start + _BLOCK_ROWS]
+            block = rows[start : start + _BLOCK_ROWS]
             log_probabilities = special.log_softmax(self.scores(inputs[block]), 1)
             # Sum the log-probabilities of the labels.
-            total += np.maximum(log_probabilities[np.arange(len(block)), labels[block]], np.log(1e-12)).sum()
+            total += np.maximum(
+                log_probabilities[np.arange(len(block)), labels[block]], np.log(1e-12)
+            ).sum()
         return -total / len(rows)
 
 
@@ -225,20 +271,23 @@ class LogisticPath:
 def scipy_blas_threads() -> Any:
     """Returns a controller for the threads of SciPy's bundled BLAS.
 
-    Without a limit, these threads compete with NumPy's BLAS threads, which makes fits three times slower.
+    Without a limit, these threads compete with NumPy's BLAS threads, which makes fits three times
+    slower.
     """
     import scipy.optimize  # noqa: F401 (loads the library)
     import threadpoolctl
 
     pools = threadpoolctl.ThreadpoolController()
-    return pools.select(filepath=[pool["filepath"] for pool in pools.info() if "scipy.libs" in pool["filepath"]])
+    return pools.select(
+        filepath=[pool["filepath"] for pool in pools.info() if "scipy.libs" in pool["filepath"]]
+    )
 
 
 def has_two_classes(labels: np.ndarray) -> bool:
     """Returns whether a classifier can be fitted.
 
-    Labels [n] must have at least two distinct values. Labels [n, classes] must have a column that contains both 1
-    and 0.
+    Labels [n] must have at least two distinct values. Labels [n, classes] must have a column that
+    contains both 1 and 0.
     """
     return len(_fittable_classes(labels)) >= (1 if labels.ndim == 2 else 2)
 
@@ -246,10 +295,14 @@ def has_two_classes(labels: np.ndarray) -> bool:
 def _fittable_classes(labels):
     """Returns the classes that can be fitted.
 
-    These are the distinct values of labels [n], or the indices of those columns of labels [n, classes] that contain
-    both 1 and 0.
+    These are the distinct values of labels [n], or the indices of those columns of labels [n,
+    classes] that contain both 1 and 0.
     """
-    return np.flatnonzero((labels == 1).any(0) & (labels == 0).any(0)) if labels.ndim == 2 else np.unique(labels)
+    return (
+        np.flatnonzero((labels == 1).any(0) & (labels == 0).any(0))
+        if labels.ndim == 2
+        else np.unique(labels)
+    )
 
 
 def _softmax_loss(logits, columns):
@@ -278,7 +331,10 @@ def _binary_loss(logits, targets):
     from scipy import special
 
     is_present, is_known = targets == 1, targets >= 0
-    losses, gradient = np.logaddexp(0, logits) - is_present * logits, special.expit(logits) - is_present
+    losses, gradient = (
+        np.logaddexp(0, logits) - is_present * logits,
+        special.expit(logits) - is_present,
+    )
     return np.sum(losses * is_known), gradient * is_known
 
 

@@ -11,8 +11,12 @@ KNN_NEIGHBORS = 10
 WEIGHTED_NEIGHBORS, WEIGHTED_TEMPERATURE = 200, 0.1
 
 
-def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray],
-                 neighbors: int = KNN_NEIGHBORS, temperature: float | None = None) -> dict[str, float]:
+def knn_accuracy(
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    neighbors: int = KNN_NEIGHBORS,
+    temperature: float | None = None,
+) -> dict[str, float]:
     """Evaluates k-nearest-neighbor classification with cosine similarity.
 
     Args:
@@ -31,6 +35,10 @@ def knn_accuracy(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, n
 
     features.check_feature_sets(train, test, "knn")
     k = min(neighbors, len(train[0]))
-    weights = "uniform" if temperature is None else lambda distances: np.exp(-distances / temperature)
-    classifier = sklearn_neighbors.KNeighborsClassifier(k, weights=weights, metric="cosine", algorithm="brute")
+    weights = (
+        "uniform" if temperature is None else lambda distances: np.exp(-distances / temperature)
+    )
+    classifier = sklearn_neighbors.KNeighborsClassifier(
+        k, weights=weights, metric="cosine", algorithm="brute"
+    )
     return dict(accuracy=float(classifier.fit(*train).score(*test)))

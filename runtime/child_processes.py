@@ -18,7 +18,10 @@ from runtime.errors import STOPPED_STATUS, JobFailed, Stopped
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED_BETWEEN_JOBS = "stopped: run the same command again to resume"
-_STOPPED_STATUSES = {STOPPED_STATUS, *(status for signum in _SIGNALS for status in (128 + signum, -signum))}
+_STOPPED_STATUSES = {
+    STOPPED_STATUS,
+    *(status for signum in _SIGNALS for status in (128 + signum, -signum)),
+}
 _TAIL_BYTES = 4096  # number of bytes at the end of a log that are searched for its last line
 
 
@@ -42,11 +45,12 @@ class Job:
 class Launcher:
     """A context manager that runs jobs and forwards SIGINT, SIGTERM and SIGHUP to all running jobs.
 
-    After a signal, no further jobs are started. If SIGHUP is ignored, as under nohup, it remains ignored.
+    After a signal, no further jobs are started. If SIGHUP is ignored, as under nohup, it remains
+    ignored.
 
-    The context raises `errors.Stopped` if a signal arrived before the context was entered or while no job was running.
-    In a terminal, Ctrl-C also sends SIGINT directly to the jobs, which treat this signal and the forwarded one as a
-    single signal. Use the context only in the main thread.
+    The context raises `errors.Stopped` if a signal arrived before the context was entered or while
+    no job was running. In a terminal, Ctrl-C also sends SIGINT directly to the jobs, which treat
+    this signal and the forwarded one as a single signal. Use the context only in the main thread.
     """
 
     def __init__(self):
@@ -56,16 +60,21 @@ class Launcher:
         outer = signals.active()
         # The set is shared with `outer`, which kills these processes on a second signal.
         self._running = set() if outer is None else outer.child_processes
-        self._old = {signum: signal.signal(signum, self._forward) for signum in _SIGNALS
-                     if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN}
-        if outer is not None and outer.requested:  # A signal arrived before the context was entered.
+        self._old = {
+            signum: signal.signal(signum, self._forward)
+            for signum in _SIGNALS
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
+        }
+        if outer is not None and outer.requested:
+            # A signal arrived before the context was entered.
             self._restore()
             outer.stop()
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         self._restore()
-        if exception_type is None and self._signaled:  # The signal arrived after the last job ended.
+        if exception_type is None and self._signaled:
+            # The signal arrived after the last job ended.
             raise Stopped(_STOPPED_BETWEEN_JOBS)
 
     def _restore(self):
@@ -78,7 +87,8 @@ class Launcher:
 
     def _stop(self, signum):
         self._stopped = True
-        for process in tuple(self._running):  # Do not acquire the lock: the interrupted thread may hold it.
+        for process in tuple(self._running):
+            # Do not acquire the lock: the interrupted thread may hold it.
             process.send_signal(signum)
 
     def run(self, job: Job, devices: str | None = None) -> None:
@@ -90,7 +100,8 @@ class Launcher:
 
         Raises:
           JobFailed: the job failed; the message contains the last line of its output.
-          errors.Stopped: the job was stopped by a signal; running the same command again resumes it.
+          errors.Stopped: the job was stopped by a signal; running the same command again resumes
+            it.
         """
         os.makedirs(job.directory, exist_ok=True)
         log = os.path.join(job.directory, "run.log")
@@ -99,19 +110,30 @@ class Launcher:
             start = file.tell()  # Earlier attempts may have written to the same log.
             with self._started(job, file, visible) as process:
                 status = process.wait()
-        if status in _STOPPED_STATUSES or self._stopped:  # A run may exit with status 0 despite the signal.
+        if status in _STOPPED_STATUSES or self._stopped:
+            # A run may exit with status 0 despite the signal.
             raise Stopped(f"stopped in {job.directory}: run the same command again to resume")
         if status:
-            outcome = f"exited with status {status}" if status > 0 else f"was killed by signal {-status}"
-            raise JobFailed(f"{job.directory}: the run {outcome} ({_last_line(log, start)}). See {log}.", status)
+            outcome = (
+                f"exited with status {status}" if status > 0 else f"was killed by signal {-status}"
+            )
+            raise JobFailed(
+                f"{job.directory}: the run {outcome} ({_last_line(log, start)}). See {log}.", status
+            )
 
     @contextlib.contextmanager
     def _started(self, job, file, variables):
         with self._lock:
             if self._stopped:
                 raise Stopped(_STOPPED_BETWEEN_JOBS)
-            process = subprocess.Popen(job.command, cwd=job.cwd, stdout=file, stderr=subprocess.STDOUT,
-                                       env={**os.environ, **variables}, pass_fds=job.inherited)
+            process = subprocess.Popen(
+                job.command,
+                cwd=job.cwd,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables},
+                pass_fds=job.inherited,
+            )
             self._running.add(process)
         try:
             if self._stopped:  # The signal arrived while the process was starting.
@@ -120,18 +142,23 @@ class Launcher:
         finally:
             self._running.discard(process)
 
-    def run_all(self, jobs: Iterable[Job], num_parallel: int) -> Iterator[tuple[Job, JobFailed | None]]:
+    def run_all(
+        self, jobs: Iterable[Job], num_parallel: int
+    ) -> Iterator[tuple[Job, JobFailed | None]]:
         """Runs jobs, `num_parallel` at a time. When a job ends, yields (job, None), or (job, `JobFailed`) if it failed.
 
-        The devices in CUDA_VISIBLE_DEVICES are divided among the parallel jobs. If the caller closes the iterator
-        early, running jobs receive SIGTERM, and the iterator waits until they end.
+        The devices in CUDA_VISIBLE_DEVICES are divided among the parallel jobs. If the caller
+        closes the iterator early, running jobs receive SIGTERM, and the iterator waits until they
+        end.
 
         Raises:
           errors.Stopped: a job was stopped by a signal (see `run`).
         """
         free_devices = queue.SimpleQueue()
         for index in range(num_parallel):
-            free_devices.put(device_share(os.environ.get("CUDA_VISIBLE_DEVICES"), index, num_parallel))
+            free_devices.put(
+                device_share(os.environ.get("CUDA_VISIBLE_DEVICES"), index, num_parallel)
+            )
 
         def run(job):
             devices = free_devices.get()
@@ -149,7 +176,8 @@ class Launcher:
                 for future in concurrent.futures.as_completed(futures):
                     yield future.result()
             finally:
-                # Do not signal jobs that have already been signaled, because a second signal would kill them.
+                # Do not signal jobs that have already been signaled, because a second signal would
+                # kill them.
                 if not (self._stopped or all(future.done() for future in futures)):
                     self._stop(signal.SIGTERM)
                 for future in futures:
@@ -169,11 +197,14 @@ def cpu_info() -> tuple[str, int]:
     """Returns the name of the CPU and the number of cores that this process may use."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+            names = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
     except OSError:  # macOS does not have this file.
         names = []
-    return names[0] if names else platform.processor() or platform.machine(), len(os.sched_getaffinity(0)) if hasattr(
-        os, "sched_getaffinity") else os.cpu_count()
+    return names[0] if names else platform.processor() or platform.machine(), (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
 
 
 def device_share(devices: str | None, index: int, num_shares: int) -> str | None:
@@ -184,4 +215,4 @@ def device_share(devices: str | None, index: int, num_shares: int) -> str | None
     names = devices.split(",") if devices else []
     if len(names) < 2 or num_shares < 2:
         return None
-    return ",".join(names[index % len(names)::num_shares])
+    return ",".join(names[index % len(names) :: num_shares])

@@ -15,9 +15,17 @@ from runtime import console, signals
 from runtime.errors import STOPPED_STATUS, Stopped, UserError, first_line
 
 _T = TypeVar("_T")
-# TensorFlow's file, memory and connection errors. All other TensorFlow errors indicate bugs in the program.
-_ENVIRONMENT_ERRORS = ("ResourceExhaustedError", "PermissionDeniedError", "NotFoundError", "AlreadyExistsError",
-                       "FailedPreconditionError", "UnavailableError", "DataLossError")
+# TensorFlow's file, memory and connection errors. All other TensorFlow errors indicate bugs in the
+# program.
+_ENVIRONMENT_ERRORS = (
+    "ResourceExhaustedError",
+    "PermissionDeniedError",
+    "NotFoundError",
+    "AlreadyExistsError",
+    "FailedPreconditionError",
+    "UnavailableError",
+    "DataLossError",
+)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -29,8 +37,10 @@ def exit_with_error(program: str, message: object, status: int = UserError.statu
 
 def exit_not_a_program(path: str, command: str = "python run.py") -> NoReturn:
     """Prints an error that names the command to run instead of the module at `path`, and exits with status 2."""
-    exit_with_error(os.path.basename(path),
-                    f"this module is not a program. Use `{command}`; `make help` lists all commands.")
+    exit_with_error(
+        os.path.basename(path),
+        f"this module is not a program. Use `{command}`; `make help` lists all commands.",
+    )
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -52,9 +62,9 @@ def parse_image_size(text: str) -> int:
 def reporting_errors(program: str) -> Iterator[None]:
     """Returns a context manager that converts errors and signals to a one-line message and an exit status.
 
-    The exit status is the error's own status for a `UserError`, 2 for file, memory and connection errors, and
-    `errors.STOPPED_STATUS` for `errors.Stopped`. Any other exception indicates a bug in the program, and its
-    traceback is printed.
+    The exit status is the error's own status for a `UserError`, 2 for file, memory and connection
+    errors, and `errors.STOPPED_STATUS` for `errors.Stopped`. Any other exception indicates a bug in
+    the program, and its traceback is printed.
     """
     console.set_up()
     try:
@@ -68,7 +78,8 @@ def reporting_errors(program: str) -> Iterator[None]:
             sys.stderr.flush()
             os._exit(STOPPED_STATUS)
         sys.exit(STOPPED_STATUS)
-    except KeyboardInterrupt:  # Raised outside `signals.StopSignals`, when there is nothing to save.
+    except KeyboardInterrupt:
+        # Raised outside `signals.StopSignals`, when there is nothing to save.
         sys.exit(130)
     except Exception as error:
         message = describe_environment_error(error)
@@ -91,8 +102,13 @@ def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
 
 def describe_environment_error(error: Exception) -> str | None:
     """Returns a message with a remedy for file, memory and connection errors, or None for any other error."""
-    tensorflow = sys.modules.get("tensorflow")  # Do not import TensorFlow here: that takes several seconds.
-    tensorflow_errors = tuple(getattr(tensorflow.errors, name) for name in _ENVIRONMENT_ERRORS) if tensorflow else ()
+    # Do not import TensorFlow here: that takes several seconds.
+    tensorflow = sys.modules.get("tensorflow")
+    tensorflow_errors = (
+        tuple(getattr(tensorflow.errors, name) for name in _ENVIRONMENT_ERRORS)
+        if tensorflow
+        else ()
+    )
     if not isinstance(error, (OSError, MemoryError, *tensorflow_errors)):
         return None
     path = getattr(error, "filename", None)
@@ -102,8 +118,15 @@ def describe_environment_error(error: Exception) -> str | None:
     if getattr(error, "errno", None) in _NO_SPACE or "No space left" in str(error):
         reason = reason if "No space left" in reason else f"No space left on device ({reason})"
         return f"{reason}. Free some space, then run the same command again."
-    if isinstance(error, FileNotFoundError) and path is None and "temporary directory" in str(error):
+    if (
+        isinstance(error, FileNotFoundError)
+        and path is None
+        and "temporary directory" in str(error)
+    ):
         return "TMPDIR: no temporary directory is writable. Set TMPDIR to a writable directory."
     if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
-        return f"out of memory or disk space ({reason}). Free memory or disk space, then run the same command again."
+        return (
+            f"out of memory or disk space ({reason}). Free memory or disk space, then run the same"
+            " command again."
+        )
     return f"{reason}. Fix the cause, then run the same command again."

@@ -11,8 +11,8 @@ import sys
 
 import tqdm
 
-# Matches control characters (except newlines), Unicode line separators, directional formatting characters, and
-# surrogates, which stand for bytes that are not valid UTF-8.
+# Matches control characters (except newlines), Unicode line separators, directional formatting
+# characters, and surrogates, which stand for bytes that are not valid UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -38,7 +38,8 @@ class _Console(io.FileIO):
     def write(self, data: bytes) -> int:
         """Writes bytes. If an error occurs, discards these bytes and all later output."""
         try:
-            while (count := super().write(data)) is None:  # `write` returns None if the terminal is not ready.
+            while (count := super().write(data)) is None:
+                # `write` returns None if the terminal is not ready.
                 select.select([], [self], [])
             return count
         except OSError:
@@ -50,9 +51,9 @@ class _Console(io.FileIO):
 def set_up() -> None:
     """Makes standard output and standard error accept any text, even if they are closed. Call this function first.
 
-    Closed streams are replaced with the null device. Otherwise, the next file opened would reuse the descriptor, and
-    native code would write its output to that file. Characters that the encoding does not support are printed as
-    escapes.
+    Closed streams are replaced with the null device. Otherwise, the next file opened would reuse
+    the descriptor, and native code would write its output to that file. Characters that the
+    encoding does not support are printed as escapes.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -66,8 +67,12 @@ def set_up() -> None:
         if stream is not None:
             stream.flush()
         encoding = "utf-8" if stream is None else stream.encoding
-        console = io.TextIOWrapper(io.BufferedWriter(_Console(descriptor, "wb", closefd=False)), encoding,
-                                   "backslashreplace", line_buffering=True)
+        console = io.TextIOWrapper(
+            io.BufferedWriter(_Console(descriptor, "wb", closefd=False)),
+            encoding,
+            "backslashreplace",
+            line_buffering=True,
+        )
         setattr(sys, name, console)
         setattr(sys, f"__{name}__", console)
 

@@ -19,16 +19,22 @@ _BFLOAT16_CAPABILITY = _TF32_CAPABILITY = (8, 0)  # compute capability of NVIDIA
 def start_runtime(use_tpu: bool, cluster: str = "tf_config") -> None:
     """Starts TensorFlow's runtime, unless the program must first connect to other workers or a TPU.
 
-    Call this function while native output is captured, because the runtime prints messages when it starts.
+    Call this function while native output is captured, because the runtime prints messages when it
+    starts.
     """
-    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":  # NVIDIA's libraries read this variable, but XLA does not.
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        # NVIDIA's libraries read this variable, but XLA does not.
         tf.config.experimental.enable_tensor_float_32_execution(False)
     if not use_tpu and cluster == "tf_config" and not os.environ.get("TF_CONFIG"):
         tf.config.list_logical_devices()
 
 
-def make_strategy(use_tpu: bool = False, tpu_address: str | None = None, tpu_zone: str | None = None,
-                  gcp_project: str | None = None) -> tf.distribute.Strategy:
+def make_strategy(
+    use_tpu: bool = False,
+    tpu_address: str | None = None,
+    tpu_zone: str | None = None,
+    gcp_project: str | None = None,
+) -> tf.distribute.Strategy:
     """Returns the distribution strategy for a TPU, multiple workers (TF_CONFIG), multiple GPUs, or one device.
 
     Args:
@@ -53,37 +59,44 @@ def _multi_worker_strategy():
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:
-        raise UserError(f"TF_CONFIG: the workers cannot connect to each other ({first_line(error)}). Check that the "
-                        "addresses are correct and the ports are free, then run the same command again on all workers."
-                        ) from error
+        raise UserError(
+            f"TF_CONFIG: the workers cannot connect to each other ({first_line(error)}). Check that"
+            " the addresses are correct and the ports are free, then run the same command again on"
+            " all workers."
+        ) from error
 
 
 def _tpu_strategy(tpu_address, tpu_zone, gcp_project):
     """Connects to a TPU as described in TensorFlow's guide "Use TPUs", and returns the strategy.
 
-    This function has not been tested on TPU hardware. On a TPU VM, `--tpu_name=local` selects the TPU of the VM and
-    requires no connection. With other names, the input pipeline runs on the TPU's hosts, which can read only `gs://`
-    paths, so `folder:` and local directories are not supported. The coordinator's CPU fits the `lbfgs` and `knn`
-    classifiers, runs the `contrastive` protocol with one replica, and exports SavedModels. The tests compile the
-    training step (also for two replicas) and the evaluation with XLA. They show that XLA supports all operations with
-    static shapes, but do not measure speed or memory use.
+    This function has not been tested on TPU hardware. On a TPU VM, `--tpu_name=local` selects the
+    TPU of the VM and requires no connection. With other names, the input pipeline runs on the TPU's
+    hosts, which can read only `gs://` paths, so `folder:` and local directories are not supported.
+    The coordinator's CPU fits the `lbfgs` and `knn` classifiers, runs the `contrastive` protocol
+    with one replica, and exports SavedModels. The tests compile the training step (also for two
+    replicas) and the evaluation with XLA. They show that XLA supports all operations with static
+    shapes, but do not measure speed or memory use.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
-            tpu=tpu_address, zone=tpu_zone, project=gcp_project)
+            tpu=tpu_address, zone=tpu_zone, project=gcp_project
+        )
         _check_reachable(resolver.master())
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    except Exception as error:  # Requests to Google Cloud can fail in many ways, all with the same remedy.
-        raise UserError(f"--use_tpu: no TPU could be reached ({first_line(error)}). Check --tpu_name, or remove "
-                        "--use_tpu.") from error
+    except Exception as error:
+        # Requests to Google Cloud can fail in many ways, all with the same remedy.
+        raise UserError(
+            f"--use_tpu: no TPU could be reached ({first_line(error)}). Check --tpu_name, or remove"
+            " --use_tpu."
+        ) from error
 
 
 def _check_reachable(address):
     """Raises OSError if nothing is listening on grpc://host:port. Without this check, TensorFlow would wait forever."""
     if address.startswith("grpc://"):
-        host, _, port = address[len("grpc://"):].partition(":")
+        host, _, port = address[len("grpc://") :].partition(":")
         socket.create_connection((host, int(port or _TPU_PORT)), timeout=_TPU_SECONDS).close()
 
 
@@ -123,12 +136,18 @@ def check_precision(precision: str, use_tpu: bool) -> None:
     for gpu in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
         if details.get("compute_capability", _BFLOAT16_CAPABILITY) < _BFLOAT16_CAPABILITY:
-            raise UserError(f"--precision=mixed_bfloat16: {details.get('device_name', 'a GPU')} does not "
-                            "support bfloat16 (compute capability below 8.0). Use mixed_float16 or float32.")
+            raise UserError(
+                f"--precision=mixed_bfloat16: {details.get('device_name', 'a GPU')} does not "
+                "support bfloat16 (compute capability below 8.0). Use mixed_float16 or float32."
+            )
 
 
 def check_jit_compile(strategy: tf.distribute.Strategy) -> None:
     """Raises `UserError` if XLA cannot compile a step for the devices of `strategy`."""
-    if strategy.num_replicas_in_sync > 1 and not all("GPU" in device for device in strategy.extended.worker_devices):
-        raise UserError("--jit_compile: XLA cannot compile communication between CPUs. Remove the flag, use GPUs, "
-                        "or start a single process.")
+    if strategy.num_replicas_in_sync > 1 and not all(
+        "GPU" in device for device in strategy.extended.worker_devices
+    ):
+        raise UserError(
+            "--jit_compile: XLA cannot compile communication between CPUs. Remove the flag, use"
+            " GPUs, or start a single process."
+        )

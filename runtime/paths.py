@@ -12,41 +12,53 @@ from runtime.errors import UserError
 
 def slug(text: str) -> str:
     """Converts text to a file name by replacing all characters except letters, digits, "-" and "." with "_"."""
-    return "".join(character if character.isalnum() or character in "-." else "_" for character in text)
+    return "".join(
+        character if character.isalnum() or character in "-." else "_" for character in text
+    )
 
 
 _PATTERN_CHARACTERS = "*?[\\"
-_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # Surrogates stand for non-UTF-8 bytes.
+# Surrogates stand for non-UTF-8 bytes.
+_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_path(flag: str, path: str, allow_patterns: bool = False) -> str:
     """Checks the path that a flag specifies, and returns it with `~` expanded.
 
-    TensorFlow interprets checkpoint prefixes as glob patterns, so pruning checkpoints in `runs/run*` would also delete
-    those in `runs/run1`. Paths with pattern characters are therefore rejected before anything is read or written.
+    TensorFlow interprets checkpoint prefixes as glob patterns, so pruning checkpoints in
+    `runs/run*` would also delete those in `runs/run1`. Paths with pattern characters are therefore
+    rejected before anything is read or written.
 
     Args:
-      flag: name of the flag (without dashes) or of the positional argument (in capitals), for error messages.
+      flag: name of the flag (without dashes) or of the positional argument (in capitals), for error
+        messages.
       path: a local path or a gs:// path.
-      allow_patterns: whether to accept pattern characters, which is safe if files are always read by exact name.
+      allow_patterns: whether to accept pattern characters, which is safe if files are always read
+        by exact name.
 
     Raises:
-      UserError: the path is empty, contains pattern or control characters, is not valid UTF-8, or is on unsupported
-        storage.
+      UserError: the path is empty, contains pattern or control characters, is not valid UTF-8, or
+        is on unsupported storage.
     """
     flag = flag if flag.isupper() else f"--{flag}"
     if not path.strip():
-        raise UserError(f"{flag}={path}: the path is empty. Specify a directory or a file, or remove the flag.")
+        raise UserError(
+            f"{flag}={path}: the path is empty. Specify a directory or a file, or remove the flag."
+        )
     if _CONTROL_CHARACTERS.search(path):
-        raise UserError(f"{flag}={path!a}: the path contains control characters or is not valid UTF-8. Use another "
-                        "path.")
+        raise UserError(
+            f"{flag}={path!a}: the path contains control characters or is not valid UTF-8. Use"
+            " another path."
+        )
     scheme, separator, _ = path.partition("://")
     if separator and scheme != "gs":
         raise UserError(f"{flag}={path}: {scheme}:// is not supported. Use a local path or gs://.")
     patterns = [character for character in _PATTERN_CHARACTERS if character in path]
     if patterns and not allow_patterns:
-        raise UserError(f"{flag}={path}: the path contains {' '.join(patterns)}, which TensorFlow interprets as a glob "
-                        f"pattern. Use a path without {' '.join(_PATTERN_CHARACTERS)}.")
+        raise UserError(
+            f"{flag}={path}: the path contains {' '.join(patterns)}, which TensorFlow interprets as"
+            f" a glob pattern. Use a path without {' '.join(_PATTERN_CHARACTERS)}."
+        )
     return os.path.expanduser(path)
 
 
@@ -60,7 +72,11 @@ def check_paths(arguments: argparse.Namespace, *flags: str) -> None:
     for flag in flags:
         path = getattr(arguments, flag)
         if path is not None:
-            setattr(arguments, flag, (check_weights_path if flag == "checkpoint" else check_path)(flag, path))
+            setattr(
+                arguments,
+                flag,
+                (check_weights_path if flag == "checkpoint" else check_path)(flag, path),
+            )
 
 
 def check_writable_parent(flag: str, path: str | None, create_parents: bool = False) -> None:
@@ -73,17 +89,25 @@ def check_writable_parent(flag: str, path: str | None, create_parents: bool = Fa
     """
     if not path or "://" in path:
         return
-    directory, missing = os.path.dirname(path.rstrip("/")) or ".", [os.path.basename(path.rstrip("/"))]
+    directory, missing = (
+        os.path.dirname(path.rstrip("/")) or ".",
+        [os.path.basename(path.rstrip("/"))],
+    )
     while create_parents and not os.path.lexists(directory):
         missing.append(os.path.basename(directory))
         directory = os.path.dirname(directory) or "."
     if not os.access(directory, os.W_OK | os.X_OK):
-        problem = ("is not a writable directory. Fix its permissions" if os.path.exists(directory)
-                   else "does not exist. Create it")
+        problem = (
+            "is not a writable directory. Fix its permissions"
+            if os.path.exists(directory)
+            else "does not exist. Create it"
+        )
         raise UserError(f"{flag}={path}: {directory} {problem}, or choose another directory.")
     for name in missing:
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(os.path.join(directory, name))
         except OSError as error:  # The name is too long, or its parent is a file.
-            raise UserError(f"{flag}={path}: the path is invalid ({error.strerror}). Use another path.") from error
+            raise UserError(
+                f"{flag}={path}: the path is invalid ({error.strerror}). Use another path."
+            ) from error

@@ -6,18 +6,21 @@ import os
 
 import tensorflow as tf
 
-# Number of elements to process in parallel: one per core that this process may use. `os.sched_getaffinity` exists only
-# on Linux.
-PARALLEL_CALLS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+# Number of elements to process in parallel: one per core that this process may use.
+# `os.sched_getaffinity` exists only on Linux.
+PARALLEL_CALLS = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
 _PREFETCHED_BATCHES = 2
 
 
 def with_prefetching(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset of batches with prefetching and the options of all our pipelines."""
     options = tf.data.Options()
-    # With autotuning, deleting an iterator sometimes takes up to a minute (TensorFlow 2.15 to 2.21): if the tuning
-    # thread misses its cancellation, it sleeps until its next update.
+    # With autotuning, deleting an iterator sometimes takes up to a minute (TensorFlow 2.15 to
+    # 2.21): if the tuning thread misses its cancellation, it sleeps until its next update.
     options.autotune.enabled = False
-    # Elements are processed in parallel; parallelism within each small operation would only add overhead.
+    # Elements are processed in parallel; parallelism within each small operation would only add
+    # overhead.
     options.threading.max_intra_op_parallelism = 1
     return batches.prefetch(_PREFETCHED_BATCHES).with_options(options)

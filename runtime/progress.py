@@ -27,11 +27,19 @@ def _bar(*args, **kwargs):
 class Progress:
     """Display of the training progress: step, remaining time, images per second and selected metrics.
 
-    On a terminal, the display is a progress bar. Otherwise, it is a line that is printed every `log_seconds` seconds.
+    On a terminal, the display is a progress bar. Otherwise, it is a line that is printed every
+    `log_seconds` seconds.
     """
 
-    def __init__(self, start: int, total: int, batch_size: int, log_seconds: float, labels: Mapping[str, str],
-                 enabled: bool = True):
+    def __init__(
+        self,
+        start: int,
+        total: int,
+        batch_size: int,
+        log_seconds: float,
+        labels: Mapping[str, str],
+        enabled: bool = True,
+    ):
         """Creates the display at step `start`.
 
         Args:
@@ -58,10 +66,13 @@ class Progress:
         """Mean throughput in images per second, over the timed steps."""
         return self._timed_steps * self._batch_size / self._seconds if self._seconds else 0.0
 
-    def update(self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True) -> None:
+    def update(
+        self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True
+    ) -> None:
         """Displays `step` as the current step. `seconds` is the time since the previous update.
 
-        If `seconds` includes tracing or compilation, pass `timed=False` to exclude it from the throughput.
+        If `seconds` includes tracing or compilation, pass `timed=False` to exclude it from the
+        throughput.
         """
         if timed:
             self._timed_steps += step - self._step
@@ -70,22 +81,37 @@ class Progress:
         if self._bar is not None:
             self._bar.set_description_str(self._short_line(metrics), refresh=False)
             self._bar.update(advanced)
-        elif self._enabled and (time.monotonic() - self._last_line >= self._log_seconds or step == self._total):
+        elif self._enabled and (
+            time.monotonic() - self._last_line >= self._log_seconds or step == self._total
+        ):
             self._last_line = time.monotonic()
             console.log(self._line(metrics))
 
     def _time_left(self):
         rate = self.images_per_second
-        return console.format_duration((self._total - self._step) * self._batch_size / rate) if rate else "?"
+        return (
+            console.format_duration((self._total - self._step) * self._batch_size / rate)
+            if rate
+            else "?"
+        )
 
     def _line(self, metrics):
-        values = "  ".join(f"{label} {metrics[name]:.3f}" for name, label in self._labels.items() if name in metrics)
-        return (f"step {self._step}/{self._total}  {self._step / self._total:.0%}  {self._time_left()} left  "
-                f"{self.images_per_second:.0f} images/s  {values}")
+        values = "  ".join(
+            f"{label} {metrics[name]:.3f}"
+            for name, label in self._labels.items()
+            if name in metrics
+        )
+        return (
+            f"step {self._step}/{self._total}  {self._step / self._total:.0%}  {self._time_left()}"
+            f" left  {self.images_per_second:.0f} images/s  {values}"
+        )
 
     def _short_line(self, metrics):
         """Returns a line with as many metrics as fit next to a bar of two columns, in the order of `labels`."""
-        line = f"{self._step}/{self._total} {self._time_left()} left {self.images_per_second:.0f} img/s"
+        line = (
+            f"{self._step}/{self._total} {self._time_left()} left {self.images_per_second:.0f}"
+            " img/s"
+        )
         for name, label in self._labels.items():
             value = f" {label} {metrics[name]:.3g}" if name in metrics else ""
             if len(line) + len(value) > shutil.get_terminal_size().columns - 3:
@@ -106,10 +132,17 @@ def track(iterable: Iterable[_T], total: int | None, description: str) -> Iterat
         yield item
 
 
-def terminal_bar(iterable: Iterable[_T] | None, total: int | None, description: str) -> tqdm.tqdm[_T]:
+def terminal_bar(
+    iterable: Iterable[_T] | None, total: int | None, description: str
+) -> tqdm.tqdm[_T]:
     """Returns a tqdm bar over `iterable` that is shown only on a terminal."""
-    return _bar(iterable, total=total, desc=console.printable_name(description or "") or None, leave=False,
-                disable=not sys.stdout.isatty())
+    return _bar(
+        iterable,
+        total=total,
+        desc=console.printable_name(description or "") or None,
+        leave=False,
+        disable=not sys.stdout.isatty(),
+    )
 
 
 def stopwatch() -> Callable[[], float]:

@@ -12,15 +12,16 @@ _T = TypeVar("_T")  # a tensor, or a nested structure of tensors
 def gather(tensor: tf.Tensor, strategy: tf.distribute.Strategy | None) -> tf.Tensor:
     """Concatenates `tensor` [n, ...] from all replicas along the first axis, in replica order.
 
-    The tensors of all replicas must have the same shape. The gradient with respect to a replica's tensor is the sum of
-    the gradients from all replicas.
+    The tensors of all replicas must have the same shape. The gradient with respect to a replica's
+    tensor is the sum of the gradients from all replicas.
     """
     if not _communicates(strategy):
         return tensor
     context = tf.distribute.get_replica_context()
     if strategy.extended._use_merge_call():
         return context.all_gather(tensor, axis=0)
-    return _gather_by_sum(tensor, context)  # With --jit_compile on several GPUs, `all_gather` is not supported.
+    # With --jit_compile on several GPUs, `all_gather` is not supported.
+    return _gather_by_sum(tensor, context)
 
 
 def _gather_by_sum(tensor, context):
@@ -28,17 +29,24 @@ def _gather_by_sum(tensor, context):
     shape, count = tf.shape(tensor), context.num_replicas_in_sync
     index = tf.cast(context.replica_id_in_sync_group, tf.int32)
     rows = tf.scatter_nd([[index]], tensor[tf.newaxis], tf.concat([[count], shape], 0))
-    gathered = tf.reshape(context.all_reduce(tf.distribute.ReduceOp.SUM, rows), tf.concat([[-1], shape[1:]], 0))
+    gathered = tf.reshape(
+        context.all_reduce(tf.distribute.ReduceOp.SUM, rows), tf.concat([[-1], shape[1:]], 0)
+    )
     total = None if tensor.shape[0] is None else count * tensor.shape[0]
     return tf.ensure_shape(gathered, [total, *tensor.shape[1:]])
 
 
-def row_offset(local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | None) -> int | tf.Tensor:
+def row_offset(
+    local_rows: int | tf.Tensor, strategy: tf.distribute.Strategy | None
+) -> int | tf.Tensor:
     """Returns the index of this replica's first row in the result of `gather` if each replica has `local_rows` rows."""
     if not _communicates(strategy):
         return 0
-    # Cast, because a TPU replica's id is an unsigned 32-bit tensor, which range and one_hot do not support.
-    return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32) * local_rows
+    # Cast, because a TPU replica's id is an unsigned 32-bit tensor, which range and one_hot do not
+    # support.
+    return (
+        tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32) * local_rows
+    )
 
 
 def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
@@ -48,8 +56,9 @@ def mean(values: _T, strategy: tf.distribute.Strategy | None) -> _T:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, values)
 
 
-def mean_and_variance(means: tf.Tensor, variances: tf.Tensor, strategy: tf.distribute.Strategy | None
-                      ) -> tuple[tf.Tensor, tf.Tensor]:
+def mean_and_variance(
+    means: tf.Tensor, variances: tf.Tensor, strategy: tf.distribute.Strategy | None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the moments of the global batch from the moments of its equally sized parts.
 
     Args:

@@ -41,13 +41,14 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
 class StopSignals:
     """A context manager that records signals until the next `safe_point`, which raises `Stopped`.
 
-    Signals raise `Stopped` immediately only inside `interruptible`. Elsewhere, an exception raised during TensorFlow's
-    multi-threaded tracing might be lost or replaced by another exception. If SIGHUP is ignored, as under nohup, it
-    remains ignored. Use the context only in the main thread.
+    Signals raise `Stopped` immediately only inside `interruptible`. Elsewhere, an exception raised
+    during TensorFlow's multi-threaded tracing might be lost or replaced by another exception. If
+    SIGHUP is ignored, as under nohup, it remains ignored. Use the context only in the main thread.
 
     Attributes:
       requested: whether a signal was received.
-      child_processes: set of `subprocess.Popen` objects that a second signal kills together with this process.
+      child_processes: set of `subprocess.Popen` objects that a second signal kills together with
+        this process.
     """
 
     def __init__(self):
@@ -60,8 +61,11 @@ class StopSignals:
         signal_reader, self._signal_writer = socket.socketpair()
         self._signal_writer.setblocking(False)
         self._old_fd = signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
-        handled = [signum for signum in _SIGNALS
-                   if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
+        handled = [
+            signum
+            for signum in _SIGNALS
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
+        ]
         self._old = {signum: signal.signal(signum, self._handle) for signum in handled}
         threading.Thread(target=self._watch, args=(signal_reader,), daemon=True).start()
         return self
@@ -107,9 +111,13 @@ class StopSignals:
                 first_time = time.monotonic()
                 # `print` is not reentrant. `os.write` raises OSError if standard error is closed.
                 with contextlib.suppress(OSError):
-                    os.write(2, f"\n{signal.Signals(signum).name}: finishing the current work, then saving; a second "
-                             "signal stops the program immediately\n".encode())
-            # SIGHUP is exempt, because closing a terminal sends it several times (directly and through the shell).
+                    os.write(
+                        2,
+                        f"\n{signal.Signals(signum).name}: finishing the current work, then saving;"
+                        " a second signal stops the program immediately\n".encode(),
+                    )
+            # SIGHUP is exempt, because closing a terminal sends it several times (directly and
+            # through the shell).
             elif signum != signal.SIGHUP and time.monotonic() - first_time > _SAME_SIGNAL_SECONDS:
                 for process in tuple(self.child_processes):
                     process.kill()

@@ -14,8 +14,10 @@ import tensorflow as tf
 
 from runtime.errors import UserError, first_line
 
-_MAX_JSON_BYTES = 2**28  # Larger files are not read, because the files that the program writes are much smaller.
-_MAX_NAME_BYTES = 200  # Longer names are truncated, because temporary file names are limited to 255 bytes.
+# Larger files are not read, because the files that the program writes are much smaller.
+_MAX_JSON_BYTES = 2**28
+# Longer names are truncated, because temporary file names are limited to 255 bytes.
+_MAX_NAME_BYTES = 200
 
 
 def write_json(path: str, content: dict | list) -> None:
@@ -48,13 +50,19 @@ def write_bytes(path: str, content: bytes) -> None:
     except tf.errors.OpError as error:
         with contextlib.suppress(tf.errors.OpError):
             tf.io.gfile.remove(temporary)  # Otherwise, the temporary file would waste disk space.
-        raise UserError(f"{path}: the file cannot be written ({first_line(error)}). Free disk space or fix the "
-                        "permissions, and run the same command again.") from error
+        raise UserError(
+            f"{path}: the file cannot be written ({first_line(error)}). Free disk space or fix the "
+            "permissions, and run the same command again."
+        ) from error
 
 
 def is_file(path: str) -> bool:
     """Returns whether a path is a regular file or a link to one. Opening other files, such as FIFOs, may block."""
-    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path) if "://" in path else os.path.isfile(path)
+    return (
+        tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
+        if "://" in path
+        else os.path.isfile(path)
+    )
 
 
 def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default: Any = None) -> Any:
@@ -63,7 +71,8 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
     Args:
       path: path of the file.
       expected_type: type of the content, or a tuple of types.
-      default: value to return if the file does not exist, is not valid JSON, or does not have the expected type.
+      default: value to return if the file does not exist, is not valid JSON, or does not have the
+        expected type.
 
     Raises:
       UserError: the file exists but cannot be read, for example because of its permissions.
@@ -78,8 +87,10 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
     except tf.errors.NotFoundError:  # The file was removed after `is_file`.
         return default
     except tf.errors.OpError as error:
-        raise UserError(f"{path}: the file cannot be read ({first_line(error)}). Make the file readable, or remove it."
-                        ) from error
+        raise UserError(
+            f"{path}: the file cannot be read ({first_line(error)}). Make the file readable, or"
+            " remove it."
+        ) from error
     return content if isinstance(content, expected_type) else default
 
 
@@ -93,7 +104,9 @@ def is_list_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def write_scalars(writer: tf.summary.SummaryWriter, step: int, scalars: Mapping[str, float]) -> None:
+def write_scalars(
+    writer: tf.summary.SummaryWriter, step: int, scalars: Mapping[str, float]
+) -> None:
     """Writes a step's scalars to TensorBoard and flushes the writer."""
     with writer.as_default(step=step):
         for name, value in scalars.items():

@@ -51,12 +51,13 @@ def loading_tensorflow() -> Iterator[None]:
 def set_environment() -> None:
     """Sets the environment variables that TensorFlow reads during import, unless they are already set.
 
-    TensorFlow does not enable oneDNN kernels by default on CPUs without AVX512, although they make a ResNet's training
-    step several times faster on these CPUs.
+    TensorFlow does not enable oneDNN kernels by default on CPUs without AVX512, although they make
+    a ResNet's training step several times faster on these CPUs.
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Otherwise, the first process would reserve all memory of a GPU, and evaluation alongside training would fail.
+    # Otherwise, the first process would reserve all memory of a GPU, and evaluation alongside
+    # training would fail.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 

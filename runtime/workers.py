@@ -22,50 +22,73 @@ _PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # These values are in seconds.
 _JOBS = ("chief", "worker")  # These are the supported TF_CONFIG jobs, in replica order.
 _HOST_LABEL = re.compile("[A-Za-z0-9_-]{1,63}")
 _MAX_HOST_LENGTH = 253
-# Variables that srun sets for each task. The first four describe the job and the step, and the others the task.
-_SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE",
-                    "SLURM_PROCID", "SLURM_LOCALID", "SLURMD_NODENAME")
+# Variables that srun sets for each task. The first four describe the job and the step, and the
+# others the task.
+_SLURM_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURMD_NODENAME",
+)
 # Variables that are set if Slurm assigns GPUs to tasks. Any of them may also be "none".
 _SLURM_GPUS_OF_TASKS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
-_SLURM_RESOURCES_OF_TASKS = ("SLURM_TRES_PER_TASK", "SLURM_TRES_BIND")  # Their values may contain "gres/gpu".
-# The first port of a Slurm job is in the range from 20000 to 31999, and its last port is below 32768, where Linux's
-# range of ephemeral ports starts.
+# Their values may contain "gres/gpu".
+_SLURM_RESOURCES_OF_TASKS = ("SLURM_TRES_PER_TASK", "SLURM_TRES_BIND")
+# The first port of a Slurm job is in the range from 20000 to 31999, and its last port is below
+# 32768, where Linux's range of ephemeral ports starts.
 _FIRST_SLURM_PORT, _SLURM_PORTS = 20000, 12000
 
 
 def use_slurm_cluster() -> None:
     """Sets TF_CONFIG to the cluster of this Slurm job step. With a single task, TF_CONFIG remains unset.
 
-    Each task of the step is a worker. If several tasks run on this node and Slurm does not assign GPUs to tasks, the
-    function also sets CUDA_VISIBLE_DEVICES to this task's share of the GPUs. Call this function before TensorFlow's
-    runtime starts.
+    Each task of the step is a worker. If several tasks run on this node and Slurm does not assign
+    GPUs to tasks, the function also sets CUDA_VISIBLE_DEVICES to this task's share of the GPUs.
+    Call this function before TensorFlow's runtime starts.
 
     Raises:
-      UserError: this process is not a task of a Slurm job step, Slurm's variables are not supported, TF_CONFIG is
-        already set to a different value, or the tasks of this node cannot share its GPUs equally.
+      UserError: this process is not a task of a Slurm job step, Slurm's variables are not
+        supported, TF_CONFIG is already set to a different value, or the tasks of this node cannot
+        share its GPUs equally.
     """
     missing = [name for name in _SLURM_VARIABLES if not os.environ.get(name)]
     if missing:
-        raise UserError(f"--cluster=slurm: the Slurm variable {missing[0]} is not set. Start the program with srun, or "
-                        "remove the flag.")
+        raise UserError(
+            f"--cluster=slurm: the Slurm variable {missing[0]} is not set. Start the program with"
+            " srun, or remove the flag."
+        )
     try:
         num_tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
         local_task = int(os.environ["SLURM_LOCALID"])
         workers = _slurm_workers(num_tasks)
         address = f"{os.environ['SLURMD_NODENAME']}:{_first_slurm_port() + local_task}"
-        # The index is not SLURM_PROCID: the resolver sorts nodes by name, so that node10 precedes node9, and assumes
-        # that consecutive tasks run on the same node, which is not the case with --distribution=cyclic.
+        # The index is not SLURM_PROCID: the resolver sorts nodes by name, so that node10 precedes
+        # node9, and assumes that consecutive tasks run on the same node, which is not the case with
+        # --distribution=cyclic.
         if address not in workers:
-            raise ValueError(f"{address}, the address of this task, is not among {', '.join(workers)}")
+            raise ValueError(
+                f"{address}, the address of this task, is not among {', '.join(workers)}"
+            )
         task = {"type": "worker", "index": workers.index(address)}
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"--cluster=slurm: the Slurm variables of this job step are not supported ({first_line(error)})"
-                        ". Remove the flag, and set TF_CONFIG instead.") from error
+        raise UserError(
+            "--cluster=slurm: the Slurm variables of this job step are not supported"
+            f" ({first_line(error)}). Remove the flag, and set TF_CONFIG instead."
+        ) from error
     tf_config = json.dumps({"cluster": {"worker": workers}, "task": task}) if num_tasks > 1 else ""
     if os.environ.get("TF_CONFIG", "") not in ("", tf_config):
-        raise UserError("--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG, or remove the flag.")
-    if num_tasks > 1 and not os.environ.get("TF_CONFIG"):  # Otherwise, this function was called before.
-        _share_gpus(local_task, sum(worker.rpartition(":")[0] == address.rpartition(":")[0] for worker in workers))
+        raise UserError(
+            "--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG, or remove the flag."
+        )
+    if num_tasks > 1 and not os.environ.get("TF_CONFIG"):
+        # Otherwise, this function was called before.
+        _share_gpus(
+            local_task,
+            sum(worker.rpartition(":")[0] == address.rpartition(":")[0] for worker in workers),
+        )
         os.environ["TF_CONFIG"] = tf_config
         console.log(f"TF_CONFIG from Slurm: worker {task['index']} of {num_tasks}, {address}")
 
@@ -73,17 +96,20 @@ def use_slurm_cluster() -> None:
 def _slurm_workers(num_tasks):
     """Returns the addresses of all tasks of this Slurm job step. Raises RuntimeError or ValueError if they are unknown.
 
-    With the resolver's default arguments, it fails on nodes without GPUs, and replaces Slurm's choice of GPUs with the
-    first GPUs of the node. The numbers of GPUs that are passed here only ensure that no task is omitted.
+    With the resolver's default arguments, it fails on nodes without GPUs, and replaces Slurm's
+    choice of GPUs with the first GPUs of the node. The numbers of GPUs that are passed here only
+    ensure that no task is omitted.
     """
     resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-        port_base=_first_slurm_port(), gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False)
+        port_base=_first_slurm_port(), gpus_per_node=num_tasks, gpus_per_task=1, auto_set_gpu=False
+    )
     return resolver.cluster_spec().as_dict()["worker"]
 
 
 def _first_slurm_port():
     """Returns the port of the first task on each node. Consecutive jobs of the same shape use different ports."""
-    counts = re.findall(r"(?:^|,)([0-9]+)", os.environ["SLURM_STEP_TASKS_PER_NODE"])  # The format is 2(x3),1.
+    # The format is 2(x3),1.
+    counts = re.findall(r"(?:^|,)([0-9]+)", os.environ["SLURM_STEP_TASKS_PER_NODE"])
     tasks_per_node = max(map(int, counts), default=1)
     return _FIRST_SLURM_PORT + int(os.environ["SLURM_JOB_ID"]) * tasks_per_node % _SLURM_PORTS
 
@@ -95,15 +121,22 @@ def _share_gpus(local_task, local_tasks):
       UserError: the GPUs cannot be shared equally.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if not visible or any(os.environ.get(name, "none") != "none" for name in _SLURM_GPUS_OF_TASKS) or any(
-            "gres/gpu" in os.environ.get(name, "") for name in _SLURM_RESOURCES_OF_TASKS):
+    if (
+        not visible
+        or any(os.environ.get(name, "none") != "none" for name in _SLURM_GPUS_OF_TASKS)
+        or any("gres/gpu" in os.environ.get(name, "") for name in _SLURM_RESOURCES_OF_TASKS)
+    ):
         return
     num_gpus = len(visible.split(","))
     if num_gpus % local_tasks:
-        raise UserError(f"--cluster=slurm: {local_tasks} tasks cannot share {num_gpus} GPUs equally. Start one task "
-                        "per machine, or one task per GPU.")
+        raise UserError(
+            f"--cluster=slurm: {local_tasks} tasks cannot share {num_gpus} GPUs equally. Start one"
+            " task per machine, or one task per GPU."
+        )
     if local_tasks > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = child_processes.device_share(visible, local_task, local_tasks)
+        os.environ["CUDA_VISIBLE_DEVICES"] = child_processes.device_share(
+            visible, local_task, local_tasks
+        )
 
 
 def count_workers() -> int:
@@ -113,7 +146,10 @@ def count_workers() -> int:
 
 def is_lost_worker(error: Exception) -> bool:
     """Returns whether an error from a collective operation indicates that another worker was lost."""
-    return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and count_workers() > 1
+    return (
+        isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+        and count_workers() > 1
+    )
 
 
 def _read_tf_config():
@@ -130,8 +166,14 @@ def _read_tf_config():
         content = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise _malformed(text, first_line(error)) from error
-    for name, value in (("the value", content), *((f'"{name}"', content.get(name, {})) for name in ("cluster", "task")
-                                                  if isinstance(content, dict))):
+    for name, value in (
+        ("the value", content),
+        *(
+            (f'"{name}"', content.get(name, {}))
+            for name in ("cluster", "task")
+            if isinstance(content, dict)
+        ),
+    ):
         if not isinstance(value, dict):
             raise _malformed(text, f"{name} must be an object, {{...}}")
     cluster, task = content.get("cluster", {}), content.get("task", {})
@@ -143,8 +185,10 @@ def _read_tf_config():
 
 
 def _malformed(text, reason):
-    return UserError(f"TF_CONFIG={text[:80]}: the value is not the JSON that TensorFlow expects ({reason}). See "
-                     "docs/accelerators.md.")
+    return UserError(
+        f"TF_CONFIG={text[:80]}: the value is not the JSON that TensorFlow expects ({reason}). See "
+        "docs/accelerators.md."
+    )
 
 
 def _unique_keys(pairs):
@@ -163,30 +207,42 @@ def _check_cluster(cluster):
     """Raises `UserError` if the cluster has unsupported jobs, malformed addresses or duplicate addresses."""
     for job, addresses in cluster.items():
         if job not in _JOBS:
-            raise UserError(f'TF_CONFIG: the cluster has an unsupported job {job!r}. List all workers under "worker"; '
-                            "run --mode=eval in a separate process, without TF_CONFIG.")
+            raise UserError(
+                f"TF_CONFIG: the cluster has an unsupported job {job!r}. List all workers under"
+                ' "worker"; run --mode=eval in a separate process, without TF_CONFIG.'
+            )
         if not isinstance(addresses, list):
-            raise UserError(f'TF_CONFIG: {job} is not a list of addresses. Use a list such as ["host1:2222", '
-                            '"host2:2222"].')
+            raise UserError(
+                f'TF_CONFIG: {job} is not a list of addresses. Use a list such as ["host1:2222", '
+                '"host2:2222"].'
+            )
     seen = set()
     for address in (address for job in _JOBS for address in cluster.get(job, [])):
         host, port = _split_address(address)
         if (host.lower(), port) in seen:
-            raise UserError(f"TF_CONFIG: {address} is listed twice. Give every worker its own address.")
+            raise UserError(
+                f"TF_CONFIG: {address} is listed twice. Give every worker its own address."
+            )
         seen.add((host.lower(), port))
     if len(cluster.get("chief", [])) > 1:
-        raise UserError('TF_CONFIG: the cluster has more than one chief. List one worker under "chief", and the others '
-                        'under "worker".')
+        raise UserError(
+            'TF_CONFIG: the cluster has more than one chief. List one worker under "chief", and the'
+            ' others under "worker".'
+        )
 
 
 def _split_address(address):
     """Returns the host (without brackets) and the port from "host:port". Raises `UserError` if `address` is invalid."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not (re.fullmatch("[0-9]+", port) and _is_host(host)):
-        raise UserError(f"TF_CONFIG: {address!r:.80} is not an address. Use host:port, such as host1:2222 or "
-                        "[fe80::1]:2222.")
+        raise UserError(
+            f"TF_CONFIG: {address!r:.80} is not an address. Use host:port, such as host1:2222 or "
+            "[fe80::1]:2222."
+        )
     if len(port) > 5 or not 0 < int(port) < 1 << 16:
-        raise UserError(f"TF_CONFIG: {address!r:.80}: the port is out of range. Use a port from 1 to 65535.")
+        raise UserError(
+            f"TF_CONFIG: {address!r:.80}: the port is out of range. Use a port from 1 to 65535."
+        )
     return host.strip("[]"), int(port)
 
 
@@ -197,24 +253,35 @@ def _is_host(text):
             return bool(ipaddress.IPv6Address(text[1:-1]))
         except ValueError:
             return False
-    return len(text) <= _MAX_HOST_LENGTH and all(map(_HOST_LABEL.fullmatch, text.removesuffix(".").split(".")))
+    return len(text) <= _MAX_HOST_LENGTH and all(
+        map(_HOST_LABEL.fullmatch, text.removesuffix(".").split("."))
+    )
 
 
 def _check_task(cluster, task):
     """Raises `UserError` if the task is missing or not in the cluster."""
     if not {"type", "index"} <= set(task):
-        raise UserError('TF_CONFIG: the task is missing. Add "task": {"type": "worker", "index": 0}, with a different '
-                        "index for every worker.")
+        raise UserError(
+            'TF_CONFIG: the task is missing. Add "task": {"type": "worker", "index": 0}, with a'
+            " different index for every worker."
+        )
     job, index = task["type"], task["index"]
     if not isinstance(job, str) or job not in cluster:
-        raise UserError(f"TF_CONFIG: the task's type {job!r:.80} is not in the cluster. Use {' or '.join(cluster)}.")
+        raise UserError(
+            f"TF_CONFIG: the task's type {job!r:.80} is not in the cluster. Use"
+            f" {' or '.join(cluster)}."
+        )
     if isinstance(index, bool) or not re.fullmatch("[0-9]+", str(index)):
-        raise UserError(f"TF_CONFIG: the task's index must be a non-negative integer, not {index!r:.80}. Use 0 for the "
-                        f"first {job}.")
+        raise UserError(
+            f"TF_CONFIG: the task's index must be a non-negative integer, not {index!r:.80}. Use 0"
+            f" for the first {job}."
+        )
     if len(str(index)) > 9 or int(index) >= len(cluster[job]):
-        raise UserError(f"TF_CONFIG: the task's index {str(index):.80} is out of range: the number of {job} "
-                        f"addresses is {len(cluster[job])}. Start indices at 0, and list all addresses in every "
-                        "TF_CONFIG.")
+        raise UserError(
+            f"TF_CONFIG: the task's index {str(index):.80} is out of range: the number of {job}"
+            f" addresses is {len(cluster[job])}. Start indices at 0, and list all addresses in"
+            " every TF_CONFIG."
+        )
 
 
 def check_multi_worker_settings(use_tpu: bool, mode: str, seed: int | None) -> None:
@@ -231,21 +298,27 @@ def check_multi_worker_settings(use_tpu: bool, mode: str, seed: int | None) -> N
     if count_workers() == 1:
         return
     if use_tpu:
-        raise UserError("--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple workers. "
-                        "Unset TF_CONFIG.")
+        raise UserError(
+            "--use_tpu: one process controls a TPU of any size, but TF_CONFIG lists multiple"
+            " workers. Unset TF_CONFIG."
+        )
     if mode == "eval":
-        raise UserError("--mode=eval: this mode runs in one process only. Start one process, without "
-                        "TF_CONFIG and --cluster, or use --mode=train_then_eval, which evaluates on all workers.")
+        raise UserError(
+            "--mode=eval: this mode runs in one process only. Start one process, without TF_CONFIG"
+            " and --cluster, or use --mode=train_then_eval, which evaluates on all workers."
+        )
     if seed is None:
-        raise UserError("--seed: the seed is not set, but all workers need the same seed. Pass, for example, --seed=1 "
-                        "on all workers.")
+        raise UserError(
+            "--seed: the seed is not set, but all workers need the same seed. Pass, for example,"
+            " --seed=1 on all workers."
+        )
 
 
 def wait_for_workers() -> None:
     """Waits until all workers in TF_CONFIG are reachable, and logs the addresses of missing workers.
 
-    TensorFlow's own rendezvous blocks in native code. It does not report missing workers, and it ignores SIGTERM and
-    Ctrl-C.
+    TensorFlow's own rendezvous blocks in native code. It does not report missing workers, and it
+    ignores SIGTERM and Ctrl-C.
 
     Raises:
       UserError: this worker's port cannot be used, for example because another program uses it.
@@ -254,14 +327,22 @@ def wait_for_workers() -> None:
     if count_workers() == 1:
         return
     own_address = cluster[task["type"]][int(task["index"])]
-    peers = [address for addresses in cluster.values() for address in addresses if address != own_address]
-    console.log("warning: multiple workers: TensorFlow listens on all network interfaces without authentication. Use "
-                "trusted networks only.")
+    peers = [
+        address for addresses in cluster.values() for address in addresses if address != own_address
+    ]
+    console.log(
+        "warning: multiple workers: TensorFlow listens on all network interfaces without"
+        " authentication. Use trusted networks only."
+    )
     logged = None
     with _listen(own_address) as server, concurrent.futures.ThreadPoolExecutor() as pool:
-        while missing := [peer for peer, reachable in zip(peers, pool.map(_is_reachable, peers)) if not reachable]:
+        while missing := [
+            peer for peer, reachable in zip(peers, pool.map(_is_reachable, peers)) if not reachable
+        ]:
             if missing != logged:
-                console.log(f"{task['type']} {task['index']}: waiting for {', '.join(missing)} (TF_CONFIG)")
+                console.log(
+                    f"{task['type']} {task['index']}: waiting for {', '.join(missing)} (TF_CONFIG)"
+                )
                 logged = missing
             with contextlib.suppress(BlockingIOError):
                 while True:  # Drain the accept queue, because peers connect only to probe the port.
@@ -274,11 +355,18 @@ def _listen(address):
     """Returns a socket that listens on the port of `address`, so that other workers can probe the port."""
     port, dual_stack = _split_address(address)[1], socket.has_dualstack_ipv6()
     try:
-        server = socket.create_server(("", port), family=socket.AF_INET6 if dual_stack else socket.AF_INET,
-                                      dualstack_ipv6=dual_stack, backlog=socket.SOMAXCONN)
+        server = socket.create_server(
+            ("", port),
+            family=socket.AF_INET6 if dual_stack else socket.AF_INET,
+            dualstack_ipv6=dual_stack,
+            backlog=socket.SOMAXCONN,
+        )
     except OSError as error:
-        raise UserError(f"TF_CONFIG: port {port} of this machine cannot be used ({error.strerror}). Stop the program "
-                        "that uses it, or choose another port (with --cluster=slurm, submit the job again).") from error
+        raise UserError(
+            f"TF_CONFIG: port {port} of this machine cannot be used ({error.strerror}). Stop the"
+            " program that uses it, or choose another port (with --cluster=slurm, submit the job"
+            " again)."
+        ) from error
     server.setblocking(False)
     return server
 
@@ -310,5 +398,8 @@ def _gather_function(strategy):
     @tf.function(autograph=False, reduce_retracing=True)
     def gather(values):
         # tf.identity places a copy on the replica's device.
-        return strategy.run(lambda: tf.distribute.get_replica_context().all_gather(tf.identity(values), axis=0))
+        return strategy.run(
+            lambda: tf.distribute.get_replica_context().all_gather(tf.identity(values), axis=0)
+        )
+
     return gather

@@ -21,7 +21,9 @@ def match_columns(names: list[str], head_names: list[str]) -> list[int] | None:
     return [columns.get(name, -1) for name in names]
 
 
-def differences(names: list[str] | None, other_names: list[str] | None, label: str, other_label: str) -> str:
+def differences(
+    names: list[str] | None, other_names: list[str] | None, label: str, other_label: str
+) -> str:
     """Describes the first differences between two lists of class names.
 
     Args:
@@ -30,8 +32,14 @@ def differences(names: list[str] | None, other_names: list[str] | None, label: s
       label: description of the object with the classes `names`, such as "the data set".
       other_label: description of the object with the classes `other_names`.
     """
-    clauses = [_only_in(names or [], other_names or [], label), _only_in(other_names or [], names or [], other_label)]
-    return "; ".join(filter(None, clauses)) or f"{label} and {other_label} have the same classes in a different order"
+    clauses = [
+        _only_in(names or [], other_names or [], label),
+        _only_in(other_names or [], names or [], other_label),
+    ]
+    return (
+        "; ".join(filter(None, clauses))
+        or f"{label} and {other_label} have the same classes in a different order"
+    )
 
 
 def _only_in(names, other_names, label):

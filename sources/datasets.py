@@ -25,7 +25,7 @@ def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = 
     if dataset == "digits":
         return digits.digits_source()
     if dataset.startswith("folder:"):
-        return folders.folder_source(dataset[len("folder:"):], follow_links)
+        return folders.folder_source(dataset[len("folder:") :], follow_links)
     return TfdsSource(dataset, data_dir)
 
 
@@ -42,30 +42,40 @@ def check_split(source: Source, flag: str, split: str) -> int:
     """
     try:
         count = source.num_examples(split)
-    except (ValueError, KeyError, NotImplementedError) as error:  # NotImplementedError: TFDS cannot slice `all`.
+    except (ValueError, KeyError, NotImplementedError) as error:
+        # NotImplementedError: TFDS cannot slice `all`.
         name = split.partition("[")[0]
-        if name in source.split_names and re.fullmatch(r"\[-?\d*:-?\d*\]", split.removeprefix(name)):
-            raise UserError(f"--{flag}={split}: the slice is longer than the split, which has "
-                            f"{source.num_examples(name)} examples. Use a smaller number, or a percentage such as "
-                            f"{name}[:90%].") from error
+        if name in source.split_names and re.fullmatch(
+            r"\[-?\d*:-?\d*\]", split.removeprefix(name)
+        ):
+            raise UserError(
+                f"--{flag}={split}: the slice is longer than the split, which has"
+                f" {source.num_examples(name)} examples. Use a smaller number, or a percentage such"
+                f" as {name}[:90%]."
+            ) from error
         raise UserError(
-            f"--{flag}={split}: {source.name} has no such split. Use {', '.join(source.split_names)}, or a slice such "
-            "as train[:90%].") from error
+            f"--{flag}={split}: {source.name} has no such split. Use"
+            f" {', '.join(source.split_names)}, or a slice such as train[:90%]."
+        ) from error
     if count == 0:
-        raise UserError(f"--{flag}={split}: this slice of {source.name} is empty. Use a larger slice.")
+        raise UserError(
+            f"--{flag}={split}: this slice of {source.name} is empty. Use a larger slice."
+        )
     source.check_files(split)
     return count
 
 
-HELD_OUT_SPLITS = "train[:80%]", "train[80%:]"  # training and evaluation splits of a data set with only one split
+# training and evaluation splits of a data set with only one split
+HELD_OUT_SPLITS = "train[:80%]", "train[80%:]"
 
 
-def choose_splits(source: Source, train_split: str, eval_split: str, given: Collection[str], hold_out: bool
-                  ) -> tuple[str, str]:
+def choose_splits(
+    source: Source, train_split: str, eval_split: str, given: Collection[str], hold_out: bool
+) -> tuple[str, str]:
     """Returns the training and the evaluation split. Replaces defaults that do not exist in the data set.
 
-    If the default evaluation split does not exist, `test` is used. If `train` is the only split, its last fifth is held
-    out for evaluation.
+    If the default evaluation split does not exist, `test` is used. If `train` is the only split,
+    its last fifth is held out for evaluation.
 
     Args:
       source: the data set.

@@ -13,7 +13,8 @@ from sources.indexed import IndexedSource
 @functools.cache
 def _load_digits():
     """Loads scikit-learn's data set. The result is cached, because parsing the text file is slow."""
-    from sklearn import datasets  # Imported here and below because only this data set requires scikit-learn.
+    # Imported here and below because only this data set requires scikit-learn.
+    from sklearn import datasets
 
     return datasets.load_digits()
 
@@ -28,7 +29,10 @@ def digits_source() -> IndexedSource:
     digits = _load_digits()
     images = np.repeat(np.uint8(np.round(digits.images * 255 / 16))[..., np.newaxis], 3, axis=-1)
     train, test = model_selection.train_test_split(
-        np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0)
+        np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0
+    )
     labels = digits.target.astype(np.int64)
-    splits = {name: (images[rows], labels[rows]) for name, rows in (("train", train), ("test", test))}
+    splits = {
+        name: (images[rows], labels[rows]) for name, rows in (("train", train), ("test", test))
+    }
     return IndexedSource("digits", splits, [str(digit) for digit in range(10)], tf.identity)

@@ -16,30 +16,49 @@ from runtime.errors import UserError
 from sources import image_files
 from sources.indexed import IndexedSource
 
-# Maps split folder names (case-insensitive) to splits. Names such as `train_set` and `val2017` also match.
-_SPLITS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
-           "val": "validation", "dev": "validation", "test": "test", "testing": "test", "eval": "test"}
-_SPLIT_FOLDER = re.compile(rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE)
+# Maps split folder names (case-insensitive) to splits. Names such as `train_set` and `val2017` also
+# match.
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+}
+_SPLIT_FOLDER = re.compile(
+    rf"({'|'.join(_SPLITS)})([ _-]?(set|split|data|images|\d+))?", re.IGNORECASE
+)
 _KEY_BITS = 62
 
 
 class FolderSource(IndexedSource):
     """A folder of image files.
 
-    An image's key is a hash of its path relative to the root, and splits are sorted by key, so keys and order depend
-    only on file names. Percent slices select a range of the key space: `train[:90%]` contains each image with a
-    probability of 90 %, and adding or removing images never moves other images across a slice boundary. Absolute
-    slices, such as `train[:100]`, count images in key order. `train+validation` and `all` concatenate splits.
+    An image's key is a hash of its path relative to the root, and splits are sorted by key, so keys
+    and order depend only on file names. Percent slices select a range of the key space:
+    `train[:90%]` contains each image with a probability of 90 %, and adding or removing images
+    never moves other images across a slice boundary. Absolute slices, such as `train[:100]`, count
+    images in key order. `train+validation` and `all` concatenate splits.
     """
 
-    def __init__(self, name: str, root: str | os.PathLike, splits: dict[str, tuple[np.ndarray, np.ndarray]],
-                 class_names: list[str] | None):
+    def __init__(
+        self,
+        name: str,
+        root: str | os.PathLike,
+        splits: dict[str, tuple[np.ndarray, np.ndarray]],
+        class_names: list[str] | None,
+    ):
         """Creates a source from the paths of the image files.
 
         Args:
           name: value of `--dataset`.
           root: the folder.
-          splits: dict mapping split names to two arrays of equal length (paths, labels). Paths start with `root`.
+          splits: dict mapping split names to two arrays of equal length (paths, labels). Paths
+            start with `root`.
           class_names: class names in label order; None if images have no labels.
         """
         self.root = str(root)
@@ -47,7 +66,9 @@ class FolderSource(IndexedSource):
         self._keys = {}
         ordered = {}
         for split, (paths, labels) in splits.items():
-            keys = np.array([_path_key(path.removeprefix(self._prefix)) for path in paths], np.int64)
+            keys = np.array(
+                [_path_key(path.removeprefix(self._prefix)) for path in paths], np.int64
+            )
             order = np.argsort(keys, kind="stable")
             self._keys[split], ordered[split] = keys[order], (paths[order], labels[order])
         super().__init__(name, ordered, class_names, image_files.load)
@@ -86,9 +107,13 @@ class FolderSource(IndexedSource):
                 spec = tfds.core.ReadInstruction.from_spec(name)
                 name, begin, end = spec.split_name, spec.from_, spec.to
                 if name not in self._splits or spec.unit == "shard":
-                    raise ValueError(f"{term} is not a valid slice of a split. Specify its bounds as numbers of images "
-                                     "or as percentages")
-                begin, end = (self._row(name, boundary, spec.unit == "%") for boundary in (begin, end))
+                    raise ValueError(
+                        f"{term} is not a valid slice of a split. Specify its bounds as numbers of"
+                        " images or as percentages"
+                    )
+                begin, end = (
+                    self._row(name, boundary, spec.unit == "%") for boundary in (begin, end)
+                )
             yield name, slice(begin, end)
 
     def _row(self, split, boundary, is_percent):
@@ -110,8 +135,10 @@ class FolderSource(IndexedSource):
             present = set(self._select(split)[2].tolist())
             missing = [name for label, name in enumerate(self.class_names) if label not in present]
             if missing:
-                lines.append(f"{self.name}: {split} has no images for {len(missing)} of {self.num_classes} classes "
-                             f"({console.join_first(missing)})")
+                lines.append(
+                    f"{self.name}: {split} has no images for {len(missing)} of {self.num_classes}"
+                    f" classes ({console.join_first(missing)})"
+                )
         return lines
 
     def describe_data(self) -> dict:
@@ -120,7 +147,12 @@ class FolderSource(IndexedSource):
         for path in self.paths():
             size = os.path.getsize(path) if os.path.exists(path) else None
             digest.update(os.fsencode(path.removeprefix(self._prefix)) + f"\0{size}\n".encode())
-        return dict(super().describe_data(), name="folder", classes=self.class_names, files=digest.hexdigest())
+        return dict(
+            super().describe_data(),
+            name="folder",
+            classes=self.class_names,
+            files=digest.hexdigest(),
+        )
 
 
 def _path_key(path):
@@ -131,18 +163,20 @@ def _path_key(path):
 def folder_source(path: str, follow_links: bool = False) -> FolderSource:
     """Returns a source for the images below `path`.
 
-    Each sub-folder is a class. Without sub-folders, images have no labels. Classes may be grouped in split folders
-    (`train` or `training`, `validation`, `valid` or `val`, `test` or `testing`, case-insensitive). Labels are indices
-    into the sorted class names of all splits. Folders without images and folders that match `image_files.is_ignored`
-    are skipped. The skipped folders, and any classes that are missing from a split, are logged.
+    Each sub-folder is a class. Without sub-folders, images have no labels. Classes may be grouped
+    in split folders (`train` or `training`, `validation`, `valid` or `val`, `test` or `testing`,
+    case-insensitive). Labels are indices into the sorted class names of all splits. Folders without
+    images and folders that match `image_files.is_ignored` are skipped. The skipped folders, and any
+    classes that are missing from a split, are logged.
 
     Args:
       path: the folder; `~` is expanded.
       follow_links: whether to follow links that point outside the folder.
 
     Raises:
-      UserError: the folder is missing or has no images; it mixes images with class folders, or split folders with
-        other folders; or it contains links that point outside it, and `follow_links` is False.
+      UserError: the folder is missing or has no images; it mixes images with class folders, or
+        split folders with other folders; or it contains links that point outside it, and
+        `follow_links` is False.
     """
     root, flag = pathlib.Path(os.path.expanduser(path)).absolute(), f"--dataset=folder:{path}"
     if not path or not root.is_dir():
@@ -152,31 +186,53 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
         split_roots = _split_folders(root, listing, flag)
         scans = {split: _scan_split(folder, flag) for split, folder in split_roots.items()}
     except OSError as error:
-        raise UserError(f"{flag}: the directory cannot be read ({error.strerror}). Fix the cause, or use another "
-                        "directory.") from error
+        raise UserError(
+            f"{flag}: the directory cannot be read ({error.strerror}). Fix the cause, or use"
+            " another directory."
+        ) from error
     if not any(images for images, _ in scans.values()):
-        raise UserError(f"{flag}: the directory has no images ({', '.join(image_files.IMAGE_SUFFIXES)}). Check the "
-                        "path.")
+        raise UserError(
+            f"{flag}: the directory has no images ({', '.join(image_files.IMAGE_SUFFIXES)}). Check"
+            " the path."
+        )
     if not follow_links:
         _check_links(root, [file for images, _ in scans.values() for _, file in images], flag)
     names = sorted({name for images, _ in scans.values() for name, _ in images if name is not None})
     if names and any(name is None for images, _ in scans.values() for name, _ in images):
-        raise UserError(f"{flag}: one split has class folders and another has none. Use the same layout in all splits.")
+        raise UserError(
+            f"{flag}: one split has class folders and another has none. Use the same layout in all"
+            " splits."
+        )
     labels = {name: label for label, name in enumerate(names)} or {None: -1}
-    splits = {split: (np.array([file for _, file in images]), np.array([labels[name] for name, _ in images], np.int64))
-              for split, (images, _) in scans.items()}
+    splits = {
+        split: (
+            np.array([file for _, file in images]),
+            np.array([labels[name] for name, _ in images], np.int64),
+        )
+        for split, (images, _) in scans.items()
+    }
     source = FolderSource(f"folder:{path}", root, splits, names or None)
     if root not in split_roots.values() and listing.empty:
         console.log(f"ignored folders without images: {console.join_first(listing.empty)}")
-    empty = sorted({name for _, empty_folders in scans.values() for name in empty_folders} - set(names))
+    empty = sorted(
+        {name for _, empty_folders in scans.values() for name in empty_folders} - set(names)
+    )
     if names and empty:
         console.log(f"ignored class folders without images: {console.join_first(empty)}")
-    runs = [name for folder in dict.fromkeys([root, *split_roots.values()]) for name in _run_directories(folder)]
+    runs = [
+        name
+        for folder in dict.fromkeys([root, *split_roots.values()])
+        for name in _run_directories(folder)
+    ]
     if runs:
         console.log(f"ignored run directories: {console.join_first(runs)}")
     others = image_files.count_other_files(str(root))
     if others:
-        heif = "" if {".heic", ".heif"}.isdisjoint(others) else " (HEIC images require: pip install pillow-heif)"
+        heif = (
+            ""
+            if {".heic", ".heif"}.isdisjoint(others)
+            else " (HEIC images require: pip install pillow-heif)"
+        )
         suffixes = console.join_first([f"{count} {suffix}" for suffix, count in others.items()])
         console.log(f"ignored files that are not images: {suffixes}{heif}")
     for line in source.describe_missing_classes():
@@ -186,7 +242,11 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
 
 def _run_directories(folder):
     """Returns the names of a folder's sub-folders that are run directories."""
-    return [child.name for child in sorted(folder.iterdir()) if child.is_dir() and image_files.is_run_directory(child)]
+    return [
+        child.name
+        for child in sorted(folder.iterdir())
+        if child.is_dir() and image_files.is_run_directory(child)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,12 +266,21 @@ def _split_of(folder):
 
 def _list_folder(folder):
     children = sorted(folder.iterdir())
-    folders = [child for child in children if child.is_dir() and not image_files.is_ignored(folder, child.name)]
+    folders = [
+        child
+        for child in children
+        if child.is_dir() and not image_files.is_ignored(folder, child.name)
+    ]
     has_images = [next(image_files.iterate_images(child), None) is not None for child in folders]
     return _Listing(
-        [str(child) for child in children if image_files.is_image_name(child.name) and not child.is_dir()],
+        [
+            str(child)
+            for child in children
+            if image_files.is_image_name(child.name) and not child.is_dir()
+        ],
         [child for child, nonempty in zip(folders, has_images) if nonempty],
-        [child.name for child, nonempty in zip(folders, has_images) if not nonempty])
+        [child.name for child, nonempty in zip(folders, has_images) if not nonempty],
+    )
 
 
 def _split_folders(root, listing, flag):
@@ -225,19 +294,27 @@ def _split_folders(root, listing, flag):
     if not split_folders:
         return {"train": root}
     if others and (len(split_folders) > 1 or _list_folder(split_folders[0]).folders):
-        raise UserError(f"{flag}: split folders ({names}) are next to other folders "
-                        f"({console.join_first(others)}). Move the other folders into the split folders or out of "
-                        "the data set, or rename the split folders if they are classes.")
+        raise UserError(
+            f"{flag}: split folders ({names}) are next to other folders"
+            f" ({console.join_first(others)}). Move the other folders into the split folders or out"
+            " of the data set, or rename the split folders if they are classes."
+        )
     if others:
-        console.log(f"{flag.removeprefix('--dataset=')}: the folder {names} counts as a class, not as a split, because "
-                    f"it is next to {console.join_first(others)}")
+        console.log(
+            f"{flag.removeprefix('--dataset=')}: the folder {names} counts as a class, not as a"
+            f" split, because it is next to {console.join_first(others)}"
+        )
         return {"train": root}
     roots = {_split_of(folder): folder for folder in split_folders}
     if len(roots) < len(split_folders):
-        raise UserError(f"{flag}: two folders contain the same split ({names}). Keep only one of them.")
+        raise UserError(
+            f"{flag}: two folders contain the same split ({names}). Keep only one of them."
+        )
     if listing.images:
-        raise UserError(f"{flag}: images ({os.path.basename(listing.images[0])}, ...) are next to split folders "
-                        f"({names}). Move them into one of the split folders.")
+        raise UserError(
+            f"{flag}: images ({os.path.basename(listing.images[0])}, ...) are next to split folders"
+            f" ({names}). Move them into one of the split folders."
+        )
     return roots
 
 
@@ -246,25 +323,42 @@ def _scan_split(folder, flag):
     listing = _list_folder(folder)
     if listing.images and listing.folders:
         raise UserError(
-            f"{flag}: {folder} has both images ({os.path.basename(listing.images[0])}, ...) and sub-folders "
-            f"({listing.folders[0].name}, ...). Move the images into the sub-folders, which are the classes.")
+            f"{flag}: {folder} has both images ({os.path.basename(listing.images[0])}, ...) and"
+            f" sub-folders ({listing.folders[0].name}, ...). Move the images into the sub-folders,"
+            " which are the classes."
+        )
     for child in listing.folders:
         split_folders = [inner for inner in _list_folder(child).folders if _split_of(inner)]
         if len(split_folders) > 1 or any(_list_folder(inner).folders for inner in split_folders):
             names = console.join_first([inner.name for inner in split_folders])
-            raise UserError(f"{flag}: {child.name} would be a class, but contains split folders ({names}). Move the "
-                            f"split folders above the class folders, or pass --dataset=folder:{child} if that "
-                            "folder is the data set.")
-    files = [(child.name, file) for child in listing.folders for file in image_files.find_images(child)]
+            raise UserError(
+                f"{flag}: {child.name} would be a class, but contains split folders ({names}). Move"
+                f" the split folders above the class folders, or pass --dataset=folder:{child} if"
+                " that folder is the data set."
+            )
+    files = [
+        (child.name, file) for child in listing.folders for file in image_files.find_images(child)
+    ]
     return [(None, file) for file in listing.images] + files, listing.empty
 
 
 def _check_links(root, files, flag):
     """Raises `UserError` if links point to files outside `root`."""
     inside = os.path.realpath(root) + os.sep
-    real_paths = {folder: os.path.realpath(folder) for folder in {os.path.dirname(file) for file in files}}
-    outside = [file for file in files if not (os.path.realpath(file) if os.path.islink(file) else
-                                              real_paths[os.path.dirname(file)] + os.sep).startswith(inside)]
+    real_paths = {
+        folder: os.path.realpath(folder) for folder in {os.path.dirname(file) for file in files}
+    }
+    outside = [
+        file
+        for file in files
+        if not (
+            os.path.realpath(file)
+            if os.path.islink(file)
+            else real_paths[os.path.dirname(file)] + os.sep
+        ).startswith(inside)
+    ]
     if outside:
-        raise UserError(f"{flag}: some images are links to files outside the directory "
-                        f"({console.join_first(outside, limit=1)}). Set --follow_links if this is intended.")
+        raise UserError(
+            f"{flag}: some images are links to files outside the directory "
+            f"({console.join_first(outside, limit=1)}). Set --follow_links if this is intended."
+        )

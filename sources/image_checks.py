@@ -20,28 +20,41 @@ _VERSION = 2  # Increase this number when a code change affects which images are
 def check_images(config: Config, source: Source, is_chief: bool) -> None:
     """Decodes all images in a folder and applies `--corrupt_images` to the unusable ones.
 
-    If `model_dir` is set, the result is stored in images.json in that directory and reused until a file changes.
+    If `model_dir` is set, the result is stored in images.json in that directory and reused until a
+    file changes.
 
     Raises:
-      UserError: some images are unusable and `--corrupt_images=error` is set, or all images are unusable.
+      UserError: some images are unusable and `--corrupt_images=error` is set, or all images are
+        unusable.
     """
     if not isinstance(source, FolderSource):
         return
     paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _CHECK_FILE)
-    inputs = dict(digest=files_digest(paths), max_image_pixels=config.max_image_pixels, version=_VERSION)
+    inputs = dict(
+        digest=files_digest(paths), max_image_pixels=config.max_image_pixels, version=_VERSION
+    )
     result = path and storage.read_json(path)
-    if not isinstance(result, dict) or not isinstance(result.get("unusable"), dict) or result != {**result, **inputs}:
+    if (
+        not isinstance(result, dict)
+        or not isinstance(result.get("unusable"), dict)
+        or result != {**result, **inputs}
+    ):
         result = dict(inputs, unusable=image_files.find_unusable(paths, config.max_image_pixels))
         if path and is_chief and config.mode != "eval":
             storage.write_json(path, result)
     unusable = result["unusable"]
     if not unusable:
         return
-    names = [f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()]
+    names = [
+        f"{os.path.relpath(path, source.root)} ({reason})" for path, reason in unusable.items()
+    ]
     problem = f"{len(unusable)} of {len(paths)} images cannot be used: {console.join_first(names)}"
     if config.corrupt_images == "error" or len(unusable) == len(paths):
-        remedy = ("Fix or replace them" if len(unusable) == len(paths)
-                  else "Fix or remove them, or skip them with --corrupt_images=skip")
+        remedy = (
+            "Fix or replace them"
+            if len(unusable) == len(paths)
+            else "Fix or remove them, or skip them with --corrupt_images=skip"
+        )
         raise UserError(f"--dataset={config.dataset}: {problem}. {remedy}.")
     logged_before = source.describe_missing_classes()
     source.exclude(unusable)

@@ -27,24 +27,47 @@ with contextlib.suppress(ImportError):
 
 Image.init()
 Image.MAX_IMAGE_PIXELS = None  # --max_image_pixels replaces Pillow's limit.
-# Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders run other programs.
-_FORMAT_OF_SUFFIX = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP",
-                     ".tif": "TIFF", ".tiff": "TIFF", ".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
+# Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders
+# run other programs.
+_FORMAT_OF_SUFFIX = {
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".png": "PNG",
+    ".gif": "GIF",
+    ".bmp": "BMP",
+    ".webp": "WEBP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".avif": "AVIF",
+    ".heic": "HEIF",
+    ".heif": "HEIF",
+}
 IMAGE_SUFFIXES = tuple(suffix for suffix, name in _FORMAT_OF_SUFFIX.items() if name in Image.OPEN)
 _FORMATS = tuple(dict.fromkeys(_FORMAT_OF_SUFFIX[suffix] for suffix in IMAGE_SUFFIXES))
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # Some programs store long texts in PNG files.
+# Some programs store long texts in PNG files.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 # Exif orientation -> Pillow's method that makes the image upright.
-_TRANSPOSITIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
-                   4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
-                   7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90}
+_TRANSPOSITIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _PNG = b"\x89PNG"
-_EXIF_BYTES = 4096  # Only the start of a file is searched for Exif data, because a full search would be slow.
-_IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")  # Archivers and file systems create these folders.
-# Files and images that exceed these sizes are read and decoded one at a time, under `_large_image_lock`.
+# Only the start of a file is searched for Exif data, because a full search would be slow.
+_EXIF_BYTES = 4096
+# Archivers and file systems create these folders.
+_IGNORED_FOLDERS = ("__MACOSX", "@eaDir", "lost+found")
+# Files and images that exceed these sizes are read and decoded one at a time, under
+# `_large_image_lock`.
 _LARGE_BYTES, _LARGE_PIXELS = 2**24, 2**24
 _large_image_lock = threading.RLock()
 _BATCH = 256  # Number of files that are submitted to the thread pool at a time.
-# Maximum encoded size of a pixel (four uncompressed 16-bit channels), and an allowance for metadata.
+# Maximum encoded size of a pixel (four uncompressed 16-bit channels), and an allowance for
+# metadata.
 _BYTES_PER_PIXEL, _METADATA_BYTES = 8, 2**24
 
 
@@ -58,10 +81,15 @@ class UnusableImage(Exception):
 def is_ignored(folder: str, name: str) -> bool:
     """Returns whether the image search skips the sub-folder `name` of `folder`.
 
-    The search skips hidden folders, folders created by archivers and file systems, and run directories. Run directories
-    are skipped because a run's figures would otherwise become training data when the run resumes.
+    The search skips hidden folders, folders created by archivers and file systems, and run
+    directories. Run directories are skipped because a run's figures would otherwise become training
+    data when the run resumes.
     """
-    return name.startswith(".") or name in _IGNORED_FOLDERS or is_run_directory(os.path.join(folder, name))
+    return (
+        name.startswith(".")
+        or name in _IGNORED_FOLDERS
+        or is_run_directory(os.path.join(folder, name))
+    )
 
 
 def is_run_directory(folder: str) -> bool:
@@ -71,7 +99,9 @@ def is_run_directory(folder: str) -> bool:
     except OSError:
         return False  # The caller also lists the folder and reports the error.
     has_settings = "flags.json" in names or "settings.json" in names
-    return has_settings and ("train.lock" in names or any(name.startswith("ckpt-") for name in names))
+    return has_settings and (
+        "train.lock" in names or any(name.startswith("ckpt-") for name in names)
+    )
 
 
 def is_image_name(name: str) -> bool:
@@ -82,8 +112,8 @@ def is_image_name(name: str) -> bool:
 def iterate_images(folder: str) -> Iterator[str]:
     """Yields the paths of all image files under a folder, at any depth, in alphabetical order within each directory.
 
-    Follows links, but visits each directory once, because links may form cycles. Skips the folders for
-    which `is_ignored` returns True. Raises `UserError` if a directory cannot be read.
+    Follows links, but visits each directory once, because links may form cycles. Skips the folders
+    for which `is_ignored` returns True. Raises `UserError` if a directory cannot be read.
     """
     for directory, names in _walk(folder):
         yield from (os.path.join(directory, name) for name in names if is_image_name(name))
@@ -92,16 +122,21 @@ def iterate_images(folder: str) -> Iterator[str]:
 def count_other_files(folder: str) -> dict[str, int]:
     """Counts the files under a folder that are neither images nor hidden. Returns a dict mapping suffixes to counts.
 
-    Searches the same directories as `iterate_images`. Raises `UserError` if a directory cannot be read.
+    Searches the same directories as `iterate_images`. Raises `UserError` if a directory cannot be
+    read.
     """
     names = (name for _, names in _walk(folder) for name in names)
-    counts = collections.Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names
-                                 if not (is_image_name(name) or name.startswith(".")))
+    counts = collections.Counter(
+        os.path.splitext(name)[1].lower() or "no suffix"
+        for name in names
+        if not (is_image_name(name) or name.startswith("."))
+    )
     return dict(counts.most_common())
 
 
 def _walk(folder):
     """Yields the path of each directory that `iterate_images` searches, and the sorted names of its files."""
+
     def raise_unreadable(error):
         raise _unreadable(error.filename, error)
 
@@ -126,7 +161,8 @@ def find_images(folder: str) -> list[str]:
 def load(path: tf.Tensor) -> tf.Tensor:
     """Reads an image file, and converts the content if necessary (see `convert`). Can be used in graph mode.
 
-    JPEG and PNG files without Exif data are not converted. For all other files, `convert` is called.
+    JPEG and PNG files without Exif data are not converted. For all other files, `convert` is
+    called.
 
     Args:
       path: string scalar.
@@ -136,20 +172,29 @@ def load(path: tf.Tensor) -> tf.Tensor:
     """
     content = tf.io.read_file(path)
     is_png = tf.strings.substr(content, 0, len(_PNG)) == _PNG
-    has_exif = tf.strings.regex_full_match(tf.strings.substr(content, 0, _EXIF_BYTES), r"\C*(Exif|eXIf)\C*")
+    has_exif = tf.strings.regex_full_match(
+        tf.strings.substr(content, 0, _EXIF_BYTES), r"\C*(Exif|eXIf)\C*"
+    )
 
-    def convert_array(array):  # `array` is a 0-dimensional array in eager mode, and bytes in a graph.
+    def convert_array(array):
+        # `array` is a 0-dimensional array in eager mode, and bytes in a graph.
         return convert(array.item() if isinstance(array, np.ndarray) else array)
 
-    return tf.cond((tf.io.is_jpeg(content) | is_png) & ~has_exif, lambda: content,
-                   lambda: tf.ensure_shape(tf.numpy_function(convert_array, [content], tf.string, stateful=False), []))
+    return tf.cond(
+        (tf.io.is_jpeg(content) | is_png) & ~has_exif,
+        lambda: content,
+        lambda: tf.ensure_shape(
+            tf.numpy_function(convert_array, [content], tf.string, stateful=False), []
+        ),
+    )
 
 
 def convert(content: bytes) -> bytes:
     """Converts the content of an image file to a format that TensorFlow can decode.
 
-    Returns JPEG and PNG files unchanged, unless their Exif data specify that the image must be rotated or mirrored for
-    display. Decodes other files with Pillow, and returns the image, or the first frame of an animation, as a BMP file.
+    Returns JPEG and PNG files unchanged, unless their Exif data specify that the image must be
+    rotated or mirrored for display. Decodes other files with Pillow, and returns the image, or the
+    first frame of an animation, as a BMP file.
 
     Raises:
       UnusableImage: the image is corrupt, or the type of its pixels is not supported.
@@ -158,10 +203,13 @@ def convert(content: bytes) -> bytes:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             header = content[:_EXIF_BYTES]
             has_exif = b"Exif" in header or b"eXIf" in header
-            if image.format in ("JPEG", "MPO", "PNG") and not (has_exif and _orientation(image) in _TRANSPOSITIONS):
+            if image.format in ("JPEG", "MPO", "PNG") and not (
+                has_exif and _orientation(image) in _TRANSPOSITIONS
+            ):
                 return content
             bitmap = io.BytesIO()
-            image.load()  # Some of Pillow's decoders rotate the image and then remove the orientation tag.
+            # Some of Pillow's decoders rotate the image and then remove the orientation tag.
+            image.load()
             method = _TRANSPOSITIONS.get(_orientation(image))
             image = to_rgb(image)
             (image if method is None else image.transpose(method)).save(bitmap, "BMP")
@@ -176,7 +224,9 @@ def _orientation(image):
     """Returns the Exif orientation of an image, or None if the orientation is not specified."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # Pillow raises exceptions of many types for malformed Exif data, which other programs ignore.
+    except Exception:
+        # Pillow raises exceptions of many types for malformed Exif data, which other programs
+        # ignore.
         return None
 
 
@@ -196,8 +246,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[bytes]:
     """Returns a context manager that checks an image file's size and header and yields its content for `convert`.
 
-    Decode the image inside the `with` block: large images are then processed one at a time, which bounds memory use
-    regardless of the number of threads.
+    Decode the image inside the `with` block: large images are then processed one at a time, which
+    bounds memory use regardless of the number of threads.
 
     Args:
       path: a local path or a gs:// path.
@@ -250,11 +300,15 @@ def find_unusable(paths: list[str], max_pixels: int = MAX_IMAGE_PIXELS) -> dict[
 
     def reasons():
         for start in range(0, len(paths), _BATCH):
-            batch = paths[start:start + _BATCH]
+            batch = paths[start : start + _BATCH]
             yield from zip(batch, pool.map(lambda path: why_unusable(path, max_pixels), batch))
 
     try:
-        return {path: reason for path, reason in progress.track(reasons(), len(paths), "checking images") if reason}
+        return {
+            path: reason
+            for path, reason in progress.track(reasons(), len(paths), "checking images")
+            if reason
+        }
     finally:
         pool.shutdown(cancel_futures=True)  # After a signal, do not read the queued files.
 
@@ -268,7 +322,10 @@ def _file_size(path):
     except UnicodeEncodeError as error:
         raise UnusableImage("file name is not UTF-8") from error
     except (OSError, tf.errors.OpError) as error:
-        if isinstance(error, tf.errors.NotFoundError) or getattr(error, "errno", None) in (errno.ENOENT, errno.ELOOP):
+        if isinstance(error, tf.errors.NotFoundError) or getattr(error, "errno", None) in (
+            errno.ENOENT,
+            errno.ELOOP,
+        ):
             raise UnusableImage("broken link" if os.path.islink(path) else "missing") from error
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
@@ -285,7 +342,9 @@ def _count_pixels(file):
     try:
         header = file.read(32)
         if header[8:16] == b"WEBPVP8X":  # Pillow allocates the canvas when it opens the file.
-            return (int.from_bytes(header[24:27], "little") + 1) * (int.from_bytes(header[27:30], "little") + 1)
+            return (int.from_bytes(header[24:27], "little") + 1) * (
+                int.from_bytes(header[27:30], "little") + 1
+            )
         file.seek(0)
         with Image.open(file, formats=_FORMATS) as image:
             tags = getattr(image, "tag_v2", {})  # TIFF tiles may be larger than the image.
@@ -300,10 +359,14 @@ def _count_pixels(file):
         header = file.read(32)
         if any(accepts and accepts(header) is True for _, accepts in map(Image.OPEN.get, _FORMATS)):
             raise UnusableImage("truncated or corrupt") from error
-        raise UnusableImage(f"not an image in a supported format ({', '.join(_FORMATS)})") from error
+        raise UnusableImage(
+            f"not an image in a supported format ({', '.join(_FORMATS)})"
+        ) from error
 
 
 def _unreadable(path, error):
-    return UserError(f"{path}: the file or directory cannot be read "
-                     f"({getattr(error, 'strerror', None) or first_line(error)}). Fix the cause, and run the same "
-                     "command again.")
+    return UserError(
+        f"{path}: the file or directory cannot be read"
+        f" ({getattr(error, 'strerror', None) or first_line(error)}). Fix the cause, and run the"
+        " same command again."
+    )

@@ -14,15 +14,21 @@ from sources.source import Source
 class IndexedSource(Source):
     """A data set with random access. Each epoch's order is a random permutation of all examples."""
 
-    def __init__(self, name: str, splits: dict[str, tuple[np.ndarray, np.ndarray]], class_names: list[str] | None,
-                 load: Callable):
+    def __init__(
+        self,
+        name: str,
+        splits: dict[str, tuple[np.ndarray, np.ndarray]],
+        class_names: list[str] | None,
+        load: Callable,
+    ):
         """Creates a source from arrays.
 
         Args:
           name: name of the data set.
           splits: dict mapping split names to two arrays of equal length (items, labels).
           class_names: class names in label order, or None if examples have no labels.
-          load: TensorFlow function that maps an element of `items`, such as a path, to the record's item.
+          load: TensorFlow function that maps an element of `items`, such as a path, to the record's
+            item.
         """
         self.name = name
         self.class_names = class_names
@@ -32,7 +38,9 @@ class IndexedSource(Source):
 
     def describe_data(self) -> dict:
         """See `Source`."""
-        return dict(name=self.name, splits={name: len(self._splits[name][0]) for name in self.split_names})
+        return dict(
+            name=self.name, splits={name: len(self._splits[name][0]) for name in self.split_names}
+        )
 
     @property
     def split_names(self) -> list[str]:
@@ -52,13 +60,18 @@ class IndexedSource(Source):
     def _permute(self, split):
         import tensorflow_datasets as tfds  # Imported here because the import is slow.
 
-        infos = {name: tfds.core.SplitInfo(name=name, shard_lengths=[len(items)], num_bytes=0)
-                 for name, (items, _) in self._splits.items()}
+        infos = {
+            name: tfds.core.SplitInfo(name=name, shard_lengths=[len(items)], num_bytes=0)
+            for name, (items, _) in self._splits.items()
+        }
         slices = []
         for instruction in tfds.core.ReadInstruction.from_spec(split).to_absolute(infos):
             items, labels = self._splits[instruction.splitname]
-            rows = np.random.default_rng(0).permutation(len(items))[instruction.from_:instruction.to]
-            offset = sorted(self._splits).index(instruction.splitname) << 40  # Makes keys unique across splits.
+            rows = np.random.default_rng(0).permutation(len(items))[
+                instruction.from_ : instruction.to
+            ]
+            # Makes keys unique across splits.
+            offset = sorted(self._splits).index(instruction.splitname) << 40
             slices.append((rows + offset, items[rows], labels[rows]))
         return [np.concatenate(column) for column in zip(*slices)]
 
@@ -68,8 +81,14 @@ class IndexedSource(Source):
         rows = label_subsets.choose_labeled(columns[2], split, fraction, seed)
         self._selected = {**self._selected, split: [column[rows] for column in columns]}
 
-    def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
-                   buffer_mb: int = 1024) -> tf.data.Dataset:
+    def references(
+        self,
+        split: str,
+        seed: int | tf.Tensor | None = None,
+        shards: int = 1,
+        shard: int = 0,
+        buffer_mb: int = 1024,
+    ) -> tf.data.Dataset:
         """See `Source`. References are indices, so the whole split is shuffled regardless of `buffer_mb`."""
         count = len(self._select(split)[0])
         indices = tf.data.Dataset.range(count)

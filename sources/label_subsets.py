@@ -14,7 +14,8 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
 
     Args:
       labels: int [n]; -1 marks examples without a label, which are never chosen.
-      fraction: fraction of the labeled examples, in (0, 1]. The resulting number of examples is rounded.
+      fraction: fraction of the labeled examples, in (0, 1]. The resulting number of examples is
+        rounded.
       seed: seed for the random choice.
 
     Returns:
@@ -24,15 +25,22 @@ def choose_balanced(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
       ValueError: a class would have no examples.
     """
     random = np.random.default_rng(seed)
-    members = {label: random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels[labels >= 0])}
+    members = {
+        label: random.permutation(np.flatnonzero(labels == label))
+        for label in np.unique(labels[labels >= 0])
+    }
     count = round(fraction * sum(map(len, members.values())))
     if not members:
         raise ValueError("no examples have labels")
     if count < len(members):
         raise ValueError(f"{count} examples are too few for {len(members)} classes")
-    # Each round chooses one example per class and visits the classes in a new random order. The rounds end when enough
-    # examples have been chosen.
-    turns = [(turn, random.random(), label) for label, rows in members.items() for turn in range(len(rows))]
+    # Each round chooses one example per class and visits the classes in a new random order. The
+    # rounds end when enough examples have been chosen.
+    turns = [
+        (turn, random.random(), label)
+        for label, rows in members.items()
+        for turn in range(len(rows))
+    ]
     chosen = [members[label][turn] for turn, _, label in sorted(turns)[:count]]
     return np.sort(np.array(chosen, np.int64))
 
@@ -44,5 +52,11 @@ def choose_labeled(labels: np.ndarray, split: str, fraction: float, seed: int) -
     except ValueError as error:
         minimum = len(np.unique(labels[labels >= 0])) / max((labels >= 0).sum(), 1)
         minimum = -(-minimum * 1e5 // 1) / 1e5  # rounded up
-        remedy = f"Use at least {minimum:.5g}" if minimum else "Remove the flag, or use a split with labels"
-        raise UserError(f"--label_fraction={fraction:g}: in --train_split={split}, {error}. {remedy}.") from error
+        remedy = (
+            f"Use at least {minimum:.5g}"
+            if minimum
+            else "Remove the flag, or use a split with labels"
+        )
+        raise UserError(
+            f"--label_fraction={fraction:g}: in --train_split={split}, {error}. {remedy}."
+        ) from error

@@ -1,8 +1,8 @@
 """Interface for data sets that yield undecoded `(key, item, label)` records.
 
-`key` is an int64 that permanently identifies the example. `item` is the encoded image or a small uint8 array. `label`
-is an int64 (-1 if unlabeled), or int64 [classes] if examples have multiple labels (see `Source.multi_label`). The
-order of the records depends only on the seed.
+`key` is an int64 that permanently identifies the example. `item` is the encoded image or a small
+uint8 array. `label` is an int64 (-1 if unlabeled), or int64 [classes] if examples have multiple
+labels (see `Source.multi_label`). The order of the records depends only on the seed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class Source(abc.ABC):
     Attributes:
       name: name of the data set.
       class_names: class names in label order, or None if the examples have no labels.
-      multi_label: whether an example may have several classes. If True, each label contains 1 for each class that is
-        present, 0 for each class that is absent, and -1 for each class to ignore in training and evaluation (in
-        PASCAL VOC, a class whose objects in the image are all marked as difficult).
+      multi_label: whether an example may have several classes. If True, each label contains 1 for
+        each class that is present, 0 for each class that is absent, and -1 for each class to ignore
+        in training and evaluation (in PASCAL VOC, a class whose objects in the image are all marked
+        as difficult).
     """
 
     name: str
@@ -51,11 +52,18 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
-    def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
-                   buffer_mb: int = 1024) -> tf.data.Dataset:
+    def references(
+        self,
+        split: str,
+        seed: int | tf.Tensor | None = None,
+        shards: int = 1,
+        shard: int = 0,
+        buffer_mb: int = 1024,
+    ) -> tf.data.Dataset:
         """Returns a dataset of example references, which are cheap to shuffle. `reader` converts them to records.
 
-        A reference is an index if the source has random access, and otherwise a key with a serialized example.
+        A reference is an index if the source has random access, and otherwise a key with a
+        serialized example.
 
         Args:
           split: a split or a slice of it.
@@ -82,8 +90,9 @@ class Source(abc.ABC):
     def describe_data(self) -> dict:
         """Returns a JSON-serializable dict that identifies the data.
 
-        The dict contains at least `name` and `splits` (split name -> number of examples). It does not depend on slices,
-        `restrict` or excluded images, so a resumed run can use it to detect changed data.
+        The dict contains at least `name` and `splits` (split name -> number of examples). It does
+        not depend on slices, `restrict` or excluded images, so a resumed run can use it to detect
+        changed data.
         """
 
     def check_files(self, split: str) -> None:  # noqa: B027 (Optional: most sources have nothing to check.)
@@ -92,13 +101,18 @@ class Source(abc.ABC):
     def has_labels(self, split: str) -> bool:
         """Returns whether any of the first 1,024 examples of a split has a label.
 
-        If several splits are combined, such as `unlabelled+train`, the first examples of each split are searched.
+        If several splits are combined, such as `unlabelled+train`, the first examples of each split
+        are searched.
         """
         if self.num_classes is None:
             return False
-        labels = (self.records(part).take(_SAMPLED_LABELS).map(lambda key, item, label: label)
-                  for part in split.split("+"))
-        return any(np.any(label >= 0) for dataset in labels for label in dataset.as_numpy_iterator())
+        labels = (
+            self.records(part).take(_SAMPLED_LABELS).map(lambda key, item, label: label)
+            for part in split.split("+")
+        )
+        return any(
+            np.any(label >= 0) for dataset in labels for label in dataset.as_numpy_iterator()
+        )
 
     def no_label(self) -> tf.Tensor:
         """Returns the label of an unlabeled example: -1 (int64), repeated for each class if `multi_label` is True."""
@@ -109,10 +123,18 @@ class Source(abc.ABC):
         del split
         return False
 
-    def records(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
-                buffer_mb: int = 1024) -> tf.data.Dataset:
+    def records(
+        self,
+        split: str,
+        seed: int | tf.Tensor | None = None,
+        shards: int = 1,
+        shard: int = 0,
+        buffer_mb: int = 1024,
+    ) -> tf.data.Dataset:
         """Returns a dataset of records `(key, item, label)`. For the arguments, see `references`."""
-        return self.references(split, seed, shards, shard, buffer_mb).map(self.reader(split), PARALLEL_CALLS)
+        return self.references(split, seed, shards, shard, buffer_mb).map(
+            self.reader(split), PARALLEL_CALLS
+        )
 
     def decode(self, item: tf.Tensor) -> tf.Tensor:
         """Decodes an item into an image: uint8 [height, width, 3]."""

@@ -41,19 +41,26 @@ class TfdsSource(Source):
         self._builder = _tfds_builder(tfds, name, data_dir)
         info = self._builder.info
         if str(info.file_format.value) != "tfrecord":
-            raise UserError(f"--dataset={name}: the data is stored as {info.file_format.value}, which is not "
-                            "supported. Prepare it in the tfrecord format.")
+            raise UserError(
+                f"--dataset={name}: the data is stored as {info.file_format.value}, which is not "
+                "supported. Prepare it in the tfrecord format."
+            )
         self._image, label = self._find_image_and_label(tfds, info)
         label_lists = {} if label else self._find_label_lists(tfds, info)
         self._label, self._easy_label = label or label_lists.get("all"), label_lists.get("easy")
         self.multi_label = bool(label_lists)
-        features_read = {feature: True for feature in (self._image, self._label, self._easy_label) if feature}
+        features_read = {
+            feature: True for feature in (self._image, self._label, self._easy_label) if feature
+        }
         self._features = tfds.decode.PartialDecoding(features_read).extract_features(info.features)
         self._decoders = {self._image: tfds.decode.SkipDecoding()}
         self._checked = set()  # Record files that passed `check_files`.
-        self._restricted = {}  # Maps splits to the sorted keys of the examples chosen by `restrict`.
+        # Maps splits to the sorted keys of the examples chosen by `restrict`.
+        self._restricted = {}
         classes = info.features[self._label] if self._label else None
-        self.class_names = list((classes.feature if label_lists else classes).names) if classes else None
+        self.class_names = (
+            list((classes.feature if label_lists else classes).names) if classes else None
+        )
 
     @staticmethod
     def _find_label_lists(tfds, info) -> dict[str, str]:
@@ -63,19 +70,28 @@ class TfdsSource(Source):
         """
         names = {"all": "labels", "easy": "labels_no_difficult"}
         features = dict(info.features.items())
-        label_lists = {objects: name for objects, name in names.items()
-                       if isinstance(features.get(name), tfds.features.Sequence)
-                       and isinstance(features[name].feature, tfds.features.ClassLabel)}
+        label_lists = {
+            objects: name
+            for objects, name in names.items()
+            if isinstance(features.get(name), tfds.features.Sequence)
+            and isinstance(features[name].feature, tfds.features.ClassLabel)
+        }
         return label_lists if "all" in label_lists else {}
 
     def _find_image_and_label(self, tfds, info):
         """Returns the names of the image feature and the label feature. Without class labels, the second is None."""
-        names = info.supervised_keys if info.supervised_keys and len(info.supervised_keys) == 2 else ("image", "label")
+        names = (
+            info.supervised_keys
+            if info.supervised_keys and len(info.supervised_keys) == 2
+            else ("image", "label")
+        )
         image, label = names
         features = dict(info.features.items())
         if not isinstance(features.get(image), tfds.features.Image):
-            raise UserError(f"--dataset={self.name}: the data set has no image feature, only {', '.join(features)}. "
-                            "Choose an image data set.")
+            raise UserError(
+                f"--dataset={self.name}: the data set has no image feature, only"
+                f" {', '.join(features)}. Choose an image data set."
+            )
         return image, label if isinstance(features.get(label), tfds.features.ClassLabel) else None
 
     @property
@@ -86,17 +102,25 @@ class TfdsSource(Source):
     def describe_data(self) -> dict:
         """See `Source`. The dict also contains the version and the config of the data set."""
         info = self._builder.info
-        return dict(name=info.name, version=str(info.version), config=info.config_name or None,
-                    splits={name: info.splits[name].num_examples for name in self.split_names})
+        return dict(
+            name=info.name,
+            version=str(info.version),
+            config=info.config_name or None,
+            splits={name: info.splits[name].num_examples for name in self.split_names},
+        )
 
     def check_files(self, split: str) -> None:
         """See `Source`. Truncated files are detected only when they are read (see `_read_file`)."""
-        paths = {file.filename for file in self._builder.info.splits[split].file_instructions} - self._checked
+        paths = {
+            file.filename for file in self._builder.info.splits[split].file_instructions
+        } - self._checked
         with futures.ThreadPoolExecutor(16) as pool:  # Remote storage has high latency.
             problems = [problem for problem in pool.map(_file_problem, sorted(paths)) if problem]
         if problems:
-            raise UserError(f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files of "
-                            f"{split} are affected). Copy or prepare the data set again.")
+            raise UserError(
+                f"--dataset={self.name}: {problems[0]} ({len(problems)} of {len(paths)} files of "
+                f"{split} are affected). Copy or prepare the data set again."
+            )
         self._checked |= paths
 
     def _files(self, split, shards, shard):
@@ -114,25 +138,42 @@ class TfdsSource(Source):
         total = self._builder.info.splits[split].num_examples
         return len(range(shard, total, shards))
 
-    def references(self, split: str, seed: int | tf.Tensor | None = None, shards: int = 1, shard: int = 0,
-                   buffer_mb: int = 1024) -> tf.data.Dataset:
+    def references(
+        self,
+        split: str,
+        seed: int | tf.Tensor | None = None,
+        shards: int = 1,
+        shard: int = 0,
+        buffer_mb: int = 1024,
+    ) -> tf.data.Dataset:
         """See `Source`. Interleaves the files in a seeded random order, then shuffles records in a buffer."""
         sparse = self.is_sparse(split)
         files = self._files(split, 1 if sparse else shards, 0 if sparse else shard)
         shard_by_record = sparse or len(self._builder.info.splits[split].file_instructions) < shards
-        file_slices = tf.data.Dataset.from_tensor_slices((
-            [file.filename for file in files], tf.constant([file.skip for file in files], tf.int64),
-            tf.constant([_count_records(file) for file in files], tf.int64),
-            [_file_key(file.filename) for file in files]))
+        file_slices = tf.data.Dataset.from_tensor_slices(
+            (
+                [file.filename for file in files],
+                tf.constant([file.skip for file in files], tf.int64),
+                tf.constant([_count_records(file) for file in files], tf.int64),
+                [_file_key(file.filename) for file in files],
+            )
+        )
         if seed is not None:
             file_slices = file_slices.shuffle(len(files), seed=seed, reshuffle_each_iteration=False)
         cycle_length = min(len(files), 16)
-        records = file_slices.interleave(_read_file, cycle_length, block_length=16, deterministic=True,
-                                         num_parallel_calls=min(cycle_length, PARALLEL_CALLS))
+        records = file_slices.interleave(
+            _read_file,
+            cycle_length,
+            block_length=16,
+            deterministic=True,
+            num_parallel_calls=min(cycle_length, PARALLEL_CALLS),
+        )
         if sparse:
             keys = tf.constant(self._restricted[split])
             last = len(self._restricted[split]) - 1
-            records = records.filter(lambda key, _: keys[tf.minimum(tf.searchsorted(keys, [key])[0], last)] == key)
+            records = records.filter(
+                lambda key, _: keys[tf.minimum(tf.searchsorted(keys, [key])[0], last)] == key
+            )
         if shard_by_record:
             records = records.shard(shards, shard)
         if seed is not None:
@@ -143,9 +184,13 @@ class TfdsSource(Source):
     def restrict(self, split: str, fraction: float, seed: int) -> None:
         """See `Source`. Reads the whole split to obtain its labels."""
         if self.multi_label:
-            raise UserError(f"--label_fraction={fraction:g}: {self.name} has multiple labels per example, which this "
-                            "flag does not support. Remove the flag.")
-        batches = with_prefetching(self.references(split).map(self._key_and_label, PARALLEL_CALLS).batch(1024))
+            raise UserError(
+                f"--label_fraction={fraction:g}: {self.name} has multiple labels per example, which"
+                " this flag does not support. Remove the flag."
+            )
+        batches = with_prefetching(
+            self.references(split).map(self._key_and_label, PARALLEL_CALLS).batch(1024)
+        )
         batches = progress.track(batches.as_numpy_iterator(), None, f"labels of {split}")
         keys, labels = (np.concatenate(column) for column in zip(*batches))
         order = np.argsort(keys)  # The choice must not depend on the reading order.
@@ -160,11 +205,19 @@ class TfdsSource(Source):
         """See `Source`. A restricted split is sparse, because record files do not support random access."""
         return split in self._restricted
 
-    def shuffle_buffer_size(self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0) -> int:
+    def shuffle_buffer_size(
+        self, split: str, buffer_mb: int, shards: int = 1, shard: int = 0
+    ) -> int:
         """Returns the number of average-sized examples that fit into `buffer_mb` MB, at most the size of the shard."""
         splits = [self._builder.info.splits[name] for name in self.split_names]
-        mean_bytes = max(sum(info.num_bytes for info in splits) / max(sum(info.num_examples for info in splits), 1), 1)
-        return max(min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1)
+        mean_bytes = max(
+            sum(info.num_bytes for info in splits)
+            / max(sum(info.num_examples for info in splits), 1),
+            1,
+        )
+        return max(
+            min(self.num_examples(split, shards, shard), int(buffer_mb * _MB / mean_bytes)), 1
+        )
 
     def reader(self, split: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """See `Source`. A reference consists of a key and a serialized example."""
@@ -180,12 +233,20 @@ class TfdsSource(Source):
             return self.no_label()
         if not self.multi_label:
             label = tf.cast(example[self._label], tf.int64)
-            tf.debugging.assert_less(label, tf.constant(self.num_classes, tf.int64),
-                                     f"{self.name} has labels without a class name")
+            tf.debugging.assert_less(
+                label,
+                tf.constant(self.num_classes, tf.int64),
+                f"{self.name} has labels without a class name",
+            )
             return label
         present = self._multi_hot(example[self._label])
-        # 1 for classes with easy objects, -1 for classes with only difficult objects, 0 for absent classes.
-        return 2 * self._multi_hot(example[self._easy_label]) - present if self._easy_label else present
+        # 1 for classes with easy objects, -1 for classes with only difficult objects, 0 for absent
+        # classes.
+        return (
+            2 * self._multi_hot(example[self._easy_label]) - present
+            if self._easy_label
+            else present
+        )
 
     def _multi_hot(self, classes):
         """Converts a list of classes to a multi-hot vector, int64 [classes]."""
@@ -195,7 +256,11 @@ class TfdsSource(Source):
 
 def _file_key(filename):
     """Returns the upper bits of a file's example keys: 31 bits that depend only on the file name."""
-    return int.from_bytes(hashlib.sha256(os.path.basename(filename).encode()).digest()[:4], "big") >> 1 << 32
+    return (
+        int.from_bytes(hashlib.sha256(os.path.basename(filename).encode()).digest()[:4], "big")
+        >> 1
+        << 32
+    )
 
 
 def _count_records(file):
@@ -216,10 +281,12 @@ def _file_problem(path):
 def _read_file(filename, skip, take, file_key):
     """Returns a dataset of (key, serialized example) with the `take` records that follow the first `skip` records.
 
-    Reading fails with `FailedPreconditionError` if the file has fewer records. This check is necessary because TFRecord
-    files have no end marker, so a file that is truncated between two records looks complete.
+    Reading fails with `FailedPreconditionError` if the file has fewer records. This check is
+    necessary because TFRecord files have no end marker, so a file that is truncated between two
+    records looks complete.
     """
-    # Zip keys with records, because mapping a function over `enumerate` takes ten times as long as reading.
+    # Zip keys with records, because mapping a function over `enumerate` takes ten times as long as
+    # reading.
     keys = tf.data.Dataset.range(file_key, file_key + (1 << 32))
     records = tf.data.Dataset.zip((keys, tf.data.TFRecordDataset(filename))).skip(skip).take(take)
     return records.apply(tf.data.experimental.assert_cardinality(take))
@@ -231,23 +298,34 @@ def _tfds_builder(tfds, name, data_dir):
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:
         similar = difflib.get_close_matches(name, ["digits", *tfds.list_builders()], 1)
-        suggestion = f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
+        suggestion = (
+            f"Did you mean {similar[0]}?" if similar else "Use a TFDS name, digits or folder:PATH."
+        )
         if os.path.isdir(name):
             suggestion = f"Did you mean folder:{name}?"
-        raise UserError(f"--dataset={name}: the data set is unknown ({first_line(error)}). {suggestion}") from error
+        raise UserError(
+            f"--dataset={name}: the data set is unknown ({first_line(error)}). {suggestion}"
+        ) from error
     except Exception as error:  # Corrupt metadata files cause many types of errors.
         if name.startswith("huggingface:"):
-            remedy = "Run `pip install datasets`" if isinstance(error, ImportError) else "Check the name"
-            raise UserError(f"--dataset={name}: the data set cannot be loaded ({first_line(error)}). {remedy}."
-                            ) from error
+            remedy = (
+                "Run `pip install datasets`" if isinstance(error, ImportError) else "Check the name"
+            )
+            raise UserError(
+                f"--dataset={name}: the data set cannot be loaded ({first_line(error)}). {remedy}."
+            ) from error
         flag = f"--data_dir={data_dir}" if data_dir else "--data_dir (the TFDS default)"
-        raise UserError(f"{flag}: the prepared data of {name} cannot be opened ({first_line(error)}). Copy or prepare "
-                        "the data set again.") from error
+        raise UserError(
+            f"{flag}: the prepared data of {name} cannot be opened ({first_line(error)}). Copy or"
+            " prepare the data set again."
+        ) from error
     if not builder.info.splits:
         _prepare(builder, name)
     if not builder.info.splits:
-        raise UserError(f"--dataset={name}: {builder.data_dir} has no dataset_info.json with splits. Copy or prepare "
-                        "the data set again.")
+        raise UserError(
+            f"--dataset={name}: {builder.data_dir} has no dataset_info.json with splits. Copy or"
+            " prepare the data set again."
+        )
     return builder
 
 
@@ -255,15 +333,19 @@ def _prepare(builder, name):
     """Downloads and prepares a data set. Raises `UserError` if this fails."""
     console.log(f"downloading and preparing {name} in {builder.data_dir}")
     if not _is_online():
-        from tensorflow_datasets.core.download import downloader  # Imported here because the import is slow.
+        # Imported here because the import is slow.
+        from tensorflow_datasets.core.download import downloader
 
-        downloader.MAX_RETRIES = 1  # With the default of 10 retries, the error would appear after three minutes.
+        # With the default of 10 retries, the error would appear after three minutes.
+        downloader.MAX_RETRIES = 1
     try:
         builder.download_and_prepare()
-    except Exception as error:  # Downloads can fail with many types of errors, all with the same remedy.
+    except Exception as error:
+        # Downloads can fail with many types of errors, all with the same remedy.
         raise UserError(
-            f"--dataset={name}: the data set is not in {os.path.dirname(os.path.dirname(builder.data_dir))} and "
-            f"cannot be prepared ({first_line(error)}). Set --data_dir to a prepared copy (see docs/data.md)."
+            f"--dataset={name}: the data set is not in"
+            f" {os.path.dirname(os.path.dirname(builder.data_dir))} and cannot be prepared"
+            f" ({first_line(error)}). Set --data_dir to a prepared copy (see docs/data.md)."
         ) from error
 
 

@@ -11,8 +11,13 @@ import objective
 from config import Config
 from runtime.errors import UserError
 
-LOSSES = [("nt_xent", False), ("nt_logistic", False), ("nt_logistic", True), ("margin_triplet", False),
-          ("margin_triplet", True)]
+LOSSES = [
+    ("nt_xent", False),
+    ("nt_logistic", False),
+    ("nt_logistic", True),
+    ("margin_triplet", False),
+    ("margin_triplet", True),
+]
 TEMPERATURE, MARGIN = 0.4, 0.6
 
 
@@ -35,7 +40,9 @@ def loop_loss(name, semi_hard, both_views, first, second):
         for i in range(images):
             positive = float(anchors[i] @ others[i])
             negatives = [float(anchors[i] @ others[j]) for j in range(images) if j != i]
-            negatives += [float(anchors[i] @ anchors[j]) for j in range(images) if j != i and both_views]
+            negatives += [
+                float(anchors[i] @ anchors[j]) for j in range(images) if j != i and both_views
+            ]
             if semi_hard:
                 candidates = [s for s in negatives if positive - MARGIN < s < positive]
                 negatives = [max(candidates)] if candidates else []
@@ -53,7 +60,8 @@ def loop_loss(name, semi_hard, both_views, first, second):
 
 def compute_loss(name, semi_hard, both_views, z, strategy=None):
     return objective.add_alternative_contrastive_loss(
-        z, name, True, TEMPERATURE, MARGIN, semi_hard, not both_views, strategy)
+        z, name, True, TEMPERATURE, MARGIN, semi_hard, not both_views, strategy
+    )
 
 
 @pytest.mark.parametrize("both_views", [False, True])
@@ -63,7 +71,9 @@ def test_losses_match_loop_implementation(name, semi_hard, both_views):
         first, second = unit_views(images)
         z = tf.constant(3 * np.concatenate([first, second]))
         loss, logits_ab, labels = compute_loss(name, semi_hard, both_views, z)
-        np.testing.assert_allclose(loss, loop_loss(name, semi_hard, both_views, first, second), rtol=1e-12)
+        np.testing.assert_allclose(
+            loss, loop_loss(name, semi_hard, both_views, first, second), rtol=1e-12
+        )
         np.testing.assert_allclose(logits_ab, first @ second.T / TEMPERATURE, rtol=1e-12)
         np.testing.assert_array_equal(labels, np.eye(images))
 
@@ -73,11 +83,21 @@ def test_losses_match_loop_implementation(name, semi_hard, both_views):
 @pytest.mark.parametrize("name, semi_hard", LOSSES)
 def test_loss_flags_select_the_loss_function(name, semi_hard, negatives, hidden_norm):
     margin = MARGIN if semi_hard or name == "margin_triplet" else None
-    config = Config(contrastive_loss=name, semi_hard=semi_hard, negatives=negatives, margin=margin,
-                    temperature=TEMPERATURE, hidden_norm=hidden_norm)
+    config = Config(
+        contrastive_loss=name,
+        semi_hard=semi_hard,
+        negatives=negatives,
+        margin=margin,
+        temperature=TEMPERATURE,
+        hidden_norm=hidden_norm,
+    )
     first, second = unit_views(9)
-    loss, reported = model_lib.contrastive_loss(tf.constant(np.concatenate([first, 2 * second])), config, None)
-    expected = loop_loss(name, semi_hard, negatives == "both", first, second if hidden_norm else 2 * second)
+    loss, reported = model_lib.contrastive_loss(
+        tf.constant(np.concatenate([first, 2 * second])), config, None
+    )
+    expected = loop_loss(
+        name, semi_hard, negatives == "both", first, second if hidden_norm else 2 * second
+    )
     np.testing.assert_allclose(loss, expected, rtol=1e-12)
     similarities = first @ second.T
     assert reported["contrast_acc"] == np.mean(similarities.argmax(1) == np.arange(9))
@@ -90,7 +110,9 @@ def test_nt_xent_with_both_views_matches_add_contrastive_loss():
         alternative = compute_loss("nt_xent", False, True, z)[0]
         default = objective.add_contrastive_loss(z, True, TEMPERATURE)[0]
     np.testing.assert_allclose(alternative, default, rtol=1e-12)
-    np.testing.assert_allclose(tape.gradient(alternative, z), tape.gradient(default, z), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        tape.gradient(alternative, z), tape.gradient(default, z), rtol=1e-9, atol=1e-12
+    )
 
 
 def table_2_gradient(name, u, positive, negatives):
@@ -99,11 +121,14 @@ def table_2_gradient(name, u, positive, negatives):
         weights = [math.exp(u @ v / TEMPERATURE) for v in (positive, *negatives)]
         partition = sum(weights)
         return (1 - weights[0] / partition) / TEMPERATURE * positive - sum(
-            weight / partition / TEMPERATURE * v for weight, v in zip(weights[1:], negatives))
+            weight / partition / TEMPERATURE * v for weight, v in zip(weights[1:], negatives)
+        )
     (negative,) = negatives
     if name == "nt_logistic":
-        return (sigma(-u @ positive / TEMPERATURE) / TEMPERATURE * positive
-                - sigma(u @ negative / TEMPERATURE) / TEMPERATURE * negative)
+        return (
+            sigma(-u @ positive / TEMPERATURE) / TEMPERATURE * positive
+            - sigma(u @ negative / TEMPERATURE) / TEMPERATURE * negative
+        )
     return positive - negative if u @ positive - u @ negative < MARGIN else np.zeros_like(u)
 
 
@@ -118,32 +143,56 @@ def test_gradients_match_table_2(name, count):
             tape.watch(u)
             similarities = tf.linalg.matvec(tf.constant(negatives), u)[tf.newaxis]
             loss = getattr(objective, name)(
-                tf.tensordot(u, positive, 1)[tf.newaxis], similarities, tf.ones_like(similarities, tf.bool),
-                MARGIN if name == "margin_triplet" else TEMPERATURE)
+                tf.tensordot(u, positive, 1)[tf.newaxis],
+                similarities,
+                tf.ones_like(similarities, tf.bool),
+                MARGIN if name == "margin_triplet" else TEMPERATURE,
+            )
         gradient = -tape.gradient(loss, u).numpy()
-        np.testing.assert_allclose(gradient, table_2_gradient(name, first[row], positive, negatives), atol=1e-12)
+        np.testing.assert_allclose(
+            gradient, table_2_gradient(name, first[row], positive, negatives), atol=1e-12
+        )
         nonzero.add(bool(gradient.any()))
     assert nonzero == ({True, False} if name == "margin_triplet" else {True})
 
 
 def test_hardest_negative_within_the_margin_is_selected():
     positive = tf.constant([0.5, 0.5, 0.5, 0.5])
-    others = tf.constant([[0.5, 0.49, 0.2, 0.6],     # The second is the hardest negative within the margin.
-                          [0.9, 0.5, 0.1, -1.0],     # Only the third negative is within the margin of 0.45.
-                          [0.9, 0.05, -0.1, 0.04],   # No negative is within the margin.
-                          [0.3, 0.3, 0.4, 0.1]])     # The third vector is not a negative. The first two are tied.
+    # The second is the hardest negative within the margin.
+    others = tf.constant(
+        [
+            [0.5, 0.49, 0.2, 0.6],
+            # Only the third negative is within the margin of 0.45.
+            [0.9, 0.5, 0.1, -1.0],
+            [0.9, 0.05, -0.1, 0.04],  # No negative is within the margin.
+            # The third vector is not a negative. The first two are tied.
+            [0.3, 0.3, 0.4, 0.1],
+        ]
+    )
     negatives = tf.constant([[True] * 4] * 3 + [[True, True, False, True]])
-    np.testing.assert_array_equal(objective.semi_hard_negatives(positive, others, negatives, 0.45), [
-        [False, True, False, False], [False, False, True, False], [False] * 4, [True, False, False, False]])
+    np.testing.assert_array_equal(
+        objective.semi_hard_negatives(positive, others, negatives, 0.45),
+        [
+            [False, True, False, False],
+            [False, False, True, False],
+            [False] * 4,
+            [True, False, False, False],
+        ],
+    )
 
 
 @pytest.mark.parametrize("both_views", [False, True])
 def test_two_replicas_compute_the_same_losses_as_one_replica(both_views, two_replicas):
     # Each replica has three first views, followed by the three second views of the same images.
-    z_by_replica = np.stack([np.concatenate([view[rows] for view in unit_views(6)])
-                             for rows in (slice(0, 3), slice(3, 6))])
+    z_by_replica = np.stack(
+        [
+            np.concatenate([view[rows] for view in unit_views(6)])
+            for rows in (slice(0, 3), slice(3, 6))
+        ]
+    )
     local_z = two_replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(z_by_replica[context.replica_id_in_sync_group]))
+        lambda context: tf.constant(z_by_replica[context.replica_id_in_sync_group])
+    )
 
     def step(z):
         results = []
@@ -158,23 +207,43 @@ def test_two_replicas_compute_the_same_losses_as_one_replica(both_views, two_rep
     results = tf.function(lambda z: two_replicas.run(step, args=(z,)))(local_z)
     global_z = tf.constant(np.concatenate(unit_views(6)))
     for (name, semi_hard), result in zip(LOSSES, results):
-        losses, gradients, labels = (two_replicas.experimental_local_results(value) for value in result)
+        losses, gradients, labels = (
+            two_replicas.experimental_local_results(value) for value in result
+        )
         with tf.GradientTape() as tape:
             tape.watch(global_z)
             loss, _, _ = compute_loss(name, semi_hard, both_views, global_z)
         np.testing.assert_allclose(np.mean(losses), loss, rtol=1e-12)
-        joined = np.concatenate([np.stack(gradients)[:, :3].reshape(6, -1), np.stack(gradients)[:, 3:].reshape(6, -1)])
+        joined = np.concatenate(
+            [np.stack(gradients)[:, :3].reshape(6, -1), np.stack(gradients)[:, 3:].reshape(6, -1)]
+        )
         np.testing.assert_allclose(joined, tape.gradient(loss, global_z), rtol=1e-9, atol=1e-12)
         np.testing.assert_array_equal(np.concatenate(labels), np.eye(6))
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(semi_hard=True), "--semi_hard: .* use --contrastive_loss=nt_logistic"),
-    (dict(margin=0.4), "--margin=0.4: this flag is only valid with --contrastive_loss=margin_triplet"),
-    (dict(contrastive_loss="nt_logistic", semi_hard=True, margin=0.0), "--margin=0.0: --semi_hard selects no"),
-    (dict(contrastive_loss="nt_logistic", loss_block_rows=4), "--loss_block_rows=4: this flag is only valid with"),
-    (dict(negatives="cross_view", loss_block_rows=4), "--loss_block_rows=4: this flag is only valid with"),
-    (dict(contrastive_loss="margin_triplet", margin=-0.1), "--margin=-0.1: .* Use at least 0")])
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(semi_hard=True), "--semi_hard: .* use --contrastive_loss=nt_logistic"),
+        (
+            dict(margin=0.4),
+            "--margin=0.4: this flag is only valid with --contrastive_loss=margin_triplet",
+        ),
+        (
+            dict(contrastive_loss="nt_logistic", semi_hard=True, margin=0.0),
+            "--margin=0.0: --semi_hard selects no",
+        ),
+        (
+            dict(contrastive_loss="nt_logistic", loss_block_rows=4),
+            "--loss_block_rows=4: this flag is only valid with",
+        ),
+        (
+            dict(negatives="cross_view", loss_block_rows=4),
+            "--loss_block_rows=4: this flag is only valid with",
+        ),
+        (dict(contrastive_loss="margin_triplet", margin=-0.1), "--margin=-0.1: .* Use at least 0"),
+    ],
+)
 def test_incompatible_settings_are_rejected(settings, message):
     with pytest.raises(UserError, match=message):
         Config(**settings)
@@ -184,4 +253,6 @@ def test_margin_defaults_to_0_8_but_is_unset_for_losses_without_a_margin():
     assert Config().effective_margin is None
     assert Config(contrastive_loss="margin_triplet").effective_margin == 0.8
     assert Config(contrastive_loss="margin_triplet", margin=0.0).effective_margin == 0
-    assert Config(contrastive_loss="nt_logistic", semi_hard=True, margin=0.4).effective_margin == 0.4
+    assert (
+        Config(contrastive_loss="nt_logistic", semi_hard=True, margin=0.4).effective_margin == 0.4
+    )

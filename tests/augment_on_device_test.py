@@ -16,34 +16,62 @@ from sources import datasets, digits
 from support import replica_worker
 from support.images import write_images
 
-HOST = Config(dataset="digits", image_size=8, resnet_depth=10, train_batch_size=8, num_proj_layers=2, seed=3,
-              warmup_epochs=0, linear_head_learning_rate=0.1, train_steps=10)
+HOST = Config(
+    dataset="digits",
+    image_size=8,
+    resnet_depth=10,
+    train_batch_size=8,
+    num_proj_layers=2,
+    seed=3,
+    warmup_epochs=0,
+    linear_head_learning_rate=0.1,
+    train_steps=10,
+)
 
 
 def views_of(config, source, compile_with_xla=False):
     """Returns the network's input for the first batch, without blur, and the batch from the input pipeline."""
-    batch = next(iter(data.build_train_dataset(config, source, config.seed, config.train_batch_size)))
+    batch = next(
+        iter(data.build_train_dataset(config, source, config.seed, config.train_batch_size))
+    )
     optimizer = keras.optimizers.legacy.SGD()
-    step = train.TrainStep(None, optimizer, config.replace(use_blur=False), tf.distribute.get_strategy())
-    function = tf.function(lambda views, *seeds: step.network_input(views, 0, *seeds), jit_compile=compile_with_xla,
-                           autograph=False)
+    step = train.TrainStep(
+        None, optimizer, config.replace(use_blur=False), tf.distribute.get_strategy()
+    )
+    function = tf.function(
+        lambda views, *seeds: step.network_input(views, 0, *seeds),
+        jit_compile=compile_with_xla,
+        autograph=False,
+    )
     return function(batch[0], *batch[2:]).numpy(), batch
 
 
 @pytest.mark.parametrize("compile_with_xla", [False, True])
-@pytest.mark.parametrize("size", [8, 40])  # With 40 pixels, the input pipeline augments one image at a time.
-@pytest.mark.parametrize("settings", [
-    dict(color_jitter_strength=1.0), dict(color_jitter_strength=0.5, brightness="additive"),
-    dict(train_mode="finetune", checkpoint="unused"), dict(train_mode="supervised"),
-    dict(color_jitter_strength=0.0, random_flip=False)], ids=str)
+# With 40 pixels, the input pipeline augments one image at a time.
+@pytest.mark.parametrize("size", [8, 40])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(color_jitter_strength=1.0),
+        dict(color_jitter_strength=0.5, brightness="additive"),
+        dict(train_mode="finetune", checkpoint="unused"),
+        dict(train_mode="supervised"),
+        dict(color_jitter_strength=0.0, random_flip=False),
+    ],
+    ids=str,
+)
 def test_views_are_those_of_the_input_pipeline(settings, size, compile_with_xla, tmp_path):
-    write_images(tmp_path, *(f"{label}/{index}.png" for label in "ab" for index in range(8)), size=(50, 60))
+    write_images(
+        tmp_path, *(f"{label}/{index}.png" for label in "ab" for index in range(8)), size=(50, 60)
+    )
     source = datasets.open_source(f"folder:{tmp_path}")
     host = Config(dataset="photos", image_size=size, train_batch_size=16, seed=5, **settings)
     expected, _ = views_of(host, source)
     views, (crops, _, seeds) = views_of(host.replace(augment_on="device"), source, compile_with_xla)
     np.testing.assert_allclose(views, expected, atol=1e-5)
-    assert len(crops) == len(views) // 16 and crops[0].dtype == tf.float32 and seeds.shape == (16, 2)
+    assert (
+        len(crops) == len(views) // 16 and crops[0].dtype == tf.float32 and seeds.shape == (16, 2)
+    )
 
 
 def test_views_of_colored_noise_differ_from_their_crops_and_from_each_other():
@@ -59,28 +87,49 @@ def test_views_of_colored_noise_differ_from_their_crops_and_from_each_other():
     assert np.abs(results[0][..., :3] - results[0][..., 3:]).max() > 0.5
 
 
-@pytest.mark.parametrize("settings, replicas", [
-    ({"micro_batch_size": 4}, 1), pytest.param({}, 2, marks=pytest.mark.slow),
-    pytest.param({"jit_compile": True}, 1, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "settings, replicas",
+    [
+        ({"micro_batch_size": 4}, 1),
+        pytest.param({}, 2, marks=pytest.mark.slow),
+        pytest.param({"jit_compile": True}, 1, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_training_steps_are_the_same(settings, replicas, tiny_resnet, unoptimized_graphs):
-    strategy = replica_worker.two_replicas_on_one_device() if replicas == 2 else tf.distribute.get_strategy()
+    strategy = (
+        replica_worker.two_replicas_on_one_device()
+        if replicas == 2
+        else tf.distribute.get_strategy()
+    )
 
     def train_two_steps(config):
         source = digits.digits_source()
         with strategy.scope():
             keras.utils.set_random_seed(1)
             model = model_lib.build_model(config, 10)
-            optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+            optimizer = model_lib.build_optimizer(
+                config, model_lib.build_schedule(config, 64), model
+            )
         run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, strategy))
-        scalars, _ = run_steps(iter(train.train_dataset(config, source, strategy, 0)), tf.constant(2))
+        scalars, _ = run_steps(
+            iter(train.train_dataset(config, source, strategy, 0)), tf.constant(2)
+        )
         return {name: float(value) for name, value in scalars.items()}
 
-    expected, results = (train_two_steps(HOST.replace(augment_on=place, **settings)) for place in ("host", "device"))
+    expected, results = (
+        train_two_steps(HOST.replace(augment_on=place, **settings)) for place in ("host", "device")
+    )
     assert results == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("settings", [
-    dict(augmentation="autoaugment"), dict(augment_extra="sobel"), dict(augment_left="color")], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [dict(augmentation="autoaugment"), dict(augment_extra="sobel"), dict(augment_left="color")],
+    ids=str,
+)
 def test_other_operators_give_a_one_line_error(settings):
-    with pytest.raises(UserError, match="^--augment_on=device: only the operators of --augmentation=simclr"):
+    with pytest.raises(
+        UserError, match="^--augment_on=device: only the operators of --augmentation=simclr"
+    ):
         Config(augment_on="device", **settings)

@@ -8,7 +8,16 @@ import pytest
 
 from support import ROOT
 
-COMMANDS = ["run", "export", "inference", "checkpoints", "transfer", "paper.tables", "paper.figures", "paper.probes"]
+COMMANDS = [
+    "run",
+    "export",
+    "inference",
+    "checkpoints",
+    "transfer",
+    "paper.tables",
+    "paper.figures",
+    "paper.probes",
+]
 MODULES = sorted(path.name for path in ROOT.glob("*.py") if path.name != "run.py")
 
 HELP = """
@@ -22,12 +31,23 @@ finally:
 """
 
 
-@pytest.mark.parametrize("arguments", [
-    *([name] for name in COMMANDS), ["inference", "embed"], ["inference", "gallery"], ["checkpoints", "describe"],
-    ["export", "torch"], ["transfer", "finetune"], ["paper.tables", "run"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([name] for name in COMMANDS),
+        ["inference", "embed"],
+        ["inference", "gallery"],
+        ["checkpoints", "describe"],
+        ["export", "torch"],
+        ["transfer", "finetune"],
+        ["paper.tables", "run"],
+    ],
+    ids=" ".join,
+)
 def test_help_is_printed_without_loading_tensorflow(arguments):
-    process = subprocess.run([sys.executable, "-c", HELP, *arguments, "--help"], cwd=ROOT, capture_output=True,
-                             text=True)
+    process = subprocess.run(
+        [sys.executable, "-c", HELP, *arguments, "--help"], cwd=ROOT, capture_output=True, text=True
+    )
     assert process.returncode == 0 and not process.stderr
     assert len(process.stdout.splitlines()) > 5 and process.stdout.endswith("loaded: None\n")
 
@@ -36,17 +56,27 @@ def test_help_is_printed_without_loading_tensorflow(arguments):
 def test_running_a_non_executable_module_suggests_the_right_command(name):
     process = subprocess.run([sys.executable, name], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 2 and not process.stdout
-    assert re.fullmatch(rf"{name}: error: .* Use `python run\.py( --mode=\w+)?`; .*\n", process.stderr)
+    assert re.fullmatch(
+        rf"{name}: error: .* Use `python run\.py( --mode=\w+)?`; .*\n", process.stderr
+    )
 
 
 def test_make_help_lists_all_commands_and_targets():
-    lines = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     programs = {f"-m {path.parent.name}" for path in ROOT.glob("*/__main__.py")}
-    programs |= {f"-m paper.{path.stem}" for path in ROOT.glob("paper/*.py") if '__name__ == "__main__"' in
-                 path.read_text()}
+    programs |= {
+        f"-m paper.{path.stem}"
+        for path in ROOT.glob("paper/*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
     listed = [line.split("  ") for line in lines if line.startswith("  ")]
     assert {words[1] for words in listed if words[1].startswith("python")} == {
-        f"python {program}" for program in {"run.py", *programs}}
+        f"python {program}" for program in {"run.py", *programs}
+    }
     targets = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
-    assert {words[1].strip() for words in listed if words[1].startswith("make")} == {f"make {name}" for name in targets}
+    assert {words[1].strip() for words in listed if words[1].startswith("make")} == {
+        f"make {name}" for name in targets
+    }
     assert all(words[-1].strip() for words in listed)

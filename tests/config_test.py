@@ -27,10 +27,13 @@ def test_flags_from_the_original_keep_their_names_types_defaults_and_choices():
     for original in originals:
         flag = values[original["name"]]
         assert flag.flag_type() == original["type"], original["name"]
-        assert flag.default == original["default"] or original["name"] in CHANGED_DEFAULTS, original["name"]
+        assert flag.default == original["default"] or original["name"] in CHANGED_DEFAULTS, (
+            original["name"]
+        )
         if original["choices"]:
-            assert list(flag.parser.enum_values)[:len(original["choices"])] == original["choices"] or set(
-                original["choices"]) <= set(flag.parser.enum_values)
+            assert list(flag.parser.enum_values)[: len(original["choices"])] == original[
+                "choices"
+            ] or set(original["choices"]) <= set(flag.parser.enum_values)
         assert flag.help
 
 
@@ -78,13 +81,16 @@ python run.py --mode=train_then_eval --train_mode=finetune \
   --use_tpu=True --tpu_name=$TPU_NAME --train_summary_steps=0 \
   --num_proj_layers=3 --ft_proj_selector=1
 """.strip().split("\n\n")
-RECIPES_OF_COMMANDS = {0: "cifar10", 1: "imagenet", 2: "cifar10_linear"}  # index of the command -> name of the recipe
+# index of the command -> name of the recipe
+RECIPES_OF_COMMANDS = {0: "cifar10", 1: "imagenet", 2: "cifar10_linear"}
 
 
 def published_arguments(command):
     """Returns the arguments of a published command, with its environment variables replaced by values."""
     variables = dict(DATA_DIR="/data", MODEL_DIR="/run", CHKPT_DIR="/pretrained", TPU_NAME="tpu")
-    program, *arguments = shlex.split(string.Template(command.replace("\\\n", "")).substitute(variables))[1:]
+    program, *arguments = shlex.split(
+        string.Template(command.replace("\\\n", "")).substitute(variables)
+    )[1:]
     assert program == "run.py"
     return arguments
 
@@ -94,24 +100,37 @@ def test_published_commands_are_accepted_verbatim(index):
     arguments, values = published_arguments(PUBLISHED_COMMANDS[index]), make_flags()
     values(["run.py", *arguments])
     config = config_lib.from_flags(values)
-    ignored = [argument.split("=")[0] for argument in arguments if "summary" in argument or "schema" in argument]
+    ignored = [
+        argument.split("=")[0]
+        for argument in arguments
+        if "summary" in argument or "schema" in argument
+    ]
     line = config_lib.describe_ignored_flags(values)
-    assert (line or "").startswith("flags without effect: ") == bool(ignored) and all(name in line for name in ignored)
+    assert (line or "").startswith("flags without effect: ") == bool(ignored) and all(
+        name in line for name in ignored
+    )
     for argument in arguments:
         name, _, text = argument.removeprefix("--").partition("=")
         if f"--{name}" not in ignored:
             value = getattr(config, name)
             assert (str(value) if isinstance(value, (bool, str)) else float(value)) == (
-                text if isinstance(value, (bool, str)) else float(text)), name
+                text if isinstance(value, (bool, str)) else float(text)
+            ), name
     if index in RECIPES_OF_COMMANDS:
-        recipe = config_lib.from_arguments([f"--flagfile={ROOT}/paper/recipes/{RECIPES_OF_COMMANDS[index]}.cfg"])
+        recipe = config_lib.from_arguments(
+            [f"--flagfile={ROOT}/paper/recipes/{RECIPES_OF_COMMANDS[index]}.cfg"]
+        )
         where = ("mode", "model_dir", "data_dir", "checkpoint", "use_tpu", "tpu_name")
         assert recipe.replace(**{name: getattr(config, name) for name in where}) == config
 
 
 def test_flags_without_effect_are_reported_in_one_line():
-    process = run_program("--train_summary_steps=0", "--variable_schema=(?!head)", "--dataset=folder:/none")
-    assert process.stdout.startswith("flags without effect: --train_summary_steps, --variable_schema (")
+    process = run_program(
+        "--train_summary_steps=0", "--variable_schema=(?!head)", "--dataset=folder:/none"
+    )
+    assert process.stdout.startswith(
+        "flags without effect: --train_summary_steps, --variable_schema ("
+    )
     assert process.returncode == 2 and "--dataset=folder:/none" in process.stderr
     assert "no effect" not in run_program("--temperature=0").stdout
 
@@ -123,43 +142,84 @@ def test_parsed_flags_are_converted_to_a_config():
     assert config == Config(resnet_depth=18, temperature=0.5, use_blur=False, seed=3)
 
 
-@pytest.mark.parametrize("settings, flag", [
-    (dict(image_size=7), "image_size"), (dict(resnet_depth=20), "resnet_depth"), (dict(temperature=0.0), "temperature"),
-    (dict(temperature=-1.0), "temperature"), (dict(temperature=float("nan")), "temperature"),
-    (dict(train_batch_size=0), "train_batch_size"), (dict(width_multiplier=0), "width_multiplier"),
-    (dict(learning_rate=-0.1), "learning_rate"), (dict(sk_ratio=1.5), "sk_ratio"), (dict(momentum=2.0), "momentum"),
-    (dict(fine_tune_after_block=2), "fine_tune_after_block"), (dict(fine_tune_after_block=5), "fine_tune_after_block"),
-    (dict(ft_proj_selector=4), "ft_proj_selector"),
-    (dict(proj_head_mode="none", ft_proj_selector=1), "ft_proj_selector"),
-    (dict(tpu_name="x"), "tpu_name"), (dict(use_tpu=True, tpu_name="x", master="y"), "master"),
-    (dict(eval_protocol="lbgfs"), "eval_protocol"), (dict(eval_baselines=True), "eval_baselines"),
-    (dict(eval_projections=True), "eval_projections"),
-    (dict(eval_projections=True, eval_protocol="knn", proj_head_mode="none"), "eval_projections"),
-    (dict(gallery=True, dataset="folder:photos"), "gallery"),
-    (dict(gallery=True, dataset="digits", mode="train_then_eval"), "gallery"),
-    (dict(train_mode="finetune", eval_protocol="contrastive"), "eval_protocol"),
-    (dict(label_fraction=0.5), "label_fraction"), (dict(label_seed=3), "label_seed"),
-    (dict(label_fraction=0.5, mode="train_then_eval"), "label_fraction"),
-    (dict(label_fraction=0.5, eval_protocol="knn", mode="train"), "label_fraction"),
-    (dict(label_fraction=0.5, eval_protocol="knn", mode="train_then_eval", keep_best=True, eval_epochs=1), "keep_best"),
-    (dict(train_mode="supervised", ft_proj_selector=1), "ft_proj_selector"),
-    (dict(linear_head_learning_rate=0.1, optimizer="adam"), "linear_head_learning_rate"),
-    (dict(linear_head_learning_rate=0.1, train_mode="finetune"), "linear_head_learning_rate"),
-    (dict(linear_head_learning_rate=0.1, learning_rate=0.0), "linear_head_learning_rate"),
-    (dict(zero_init_logits_layer=True, lineareval_while_pretraining=False), "zero_init_logits_layer"),
-    (dict(micro_batch_size=100), "micro_batch_size"), (dict(micro_batch_size=1024), "micro_batch_size"),
-    (dict(precision="bfloat16"), "precision"), (dict(precision="mixed_float16", use_tpu=True), "precision"),
-    (dict(micro_batch_size=64, use_tpu=True), "micro_batch_size"),
-    (dict(jit_compile=True, use_tpu=True), "jit_compile"),
-    (dict(cluster="kubernetes"), "cluster"), (dict(cluster="slurm", use_tpu=True), "cluster"),
-    (dict(min_crop_area=1e-300), "min_crop_area"), (dict(min_crop_area=-0.0), "min_crop_area"),
-    (dict(learning_rate=1e308), "learning_rate"), (dict(learning_rate=5e-324), "learning_rate"),
-    (dict(learning_rate=float("inf")), "learning_rate"), (dict(warmup_epochs=1e300), "warmup_epochs"),
-    (dict(color_jitter_strength=1e9), "color_jitter_strength"), (dict(image_size=10**9), "image_size"),
-    (dict(train_steps=99999999999999999999), "train_steps"), (dict(train_steps=2**31), "train_steps"),
-    (dict(train_batch_size=2**31), "train_batch_size"), (dict(shuffle_buffer_mb=2**31), "shuffle_buffer_mb"),
-    (dict(ft_proj_selector=-2**63), "ft_proj_selector"), (dict(num_proj_layers=10**9), "num_proj_layers"),
-    (dict(seed=-1), "seed"), (dict(mode="training"), "mode"), (dict(dataset=None), "dataset")])
+@pytest.mark.parametrize(
+    "settings, flag",
+    [
+        (dict(image_size=7), "image_size"),
+        (dict(resnet_depth=20), "resnet_depth"),
+        (dict(temperature=0.0), "temperature"),
+        (dict(temperature=-1.0), "temperature"),
+        (dict(temperature=float("nan")), "temperature"),
+        (dict(train_batch_size=0), "train_batch_size"),
+        (dict(width_multiplier=0), "width_multiplier"),
+        (dict(learning_rate=-0.1), "learning_rate"),
+        (dict(sk_ratio=1.5), "sk_ratio"),
+        (dict(momentum=2.0), "momentum"),
+        (dict(fine_tune_after_block=2), "fine_tune_after_block"),
+        (dict(fine_tune_after_block=5), "fine_tune_after_block"),
+        (dict(ft_proj_selector=4), "ft_proj_selector"),
+        (dict(proj_head_mode="none", ft_proj_selector=1), "ft_proj_selector"),
+        (dict(tpu_name="x"), "tpu_name"),
+        (dict(use_tpu=True, tpu_name="x", master="y"), "master"),
+        (dict(eval_protocol="lbgfs"), "eval_protocol"),
+        (dict(eval_baselines=True), "eval_baselines"),
+        (dict(eval_projections=True), "eval_projections"),
+        (
+            dict(eval_projections=True, eval_protocol="knn", proj_head_mode="none"),
+            "eval_projections",
+        ),
+        (dict(gallery=True, dataset="folder:photos"), "gallery"),
+        (dict(gallery=True, dataset="digits", mode="train_then_eval"), "gallery"),
+        (dict(train_mode="finetune", eval_protocol="contrastive"), "eval_protocol"),
+        (dict(label_fraction=0.5), "label_fraction"),
+        (dict(label_seed=3), "label_seed"),
+        (dict(label_fraction=0.5, mode="train_then_eval"), "label_fraction"),
+        (dict(label_fraction=0.5, eval_protocol="knn", mode="train"), "label_fraction"),
+        (
+            dict(
+                label_fraction=0.5,
+                eval_protocol="knn",
+                mode="train_then_eval",
+                keep_best=True,
+                eval_epochs=1,
+            ),
+            "keep_best",
+        ),
+        (dict(train_mode="supervised", ft_proj_selector=1), "ft_proj_selector"),
+        (dict(linear_head_learning_rate=0.1, optimizer="adam"), "linear_head_learning_rate"),
+        (dict(linear_head_learning_rate=0.1, train_mode="finetune"), "linear_head_learning_rate"),
+        (dict(linear_head_learning_rate=0.1, learning_rate=0.0), "linear_head_learning_rate"),
+        (
+            dict(zero_init_logits_layer=True, lineareval_while_pretraining=False),
+            "zero_init_logits_layer",
+        ),
+        (dict(micro_batch_size=100), "micro_batch_size"),
+        (dict(micro_batch_size=1024), "micro_batch_size"),
+        (dict(precision="bfloat16"), "precision"),
+        (dict(precision="mixed_float16", use_tpu=True), "precision"),
+        (dict(micro_batch_size=64, use_tpu=True), "micro_batch_size"),
+        (dict(jit_compile=True, use_tpu=True), "jit_compile"),
+        (dict(cluster="kubernetes"), "cluster"),
+        (dict(cluster="slurm", use_tpu=True), "cluster"),
+        (dict(min_crop_area=1e-300), "min_crop_area"),
+        (dict(min_crop_area=-0.0), "min_crop_area"),
+        (dict(learning_rate=1e308), "learning_rate"),
+        (dict(learning_rate=5e-324), "learning_rate"),
+        (dict(learning_rate=float("inf")), "learning_rate"),
+        (dict(warmup_epochs=1e300), "warmup_epochs"),
+        (dict(color_jitter_strength=1e9), "color_jitter_strength"),
+        (dict(image_size=10**9), "image_size"),
+        (dict(train_steps=99999999999999999999), "train_steps"),
+        (dict(train_steps=2**31), "train_steps"),
+        (dict(train_batch_size=2**31), "train_batch_size"),
+        (dict(shuffle_buffer_mb=2**31), "shuffle_buffer_mb"),
+        (dict(ft_proj_selector=-(2**63)), "ft_proj_selector"),
+        (dict(num_proj_layers=10**9), "num_proj_layers"),
+        (dict(seed=-1), "seed"),
+        (dict(mode="training"), "mode"),
+        (dict(dataset=None), "dataset"),
+    ],
+)
 def test_invalid_settings_give_one_line_errors(settings, flag):
     with pytest.raises(UserError, match=f"--{flag}") as error:
         Config(**settings)
@@ -174,13 +234,20 @@ def test_error_suggests_a_micro_batch_size_that_divides_the_batch_size(batch, mi
 
 def test_settings_stored_under_old_names_are_converted():
     stored = {"bad_images": "skip", "negatives": "one_view", "train_steps": 3, "unknown": 1}
-    assert config_lib.select_settings(stored) == {"corrupt_images": "skip", "negatives": "cross_view", "train_steps": 3}
+    assert config_lib.select_settings(stored) == {
+        "corrupt_images": "skip",
+        "negatives": "cross_view",
+        "train_steps": 3,
+    }
 
 
 def test_default_model_dir_depends_on_the_identity_of_the_run_but_not_on_its_length():
     config = Config(dataset="imagenet2012_subset/1pct")
     assert config.default_model_dir().startswith("runs/imagenet2012_subset_1pct_resnet50_")
-    assert config.replace(train_steps=5, mode="eval", data_dir="/x").default_model_dir() == config.default_model_dir()
+    assert (
+        config.replace(train_steps=5, mode="eval", data_dir="/x").default_model_dir()
+        == config.default_model_dir()
+    )
     assert config.replace(temperature=0.2).default_model_dir() != config.default_model_dir()
     assert Config(dataset="folder:/a/b c/").default_model_dir().startswith("runs/a_b_c_resnet50_")
 
@@ -194,21 +261,33 @@ def test_every_role_is_documented_and_used():
 def test_roles_of_settings_do_not_conflict():
     identity = set(config_lib.settings_with("identity"))
     assert identity > set(config_lib.settings_with("network"))
-    assert not identity & set(config_lib.settings_with("length", "order", "output", "per_worker", "no_effect"))
+    assert not identity & set(
+        config_lib.settings_with("length", "order", "output", "per_worker", "no_effect")
+    )
     assert not set(config_lib.settings_with("length")) & set(
-        config_lib.settings_with("order", "no_effect", "per_worker"))
+        config_lib.settings_with("order", "no_effect", "per_worker")
+    )
 
 
 def test_settings_with_given_roles_are_returned_in_definition_order():
     assert config_lib.settings_with("length", "per_worker") == (
-        "model_dir", "data_dir", "shuffle_buffer_mb", "train_epochs", "train_steps", "log_seconds")
+        "model_dir",
+        "data_dir",
+        "shuffle_buffer_mb",
+        "train_epochs",
+        "train_steps",
+        "log_seconds",
+    )
     with pytest.raises(KeyError, match="minimum"):
         config_lib.settings_with("minimum")
 
 
 def test_cifar_stem_is_the_default_for_image_sizes_up_to_32():
     assert Config(image_size=32).cifar_stem and not Config(image_size=33).cifar_stem
-    assert not Config(image_size=32, stem="imagenet").cifar_stem and Config(image_size=64, stem="cifar").cifar_stem
+    assert (
+        not Config(image_size=32, stem="imagenet").cifar_stem
+        and Config(image_size=64, stem="cifar").cifar_stem
+    )
 
 
 def run_program(*arguments):
@@ -216,12 +295,19 @@ def run_program(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("argument, words", [
-    ("--temperature=0", "too small. Use a value above 0"), ("--temprature=1", "unknown command line flag 'temprature'"),
-    ("--temperature=1e-40", "Use a magnitude from 1e-30"), ("--min_crop_area=1e-40", "Use at least 0.0001"),
-    ("--train_batch_size=many", "'many'. See `python run.py --help`."), ("--optimizer=sgd", "optimizer"),
-    ("digits", "not a flag"),
-    ("--flagfile=no_such_file", "no_such_file")])
+@pytest.mark.parametrize(
+    "argument, words",
+    [
+        ("--temperature=0", "too small. Use a value above 0"),
+        ("--temprature=1", "unknown command line flag 'temprature'"),
+        ("--temperature=1e-40", "Use a magnitude from 1e-30"),
+        ("--min_crop_area=1e-40", "Use at least 0.0001"),
+        ("--train_batch_size=many", "'many'. See `python run.py --help`."),
+        ("--optimizer=sgd", "optimizer"),
+        ("digits", "not a flag"),
+        ("--flagfile=no_such_file", "no_such_file"),
+    ],
+)
 def test_command_line_errors_print_one_line_and_exit_with_status_2(argument, words):
     process = run_program(argument)
     assert process.returncode == 2
@@ -235,27 +321,92 @@ def test_help_lists_flags_that_the_original_does_not_have():
 
 def test_documents_mention_only_existing_flags():
     other_programs_flags = {
-        "flagfile", "logdir", "help", "upgrade", "saved", "output", "export_dir", "archive", "out", "flags", "csv",
-        "task", "metric", "train", "test", "validation", "jobs", "steps", "learning_rates", "weight_decays",
-        "batch_size", "scale", "dir", "projector", "vectors", "query", "threshold", "clusters", "train_summary_steps",
-        "variable_schema", "measure", "average", "runner", "stage", "seeds", "runs_dir", "tfds_dir"}
-    other_programs_flags |= {"array", "cpus", "dependency", "env", "gpu", "gpus", "job", "mem", "nodes", "nonblock",
-                             "ntasks", "open", "parsable", "requeue", "signal", "sshlogin", "time", "tres", "wait",
-                             "workdir"}  # in clusters.md
+        "flagfile",
+        "logdir",
+        "help",
+        "upgrade",
+        "saved",
+        "output",
+        "export_dir",
+        "archive",
+        "out",
+        "flags",
+        "csv",
+        "task",
+        "metric",
+        "train",
+        "test",
+        "validation",
+        "jobs",
+        "steps",
+        "learning_rates",
+        "weight_decays",
+        "batch_size",
+        "scale",
+        "dir",
+        "projector",
+        "vectors",
+        "query",
+        "threshold",
+        "clusters",
+        "train_summary_steps",
+        "variable_schema",
+        "measure",
+        "average",
+        "runner",
+        "stage",
+        "seeds",
+        "runs_dir",
+        "tfds_dir",
+    }
+    other_programs_flags |= {
+        "array",
+        "cpus",
+        "dependency",
+        "env",
+        "gpu",
+        "gpus",
+        "job",
+        "mem",
+        "nodes",
+        "nonblock",
+        "ntasks",
+        "open",
+        "parsable",
+        "requeue",
+        "signal",
+        "sshlogin",
+        "time",
+        "tres",
+        "wait",
+        "workdir",
+    }  # in clusters.md
     other_programs_flags |= {"find", "no", "wheel"}  # in install.md
     other_programs_flags.add("tf_xla_persistent_cache_directory")  # in training.md
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "paper" / "recipes").glob("*.cfg")):
+    for document in (
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "paper" / "recipes").glob("*.cfg"),
+    ):
         for name in re.findall(r"(?<![\w-])--([a-z][a-z_]*)", document.read_text()):
-            assert name in other_programs_flags or name in Config.__dataclass_fields__ or (
-                name.startswith("no") and name[2:] in Config.__dataclass_fields__), (document.name, name)
+            assert (
+                name in other_programs_flags
+                or name in Config.__dataclass_fields__
+                or (name.startswith("no") and name[2:] in Config.__dataclass_fields__)
+            ), (document.name, name)
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "paper" / "recipes").glob("*.cfg")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "paper" / "recipes").glob("*.cfg")), ids=lambda path: path.stem
+)
 def test_recipes_are_valid(recipe):
     values = make_flags()
     values(["run.py", f"--flagfile={recipe}"])
     config = config_lib.from_flags(values)
-    assert "own_images" in recipe.stem or f"--dataset={config.dataset}" in recipe.read_text().splitlines()
+    assert (
+        "own_images" in recipe.stem
+        or f"--dataset={config.dataset}" in recipe.read_text().splitlines()
+    )
 
 
 def test_data_dir_may_contain_glob_characters():
@@ -263,19 +414,29 @@ def test_data_dir_may_contain_glob_characters():
 
 
 @pytest.mark.parametrize("flag", ["model_dir", "checkpoint"])
-@pytest.mark.parametrize("path, problem", [
-    ("runs/run*", r"contains \*"), ("My data [old]/run", r"contains \["), ("a\\b", "contains"),
-    ("what?", r"contains \?"),
-    ("", "is empty"), (" ", "is empty"), ("two\nlines", "control characters"), ("\udcff", "not valid UTF-8"),
-    ("s3://bucket/run", "s3:// is not supported")])
+@pytest.mark.parametrize(
+    "path, problem",
+    [
+        ("runs/run*", r"contains \*"),
+        ("My data [old]/run", r"contains \["),
+        ("a\\b", "contains"),
+        ("what?", r"contains \?"),
+        ("", "is empty"),
+        (" ", "is empty"),
+        ("two\nlines", "control characters"),
+        ("\udcff", "not valid UTF-8"),
+        ("s3://bucket/run", "s3:// is not supported"),
+    ],
+)
 def test_paths_that_tensorflow_cannot_handle_are_rejected(flag, path, problem):
     with pytest.raises(UserError, match=problem) as error:
         Config(**{flag: path})
     assert str(error.value).startswith(f"--{flag}=") and len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("path", [
-    "runs/a b", "-dash", "größe/日本/a\u3000b", "gs://bucket/run", "trailing/", "{a,b}!]"])
+@pytest.mark.parametrize(
+    "path", ["runs/a b", "-dash", "größe/日本/a\u3000b", "gs://bucket/run", "trailing/", "{a,b}!]"]
+)
 def test_valid_paths_are_unchanged(path):
     assert Config(model_dir=path).model_dir == path
 
@@ -290,24 +451,43 @@ def test_hub_handles_are_not_checked_as_paths():
     assert Config(checkpoint="https://tfhub.dev/a/b?c=d").checkpoint == "https://tfhub.dev/a/b?c=d"
 
 
-_OP = "{{function_node __wrapped__IteratorGetNext_output_types_1_device_/job:localhost/device:CPU:0}} "
-_GRAPH = "Graph execution error:\n\nDetected at node DecodePng defined at (most recent call last):\n"
+_OP = (
+    "{{function_node"
+    " __wrapped__IteratorGetNext_output_types_1_device_/job:localhost/device:CPU:0}} "
+)
+_GRAPH = (
+    "Graph execution error:\n\nDetected at node DecodePng defined at (most recent call last):\n"
+)
 _NO_TRACE = "<stack traces unavailable>\n"
 _TRACE = '  File "run.py", line 20, in <module>\n\n  File "train.py", line 5, in step\n\n'
-_MAP = ("Error in user-defined function passed to MapDataset:7 transformation with iterator: "
-        "Iterator::Root::ParallelMapV2: ")
+_MAP = (
+    "Error in user-defined function passed to MapDataset:7 transformation with iterator: "
+    "Iterator::Root::ParallelMapV2: "
+)
 _PNG = "Invalid PNG data, size 20"
 _NODES = "\n\t [[{{node DecodePng}}]]\n\t [[IteratorGetNext]] [Op:__inference_step_44]"
-_TWO = ("2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {0}\n\t [[{{{{node DecodePng}}}}]]\n\t [[RemoteCall]]\n"
-        "  (1) INVALID_ARGUMENT:  {0}\n\t [[{{{{node DecodePng}}}}]]\n0 successful operations.\n"
-        "0 derived errors ignored. [Op:__inference_step_425]")
+_TWO = (
+    "2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {0}\n\t [[{{{{node DecodePng}}}}]]\n\t"
+    " [[RemoteCall]]\n  (1) INVALID_ARGUMENT:  {0}\n\t [[{{{{node DecodePng}}}}]]\n0 successful"
+    " operations.\n0 derived errors ignored. [Op:__inference_step_425]"
+)
 
 
-@pytest.mark.parametrize("text", [  # Messages with _MAP are from TensorFlow 2.21, the others from 2.15.
-    _OP + _PNG + "\n\t [[{{node DecodePng}}]] [Op:IteratorGetNext] name: ", _OP + _MAP + _PNG + " [Op:IteratorGetNext]",
-    _GRAPH + _NO_TRACE + _PNG + _NODES, _GRAPH + _NO_TRACE + _MAP + _PNG + _NODES, _GRAPH + _TRACE + _PNG + _NODES,
-    (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG), _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),
-    _PNG, f"\n {_PNG}\nmore"])
+# Messages with _MAP are from TensorFlow 2.21, the others from 2.15.
+@pytest.mark.parametrize(
+    "text",
+    [
+        _OP + _PNG + "\n\t [[{{node DecodePng}}]] [Op:IteratorGetNext] name: ",
+        _OP + _MAP + _PNG + " [Op:IteratorGetNext]",
+        _GRAPH + _NO_TRACE + _PNG + _NODES,
+        _GRAPH + _NO_TRACE + _MAP + _PNG + _NODES,
+        _GRAPH + _TRACE + _PNG + _NODES,
+        (_GRAPH + _NO_TRACE) + _GRAPH + _NO_TRACE + _TWO.format(_PNG),
+        _GRAPH + _NO_TRACE + _TWO.format(_MAP + _PNG),
+        _PNG,
+        f"\n {_PNG}\nmore",
+    ],
+)
 def test_first_line_returns_the_message_without_graph_locations(text):
     assert first_line(ValueError(text)) == _PNG
 
@@ -315,8 +495,10 @@ def test_first_line_returns_the_message_without_graph_locations(text):
 def test_first_line_is_never_empty():
     assert first_line(ValueError()) == "ValueError"
     assert first_line(ValueError(_GRAPH)) == "Graph execution error:"
-    assert first_line(OSError(28, "No space left on device", "a file")) == (
-        "[Errno 28] No space left on device: 'a file'")
+    assert (
+        first_line(OSError(28, "No space left on device", "a file"))
+        == "[Errno 28] No space left on device: 'a file'"
+    )
 
 
 def test_first_line_of_a_chained_error_includes_its_root_cause():
@@ -325,5 +507,11 @@ def test_first_line_of_a_chained_error_includes_its_root_cause():
     outer.__cause__ = ValueError("no connection")
     outer.__cause__.__cause__ = cause
     assert first_line(outer) == f"download failed: {cause}"
-    nested = first_line(ConnectionError(f"Max retries exceeded with url: {'x' * 1000} (Caused by {cause!r})"))
-    assert nested.startswith("Max retries exceeded") and nested.endswith(f"(Caused by {cause!r})") and len(nested) < 500
+    nested = first_line(
+        ConnectionError(f"Max retries exceeded with url: {'x' * 1000} (Caused by {cause!r})")
+    )
+    assert (
+        nested.startswith("Max retries exceeded")
+        and nested.endswith(f"(Caused by {cause!r})")
+        and len(nested) < 500
+    )

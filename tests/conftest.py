@@ -6,7 +6,8 @@ import pathlib
 import signal
 import sys
 
-# The matrices in the tests are small. With more BLAS threads, concurrent test processes would slow each other down.
+# The matrices in the tests are small. With more BLAS threads, concurrent test processes would slow
+# each other down.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -23,8 +24,8 @@ import tf_keras as keras  # noqa: E402
 import resnet  # noqa: E402
 from checkpoints import training_log  # noqa: E402
 
-# By default, Hypothesis tries the same examples in every run. With `--hypothesis-profile=soak`, it tries more examples
-# and chooses them at random.
+# By default, Hypothesis tries the same examples in every run. With `--hypothesis-profile=soak`, it
+# tries more examples and chooses them at random.
 hypothesis.settings.register_profile("suites", derandomize=True, database=None)
 hypothesis.settings.register_profile("soak", max_examples=800, print_blob=True)
 hypothesis.settings.load_profile("suites")

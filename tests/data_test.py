@@ -32,16 +32,30 @@ def tiny_tfds(tmp_path_factory):
     import tensorflow_datasets as tfds
 
     def rows(first, last):
-        return [(level, {"image": np.full([9, 7, 3], level, np.uint8), "label": level % 4, "extra": "x"})
-                for level in range(first, last)]
+        return [
+            (
+                level,
+                {"image": np.full([9, 7, 3], level, np.uint8), "label": level % 4, "extra": "x"},
+            )
+            for level in range(first, last)
+        ]
 
     directory = tmp_path_factory.mktemp("tfds")
-    features = tfds.features.FeaturesDict({
-        "image": tfds.features.Image(shape=(None, None, 3)), "label": tfds.features.ClassLabel(num_classes=4),
-        "extra": tfds.features.Text()})
+    features = tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            "label": tfds.features.ClassLabel(num_classes=4),
+            "extra": tfds.features.Text(),
+        }
+    )
     tfds.dataset_builders.store_as_tfds_dataset(
-        "tiny_shapes", "1.0.0", features, {"train": rows(0, 40), "test": rows(100, 110)}, data_dir=directory,
-        download_config=tfds.download.DownloadConfig(num_shards=2))
+        "tiny_shapes",
+        "1.0.0",
+        features,
+        {"train": rows(0, 40), "test": rows(100, 110)},
+        data_dir=directory,
+        download_config=tfds.download.DownloadConfig(num_shards=2),
+    )
     return str(directory)
 
 
@@ -55,7 +69,11 @@ def levels_of(records, source):
 
 def test_digits_has_fixed_balanced_and_disjoint_splits():
     source = digits.digits_source()
-    assert (source.num_examples("train"), source.num_examples("test"), source.num_classes) == (1437, 360, 10)
+    assert (source.num_examples("train"), source.num_examples("test"), source.num_classes) == (
+        1437,
+        360,
+        10,
+    )
     rows = {split: list(source.records(split).as_numpy_iterator()) for split in ("train", "test")}
     train, test = ({item.tobytes() for _, item, _ in rows[split]} for split in ("train", "test"))
     assert len(train & test) == 0
@@ -65,19 +83,36 @@ def test_digits_has_fixed_balanced_and_disjoint_splits():
 
 
 def test_subfolders_are_classes(tmp_path):
-    levels = write_images(tmp_path, "cats/a.png", "cats/deep/er/b.png", "dogs/c.png", ".hidden/d.png", "dogs/.e.png",
-                          "dogs/.thumbs/f.png")
+    levels = write_images(
+        tmp_path,
+        "cats/a.png",
+        "cats/deep/er/b.png",
+        "dogs/c.png",
+        ".hidden/d.png",
+        "dogs/.e.png",
+        "dogs/.thumbs/f.png",
+    )
     (tmp_path / "dogs" / "notes.txt").write_text("not an image")
     source = folders.folder_source(str(tmp_path))
     assert source.class_names == ["cats", "dogs"] and source.split_names == ["train"]
-    rows = {(int(source.decode(item)[0, 0, 0]), int(label)) for _, item, label in source.records("train")}
-    assert rows == {(levels["cats/a.png"], 0), (levels["cats/deep/er/b.png"], 0), (levels["dogs/c.png"], 1)}
+    rows = {
+        (int(source.decode(item)[0, 0, 0]), int(label))
+        for _, item, label in source.records("train")
+    }
+    assert rows == {
+        (levels["cats/a.png"], 0),
+        (levels["cats/deep/er/b.png"], 0),
+        (levels["dogs/c.png"], 1),
+    }
 
 
 def test_split_folders_share_one_list_of_classes(tmp_path):
     write_images(tmp_path, "train/x/1.png", "train/y/2.png", "test/y/3.png", "val/x/4.png")
     source = folders.folder_source(str(tmp_path))
-    assert source.split_names == ["test", "train", "validation"] and source.class_names == ["x", "y"]
+    assert source.split_names == ["test", "train", "validation"] and source.class_names == [
+        "x",
+        "y",
+    ]
     assert [int(label) for _, _, label in source.records("test")] == [1]
 
 
@@ -86,7 +121,9 @@ def test_folder_without_classes_is_unlabeled(tmp_path, names):
     write_images(tmp_path, *names)
     source = folders.folder_source(str(tmp_path))
     assert source.num_classes is None
-    assert {int(label) for split in source.split_names for _, _, label in source.records(split)} == {-1}
+    assert {
+        int(label) for split in source.split_names for _, _, label in source.records(split)
+    } == {-1}
 
 
 @pytest.mark.parametrize("has_labels", [Source.has_labels, IndexedSource.has_labels])
@@ -95,7 +132,11 @@ def test_has_labels_is_true_if_any_example_of_the_split_is_labeled(has_labels):
     labels[7] = 0
     splits = {"one": (np.zeros(40), labels), "none": (np.zeros(2000), np.full(2000, -1, np.int64))}
     source = IndexedSource("x", splits, ["a"], tf.identity)
-    assert has_labels(source, "one") and has_labels(source, "none+one") and not has_labels(source, "none")
+    assert (
+        has_labels(source, "one")
+        and has_labels(source, "none+one")
+        and not has_labels(source, "none")
+    )
     source.class_names = None
     assert not has_labels(source, "one")
 
@@ -108,16 +149,40 @@ def log_lines(monkeypatch):
     return lines
 
 
-@pytest.mark.parametrize("names, word", [
-    ((), "no images"), (("a.png", "b/c.png"), "both images"), (("train/a.png", "test/b/c.png"), "Use the same layout"),
-    (("train/a/b.png", "d.png"), "are next to split folders"),
-    (("val/a/b.png", "validation/a/b.png"), "two folders contain the same split .val, validation.. Keep only one"),
-    (("Train/a/b.png", "training/a/b.png"), "two folders contain the same split"),
-    (("train/a/b.png", "test/a/b.png", "extra/b.png"), "split folders .test, train. are next to other folders .ex"),
-    (("train/a/b.png", "car/b.png"), "split folders .train. are next to other folders .car.. Move"),
-    (("photos/train/cat/a.png", "photos/test/cat/b.png"), "photos would be a class, but contains split folders .test,"),
-    (("photos/train/cat/a.png", "photos/train/dog/b.png"), "photos would be a class, .*pass --dataset=folder:.*photos"),
-    (("cat/train/a.png", "cat/test/b.png", "dog/c.png"), "cat would be a class, but contains split folders")])
+@pytest.mark.parametrize(
+    "names, word",
+    [
+        ((), "no images"),
+        (("a.png", "b/c.png"), "both images"),
+        (("train/a.png", "test/b/c.png"), "Use the same layout"),
+        (("train/a/b.png", "d.png"), "are next to split folders"),
+        (
+            ("val/a/b.png", "validation/a/b.png"),
+            "two folders contain the same split .val, validation.. Keep only one",
+        ),
+        (("Train/a/b.png", "training/a/b.png"), "two folders contain the same split"),
+        (
+            ("train/a/b.png", "test/a/b.png", "extra/b.png"),
+            "split folders .test, train. are next to other folders .ex",
+        ),
+        (
+            ("train/a/b.png", "car/b.png"),
+            "split folders .train. are next to other folders .car.. Move",
+        ),
+        (
+            ("photos/train/cat/a.png", "photos/test/cat/b.png"),
+            "photos would be a class, but contains split folders .test,",
+        ),
+        (
+            ("photos/train/cat/a.png", "photos/train/dog/b.png"),
+            "photos would be a class, .*pass --dataset=folder:.*photos",
+        ),
+        (
+            ("cat/train/a.png", "cat/test/b.png", "dog/c.png"),
+            "cat would be a class, but contains split folders",
+        ),
+    ],
+)
 def test_ambiguous_folder_layouts_give_one_line_errors(tmp_path, names, word):
     write_images(tmp_path, *names)
     with pytest.raises(UserError, match=word) as error:
@@ -125,13 +190,29 @@ def test_ambiguous_folder_layouts_give_one_line_errors(tmp_path, names, word):
     assert "--dataset=folder:" in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("names, splits", [
-    ("train valid test", "test train validation"), ("Train Test", "test train"), ("TRAINING Val", "train validation"),
-    ("training testing", "test train"), ("train", "train"), ("training_set test_set", "test train"),
-    ("train2017 val2017", "train validation"), ("train dev eval", "test train validation")])
+@pytest.mark.parametrize(
+    "names, splits",
+    [
+        ("train valid test", "test train validation"),
+        ("Train Test", "test train"),
+        ("TRAINING Val", "train validation"),
+        ("training testing", "test train"),
+        ("train", "train"),
+        ("training_set test_set", "test train"),
+        ("train2017 val2017", "train validation"),
+        ("train dev eval", "test train validation"),
+    ],
+)
 def test_common_names_of_split_folders_are_recognized(tmp_path, names, splits):
     write_images(tmp_path, *(f"{folder}/{name}/1.png" for folder in names.split() for name in "xy"))
-    write_images(tmp_path, "__MACOSX/train/._1.png", "__MACOSX/x.png", "@eaDir/y.png", "lost+found/z.png", ".git/a.png")
+    write_images(
+        tmp_path,
+        "__MACOSX/train/._1.png",
+        "__MACOSX/x.png",
+        "@eaDir/y.png",
+        "lost+found/z.png",
+        ".git/a.png",
+    )
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "boxes.xml").write_text("no image")
     source = folders.folder_source(str(tmp_path))
@@ -143,8 +224,10 @@ def test_a_class_may_have_the_name_of_a_split(tmp_path, log_lines):
     write_images(tmp_path, "train/1.png", "car/2.png", "ship/3.png")
     source = folders.folder_source(str(tmp_path))
     assert source.class_names == ["car", "ship", "train"] and source.split_names == ["train"]
-    assert log_lines == [f"folder:{tmp_path}: the folder train counts as a class, not as a split, because it is next "
-                         "to car, ship"]
+    assert log_lines == [
+        f"folder:{tmp_path}: the folder train counts as a class, not as a split, because it is next"
+        " to car, ship"
+    ]
 
 
 def test_class_folders_without_images_are_reported(tmp_path, log_lines):
@@ -153,34 +236,50 @@ def test_class_folders_without_images_are_reported(tmp_path, log_lines):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "train" / "raw" / "deep" / "a.psd").touch()
     assert folders.folder_source(str(tmp_path)).class_names == ["cat", "dog"]
-    assert log_lines == ["ignored class folders without images: empty, raw",
-                         "ignored files that are not images: 1 .psd",
-                         f"folder:{tmp_path}: test has no images for 1 of 2 classes (dog)"]
+    assert log_lines == [
+        "ignored class folders without images: empty, raw",
+        "ignored files that are not images: 1 .psd",
+        f"folder:{tmp_path}: test has no images for 1 of 2 classes (dog)",
+    ]
 
 
 def test_classes_have_the_same_label_in_all_splits(tmp_path, log_lines):
-    levels = write_images(tmp_path, "train/blue/1.png", "train/green/2.png", "test/green/3.png", "test/amber/4.png")
+    levels = write_images(
+        tmp_path, "train/blue/1.png", "train/green/2.png", "test/green/3.png", "test/amber/4.png"
+    )
     source = folders.folder_source(str(tmp_path))
     for split in ("train", "test"):
         for _, item, label in source.records(split):
-            name = next(name for name, level in levels.items() if level == int(source.decode(item)[0, 0, 0]))
+            name = next(
+                name for name, level in levels.items() if level == int(source.decode(item)[0, 0, 0])
+            )
             assert name.startswith(f"{split}/{source.class_names[int(label)]}/")
-    assert log_lines == [f"folder:{tmp_path}: test has no images for 1 of 3 classes (blue)",
-                         f"folder:{tmp_path}: train has no images for 1 of 3 classes (amber)"]
+    assert log_lines == [
+        f"folder:{tmp_path}: test has no images for 1 of 3 classes (blue)",
+        f"folder:{tmp_path}: train has no images for 1 of 3 classes (amber)",
+    ]
 
 
 def test_long_lists_of_missing_classes_are_shortened_in_the_log(tmp_path, log_lines):
     write_images(tmp_path, *(f"train/{number:02}/1.png" for number in range(14)), "test/00/1.png")
     folders.folder_source(str(tmp_path))
-    assert log_lines == [f"folder:{tmp_path}: test has no images for 13 of 14 classes (01, 02, 03, 04, 05, 06, 07, 08, "
-                         "09, 10 and 3 more)"]
+    assert log_lines == [
+        f"folder:{tmp_path}: test has no images for 13 of 14 classes (01, 02, 03, 04, 05, 06, 07,"
+        " 08, 09, 10 and 3 more)"
+    ]
 
 
 def test_run_directories_in_an_image_folder_are_skipped(tmp_path, log_lines):
     write_images(tmp_path, "cat/1.png", "dog/2.png")
     before = folders.folder_source(str(tmp_path)).describe_data()
     assert not log_lines
-    write_images(tmp_path, "runs/first/views.png", "run/views.png", "cat/run/best/views.png", "copied/views.png")
+    write_images(
+        tmp_path,
+        "runs/first/views.png",
+        "run/views.png",
+        "cat/run/best/views.png",
+        "copied/views.png",
+    )
     for lock in ("runs/first", "run", "cat/run"):
         (tmp_path / lock / "train.lock").touch()
         (tmp_path / lock / "flags.json").touch()
@@ -199,8 +298,25 @@ def test_class_folders_with_a_flags_or_lock_file_are_not_treated_as_run_director
     assert folders.folder_source(str(tmp_path)).class_names == ["flags", "maps"]
 
 
-@pytest.mark.parametrize("name", ["a*", "a?b", "a[1]b", "[!z]x", "a\\b", "-rf", "--out=x", "new\nline", "\tü 空 ",
-                                  "x" * 255, "{a,b}", "~", "$HOME", "slash/"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a*",
+        "a?b",
+        "a[1]b",
+        "[!z]x",
+        "a\\b",
+        "-rf",
+        "--out=x",
+        "new\nline",
+        "\tü 空 ",
+        "x" * 255,
+        "{a,b}",
+        "~",
+        "$HOME",
+        "slash/",
+    ],
+)
 def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     levels = write_images(tmp_path / name, f"{name.rstrip('/')}/1.png", "b/2.png")
@@ -215,18 +331,29 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch, name):
 def keys_of(source, split):
     """Returns a dict mapping paths (relative to the root) to keys, in the order of the split."""
     keys, paths, _ = source._select(split)
-    return {str(pathlib.Path(path).relative_to(source.root)): int(key) for key, path in zip(keys, paths)}
+    return {
+        str(pathlib.Path(path).relative_to(source.root)): int(key) for key, path in zip(keys, paths)
+    }
 
 
 def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp_path):
     """Checks that percent slices depend only on hashes of the image paths relative to the root."""
     names = [f"{name}/{number}.png" for name in "ab" for number in range(50)]
     write_images(tmp_path, *names)
-    fractions = {name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names}
+    fractions = {
+        name: int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64 for name in names
+    }
     first = folders.folder_source(str(tmp_path))
-    for split, low, high in (("train[:90%]", 0, 0.9), ("train[90%:]", 0.9, 1), ("train[-35%:]", 0.65, 1),
-                             ("train[10%:-70.5%]", 0.1, 0.295), ("train[20%:20%]", 0, 0)):
-        assert set(keys_of(first, split)) == {name for name in names if low <= fractions[name] < high}, split
+    for split, low, high in (
+        ("train[:90%]", 0, 0.9),
+        ("train[90%:]", 0.9, 1),
+        ("train[-35%:]", 0.65, 1),
+        ("train[10%:-70.5%]", 0.1, 0.295),
+        ("train[20%:20%]", 0, 0),
+    ):
+        assert set(keys_of(first, split)) == {
+            name for name in names if low <= fractions[name] < high
+        }, split
     assert list(keys_of(first, "train")) == sorted(names, key=fractions.get)
     write_images(tmp_path, "0/new.png", "a/new.png", "c/new.png")
     (tmp_path / "a" / "7.png").unlink()
@@ -234,7 +361,8 @@ def test_adding_or_removing_images_does_not_move_other_images_between_slices(tmp
     for split in ("train[:90%]", "train[90%:]", "train"):
         before, after = keys_of(first, split), keys_of(second, split)
         assert {name: key for name, key in before.items() if name != "a/7.png"} == {
-            name: key for name, key in after.items() if "new" not in name}
+            name: key for name, key in after.items() if "new" not in name
+        }
 
 
 def test_keys_do_not_depend_on_the_folder_location(tmp_path, monkeypatch):
@@ -248,32 +376,67 @@ def test_keys_do_not_depend_on_the_folder_location(tmp_path, monkeypatch):
 
 
 def test_absolute_slices_and_combined_splits_preserve_the_order(tmp_path):
-    write_images(tmp_path, *(f"{split}/{name}/{number}.png" for split in ("train", "test") for name in "ab"
-                             for number in range(10)))
+    write_images(
+        tmp_path,
+        *(
+            f"{split}/{name}/{number}.png"
+            for split in ("train", "test")
+            for name in "ab"
+            for number in range(10)
+        ),
+    )
     source = folders.folder_source(str(tmp_path))
     train, test = (list(keys_of(source, split)) for split in ("train", "test"))
     for split, expected in {
-            "train[:8]": train[:8], "train[8:]": train[8:], "train[-5:]": train[-5:], "train[3:-9]": train[3:-9],
-            "train[20:]": [], "train[:0]": [], "test+train": test + train, "all": test + train,
-            "train[:3] + test[1:2]": train[:3] + test[1:2]}.items():
+        "train[:8]": train[:8],
+        "train[8:]": train[8:],
+        "train[-5:]": train[-5:],
+        "train[3:-9]": train[3:-9],
+        "train[20:]": [],
+        "train[:0]": [],
+        "test+train": test + train,
+        "all": test + train,
+        "train[:3] + test[1:2]": train[:3] + test[1:2],
+    }.items():
         assert list(keys_of(source, split)) == expected, split
-    for split in ("validation", "train[:101%]", "train[0shard]", "train[5]", "train[a:]",
-                  "train+", "all[:5]", "", "train[:", "train[1:2:3]"):
-        with pytest.raises(UserError, match="--train_split=.* has no such split. Use test, train, or a slice") as error:
+    for split in (
+        "validation",
+        "train[:101%]",
+        "train[0shard]",
+        "train[5]",
+        "train[a:]",
+        "train+",
+        "all[:5]",
+        "",
+        "train[:",
+        "train[1:2:3]",
+    ):
+        with pytest.raises(
+            UserError, match="--train_split=.* has no such split. Use test, train, or a slice"
+        ) as error:
             datasets.check_split(source, "train_split", split)
         assert "\n" not in str(error.value)
 
 
 def test_a_slice_of_a_folder_contains_all_classes(tmp_path):
     write_images(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(30)))
-    labels = [int(label) for _, _, label in folders.folder_source(str(tmp_path)).records("train[:20]")]
+    labels = [
+        int(label) for _, _, label in folders.folder_source(str(tmp_path)).records("train[:20]")
+    ]
     assert len(labels) == 20 and 4 < sum(labels) < 16
 
 
 def test_describe_data_depends_on_splits_classes_and_files(tmp_path, tiny_tfds):
-    assert digits.digits_source().describe_data() == {"name": "digits", "splits": {"test": 360, "train": 1437}}
+    assert digits.digits_source().describe_data() == {
+        "name": "digits",
+        "splits": {"test": 360, "train": 1437},
+    }
     assert datasets.open_source("tiny_shapes", tiny_tfds).describe_data() == {
-        "name": "tiny_shapes", "version": "1.0.0", "config": None, "splits": {"test": 10, "train": 40}}
+        "name": "tiny_shapes",
+        "version": "1.0.0",
+        "config": None,
+        "splits": {"test": 10, "train": 40},
+    }
     write_images(tmp_path, "train/a/1.png", "train/b/2.png", "test/a/3.png")
     described = folders.folder_source(str(tmp_path)).describe_data()
     assert described == json.loads(json.dumps(described))
@@ -296,7 +459,9 @@ def test_tfds_records_are_encoded_and_have_unique_keys(tiny_tfds):
     assert source.num_classes == 4 and source.split_names == ["test", "train"]
     records = list(source.records("train"))
     assert sorted(levels_of(records, source)) == list(range(40))
-    assert all(int(label) == level % 4 for (_, _, label), level in zip(records, levels_of(records, source)))
+    assert all(
+        int(label) == level % 4 for (_, _, label), level in zip(records, levels_of(records, source))
+    )
     assert records[0][1].dtype == tf.string  # Images have not been decoded yet.
     assert len({int(key) for key, _, _ in records}) == 40
     assert source.num_examples("train[:25%]") == 10 == len(list(source.records("train[:25%]")))
@@ -320,14 +485,24 @@ def cut_records(path, count):
             writer.write(record)
 
 
-@pytest.mark.parametrize("split, expected, cut_fails", [
-    ("train", 40, True), ("train[:10]", 10, False), ("train[25:27]", 2, False), ("train[38:]", 2, True)])
-def test_record_file_truncated_at_a_record_boundary_causes_an_error(tfds_copy, split, expected, cut_fails):
+@pytest.mark.parametrize(
+    "split, expected, cut_fails",
+    [
+        ("train", 40, True),
+        ("train[:10]", 10, False),
+        ("train[25:27]", 2, False),
+        ("train[38:]", 2, True),
+    ],
+)
+def test_record_file_truncated_at_a_record_boundary_causes_an_error(
+    tfds_copy, split, expected, cut_fails
+):
     directory, path = tfds_copy
     source = datasets.open_source("tiny_shapes", directory)
     assert len(list(source.records(split))) == expected
     cut_records(path, 13)  # The file contained 20 records.
-    assert datasets.check_split(source, "train_split", split) == expected  # The metadata is unchanged.
+    # The metadata is unchanged.
+    assert datasets.check_split(source, "train_split", split) == expected
     if not cut_fails:
         assert len(list(source.records(split))) == expected
         return
@@ -341,14 +516,18 @@ def test_empty_or_missing_record_files_are_reported_before_training(tfds_copy, p
     directory, path = tfds_copy
     path.write_bytes(b"") if problem == "empty" else path.unlink()
     source = datasets.open_source("tiny_shapes", directory)
-    with pytest.raises(UserError, match=f"--dataset=tiny_shapes: .*-00001-of-00002 is {problem} .1 of 2") as error:
+    with pytest.raises(
+        UserError, match=f"--dataset=tiny_shapes: .*-00001-of-00002 is {problem} .1 of 2"
+    ) as error:
         datasets.check_split(source, "train_split", "train")
     assert "\n" not in str(error.value)
     assert datasets.check_split(source, "train_split", "train[:20]") == 20
     assert datasets.check_split(source, "eval_split", "test") == 10
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b'{"splits": 5}', None])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b'{"splits": 5}', None]
+)
 def test_corrupt_tfds_metadata_gives_a_one_line_error(content, tfds_copy):
     directory, path = tfds_copy
     info = pathlib.Path(path).parent / "dataset_info.json"
@@ -366,7 +545,9 @@ def test_labels_without_a_class_name_cause_an_error(tfds_copy):
     features.write_text(features.read_text().replace('"numClasses": "4"', '"numClasses": "2"'))
     source = datasets.open_source("tiny_shapes", directory)
     assert source.num_classes == 2
-    with pytest.raises(tf.errors.InvalidArgumentError, match="tiny_shapes has labels without a class name"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="tiny_shapes has labels without a class name"
+    ):
         list(source.records("train"))
 
 
@@ -383,8 +564,13 @@ def test_empty_record_files_do_not_cause_an_infinite_loop_on_resume(tfds_copy):
 def test_examples_have_the_same_key_in_slices_as_in_the_whole_split(tiny_tfds):
     tiny = datasets.open_source("tiny_shapes", tiny_tfds)
     for source, split in ((tiny, "train[30:]"), (digits.digits_source(), "train[9:19]")):
+
         def named(split, source=source):
-            return {np.array(item).tobytes(): int(key) for key, item, _ in source.records(split).as_numpy_iterator()}
+            return {
+                np.array(item).tobytes(): int(key)
+                for key, item, _ in source.records(split).as_numpy_iterator()
+            }
+
         whole, selected = named("train"), named(split)
         assert selected and all(whole[item] == key for item, key in selected.items())
 
@@ -400,13 +586,20 @@ def test_record_order_depends_only_on_the_seed(name, tiny_tfds):
     assert sorted(keys(1)) == sorted(keys(2)) == sorted(keys(None))
 
 
-@pytest.mark.parametrize("name, split", [("digits", "test"), ("tiny_shapes", "train"), ("tiny_shapes", "test")])
+@pytest.mark.parametrize(
+    "name, split", [("digits", "test"), ("tiny_shapes", "train"), ("tiny_shapes", "test")]
+)
 @pytest.mark.parametrize("shards", [2, 3])
 def test_shards_partition_a_split(name, split, shards, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
     for seed in (None, 4):
-        keys = [[int(key) for key, _, _ in source.records(split, seed, shards, shard)] for shard in range(shards)]
-        assert list(map(len, keys)) == [source.num_examples(split, shards, shard) for shard in range(shards)]
+        keys = [
+            [int(key) for key, _, _ in source.records(split, seed, shards, shard)]
+            for shard in range(shards)
+        ]
+        assert list(map(len, keys)) == [
+            source.num_examples(split, shards, shard) for shard in range(shards)
+        ]
         assert sorted(sum(keys, [])) == sorted(int(key) for key, _, _ in source.records(split))
 
 
@@ -423,8 +616,9 @@ def test_shuffle_buffer_size_respects_the_memory_limit(tiny_tfds):
 @pytest.mark.parametrize("mode, num_views", [("pretrain", 2), ("finetune", 1)])
 def test_training_views_match_a_loop_over_examples_and_views(mode, num_views):
     """Computes each view separately, with the crop, flip and color distortion that the paper specifies."""
-    config = make_config(train_mode=mode, train_split="train[:8]", train_batch_size=8,
-                         image_size=12)
+    config = make_config(
+        train_mode=mode, train_split="train[:8]", train_batch_size=8, image_size=12
+    )
     source, seed = digits.digits_source(), 3
     views, labels = next(data.build_train_dataset(config, source, seed, 8).as_numpy_iterator())
     epoch_seed = rng.scalar_seed(rng.fold_in(tf.constant([seed, data._VIEWS], tf.int64), 0))
@@ -432,9 +626,21 @@ def test_training_views_match_a_loop_over_examples_and_views(mode, num_views):
     distortions = data_util.color_distortion(1.0, "multiplicative") if mode == "pretrain" else ()
     policy, expected = data_util.Policy((0.08, 1.0), (flip, *distortions)), []
     for key, image, label in source.records(config.train_split):
-        view_seeds = [rng.nth_seed(tf.stack([epoch_seed, key]), view, rng.VIEW) for view in range(num_views)]
-        expected.append((int(label), np.concatenate([
-            data_util.apply_policy(image, policy, view_seed, 12) for view_seed in view_seeds], -1)))
+        view_seeds = [
+            rng.nth_seed(tf.stack([epoch_seed, key]), view, rng.VIEW) for view in range(num_views)
+        ]
+        expected.append(
+            (
+                int(label),
+                np.concatenate(
+                    [
+                        data_util.apply_policy(image, policy, view_seed, 12)
+                        for view_seed in view_seeds
+                    ],
+                    -1,
+                ),
+            )
+        )
     assert views.shape == (8, 12, 12, 3 * num_views) and views.dtype == np.float32
     for view, label in zip(views, labels):  # The examples are in random order.
         distances = [np.abs(view - other).max() for _, other in expected]
@@ -442,11 +648,16 @@ def test_training_views_match_a_loop_over_examples_and_views(mode, num_views):
         assert min(distances) < 1e-5 and nearest_label == label
 
 
-@pytest.mark.parametrize("size, center_crop, window", [
-    (40, True, slice(1, 8)), (40, False, slice(0, 8)), (16, True, slice(0, 8))])
+@pytest.mark.parametrize(
+    "size, center_crop, window",
+    [(40, True, slice(1, 8)), (40, False, slice(0, 8)), (16, True, slice(0, 8))],
+)
 def test_evaluation_images_are_resized_center_crops(size, center_crop, window):
     """The crop covers 87.5 % of the shorter side (7 of 8 pixels). With an image size of up to 32, there is no crop."""
-    config, source = make_config(eval_center_crop=center_crop, image_size=size), digits.digits_source()
+    config, source = (
+        make_config(eval_center_crop=center_crop, image_size=size),
+        digits.digits_source(),
+    )
     images, labels, _ = next(iter(data.build_eval_dataset(config, source, "test[:50]", 50)))
     records = list(source.records("test[:50]").as_numpy_iterator())
     crops = np.stack([image[window, window] for _, image, _ in records]) / np.float32(255)
@@ -455,15 +666,21 @@ def test_evaluation_images_are_resized_center_crops(size, center_crop, window):
     np.testing.assert_array_equal(labels, [label for _, _, label in records])
 
 
-@pytest.mark.parametrize("name, cache, strength", [
-    ("digits", False, 1.0), ("tiny_shapes", False, 0.0), ("tiny_shapes", True, 0.0)])
+@pytest.mark.parametrize(
+    "name, cache, strength",
+    [("digits", False, 1.0), ("tiny_shapes", False, 0.0), ("tiny_shapes", True, 0.0)],
+)
 def test_training_data_can_start_at_any_step(name, cache, strength, tiny_tfds):
     source = datasets.open_source(name, tiny_tfds)
-    config = make_config(train_split="train[:40]", cache_dataset=cache, color_jitter_strength=strength)
+    config = make_config(
+        train_split="train[:40]", cache_dataset=cache, color_jitter_strength=strength
+    )
     whole = data.build_train_dataset(config, source, 5, 16)
     expected = list(whole.take(7).as_numpy_iterator())
     for step in (0, 1, 4, 6):
-        views, labels = next(data.build_train_dataset(config, source, 5, 16, start_step=step).as_numpy_iterator())
+        views, labels = next(
+            data.build_train_dataset(config, source, 5, 16, start_step=step).as_numpy_iterator()
+        )
         np.testing.assert_array_equal(views, expected[step][0])
         np.testing.assert_array_equal(labels, expected[step][1])
 
@@ -473,7 +690,9 @@ def test_every_epoch_contains_every_example_once_in_a_different_order(name, tiny
     source = datasets.open_source(name, tiny_tfds)
     config = make_config(train_split="train[:40]", color_jitter_strength=0.0)
     dataset = data.build_train_dataset(config, source, 5, 8)
-    labels = np.concatenate([labels for _, labels in dataset.take(10).as_numpy_iterator()]).reshape(2, 40)
+    labels = np.concatenate([labels for _, labels in dataset.take(10).as_numpy_iterator()]).reshape(
+        2, 40
+    )
     expected = sorted(int(label) for _, _, label in source.records("train[:40]"))
     assert sorted(labels[0]) == expected == sorted(labels[1])
     assert (labels[0] != labels[1]).any()
@@ -485,11 +704,15 @@ def test_views_depend_on_seed_and_epoch_but_not_on_the_example_order():
 
     def batches(seed, **settings):
         dataset = data.build_train_dataset(config.replace(**settings), source, seed, 40)
-        return [views[np.lexsort(views.reshape(40, -1).T)] for views, _ in dataset.take(2).as_numpy_iterator()]
+        return [
+            views[np.lexsort(views.reshape(40, -1).T)]
+            for views, _ in dataset.take(2).as_numpy_iterator()
+        ]
 
     first, second = batches(1)
     assert np.abs(first - second).max() > 0.1  # Views differ between epochs.
-    np.testing.assert_array_equal(first, batches(1, cache_dataset=True)[0])  # Caching changes only the order.
+    # Caching changes only the order.
+    np.testing.assert_array_equal(first, batches(1, cache_dataset=True)[0])
     assert np.abs(first - batches(2)[0]).max() > 0.1
 
 
@@ -506,8 +729,10 @@ def test_views_do_not_depend_on_the_batch_size():
     assert reference.shape == (60, 8, 8, 6) and np.abs(reference[0] - reference[1]).max() > 0.1
 
 
-@pytest.mark.parametrize("size, batch_size, expected", [
-    (32, 512, 32), (32, 40, 20), (32, 7, 7), (224, 64, 1), (8, 16, 16)])
+@pytest.mark.parametrize(
+    "size, batch_size, expected",
+    [(32, 512, 32), (32, 40, 20), (32, 7, 7), (224, 64, 1), (8, 16, 16)],
+)
 def test_chunk_size_divides_the_batch_size(size, batch_size, expected):
     assert data._chunk_size(size, batch_size) == expected
 
@@ -517,8 +742,13 @@ def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
     colors = np.random.default_rng(0).integers(0, 256, [13, 17, 1 if pixels == "jpeg_gray" else 3])
     image = np.uint8(tf.image.resize(colors, [130, 171], tf.image.ResizeMethod.BICUBIC))
     options = {"chroma_downsampling": False} if pixels == "jpeg_without_subsampling" else {}
-    encoded = tf.io.encode_png(image) if pixels == "png" else tf.io.encode_jpeg(image, quality=80, **options)
-    (tmp_path / "a.png").write_bytes(encoded.numpy())  # The format is detected from the content, not from the suffix.
+    encoded = (
+        tf.io.encode_png(image)
+        if pixels == "png"
+        else tf.io.encode_jpeg(image, quality=80, **options)
+    )
+    # The format is detected from the content, not from the suffix.
+    (tmp_path / "a.png").write_bytes(encoded.numpy())
     source = datasets.open_source(f"folder:{tmp_path}")
     whole = source.decode(encoded).numpy()
 
@@ -526,6 +756,7 @@ def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
     def decode(seed):
         def draw(shape):
             return zip(*[data_util.random_window(shape, seed + view) for view in range(2)])
+
         region, begins, sizes = data._decode_windows(source, encoded, draw, 64)
         return region, [tf.slice(region, *window) for window in zip(begins, sizes)]
 
@@ -543,8 +774,10 @@ def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
 # ------------------------------------------------------------------------------------------------ label fractions
 
 
-@pytest.mark.parametrize("fraction, expected", [(0.1, [3, 3, 4]), (0.31, [10, 10, 11]), (0.61, [10, 25, 26]),
-                                                (1.0, [10, 30, 60])])
+@pytest.mark.parametrize(
+    "fraction, expected",
+    [(0.1, [3, 3, 4]), (0.31, [10, 10, 11]), (0.61, [10, 25, 26]), (1.0, [10, 30, 60])],
+)
 def test_label_fraction_balances_classes_as_far_as_possible(fraction, expected):
     labels = np.random.default_rng(0).permutation([0] * 10 + [1] * 30 + [2] * 60 + [-1] * 50)
     rows = label_subsets.choose_balanced(labels, fraction, 3)
@@ -565,8 +798,13 @@ def restricted(name, tiny_tfds, fraction=0.2, seed=0):
 def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, shards, tiny_tfds):
     def records(seed):
         source = restricted(name, tiny_tfds)
-        rows = [list(source.records("train", seed, shards, shard).as_numpy_iterator()) for shard in range(shards)]
-        assert list(map(len, rows)) == [source.num_examples("train", shards, shard) for shard in range(shards)]
+        rows = [
+            list(source.records("train", seed, shards, shard).as_numpy_iterator())
+            for shard in range(shards)
+        ]
+        assert list(map(len, rows)) == [
+            source.num_examples("train", shards, shard) for shard in range(shards)
+        ]
         return sorted((int(key), int(label)) for key, _, label in sum(rows, []))
 
     selected = records(None)
@@ -574,9 +812,13 @@ def test_label_subset_is_the_same_on_every_worker_and_in_every_run(name, total, 
     counts = np.bincount([label for _, label in selected])
     assert counts.max() - counts.min() <= 1
     whole = digits.digits_source() if name == "digits" else TfdsSource("tiny_shapes", tiny_tfds)
-    assert set(selected) < {(int(key), int(label)) for key, _, label in whole.records("train").as_numpy_iterator()}
+    assert set(selected) < {
+        (int(key), int(label)) for key, _, label in whole.records("train").as_numpy_iterator()
+    }
     other = restricted(name, tiny_tfds, seed=1)
-    assert set(selected) != {(int(key), int(label)) for key, _, label in other.records("train").as_numpy_iterator()}
+    assert set(selected) != {
+        (int(key), int(label)) for key, _, label in other.records("train").as_numpy_iterator()
+    }
 
 
 @pytest.mark.parametrize("name", ["digits", "tfds"])
@@ -598,8 +840,13 @@ def test_training_uses_only_the_selected_label_fraction(name, tiny_tfds):
 
 
 def test_label_fraction_too_small_for_all_classes_is_rejected(tiny_tfds):
-    with pytest.raises(UserError, match="--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
-                       "classes. Use at least 0.1."):
+    with pytest.raises(
+        UserError,
+        match=(
+            "--label_fraction=0.05: in --train_split=train, 2 examples are too few for 4 "
+            "classes. Use at least 0.1."
+        ),
+    ):
         restricted("tfds", tiny_tfds, 0.05)
 
 
@@ -623,18 +870,30 @@ def test_evaluation_includes_every_example_exactly_once(batch, replicas):
     assert len(batches) % replicas == 0 and all(len(images) == batch for images, _, _ in batches)
     labels, weights = (np.concatenate([arrays[column] for arrays in batches]) for column in (1, 2))
     assert weights.sum() == 360
-    assert sorted(labels[weights > 0]) == sorted(int(label) for _, _, label in source.records("test"))
+    assert sorted(labels[weights > 0]) == sorted(
+        int(label) for _, _, label in source.records("test")
+    )
     assert (labels[weights == 0] == -1).all()
 
 
-@pytest.mark.parametrize("given, split, replicas, expected", [
-    (2048, "test[:60]", 1, 60), (2048, "test[:61]", 2, 31), (256, "train", 4, 64), (8, "test[:2]", 4, 1),
-    (64, "test[:64]", 1, 64)])
+@pytest.mark.parametrize(
+    "given, split, replicas, expected",
+    [
+        (2048, "test[:60]", 1, 60),
+        (2048, "test[:61]", 2, 31),
+        (256, "train", 4, 64),
+        (8, "test[:2]", 4, 1),
+        (64, "test[:64]", 1, 64),
+    ],
+)
 def test_evaluation_batch_size_is_limited_to_the_split_size(given, split, replicas, expected):
     config, source = make_config(eval_batch_size=given), digits.digits_source()
     size = data.eval_batch_size(config, source, split, replicas)
     assert size == expected
-    weights = [weights for _, _, weights in data.build_eval_dataset(config, source, split, size, replicas=replicas)]
+    weights = [
+        weights
+        for _, _, weights in data.build_eval_dataset(config, source, split, size, replicas=replicas)
+    ]
     assert sum(map(np.sum, weights)) == source.num_examples(split) and len(weights) % replicas == 0
 
 
@@ -644,7 +903,11 @@ def test_all_workers_evaluate_the_same_number_of_batches(workers):
     counts, total = set(), 0
     for worker in range(workers):
         context = tf.distribute.InputContext(workers, worker, workers)
-        batches = list(data.build_eval_dataset(make_config(), source, "test[:101]", 16, context).as_numpy_iterator())
+        batches = list(
+            data.build_eval_dataset(
+                make_config(), source, "test[:101]", 16, context
+            ).as_numpy_iterator()
+        )
         counts.add(len(batches))
         total += sum(weights.sum() for _, _, weights in batches)
     assert len(counts) == 1 and total == 101
@@ -661,8 +924,11 @@ def test_view_pairs_are_reproducible():
 def test_pipelines_do_not_use_autotuning(cache):
     # See `with_prefetching`.
     source, config = digits.digits_source(), make_config(cache_dataset=cache)
-    pipelines = (data.build_train_dataset(config, source, 1, 16), data.build_eval_dataset(config, source, "test", 16),
-                 data.build_view_pairs(config, source, "test", 1, 16))
+    pipelines = (
+        data.build_train_dataset(config, source, 1, 16),
+        data.build_eval_dataset(config, source, "test", 16),
+        data.build_view_pairs(config, source, "test", 1, 16),
+    )
     for dataset in pipelines:
         assert dataset.options().autotune.enabled is False
 
@@ -671,7 +937,9 @@ def test_pipelines_do_not_use_autotuning(cache):
 
 
 def test_unknown_data_sets_and_splits_are_rejected():
-    with pytest.raises(UserError, match="--dataset=cifar11: the data set is unknown .*Did you mean cifar10"):
+    with pytest.raises(
+        UserError, match="--dataset=cifar11: the data set is unknown .*Did you mean cifar10"
+    ):
         datasets.open_source("cifar11")
     with pytest.raises(UserError, match="--dataset=folder:/no/such: the directory does not exist"):
         datasets.open_source("folder:/no/such")
@@ -685,23 +953,34 @@ def test_unknown_data_sets_and_splits_are_rejected():
 
 @pytest.mark.parametrize("split, count", [("train[:1438]", 1437), ("test[-361:]", 360)])
 def test_slice_longer_than_the_split_raises_an_error_with_the_split_size(split, count, tmp_path):
-    with pytest.raises(UserError, match=rf"the slice is longer than the split, which has {count} examples"):
+    with pytest.raises(
+        UserError, match=rf"the slice is longer than the split, which has {count} examples"
+    ):
         datasets.check_split(digits.digits_source(), "train_split", split)
 
 
-def test_error_for_overlong_slices_of_folders_and_tfds_data_sets_contains_the_split_size(tmp_path, tiny_tfds):
+def test_error_for_overlong_slices_of_folders_and_tfds_data_sets_contains_the_split_size(
+    tmp_path, tiny_tfds
+):
     write_images(tmp_path, "1.png", "2.png")
-    for dataset, data_dir, count in ((f"folder:{tmp_path}", None, 2), ("tiny_shapes", tiny_tfds, None)):
+    for dataset, data_dir, count in (
+        (f"folder:{tmp_path}", None, 2),
+        ("tiny_shapes", tiny_tfds, None),
+    ):
         source = datasets.open_source(dataset, data_dir)
         count = count or source.num_examples("train")
-        with pytest.raises(UserError, match=rf"the slice is longer than the split, which has {count} examples"):
+        with pytest.raises(
+            UserError, match=rf"the slice is longer than the split, which has {count} examples"
+        ):
             datasets.check_split(source, "train_split", f"train[:{count + 1}]")
 
 
 def test_an_existing_folder_is_suggested_for_an_unknown_data_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    with pytest.raises(UserError, match="--dataset=photos: the data set is unknown .* Did you mean folder:photos?"):
+    with pytest.raises(
+        UserError, match="--dataset=photos: the data set is unknown .* Did you mean folder:photos?"
+    ):
         datasets.open_source("photos")
 
 
@@ -711,32 +990,54 @@ def test_missing_package_for_hugging_face_data_sets_is_reported():
         datasets.open_source("huggingface:x")
 
 
-@pytest.mark.parametrize("given, hold_out, expected", [
-    ([], True, ("train[:80%]", "train[80%:]")), ([], False, ("train", "validation")),
-    (["train_split"], True, ("train", "validation")), (["eval_split"], True, ("train", "validation"))])
-def test_a_fifth_of_the_examples_is_held_out_if_there_is_only_one_split(given, hold_out, expected, tmp_path):
+@pytest.mark.parametrize(
+    "given, hold_out, expected",
+    [
+        ([], True, ("train[:80%]", "train[80%:]")),
+        ([], False, ("train", "validation")),
+        (["train_split"], True, ("train", "validation")),
+        (["eval_split"], True, ("train", "validation")),
+    ],
+)
+def test_a_fifth_of_the_examples_is_held_out_if_there_is_only_one_split(
+    given, hold_out, expected, tmp_path
+):
     write_images(tmp_path, *(f"{index}.png" for index in range(50)))
     source = folders.folder_source(str(tmp_path))
     splits = datasets.choose_splits(source, "train", "validation", given, hold_out)
     assert splits == expected
     if splits[0] != "train":
-        assert sum(map(source.num_examples, splits)) == 50 and 3 <= source.num_examples(splits[1]) <= 20
+        assert (
+            sum(map(source.num_examples, splits)) == 50
+            and 3 <= source.num_examples(splits[1]) <= 20
+        )
 
 
 def test_evaluation_split_falls_back_to_test_unless_it_is_set():
     source = digits.digits_source()
     assert datasets.choose_splits(source, "train", "validation", [], True) == ("train", "test")
     for split in ("validation", "train[:10%]"):
-        assert datasets.choose_splits(source, "train", split, ["eval_split"], True) == ("train", split)
+        assert datasets.choose_splits(source, "train", split, ["eval_split"], True) == (
+            "train",
+            split,
+        )
 
 
 def test_files_that_are_not_images_are_counted_by_suffix(tmp_path, log_lines):
     write_images(tmp_path, "cat/1.png", "dog/2.jpg")
-    for name in ("a.txt", "cat/b.TXT", "cat/deep/c.svg", "README", ".hidden", "cat/.DS_Store", ".git/config.txt"):
+    for name in (
+        "a.txt",
+        "cat/b.TXT",
+        "cat/deep/c.svg",
+        "README",
+        ".hidden",
+        "cat/.DS_Store",
+        ".git/config.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     folders.folder_source(str(tmp_path))
-    line, = log_lines
+    (line,) = log_lines
     assert line.startswith("ignored files that are not images: 2 .txt, ")
     assert {*line.partition(": ")[2].split(", ")} == {"2 .txt", "1 .svg", "1 no suffix"}
     (tmp_path / "dog" / "d.heic").touch()

@@ -23,12 +23,16 @@ def seeds(count):
 
 def seed_rows(count):
     """Returns the seeds in `seeds(count)` as a tensor [count, 2]."""
-    return tf.stack([tf.fill([count], tf.constant(5, tf.int64)), tf.range(count, dtype=tf.int64)], 1)
+    return tf.stack(
+        [tf.fill([count], tf.constant(5, tf.int64)), tf.range(count, dtype=tf.int64)], 1
+    )
 
 
 def apply_to_images(operator, images, *args, **kwargs):
     """Splits images [n, h, w, 3] into channels, applies an operator to them, and joins the resulting channels."""
-    return data_util.from_channels(operator(data_util.to_channels(tf.constant(images)), *args, **kwargs)).numpy()
+    return data_util.from_channels(
+        operator(data_util.to_channels(tf.constant(images)), *args, **kwargs)
+    ).numpy()
 
 
 # ------------------------------------------------------------------------------------ comparison with the original
@@ -38,13 +42,18 @@ def apply_to_images(operator, images, *args, **kwargs):
 @pytest.mark.parametrize("size", [32, 64])
 def test_evaluation_crop_matches_the_original(image, size):
     crop = data_util.preprocess_image(ARRAYS[f"{image}/image"], size, size)
-    np.testing.assert_allclose(crop, np.float32(ARRAYS[f"{image}/center_crop{size}"]), atol=6e-4)  # recorded in float16
+    # recorded in float16
+    np.testing.assert_allclose(crop, np.float32(ARRAYS[f"{image}/center_crop{size}"]), atol=6e-4)
 
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_grayscale_matches_the_original(image):
-    gray = apply_to_images(data_util.to_grayscale, ARRAYS[f"{image}/image"][np.newaxis] / np.float32(255))[0]
-    np.testing.assert_allclose(gray.mean((0, 1), dtype=np.float64), ARRAYS[f"{image}/grayscale_mean"], rtol=1e-5)
+    gray = apply_to_images(
+        data_util.to_grayscale, ARRAYS[f"{image}/image"][np.newaxis] / np.float32(255)
+    )[0]
+    np.testing.assert_allclose(
+        gray.mean((0, 1), dtype=np.float64), ARRAYS[f"{image}/grayscale_mean"], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -65,9 +74,15 @@ def view_statistics(views):
     return tf.concat([tf.reduce_mean(views, [1, 2]), others], 1)
 
 
-@pytest.mark.parametrize("case, strength, brightness", [
-    ("crop_only", 0.0, "multiplicative"), ("s0.5", 0.5, "multiplicative"), ("s1.0", 1.0, "multiplicative"),
-    ("s1.0_v1", 1.0, "additive")])
+@pytest.mark.parametrize(
+    "case, strength, brightness",
+    [
+        ("crop_only", 0.0, "multiplicative"),
+        ("s0.5", 0.5, "multiplicative"),
+        ("s1.0", 1.0, "multiplicative"),
+        ("s1.0_v1", 1.0, "additive"),
+    ],
+)
 def test_view_statistics_match_the_original(case, strength, brightness):
     policy = data_util.simclr_policy(strength, brightness)
     image = tf.constant(ARRAYS["view/image"])
@@ -76,8 +91,12 @@ def test_view_statistics_match_the_original(case, strength, brightness):
         channels = data_util.apply_after_crop(data_util.to_channels(crops), policy, rows)
         return view_statistics(data_util.from_channels(channels))
 
-    crops = seeds(20_000).map(lambda seed: (data_util.apply_crop(image, policy, seed, 32), seed), tf.data.AUTOTUNE)
-    ours = np.concatenate(list(crops.batch(100).map(statistics, tf.data.AUTOTUNE).as_numpy_iterator()))
+    crops = seeds(20_000).map(
+        lambda seed: (data_util.apply_crop(image, policy, seed, 32), seed), tf.data.AUTOTUNE
+    )
+    ours = np.concatenate(
+        list(crops.batch(100).map(statistics, tf.data.AUTOTUNE).as_numpy_iterator())
+    )
     assert ours.shape == (20_000, 8)
     quantiles, mean, std = (ARRAYS[f"view/{case}/{name}"] for name in ("quantiles", "mean", "std"))
     for column, name in enumerate(_STATISTICS):
@@ -105,7 +124,9 @@ def test_batch_random_blur_samples_sigma_uniformly_for_half_of_the_images():
     blurred = data_util.batch_random_blur(tf.repeat(image[np.newaxis], 2000, 0), SEED, 40).numpy()
     is_blurred = np.abs(blurred - image).max((1, 2, 3)) > 0
     sigmas = np.linspace(0.1, 2.0, 400)
-    peaks = [scipy.ndimage.gaussian_filter(image[..., 0], sigma, radius=2)[20, 20] for sigma in sigmas]
+    peaks = [
+        scipy.ndimage.gaussian_filter(image[..., 0], sigma, radius=2)[20, 20] for sigma in sigmas
+    ]
     assert scipy.stats.binomtest(int(is_blurred.sum()), 2000, 0.5).pvalue > 1e-3
     drawn = np.interp(-blurred[is_blurred, 20, 20, 0], -np.array(peaks), sigmas)
     assert scipy.stats.kstest(drawn[drawn > 0.3], "uniform", (0.3, 1.7)).pvalue > 1e-3
@@ -114,9 +135,14 @@ def test_batch_random_blur_samples_sigma_uniformly_for_half_of_the_images():
 def test_batch_random_blur_depends_on_neither_the_number_of_replicas_nor_xla():
     images = tf.random.stateless_uniform([8, 20, 20, 3], [0, 0])
     whole = data_util.batch_random_blur(images, SEED, 20)
-    compiled = tf.function(lambda images: data_util.batch_random_blur(images, SEED, 20), jit_compile=True)
+    compiled = tf.function(
+        lambda images: data_util.batch_random_blur(images, SEED, 20), jit_compile=True
+    )
     np.testing.assert_allclose(compiled(images), whole, atol=1e-6)
-    halves = [data_util.batch_random_blur(images[row:row + 4], SEED, 20, first_row=row) for row in (0, 4)]
+    halves = [
+        data_util.batch_random_blur(images[row : row + 4], SEED, 20, first_row=row)
+        for row in (0, 4)
+    ]
     np.testing.assert_allclose(whole, tf.concat(halves, 0), atol=1e-6)
 
 
@@ -126,22 +152,35 @@ def test_crop_window_areas_and_aspect_ratios_match_the_paper():
     windows = np.array(list(samples.as_numpy_iterator()))
     top, left, height, width = windows.T
     area, aspect = height * width / 120_000, width / height
-    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 300).all() and (left + width <= 400).all()
+    assert (
+        (top >= 0).all()
+        and (left >= 0).all()
+        and (top + height <= 300).all()
+        and (left + width <= 400).all()
+    )
     # Areas are in [0.08, 1], and those below 0.1 are rejected.
     assert area.min() == pytest.approx(0.1, abs=0.005) and area.max() == pytest.approx(1, abs=0.03)
-    assert aspect.min() == pytest.approx(3 / 4, abs=0.01) and aspect.max() == pytest.approx(4 / 3, abs=0.02)
+    assert aspect.min() == pytest.approx(3 / 4, abs=0.01) and aspect.max() == pytest.approx(
+        4 / 3, abs=0.02
+    )
 
 
 def test_area_range_limits_the_crop_size():
     shape = tf.constant([100, 100, 3])
-    sizes = [data_util.random_crop_window(shape, seed, area_range=(0.5, 1.0))[2:] for seed in seeds(200)]
+    sizes = [
+        data_util.random_crop_window(shape, seed, area_range=(0.5, 1.0))[2:] for seed in seeds(200)
+    ]
     assert 0.48 < min(int(height) * int(width) / 1e4 for height, width in sizes) < 0.6
 
 
-@pytest.mark.parametrize("min_area, smallest", [(0.02, 0.02), (0.05, 0.05), (0.08, 0.1), (0.09, 0.09), (0.2, 0.2)])
+@pytest.mark.parametrize(
+    "min_area, smallest", [(0.02, 0.02), (0.05, 0.05), (0.08, 0.1), (0.09, 0.09), (0.2, 0.2)]
+)
 def test_minimum_crop_area_takes_effect_and_its_default_matches_the_original(min_area, smallest):
     shape = tf.constant([1000, 1000, 3])
-    samples = seeds(2000).map(lambda seed: tf.stack(data_util.random_window(shape, seed, (min_area, 1.0))[1]))
+    samples = seeds(2000).map(
+        lambda seed: tf.stack(data_util.random_window(shape, seed, (min_area, 1.0))[1])
+    )
     areas = np.array([np.prod(size[:2]) for size in samples.as_numpy_iterator()]) / 1e6
     assert smallest - 0.002 < areas.min() < smallest + 0.007
 
@@ -150,7 +189,7 @@ def test_crop_matches_slicing_followed_by_tf_image_resize_for_uint8_and_float():
     image = ARRAYS["97x131/image"]
     for seed in seeds(20):
         top, left, height, width = map(int, data_util.random_crop_window(image.shape, seed))
-        window = (image / np.float32(255))[top:top + height, left:left + width]
+        window = (image / np.float32(255))[top : top + height, left : left + width]
         expected = tf.image.resize(window, [24, 40], tf.image.ResizeMethod.BICUBIC)
         for source in (image, image / np.float32(255)):
             crop = data_util.random_crop_and_resize(tf.constant(source), seed, 24, 40)
@@ -161,22 +200,29 @@ def test_half_of_the_images_are_flipped():
     images = np.tile(np.arange(12, dtype=np.float32).reshape(2, 2, 3), [400, 1, 1, 1])
     policy = data_util.crop_and_flip_policy()
     flipped = apply_to_images(data_util.apply_after_crop, images / 12, policy, seed_rows(400)) * 12
-    is_same, is_flipped = (np.isclose(flipped, expected).all((1, 2, 3)) for expected in (images, images[:, :, ::-1]))
+    is_same, is_flipped = (
+        np.isclose(flipped, expected).all((1, 2, 3)) for expected in (images, images[:, :, ::-1])
+    )
     assert (is_same ^ is_flipped).all() and 160 < is_flipped.sum() < 240
 
 
-# Includes values outside [0, 1] (as in bicubic crops) as well as ties and grays (special cases for hue and saturation).
+# Includes values outside [0, 1] (as in bicubic crops) as well as ties and grays (special cases for
+# hue and saturation).
 _COLORS = np.random.default_rng(4).uniform(-0.1, 1.1, (40, 6, 7, 3)).astype(np.float32)
 _COLORS[:10] = np.round(4 * _COLORS[:10]) / 4
 _COLORS[10] = _COLORS[10, ..., :1]
 
 
-@pytest.mark.parametrize("ours, theirs, low, high", [
-    (data_util.adjust_brightness, lambda image, amount: image * amount, 0, 2),
-    (data_util.shift_brightness, tf.image.adjust_brightness, -0.8, 0.8),
-    (data_util.adjust_contrast, tf.image.adjust_contrast, 0, 2),
-    (data_util.adjust_saturation, tf.image.adjust_saturation, 0, 2),
-    (data_util.adjust_hue, tf.image.adjust_hue, -0.5, 0.5)])
+@pytest.mark.parametrize(
+    "ours, theirs, low, high",
+    [
+        (data_util.adjust_brightness, lambda image, amount: image * amount, 0, 2),
+        (data_util.shift_brightness, tf.image.adjust_brightness, -0.8, 0.8),
+        (data_util.adjust_contrast, tf.image.adjust_contrast, 0, 2),
+        (data_util.adjust_saturation, tf.image.adjust_saturation, 0, 2),
+        (data_util.adjust_hue, tf.image.adjust_hue, -0.5, 0.5),
+    ],
+)
 def test_color_operators_with_per_image_amounts_match_tf_image(ours, theirs, low, high):
     amounts = np.linspace(low, high, len(_COLORS), dtype=np.float32)
     actual = apply_to_images(ours, _COLORS, amounts.reshape(-1, 1, 1))
@@ -187,14 +233,20 @@ def test_color_operators_with_per_image_amounts_match_tf_image(ours, theirs, low
 
 def test_jitter_amounts_are_uniformly_distributed_over_the_range_set_by_the_strength():
     for brightness, lowest, highest in (("multiplicative", 0.6, 1.4), ("additive", -0.4, 0.4)):
-        amounts, order = (tensor.numpy() for tensor in data_util.jitter_amounts(seed_rows(2000), 0.5, brightness))
+        amounts, order = (
+            tensor.numpy() for tensor in data_util.jitter_amounts(seed_rows(2000), 0.5, brightness)
+        )
         expected = np.array([(lowest, highest), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1)])
         for column, (low, high) in enumerate(expected):
-            assert scipy.stats.kstest(amounts[:, column], "uniform", (low, high - low)).pvalue > 1e-3
+            assert (
+                scipy.stats.kstest(amounts[:, column], "uniform", (low, high - low)).pvalue > 1e-3
+            )
         orders, counts = np.unique(order, axis=0, return_counts=True)
         assert len(orders) == 24 and (np.sort(orders) == range(4)).all()
         assert scipy.stats.chisquare(counts).pvalue > 1e-3
-    assert data_util.jitter_amounts(seed_rows(500), 2.0)[0].numpy().min(0) == pytest.approx([0, 0, 0, -0.4], abs=0.05)
+    assert data_util.jitter_amounts(seed_rows(500), 2.0)[0].numpy().min(0) == pytest.approx(
+        [0, 0, 0, -0.4], abs=0.05
+    )
 
 
 def test_jitter_at_strength_0_changes_nothing():
@@ -202,14 +254,34 @@ def test_jitter_at_strength_0_changes_nothing():
     np.testing.assert_array_equal(jittered, _COLORS)
 
 
-@pytest.mark.parametrize("brightness, random_order, strength", [
-    ("multiplicative", False, 0.5), ("multiplicative", True, 2.0), ("additive", False, 2.0), ("additive", True, 0.5)])
+@pytest.mark.parametrize(
+    "brightness, random_order, strength",
+    [
+        ("multiplicative", False, 0.5),
+        ("multiplicative", True, 2.0),
+        ("additive", False, 2.0),
+        ("additive", True, 0.5),
+    ],
+)
 def test_jitter_matches_a_loop_over_images_and_steps(brightness, random_order, strength):
     amounts, orders = data_util.jitter_amounts(seed_rows(40), strength, brightness)
-    adjust_brightness = (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
-    steps = (adjust_brightness, tf.image.adjust_contrast, tf.image.adjust_saturation, tf.image.adjust_hue)
-    jittered = apply_to_images(data_util.color_jitter, _COLORS, seed_rows(40), strength=strength,
-                               brightness=brightness, random_order=random_order)
+    adjust_brightness = (
+        (lambda x, a: x * a) if brightness == "multiplicative" else tf.image.adjust_brightness
+    )
+    steps = (
+        adjust_brightness,
+        tf.image.adjust_contrast,
+        tf.image.adjust_saturation,
+        tf.image.adjust_hue,
+    )
+    jittered = apply_to_images(
+        data_util.color_jitter,
+        _COLORS,
+        seed_rows(40),
+        strength=strength,
+        brightness=brightness,
+        random_order=random_order,
+    )
     for image, amount, order, result in zip(_COLORS, amounts, orders, jittered):
         for step in order.numpy() if random_order else range(4):
             image = np.clip(steps[step](tf.constant(image), amount[step]), 0, 1)
@@ -219,11 +291,18 @@ def test_jitter_matches_a_loop_over_images_and_steps(brightness, random_order, s
 def test_random_numbers_are_uniform_and_independent():
     draws = rng.uniforms(seed_rows(20_000), 8).numpy()
     assert all(scipy.stats.kstest(column, "uniform").pvalue > 1e-3 for column in draws.T)
-    nearby = [rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
-              for number in (1, 2, 3) for level in range(3)]
+    nearby = [
+        rng.uniforms(rng.nth_seed(seed_rows(20_000), number, level), 1).numpy()[:, 0]
+        for number in (1, 2, 3)
+        for level in range(3)
+    ]
     # Each operator also draws a second number.
-    nearby += [rng.uniforms(rng.nth_seed(rng.nth_seed(seed_rows(20_000), number), 1, rng.DRAW), 1).numpy()[:, 0]
-               for number in (1, 2, 3)]
+    nearby += [
+        rng.uniforms(rng.nth_seed(rng.nth_seed(seed_rows(20_000), number), 1, rng.DRAW), 1).numpy()[
+            :, 0
+        ]
+        for number in (1, 2, 3)
+    ]
     # The second array contains the draws for the next seed in the batch.
     columns = np.concatenate([draws, draws[np.r_[1:20_000, 0]], np.stack(nearby, 1)], 1)
     correlations = np.corrcoef(columns.T) - np.eye(columns.shape[1])
@@ -245,8 +324,10 @@ def test_evaluation_without_crop_keeps_the_whole_shorter_side(shape):
     image = np.random.default_rng(5).uniform(0, 1, (*shape, 3)).astype(np.float32)
     side = min(shape)
     top, left = (shape[0] - side + 1) // 2, (shape[1] - side + 1) // 2
-    square = image[top:top + side, left:left + side]
-    np.testing.assert_allclose(data_util.preprocess_for_eval(image, side, crop=False), square, atol=1e-6)
+    square = image[top : top + side, left : left + side]
+    np.testing.assert_allclose(
+        data_util.preprocess_for_eval(image, side, crop=False), square, atol=1e-6
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- policies
@@ -280,13 +361,20 @@ def test_views_do_not_depend_on_other_images_in_the_batch(size):
     crops = tf.stack([data_util.apply_crop(image, policy, seed, size) for seed in rows])
     batch = apply_to_images(data_util.apply_after_crop, crops, policy, rows)
     for seed, view in zip(rows, batch):
-        np.testing.assert_allclose(view, data_util.apply_policy(image, policy, seed, size), atol=2e-6)
+        np.testing.assert_allclose(
+            view, data_util.apply_policy(image, policy, seed, size), atol=2e-6
+        )
 
 
 def test_operators_are_applied_with_the_given_probability():
     images = _COLORS[11:].clip(0, 1)
-    for probability, expected in ((0.0, images), (1.0, images @ np.outer([0.2989, 0.587, 0.114], [1, 1, 1]))):
-        policy = data_util.Policy().then(data_util.Operator("grayscale", data_util.to_grayscale, probability))
+    for probability, expected in (
+        (0.0, images),
+        (1.0, images @ np.outer([0.2989, 0.587, 0.114], [1, 1, 1])),
+    ):
+        policy = data_util.Policy().then(
+            data_util.Operator("grayscale", data_util.to_grayscale, probability)
+        )
         gray = apply_to_images(data_util.apply_after_crop, images, policy, seed_rows(len(images)))
         np.testing.assert_allclose(gray, expected, atol=1e-5)
 

@@ -19,13 +19,18 @@ from support.runs import TINY, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 # An epoch has two steps.
-SETTINGS = dict(train_steps=5, checkpoint_steps=3, keep_checkpoint_max=9, linear_head_learning_rate=0.1)
+SETTINGS = dict(
+    train_steps=5, checkpoint_steps=3, keep_checkpoint_max=9, linear_head_learning_rate=0.1
+)
 
 
 def variables(directory, step):
     reader = tf.train.load_checkpoint(str(directory / f"ckpt-{step}"))
-    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()
-            if "save_counter" not in key and not key.startswith("_CHECKPOINTABLE")}
+    return {
+        key: reader.get_tensor(key)
+        for key in reader.get_variable_to_shape_map()
+        if "save_counter" not in key and not key.startswith("_CHECKPOINTABLE")
+    }
 
 
 def assert_same_bits(directory, other, step=5):
@@ -57,8 +62,15 @@ def test_evaluations_change_neither_the_weights_nor_the_results(runs_with_and_wi
 
 def test_every_nth_epoch_is_evaluated_after_its_checkpoint_is_written(runs_with_and_without):
     directory = runs_with_and_without[1]
-    assert read_results(directory).keys() == {"result.json", "result_2.json", "result_4.json", "result_5.json"}
-    assert {path.stem for path in directory.glob("ckpt-*.index")} == {f"ckpt-{step}" for step in (2, 3, 4, 5)}
+    assert read_results(directory).keys() == {
+        "result.json",
+        "result_2.json",
+        "result_4.json",
+        "result_5.json",
+    }
+    assert {path.stem for path in directory.glob("ckpt-*.index")} == {
+        f"ckpt-{step}" for step in (2, 3, 4, 5)
+    }
 
 
 def test_the_results_match_the_results_of_a_separate_evaluation(runs_with_and_without):
@@ -73,14 +85,22 @@ def test_the_results_match_the_results_of_a_separate_evaluation(runs_with_and_wi
 
 def test_the_history_and_tensorboard_contain_the_results(runs_with_and_without):
     directory = runs_with_and_without[1]
-    history = [row for row in training_log.read_history(str(directory)) if evaluate.KNN in row or
-               evaluate.LINEAR_TOP_1 in row]
+    history = [
+        row
+        for row in training_log.read_history(str(directory))
+        if evaluate.KNN in row or evaluate.LINEAR_TOP_1 in row
+    ]
     results = read_results(directory)
     assert [(row["step"], row[evaluate.LINEAR_TOP_1]) for row in history] == [
-        (step, results[f"result_{step}.json"][evaluate.LINEAR_TOP_1]) for step in (2, 4, 5)]
-    steps = {event.step for path in (directory / "eval").iterdir()
-             for event in tf.compat.v1.train.summary_iterator(str(path))
-             for value in event.summary.value if value.tag == evaluate.KNN}
+        (step, results[f"result_{step}.json"][evaluate.LINEAR_TOP_1]) for step in (2, 4, 5)
+    ]
+    steps = {
+        event.step
+        for path in (directory / "eval").iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == evaluate.KNN
+    }
     assert steps == {2, 4}
 
 
@@ -99,7 +119,9 @@ def test_the_progress_line_shows_the_last_evaluation(tmp_path, capsys):
     assert not any(line.startswith("step 2/5") and "eval_knn" in line for line in lines)
 
 
-def test_a_stopped_evaluation_is_repeated_when_the_run_resumes(runs_with_and_without, tmp_path, monkeypatch):
+def test_a_stopped_evaluation_is_repeated_when_the_run_resumes(
+    runs_with_and_without, tmp_path, monkeypatch
+):
     def stop(self, step, *_):
         raise Stopped("stopped by SIGTERM")
 
@@ -112,8 +134,9 @@ def test_a_stopped_evaluation_is_repeated_when_the_run_resumes(runs_with_and_wit
     assert_same_bits(runs_with_and_without[0], tmp_path)
 
 
-def test_a_signal_between_checkpoint_and_evaluation_does_not_change_results(runs_with_and_without, tmp_path,
-                                                                            monkeypatch):
+def test_a_signal_between_checkpoint_and_evaluation_does_not_change_results(
+    runs_with_and_without, tmp_path, monkeypatch
+):
     save = train._save
 
     def save_and_signal(config, state, *arguments):
@@ -131,23 +154,43 @@ def test_a_signal_between_checkpoint_and_evaluation_does_not_change_results(runs
 
 def test_keep_best_keeps_the_checkpoint_with_the_best_evaluation(tmp_path, monkeypatch):
     accuracies = {2: 0.9, 4: 0.8, 5: 0.7}
-    monkeypatch.setattr(evaluate.Evaluator, "linear_head", lambda self, step: {evaluate.LINEAR_TOP_1: accuracies[step]})
+    monkeypatch.setattr(
+        evaluate.Evaluator,
+        "linear_head",
+        lambda self, step: {evaluate.LINEAR_TOP_1: accuracies[step]},
+    )
     run(tmp_path, mode="train", eval_epochs=1, keep_best=True, **SETTINGS)
     assert {path.stem for path in (tmp_path / "best").glob("ckpt-*.index")} == {"ckpt-2"}
 
 
 def test_keep_best_uses_the_knn_accuracy_if_there_is_no_linear_head(tmp_path, monkeypatch):
     accuracies = {2: 0.8, 4: 0.9, 5: 0.7}
-    monkeypatch.setattr(evaluate.Evaluator, "probe_frozen_encoder", lambda self, step: {evaluate.KNN: accuracies[step]})
-    run(tmp_path, mode="train", eval_epochs=1, keep_best=True, lineareval_while_pretraining=False,
-        **{**SETTINGS, "linear_head_learning_rate": None})
+    monkeypatch.setattr(
+        evaluate.Evaluator,
+        "probe_frozen_encoder",
+        lambda self, step: {evaluate.KNN: accuracies[step]},
+    )
+    run(
+        tmp_path,
+        mode="train",
+        eval_epochs=1,
+        keep_best=True,
+        lineareval_while_pretraining=False,
+        **{**SETTINGS, "linear_head_learning_rate": None},
+    )
     assert {path.stem for path in (tmp_path / "best").glob("ckpt-*.index")} == {"ckpt-4"}
 
 
 def test_images_without_labels_are_evaluated_with_the_contrastive_loss(tmp_path):
     write_images(tmp_path / "photos", *(f"{index}.png" for index in range(40)))
-    run(tmp_path / "run", mode="train_then_eval", dataset=f"folder:{tmp_path / 'photos'}", train_split="train",
-        eval_epochs=1, **{**SETTINGS, "train_steps": 2, "linear_head_learning_rate": None})
+    run(
+        tmp_path / "run",
+        mode="train_then_eval",
+        dataset=f"folder:{tmp_path / 'photos'}",
+        train_split="train",
+        eval_epochs=1,
+        **{**SETTINGS, "train_steps": 2, "linear_head_learning_rate": None},
+    )
     assert "eval/contrast_loss" in read_results(tmp_path / "run")["result_1.json"]
 
 
@@ -161,14 +204,31 @@ def partly_labeled(monkeypatch):
     return source
 
 
-def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_loss(partly_labeled, tmp_path, capsys):
+def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_loss(
+    partly_labeled, tmp_path, capsys
+):
     config = Config(**TINY, eval_split="test", mode="train", eval_epochs=1)
-    assert evaluate.config_during_training(config, digits.digits_source()).eval_protocols == ("linear_head", "knn")
-    assert evaluate.config_during_training(config, partly_labeled).eval_protocols == ("contrastive",)
-    run(tmp_path, mode="train_then_eval", **{**SETTINGS, "train_steps": 1, "linear_head_learning_rate": None})
-    assert "linear head: off (no labels were found in train[:64] of digits)\n" in capsys.readouterr().out
+    assert evaluate.config_during_training(config, digits.digits_source()).eval_protocols == (
+        "linear_head",
+        "knn",
+    )
+    assert evaluate.config_during_training(config, partly_labeled).eval_protocols == (
+        "contrastive",
+    )
+    run(
+        tmp_path,
+        mode="train_then_eval",
+        **{**SETTINGS, "train_steps": 1, "linear_head_learning_rate": None},
+    )
+    assert (
+        "linear head: off (no labels were found in train[:64] of digits)\n"
+        in capsys.readouterr().out
+    )
     results = read_results(tmp_path)["result.json"]
-    assert "eval/contrast_loss" in results and not {evaluate.LINEAR_TOP_1, evaluate.KNN} & results.keys()
+    assert (
+        "eval/contrast_loss" in results
+        and not {evaluate.LINEAR_TOP_1, evaluate.KNN} & results.keys()
+    )
     run(tmp_path, mode="eval", eval_name="again")
     assert read_results(tmp_path / "again")["result.json"] == pytest.approx(results)
 
@@ -182,25 +242,65 @@ def test_resumed_runs_on_unlabeled_examples_keep_the_recorded_linear_head(partly
     assert (tmp_path / "ckpt-2.index").exists()
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(eval_protocol="knn"), "--train_split=train[:64]: no labels were found in this split of digits. Use"),
-    (dict(train_mode="supervised", mode="train"), "--train_split=train[:64]: no labels were found"),
-    (dict(train_split="test", eval_split="train[:64]"),
-     "--eval_split=train[:64]: no labels were found in this split of digits. Use a split with labels, or --eval_p"),
-    (dict(train_mode="supervised", mode="train", train_split="test", eval_split="train[:64]", eval_epochs=1),
-     "--eval_split=train[:64]: no labels were found in this split of digits. Use a split with labels."),
-])
-def test_splits_without_the_required_labels_are_rejected_before_training(partly_labeled, tmp_path, settings, message):
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (
+            dict(eval_protocol="knn"),
+            "--train_split=train[:64]: no labels were found in this split of digits. Use",
+        ),
+        (
+            dict(train_mode="supervised", mode="train"),
+            "--train_split=train[:64]: no labels were found",
+        ),
+        (
+            dict(train_split="test", eval_split="train[:64]"),
+            (
+                "--eval_split=train[:64]: no labels were found in this split of digits. Use a split"
+                " with labels, or --eval_p"
+            ),
+        ),
+        (
+            dict(
+                train_mode="supervised",
+                mode="train",
+                train_split="test",
+                eval_split="train[:64]",
+                eval_epochs=1,
+            ),
+            (
+                "--eval_split=train[:64]: no labels were found in this split of digits. Use a split"
+                " with labels."
+            ),
+        ),
+    ],
+)
+def test_splits_without_the_required_labels_are_rejected_before_training(
+    partly_labeled, tmp_path, settings, message
+):
     with pytest.raises(UserError) as error:
-        run(tmp_path / "run", given=("eval_split",), **{"mode": "train_then_eval", "eval_split": "test", **settings})
+        run(
+            tmp_path / "run",
+            given=("eval_split",),
+            **{"mode": "train_then_eval", "eval_split": "test", **settings},
+        )
     assert str(error.value).startswith(message) and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(mode="eval", eval_epochs=1), "--eval_epochs=1: this flag is only valid for training"),
-    (dict(mode="train", keep_best=True), "--keep_best: --mode=train does not evaluate. Set --eval_epochs"),
-    (dict(mode="train", eval_epochs=1, eval_split="missing"), "--eval_split=missing: digits has no such split"),
-])
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(mode="eval", eval_epochs=1), "--eval_epochs=1: this flag is only valid for training"),
+        (
+            dict(mode="train", keep_best=True),
+            "--keep_best: --mode=train does not evaluate. Set --eval_epochs",
+        ),
+        (
+            dict(mode="train", eval_epochs=1, eval_split="missing"),
+            "--eval_split=missing: digits has no such split",
+        ),
+    ],
+)
 def test_unusable_settings_give_one_line_errors(tmp_path, settings, message):
     with pytest.raises(UserError) as error:
         run(tmp_path / "run", given=("eval_split",), **settings)
@@ -209,15 +309,25 @@ def test_unusable_settings_give_one_line_errors(tmp_path, settings, message):
 
 def test_keep_best_requires_labels(tmp_path):
     write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
-    settings = dict(dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1, keep_best=True)
+    settings = dict(
+        dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1, keep_best=True
+    )
     with pytest.raises(UserError, match="--keep_best: this flag requires an accuracy, but"):
         run(tmp_path / "run", mode="train_then_eval", **settings)
 
 
 def test_eval_epochs_is_rejected_if_the_data_set_has_only_a_train_split(tmp_path):
     write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
-    with pytest.raises(UserError, match="--eval_epochs=1: .* has only a train split. Use --mode=train_then_eval, "):
-        run(tmp_path / "run", mode="train", dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1)
+    with pytest.raises(
+        UserError, match="--eval_epochs=1: .* has only a train split. Use --mode=train_then_eval, "
+    ):
+        run(
+            tmp_path / "run",
+            mode="train",
+            dataset=f"folder:{tmp_path / 'photos'}",
+            train_split="train",
+            eval_epochs=1,
+        )
 
 
 def test_evaluation_during_training_works_on_two_replicas(two_replicas, tmp_path, monkeypatch):
@@ -227,4 +337,9 @@ def test_evaluation_during_training_works_on_two_replicas(two_replicas, tmp_path
     for name, epochs in (("without", 0), ("with", 1)):
         run(tmp_path / name, mode="train", eval_epochs=epochs, **SETTINGS)
     assert_same_bits(tmp_path / "without", tmp_path / "with")
-    assert read_results(tmp_path / "with").keys() == {"result.json", "result_2.json", "result_4.json", "result_5.json"}
+    assert read_results(tmp_path / "with").keys() == {
+        "result.json",
+        "result_2.json",
+        "result_4.json",
+        "result_5.json",
+    }

@@ -22,7 +22,9 @@ GROUPS = [
     {"paper", "benchmarks"},
 ]
 GROUP_OF = {name: number for number, names in enumerate(GROUPS) for name in names}
-MODULES = sorted(path for name in GROUP_OF for path in [*ROOT.glob(f"{name}.py"), *ROOT.glob(f"{name}/**/*.py")])
+MODULES = sorted(
+    path for name in GROUP_OF for path in [*ROOT.glob(f"{name}.py"), *ROOT.glob(f"{name}/**/*.py")]
+)
 
 
 def name_of(path):
@@ -37,8 +39,11 @@ def imports(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "tensorflow_startup.load" and isinstance(
-                node.args[0], ast.Constant):
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "tensorflow_startup.load"
+            and isinstance(node.args[0], ast.Constant)
+        ):
             yield node.args[0].value
 
 
@@ -53,7 +58,9 @@ def test_modules_import_only_from_earlier_groups(path):
     importer = name_of(path).split(".")[0]
     for imported in imports(path):
         name = imported.split(".")[0]
-        assert name == importer and path.parent != ROOT or GROUP_OF.get(name, -1) < GROUP_OF[importer], imported
+        assert (
+            name == importer and path.parent != ROOT or GROUP_OF.get(name, -1) < GROUP_OF[importer]
+        ), imported
 
 
 def listed_settings(tree):
@@ -77,8 +84,11 @@ def test_settings_are_classified_only_in_config(path):
 def test_packages_have_no_import_cycles(package):
     graph = {}
     for path in (ROOT / package).glob("*.py"):
-        graph[name_of(path)] = {".".join(imported.split(".")[:2]) for imported in imports(path)
-                                if imported.startswith(f"{package}.")}
+        graph[name_of(path)] = {
+            ".".join(imported.split(".")[:2])
+            for imported in imports(path)
+            if imported.startswith(f"{package}.")
+        }
     order = list(graphlib.TopologicalSorter(graph).static_order())  # Raises CycleError.
     assert set(order) >= set(graph)
 

@@ -28,15 +28,25 @@ def assert_equal_results(strategy, settings):
     for name, value in expected.items():
         # Only logged scalars have the type float32.
         tolerance = 2e-7 if np.asarray(value).dtype == np.float32 else 1e-10
-        np.testing.assert_allclose(results[name], value, rtol=0, atol=max(tolerance * np.abs(value).max(), 1e-12),
-                                   err_msg=name)
+        np.testing.assert_allclose(
+            results[name],
+            value,
+            rtol=0,
+            atol=max(tolerance * np.abs(value).max(), 1e-12),
+            err_msg=name,
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [
-    {**BLUR, "se_ratio": 0.25, "loss_block_rows": 3},
-    {"sk_ratio": 0.0625, "contrastive_loss": "nt_logistic"},
-    {"micro_batch_size": 4, "contrastive_loss": "margin_triplet", "semi_hard": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**BLUR, "se_ratio": 0.25, "loss_block_rows": 3},
+        {"sk_ratio": 0.0625, "contrastive_loss": "nt_logistic"},
+        {"micro_batch_size": 4, "contrastive_loss": "margin_triplet", "semi_hard": True},
+    ],
+    ids=str,
+)
 def test_compiled_step_on_one_replica(settings, float64, unoptimized_graphs):
     assert_equal_results(ONE, settings)
 
@@ -53,11 +63,15 @@ def test_compiled_step_on_two_replicas(micro_batch_size, float64):
 def test_compiled_step_in_half_precision(precision, tiny_resnet):
     def total_loss(jit_compile):
         keras.utils.set_random_seed(1)
-        config = replica_worker.make_config({"precision": precision, "jit_compile": jit_compile, "train_steps": 10})
+        config = replica_worker.make_config(
+            {"precision": precision, "jit_compile": jit_compile, "train_steps": 10}
+        )
         model = model_lib.build_model(config, replica_worker.CLASSES)
         optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
         run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, ONE))
-        scalars, num_finite_steps = run_steps(replica_worker.distributed_batches(config, ONE), tf.constant(2))
+        scalars, num_finite_steps = run_steps(
+            replica_worker.distributed_batches(config, ONE), tf.constant(2)
+        )
         assert num_finite_steps == 2
         return float(scalars["train/total_loss"])
 
@@ -76,25 +90,47 @@ def test_all_micro_batches_use_the_same_program(unoptimized_graphs):
     def second_pass(index):
         return passes._add_gradients(batch, passes._zero_z(), index, passes._zero_sums())
 
-    programs = [second_pass.experimental_get_compiler_ir(tf.constant(index))(stage="hlo") for index in (0, 3)]
+    programs = [
+        second_pass.experimental_get_compiler_ir(tf.constant(index))(stage="hlo")
+        for index in (0, 3)
+    ]
     assert programs[0] == programs[1]
 
 
 def test_several_cpus_give_a_one_line_error(two_replicas):
-    with pytest.raises(UserError, match="^--jit_compile: XLA cannot compile communication between CPUs. Remove"):
+    with pytest.raises(
+        UserError, match="^--jit_compile: XLA cannot compile communication between CPUs. Remove"
+    ):
         devices.check_jit_compile(two_replicas)
     devices.check_jit_compile(ONE)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(tf.__version__.startswith("2.15."), reason="TensorFlow 2.15 cannot load programs for CPUs")
+@pytest.mark.skipif(
+    tf.__version__.startswith("2.15."), reason="TensorFlow 2.15 cannot load programs for CPUs"
+)
 def test_later_runs_use_the_compiled_program_on_disk(tmp_path):
     def train(name):
-        command = [sys.executable, "run.py", "--mode=train", "--dataset=digits", "--image_size=8", "--resnet_depth=10",
-                   "--train_batch_size=8", "--train_steps=2", "--seed=1", "--jit_compile",
-                   f"--model_dir={tmp_path}/{name}"]
-        environment = {**os.environ, "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={tmp_path}"}
-        process = subprocess.run(command, cwd=ROOT, env=environment, check=True, text=True, capture_output=True)
+        command = [
+            sys.executable,
+            "run.py",
+            "--mode=train",
+            "--dataset=digits",
+            "--image_size=8",
+            "--resnet_depth=10",
+            "--train_batch_size=8",
+            "--train_steps=2",
+            "--seed=1",
+            "--jit_compile",
+            f"--model_dir={tmp_path}/{name}",
+        ]
+        environment = {
+            **os.environ,
+            "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={tmp_path}",
+        }
+        process = subprocess.run(
+            command, cwd=ROOT, env=environment, check=True, text=True, capture_output=True
+        )
         assert "compiling the training step with XLA" in process.stdout + process.stderr
         return {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.pb")}
 

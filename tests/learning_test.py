@@ -12,8 +12,17 @@ from support.runs import run
 
 pytestmark = pytest.mark.slow
 SETTINGS = dict(
-    mode="train_then_eval", stem="imagenet", image_size=24, proj_out_dim=128, learning_rate=0.1,
-    learning_rate_scaling="sqrt", linear_head_learning_rate=0.1, temperature=0.2, eval_batch_size=256, seed=1)
+    mode="train_then_eval",
+    stem="imagenet",
+    image_size=24,
+    proj_out_dim=128,
+    learning_rate=0.1,
+    learning_rate_scaling="sqrt",
+    linear_head_learning_rate=0.1,
+    temperature=0.2,
+    eval_batch_size=256,
+    seed=1,
+)
 UNTRAINED = "/untrained_encoder"
 
 
@@ -26,9 +35,22 @@ def test_the_pretrained_encoder_reaches_the_documented_accuracy_on_digits(tmp_pa
     results = []
     for seed in (1, 2, 3):
         directory = tmp_path / str(seed)
-        run(directory, dataset="digits", resnet_depth=18, num_proj_layers=3, train_split="train", train_batch_size=256,
-            train_epochs=15, warmup_epochs=4, min_crop_area=0.3, random_flip=False, color_jitter_strength=1.0,
-            eval_protocol="lbfgs,knn", eval_baselines=True, **{**SETTINGS, "seed": seed})
+        run(
+            directory,
+            dataset="digits",
+            resnet_depth=18,
+            num_proj_layers=3,
+            train_split="train",
+            train_batch_size=256,
+            train_epochs=15,
+            warmup_epochs=4,
+            min_crop_area=0.3,
+            random_flip=False,
+            color_jitter_strength=1.0,
+            eval_protocol="lbfgs,knn",
+            eval_baselines=True,
+            **{**SETTINGS, "seed": seed},
+        )
         results.append(read_results(directory))
     mean = {metric: np.mean([result[metric] for result in results]) for metric in results[0]}
     # A single run varies by more than 0.02 with the seed and the processor.
@@ -37,10 +59,11 @@ def test_the_pretrained_encoder_reaches_the_documented_accuracy_on_digits(tmp_pa
         assert mean[metric] > mean[metric + UNTRAINED] + 0.2
 
 
-# A data set in which the color identifies the image and the texture is the class. Both are visible in every crop.
+# A data set in which the color identifies the image and the texture is the class. Both are visible
+# in every crop.
 TEXTURES = {
     "checks": lambda y, x: (x // 3 + y // 3) % 2,
-    "dots": lambda y, x: (x % 6 - 2.5)**2 + (y % 6 - 2.5)**2 < 6,
+    "dots": lambda y, x: (x % 6 - 2.5) ** 2 + (y % 6 - 2.5) ** 2 < 6,
     "horizontal": lambda y, x: y // 3 % 2,
     "vertical": lambda y, x: x // 3 % 2,
 }
@@ -71,14 +94,27 @@ def test_color_distortion_prevents_the_color_shortcut(textures, tmp_path):
     results = []
     for strength in (0.0, 1.0):
         directory = tmp_path / str(strength)
-        run(directory, dataset=f"folder:{textures}", resnet_depth=10, train_split="train", train_batch_size=128,
-            train_steps=100, warmup_epochs=1, color_jitter_strength=strength, use_blur=False,
-            eval_protocol="lbfgs,contrastive", eval_baselines=True, **SETTINGS)
+        run(
+            directory,
+            dataset=f"folder:{textures}",
+            resnet_depth=10,
+            train_split="train",
+            train_batch_size=128,
+            train_steps=100,
+            warmup_epochs=1,
+            color_jitter_strength=strength,
+            use_blur=False,
+            eval_protocol="lbfgs,contrastive",
+            eval_baselines=True,
+            **SETTINGS,
+        )
         results.append(read_results(directory))
     with_crops_alone, with_color = results
-    # With crops alone, the contrastive task can be solved by color, and the encoder discards the texture.
+    # With crops alone, the contrastive task can be solved by color, and the encoder discards the
+    # texture.
     assert with_crops_alone["eval/contrast_acc"] > 0.9 > 0.3 > with_color["eval/contrast_acc"]
     assert with_crops_alone[evaluate.LBFGS] < with_crops_alone[evaluate.LBFGS + UNTRAINED]
-    # Measured with AVX512 and with AVX2: 0.90 and 0.88 with color distortion, 0.32 and 0.34 without, 0.61 untrained.
+    # Measured with AVX512 and with AVX2: 0.90 and 0.88 with color distortion, 0.32 and 0.34
+    # without, 0.61 untrained.
     assert with_color[evaluate.LBFGS] > with_color[evaluate.LBFGS + UNTRAINED] + 0.2
     assert with_color[evaluate.LBFGS] > with_crops_alone[evaluate.LBFGS] + 0.4

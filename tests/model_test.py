@@ -38,9 +38,16 @@ def test_schedule_matches_the_original(case):
 def test_epochs_are_rounded_to_whole_steps_as_in_the_original():
     config = Config(train_batch_size=512, train_epochs=3, warmup_epochs=2.5, checkpoint_epochs=2)
     steps = model_lib.count_steps(config, 50_000)
-    assert steps == model_lib.Steps(train=50_000 * 3 // 512 + 1, warmup=244, epoch=98, checkpoint=196, evaluation=0)
-    assert model_lib.count_steps(config.replace(train_steps=7, checkpoint_steps=5), 50_000).train == 7
-    assert model_lib.count_steps(config.replace(train_steps=7, checkpoint_steps=5), 50_000).checkpoint == 5
+    assert steps == model_lib.Steps(
+        train=50_000 * 3 // 512 + 1, warmup=244, epoch=98, checkpoint=196, evaluation=0
+    )
+    assert (
+        model_lib.count_steps(config.replace(train_steps=7, checkpoint_steps=5), 50_000).train == 7
+    )
+    assert (
+        model_lib.count_steps(config.replace(train_steps=7, checkpoint_steps=5), 50_000).checkpoint
+        == 5
+    )
     assert model_lib.count_steps(config.replace(eval_epochs=3), 50_000).evaluation == 294
 
 
@@ -54,7 +61,9 @@ def test_checkpoints_are_written_at_both_intervals_and_at_the_last_step():
 
 
 def test_schedule_shorter_than_its_warmup_is_finite():
-    schedule = model_lib.WarmUpAndCosineDecay(0.3, 50_000, train_batch_size=512, train_steps=10, warmup_epochs=10)
+    schedule = model_lib.WarmUpAndCosineDecay(
+        0.3, 50_000, train_batch_size=512, train_steps=10, warmup_epochs=10
+    )
     rates = [float(schedule(step)) for step in range(11)]
     np.testing.assert_allclose(rates, [0.6 * step / 976 for step in range(11)], rtol=1e-5)
 
@@ -62,22 +71,33 @@ def test_schedule_shorter_than_its_warmup_is_finite():
 @pytest.mark.parametrize("learning_rate, scaling", [(0.3, "linear"), (0.075, "sqrt")])
 def test_both_scalings_give_the_learning_rate_of_the_paper(learning_rate, scaling):
     """The paper's learning rate for batch size 4096 is 4.8, after 10 epochs of ImageNet (2.3 and B.1)."""
-    config = Config(train_batch_size=4096, learning_rate=learning_rate, learning_rate_scaling=scaling,
-                    warmup_epochs=10, train_epochs=100)
+    config = Config(
+        train_batch_size=4096,
+        learning_rate=learning_rate,
+        learning_rate_scaling=scaling,
+        warmup_epochs=10,
+        train_epochs=100,
+    )
     schedule, warmup_steps = model_lib.build_schedule(config, 1_281_167), 10 * 1_281_167 // 4096
     rates = [float(schedule(step)) for step in (0, warmup_steps // 2, warmup_steps)]
     np.testing.assert_allclose(rates, [0, 4.8 * (warmup_steps // 2) / warmup_steps, 4.8], rtol=1e-6)
 
 
 def test_train_steps_sets_the_end_of_the_schedule():
-    schedule = model_lib.build_schedule(Config(train_steps=10, warmup_epochs=0, train_batch_size=512), 50_000)
+    schedule = model_lib.build_schedule(
+        Config(train_steps=10, warmup_epochs=0, train_batch_size=512), 50_000
+    )
     rates = [float(schedule(step)) for step in (0, 5, 10)]
     np.testing.assert_allclose(rates, [0.6, 0.3, 0], atol=1e-6)
 
 
 def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
-    config = Config(train_batch_size=512, learning_rate=0.2, learning_rate_scaling="sqrt",
-                    linear_head_learning_rate=0.1)
+    config = Config(
+        train_batch_size=512,
+        learning_rate=0.2,
+        learning_rate_scaling="sqrt",
+        linear_head_learning_rate=0.1,
+    )
     assert model_lib.linear_head_rate_ratio(config) == pytest.approx(0.1 * 2 / (0.2 * 512**0.5))
 
 
@@ -104,7 +124,9 @@ def test_views_steps_and_seeds_have_independent_blur():
 
 def case_views(arrays, case, size):
     """Returns the input of a recorded case, with all first views before all second views."""
-    pairs = np.random.default_rng(int(arrays[f"{case}/views_seed"])).uniform(0, 1, (4, size, size, 6))
+    pairs = np.random.default_rng(int(arrays[f"{case}/views_seed"])).uniform(
+        0, 1, (4, size, size, 6)
+    )
     pairs = pairs.astype(np.float32)
     return np.concatenate([pairs[..., :3], pairs[..., 3:]])
 
@@ -117,7 +139,11 @@ def test_network_outputs_in_inference_mode_match_the_original(case):
     shapes = {key: variable.shape.as_list() for key, variable in variables.items()}
     assert shapes in list(golden.load_json("checkpoint_keys").values())
     outputs = model(case_views(NETWORK, case, config.image_size), training=False)
-    for ours, theirs in (("final_avg_pool", "hidden"), ("proj_head_output", "proj"), ("logits_sup", "logits")):
+    for ours, theirs in (
+        ("final_avg_pool", "hidden"),
+        ("proj_head_output", "proj"),
+        ("logits_sup", "logits"),
+    ):
         assert golden.relative_error(outputs[ours], NETWORK[f"{case}/eval/{theirs}"]) < 1e-5
 
 
@@ -139,16 +165,26 @@ def test_three_training_steps_match_the_original(case, float64):
     start = {key: variable.numpy() for key, variable in variables.items()}
     schedule = model_lib.build_schedule(config, settings["num_examples"])
     optimizer = model_lib.build_optimizer(config, schedule, model)
-    step = tf.function(TrainStep(model, optimizer, config.replace(seed=0), tf.distribute.get_strategy()))
+    step = tf.function(
+        TrainStep(model, optimizer, config.replace(seed=0), tf.distribute.get_strategy())
+    )
     random = np.random.default_rng(settings["data_seed"])
     size = config.image_size
     for step_index in range(3):
         views = random.uniform(0, 1, (16, size, size, 6)).astype(np.float32)
         reported, _ = step(tf.constant(views), tf.constant(random.integers(0, 10, 16)))
-        losses = [reported[f"train/{name}"] for name in ("contrast_loss", "supervised_loss", "weight_decay")]
+        losses = [
+            reported[f"train/{name}"]
+            for name in ("contrast_loss", "supervised_loss", "weight_decay")
+        ]
         np.testing.assert_allclose(losses, TRAIN_STEP[f"{case}/step{step_index}/losses"], rtol=2e-6)
-        moved = [np.linalg.norm(variables[str(key)].numpy() - start[str(key)]) for key in TRAIN_STEP[f"{case}/keys"]]
-        np.testing.assert_allclose(moved, TRAIN_STEP[f"{case}/step{step_index}/delta_norms"], rtol=1e-6, atol=1e-12)
+        moved = [
+            np.linalg.norm(variables[str(key)].numpy() - start[str(key)])
+            for key in TRAIN_STEP[f"{case}/keys"]
+        ]
+        np.testing.assert_allclose(
+            moved, TRAIN_STEP[f"{case}/step{step_index}/delta_norms"], rtol=1e-6, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("width, millions", [(1, 24), (2, 94), (4, 375)])
@@ -172,7 +208,8 @@ def test_initial_weight_distribution_matches_the_original():
             values = layer.kernel.numpy()
             expected = np.sqrt(1 / np.prod(values.shape[:-1]))
             assert values.std() == pytest.approx(expected, rel=0.03)
-            assert np.abs(values).max() < 2.3 * expected  # Values are truncated at 2.27 standard deviations.
+            # Values are truncated at 2.27 standard deviations.
+            assert np.abs(values).max() < 2.3 * expected
         if isinstance(layer, keras.layers.Dense):
             assert layer.kernel.numpy().std() == pytest.approx(0.01, rel=0.05)
             assert not layer.use_bias or not layer.bias.numpy().any()
@@ -181,22 +218,35 @@ def test_initial_weight_distribution_matches_the_original():
             assert (first.gamma.numpy() == 1).all() and (last.gamma.numpy() == 0).all()
 
 
-@pytest.mark.parametrize("settings", [
-    dict(resnet_depth=18, sk_ratio=0.0625), dict(resnet_depth=50, sk_ratio=0.0625, se_ratio=0.25),
-    dict(resnet_depth=50, se_ratio=0.25), dict(resnet_depth=18, stem="imagenet", width_multiplier=2)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(resnet_depth=18, sk_ratio=0.0625),
+        dict(resnet_depth=50, sk_ratio=0.0625, se_ratio=0.25),
+        dict(resnet_depth=50, se_ratio=0.25),
+        dict(resnet_depth=18, stem="imagenet", width_multiplier=2),
+    ],
+)
 def test_every_weight_of_each_architecture_variant_has_a_gradient(settings):
     config = Config(image_size=32, **settings)
     model = model_lib.build_model(config, 3)
     with tf.GradientTape() as tape:
         outputs = model(tf.random.uniform([4, 32, 32, 3]), training=True)
-        loss = tf.reduce_sum(outputs["proj_head_output"][:, :7]) + tf.reduce_sum(tf.square(outputs["logits_sup"]))
+        loss = tf.reduce_sum(outputs["proj_head_output"][:, :7]) + tf.reduce_sum(
+            tf.square(outputs["logits_sup"])
+        )
     assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_variables))
-    channels = (512 if settings["resnet_depth"] == 18 else 2048) * settings.get("width_multiplier", 1)
+    channels = (512 if settings["resnet_depth"] == 18 else 2048) * settings.get(
+        "width_multiplier", 1
+    )
     assert outputs["final_avg_pool"].shape == [4, channels]
     keys = restoring.variables_by_key(model=model)
     if settings["resnet_depth"] == 50 and "se_ratio" in settings:
         index = 8 if "sk_ratio" in settings else 9
-        assert f"model/resnet_model/block_groups/0/layers/0/conv_relu_dropblock_layers/{index}/se_reduce/kernel" in keys
+        assert (
+            f"model/resnet_model/block_groups/0/layers/0/conv_relu_dropblock_layers/{index}/se_reduce/kernel"
+            in keys
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------- heads
@@ -204,7 +254,9 @@ def test_every_weight_of_each_architecture_variant_has_a_gradient(settings):
 
 @pytest.mark.parametrize("mode, layers", [("none", 0), ("linear", 1), ("nonlinear", 2)])
 def test_projection_heads_have_the_right_layers_and_outputs(mode, layers):
-    config = Config(resnet_depth=10, image_size=8, proj_head_mode=mode, num_proj_layers=2, proj_out_dim=16)
+    config = Config(
+        resnet_depth=10, image_size=8, proj_head_mode=mode, num_proj_layers=2, proj_out_dim=16
+    )
     model = model_lib.build_model(config, 4)
     outputs = model(tf.random.uniform([4, 8, 8, 3]), training=True)
     assert model.num_proj_layers == layers
@@ -214,8 +266,13 @@ def test_projection_heads_have_the_right_layers_and_outputs(mode, layers):
 
 def test_ft_proj_selector_selects_the_classifier_input():
     for selector, width in ((0, 512), (1, 512), (-1, 16), (2, 16), (-3, 512)):
-        config = Config(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16,
-                        ft_proj_selector=selector)
+        config = Config(
+            resnet_depth=10,
+            image_size=8,
+            num_proj_layers=2,
+            proj_out_dim=16,
+            ft_proj_selector=selector,
+        )
         model = model_lib.build_model(config, 4)
         assert model.supervised_head.linear_layer.dense.kernel.shape[0] == width
         outputs = model(tf.random.uniform([2, 8, 8, 3]), training=False)
@@ -229,8 +286,11 @@ def test_gradients_of_the_linear_head_do_not_reach_the_encoder():
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.random.uniform([2, 8, 8, 3]), training=True)["logits_sup"])
-    reached = [v for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables))
-               if g is not None]
+    reached = [
+        v
+        for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables))
+        if g is not None
+    ]
     assert {v.ref() for v in reached} == {v.ref() for v in model.supervised_head.variables}
 
 
@@ -240,7 +300,7 @@ def test_untrained_encoder_sees_only_a_corner_of_a_small_image():
     images = tf.random.stateless_uniform([1, 24, 24, 3], [0, 0])
     with tf.GradientTape() as tape:
         tape.watch(images)
-        total = tf.reduce_sum(model(images, training=False)["final_avg_pool"]**2)
+        total = tf.reduce_sum(model(images, training=False)["final_avg_pool"] ** 2)
     rows, columns = np.nonzero(np.abs(tape.gradient(total, images)[0]).sum(-1))
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (0, 7, 0, 7)
 
@@ -260,7 +320,9 @@ def test_batch_norm_matches_numpy(shape):
     np.testing.assert_allclose(layer.moving_variance, 0.7 + 0.3 * variance, rtol=1e-5)
     moving = [layer.moving_mean.numpy(), layer.moving_variance.numpy()]
     frozen = layer(inputs, training=False)
-    np.testing.assert_allclose(frozen, (inputs - moving[0]) / np.sqrt(moving[1] + 1e-5), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        frozen, (inputs - moving[0]) / np.sqrt(moving[1] + 1e-5), rtol=1e-4, atol=1e-5
+    )
     layer.trainable = False
     np.testing.assert_array_equal(layer(inputs, training=True), frozen)
     np.testing.assert_array_equal(layer.moving_mean, moving[0])
@@ -275,8 +337,12 @@ def test_fused_and_unfused_batch_norm_agree():
         layer.build(x.shape)
         if plain:
             layer._fused = lambda values, beta, layer=layer: (
-                lambda mean, variance: (layer._normalize(values, mean, variance, beta), mean, variance))(
-                    *layer._moments(values))
+                lambda mean, variance: (
+                    layer._normalize(values, mean, variance, beta),
+                    mean,
+                    variance,
+                )
+            )(*layer._moments(values))
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = tf.reduce_sum(tf.sin(layer(x, training=True)))
@@ -293,9 +359,14 @@ def test_moving_statistics_do_not_depend_on_the_number_of_replicas(two_replicas)
         layer = resnet.BatchNorm()
         layer.build((None, 4, 4, 3))
     local_inputs = two_replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(inputs[context.replica_id_in_sync_group * 4:][:4]))
-    run = tf.function(lambda: two_replicas.run(lambda x: layer(x, training=True), args=(local_inputs,)))
-    outputs = np.concatenate([output.numpy() for output in two_replicas.experimental_local_results(run())])
+        lambda context: tf.constant(inputs[context.replica_id_in_sync_group * 4 :][:4])
+    )
+    run = tf.function(
+        lambda: two_replicas.run(lambda x: layer(x, training=True), args=(local_inputs,))
+    )
+    outputs = np.concatenate(
+        [output.numpy() for output in two_replicas.experimental_local_results(run())]
+    )
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
     np.testing.assert_allclose(layer.moving_variance.numpy(), single.moving_variance, rtol=1e-6)
     np.testing.assert_allclose(layer.moving_mean.numpy(), single.moving_mean, rtol=1e-5, atol=1e-8)
@@ -309,15 +380,26 @@ def test_loss_includes_the_weight_decay_that_the_optimizer_does_not_apply():
     kernel = model.supervised_head.linear_layer.dense.kernel
     expected = 0.25 * np.sum(np.square(kernel))
     np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, "lars"), expected, rtol=1e-5)
-    norms = {v.ref() for layer in model.submodules if isinstance(layer, resnet.BatchNorm) for v in layer.variables}
-    total = sum(float(np.sum(np.square(v))) for v in model.trainable_variables if v.ref() not in norms)
+    norms = {
+        v.ref()
+        for layer in model.submodules
+        if isinstance(layer, resnet.BatchNorm)
+        for v in layer.variables
+    }
+    total = sum(
+        float(np.sum(np.square(v))) for v in model.trainable_variables if v.ref() not in norms
+    )
     for optimizer in ("momentum", "adam"):
-        np.testing.assert_allclose(model_lib.add_weight_decay(model, 0.5, optimizer), 0.25 * total, rtol=1e-5)
+        np.testing.assert_allclose(
+            model_lib.add_weight_decay(model, 0.5, optimizer), 0.25 * total, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "momentum"])
 def test_flags_set_momentum_and_batch_norm_decay(optimizer):
-    config = Config(resnet_depth=10, image_size=8, optimizer=optimizer, momentum=0.5, batch_norm_decay=0.25)
+    config = Config(
+        resnet_depth=10, image_size=8, optimizer=optimizer, momentum=0.5, batch_norm_decay=0.25
+    )
     model = model_lib.build_model(config, 4)
     assert model_lib.build_optimizer(config, 0.1, model).get_config()["momentum"] == 0.5
     decays = [layer.momentum for layer in model.submodules if isinstance(layer, resnet.BatchNorm)]
@@ -327,8 +409,13 @@ def test_flags_set_momentum_and_batch_norm_decay(optimizer):
 def test_lars_excludes_vectors_and_the_linear_head_from_weight_decay():
     model = model_lib.build_model(Config(resnet_depth=10, image_size=8), 4)
     optimizer = model_lib.build_optimizer(Config(), 0.1, model)
-    excluded = {v.ref() for v in model.trainable_variables if optimizer.exclude_from_weight_decay(v)}
-    by_name = {v.ref() for v in model.trainable_variables
-               if any(word in v.name for word in ("gamma", "beta", "bias"))}
+    excluded = {
+        v.ref() for v in model.trainable_variables if optimizer.exclude_from_weight_decay(v)
+    }
+    by_name = {
+        v.ref()
+        for v in model.trainable_variables
+        if any(word in v.name for word in ("gamma", "beta", "bias"))
+    }
     head = {v.ref() for v in model.supervised_head.variables}
     assert excluded == by_name | head

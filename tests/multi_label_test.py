@@ -42,17 +42,27 @@ def tiny_voc(tmp_path_factory):
             image = np.full([40, 40, 3], 20, np.uint8)
             image[..., classes] = 220
             not_difficult = [label for label in classes if label < 2 or index % 4]
-            examples.append((index, {"image": image, "labels": classes, "labels_no_difficult": not_difficult}))
+            examples.append(
+                (index, {"image": image, "labels": classes, "labels_no_difficult": not_difficult})
+            )
         return examples
 
     directory = tmp_path_factory.mktemp("tfds")
     names = tfds.features.ClassLabel(names=CLASSES)
-    features = tfds.features.FeaturesDict({
-        "image": tfds.features.Image(shape=(None, None, 3)), "labels": tfds.features.Sequence(names),
-        "labels_no_difficult": tfds.features.Sequence(names)})
+    features = tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            "labels": tfds.features.Sequence(names),
+            "labels_no_difficult": tfds.features.Sequence(names),
+        }
+    )
     tfds.dataset_builders.store_as_tfds_dataset(
-        "tiny_voc", "1.0.0", features, {"train": make_examples(0, 64), "test": make_examples(64, 96)},
-        data_dir=directory)
+        "tiny_voc",
+        "1.0.0",
+        features,
+        {"train": make_examples(0, 64), "test": make_examples(64, 96)},
+        data_dir=directory,
+    )
     return str(directory)
 
 
@@ -93,15 +103,22 @@ def test_multi_label_loss_and_accuracy_match_a_loop_implementation():
 def test_average_precision_11_matches_hand_computed_values():
     # Precision is 1 at recall 1/3, 2/3 at recall 2/3, and 1/2 at recall 1.
     relevant, scores = np.array([1, 0, 1, 0, 0, 1], bool), np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    # Interpolated precision is 1 at recall levels 0 to 0.3, 2/3 at levels 0.4 to 0.6, and 1/2 at levels 0.7 to 1.
+    # Interpolated precision is 1 at recall levels 0 to 0.3, 2/3 at levels 0.4 to 0.6, and 1/2 at
+    # levels 0.7 to 1.
     expected = (4 * 1 + 3 * 2 / 3 + 4 / 2) / 11
     assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
     shuffled = np.random.default_rng(0).permutation(6)
-    assert metrics.average_precision_11(relevant[shuffled], scores[shuffled]) == pytest.approx(expected)
+    assert metrics.average_precision_11(relevant[shuffled], scores[shuffled]) == pytest.approx(
+        expected
+    )
     # With ten relevant examples, a recall of exactly 3/10 reaches the recall level 0.3.
     relevant = np.array([1] * 3 + [0] * 7 + [1] * 7, bool)
-    assert metrics.average_precision_11(relevant, -np.arange(17)) == pytest.approx((4 * 1 + 7 * 10 / 17) / 11)
-    assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == pytest.approx((8 * 1 + 3 * 10 / 17) / 11)
+    assert metrics.average_precision_11(relevant, -np.arange(17)) == pytest.approx(
+        (4 * 1 + 7 * 10 / 17) / 11
+    )
+    assert metrics.average_precision_11(relevant[::-1], -np.arange(17)) == pytest.approx(
+        (8 * 1 + 3 * 10 / 17) / 11
+    )
 
 
 def test_average_precision_11_matches_scikit_learn():
@@ -111,7 +128,8 @@ def test_average_precision_11_matches_scikit_learn():
     for _ in range(20):
         relevant, scores = random.random(50) < 0.3, random.standard_normal(50)
         precision, recall, _ = precision_recall_curve(relevant, scores)
-        precision, recall = precision[:-1], recall[:-1]  # The last point of the curve has no threshold.
+        # The last point of the curve has no threshold.
+        precision, recall = precision[:-1], recall[:-1]
         expected = np.mean([precision[recall >= tenth / 10 - 1e-9].max() for tenth in range(11)])
         assert metrics.average_precision_11(relevant, scores) == pytest.approx(expected)
 
@@ -120,35 +138,53 @@ def test_accuracies_match_scikit_learn():
     from sklearn.metrics import accuracy_score, balanced_accuracy_score, top_k_accuracy_score
 
     random = np.random.default_rng(1)
-    labels, logits = random.choice([0, 1, 3, 4, 5, 6, 7], 90), random.standard_normal((90, 8)).astype(np.float32)
+    labels, logits = (
+        random.choice([0, 1, 3, 4, 5, 6, 7], 90),
+        random.standard_normal((90, 8)).astype(np.float32),
+    )
     logits[np.arange(90), labels] += 1
     results, predictions = evaluate.linear_results(labels, logits), logits.argmax(1)
     assert results[evaluate.LINEAR_TOP_1] == pytest.approx(accuracy_score(labels, predictions))
-    assert results[evaluate.LINEAR_TOP_5] == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=range(8)))
+    assert results[evaluate.LINEAR_TOP_5] == pytest.approx(
+        top_k_accuracy_score(labels, logits, k=5, labels=range(8))
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Class 2 is predicted but has no examples.
-        assert results[evaluate.MEAN_PER_CLASS] == pytest.approx(balanced_accuracy_score(labels, predictions))
+        assert results[evaluate.MEAN_PER_CLASS] == pytest.approx(
+            balanced_accuracy_score(labels, predictions)
+        )
     assert measures.METRICS["mean_per_class"](labels, logits) == results[evaluate.MEAN_PER_CLASS]
-    assert results[evaluate.MEAN_PER_CLASS] != pytest.approx(results[evaluate.LINEAR_TOP_1], abs=1e-3)
+    assert results[evaluate.MEAN_PER_CLASS] != pytest.approx(
+        results[evaluate.LINEAR_TOP_1], abs=1e-3
+    )
 
 
 def test_mean_average_precision_ignores_unknown_labels_and_absent_classes():
     labels = np.array([[1, 0, 0], [0, -1, 0], [1, 1, 0], [0, 0, 0]])
     scores = np.array([[4, 1, 0], [3, 9, 0], [2, 8, 0], [1, 0, 0.0]])
-    # The first class has precision 1 up to recall 0.5, then 2/3. The second class has precision 1, because its unknown
-    # label is ignored.
+    # The first class has precision 1 up to recall 0.5, then 2/3. The second class has precision 1,
+    # because its unknown label is ignored.
     expected = ((6 * 1 + 5 * 2 / 3) / 11 + 1) / 2
     assert metrics.mean_average_precision_11(labels, scores) == pytest.approx(expected)
 
 
 def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, monkeypatch, capsys):
-    # This test must run before the tests with `tiny_resnet`, whose architecture cannot be inferred from checkpoints.
+    # This test must run before the tests with `tiny_resnet`, whose architecture cannot be inferred
+    # from checkpoints.
     settings = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
-    path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(str(tmp_path / "ckpt-1"))
+    path = tf.train.Checkpoint(model=model_lib.build_model(Config(**settings), 3)).write(
+        str(tmp_path / "ckpt-1")
+    )
     (tmp_path / "flags.json").write_text(json.dumps(settings))
     monkeypatch.setattr(logistic_regression, "PATH_ITERATIONS", 30)
-    command = ["linear", f"--checkpoint={path}", "--task=voc2007", "--dataset=tiny_voc", f"--data_dir={tiny_voc}",
-               "--validation=train[50%:]"]
+    command = [
+        "linear",
+        f"--checkpoint={path}",
+        "--task=voc2007",
+        "--dataset=tiny_voc",
+        f"--data_dir={tiny_voc}",
+        "--validation=train[50%:]",
+    ]
     with pytest.raises(SystemExit):  # With one example, no class has both positives and negatives.
         cli.main([*command, "--train=train[:1]", f"--out={tmp_path / 'one'}"])
     assert "there are too few labeled examples" in capsys.readouterr().err
@@ -156,33 +192,71 @@ def test_linear_evaluation_fits_one_classifier_per_class(tiny_voc, tmp_path, mon
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     saved = np.load(tmp_path / "out" / "predictions.npz")
     assert results["metric"] == "mean_average_precision" and (saved["labels"] == -1).any()
-    assert results["test"] == metrics.mean_average_precision_11(saved["labels"], saved["logits"]) > 0.7
+    assert (
+        results["test"] == metrics.mean_average_precision_11(saved["labels"], saved["logits"]) > 0.7
+    )
 
 
 @pytest.mark.parametrize("train_mode", ["pretrain", "supervised"])
 def test_multi_label_run_reports_the_mean_average_precision_of_its_predictions(
-        tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch):
+    tiny_voc, tiny_resnet, train_mode, tmp_path, monkeypatch
+):
     monkeypatch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
     config = Config(
-        mode="train_then_eval", train_mode=train_mode, dataset="tiny_voc", data_dir=tiny_voc, image_size=8,
-        resnet_depth=10, train_batch_size=16, micro_batch_size=8, eval_batch_size=20, train_steps=30, num_proj_layers=2,
-        proj_out_dim=16, color_jitter_strength=0.0, use_blur=False, optimizer="momentum", learning_rate=0.5,
-        warmup_epochs=0, weight_decay=0.0, batch_norm_decay=0.5, save_predictions=True, seed=3,
-        model_dir=str(tmp_path / "run"), eval_split="test")
+        mode="train_then_eval",
+        train_mode=train_mode,
+        dataset="tiny_voc",
+        data_dir=tiny_voc,
+        image_size=8,
+        resnet_depth=10,
+        train_batch_size=16,
+        micro_batch_size=8,
+        eval_batch_size=20,
+        train_steps=30,
+        num_proj_layers=2,
+        proj_out_dim=16,
+        color_jitter_strength=0.0,
+        use_blur=False,
+        optimizer="momentum",
+        learning_rate=0.5,
+        warmup_epochs=0,
+        weight_decay=0.0,
+        batch_norm_decay=0.5,
+        save_predictions=True,
+        seed=3,
+        model_dir=str(tmp_path / "run"),
+        eval_split="test",
+    )
     run_lib.main(config, given=["eval_split"])
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     saved = np.load(tmp_path / "run" / "predictions_30.npz")
     assert saved["labels"].shape == saved["logits"].shape == (32, 3)
     mean_precision = results["eval/label_mean_average_precision"]
-    assert mean_precision == pytest.approx(metrics.mean_average_precision_11(saved["labels"], saved["logits"]))
+    assert mean_precision == pytest.approx(
+        metrics.mean_average_precision_11(saved["labels"], saved["logits"])
+    )
     if train_mode == "supervised":
         assert mean_precision > 0.9  # The task is easy, so the precision must be high.
 
 
 def test_single_label_settings_are_rejected_for_multi_label_data(tiny_voc, tmp_path):
-    shared = dict(dataset="tiny_voc", data_dir=tiny_voc, image_size=8, train_batch_size=8, train_steps=1,
-                  model_dir=str(tmp_path / "run"), resnet_depth=10)
-    with pytest.raises(UserError, match="--eval_protocol=knn: .* one label per example, but tiny_voc has multiple"):
-        run_lib.main(Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"), ["eval_split"])
-    with pytest.raises(UserError, match="--label_fraction=0.5: tiny_voc has multiple labels per example"):
+    shared = dict(
+        dataset="tiny_voc",
+        data_dir=tiny_voc,
+        image_size=8,
+        train_batch_size=8,
+        train_steps=1,
+        model_dir=str(tmp_path / "run"),
+        resnet_depth=10,
+    )
+    with pytest.raises(
+        UserError, match="--eval_protocol=knn: .* one label per example, but tiny_voc has multiple"
+    ):
+        run_lib.main(
+            Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"),
+            ["eval_split"],
+        )
+    with pytest.raises(
+        UserError, match="--label_fraction=0.5: tiny_voc has multiple labels per example"
+    ):
         run_lib.main(Config(**shared, train_mode="supervised", label_fraction=0.5), ["eval_split"])

@@ -23,19 +23,28 @@ def test_contrastive_loss_matches_the_original(case):
     z = tf.constant(ARRAYS[f"{case}/hidden"])
     with tf.GradientTape() as tape:
         tape.watch(z)
-        loss, logits_ab, labels = objective.add_contrastive_loss(z, case.endswith("norm1"), temperature)
+        loss, logits_ab, labels = objective.add_contrastive_loss(
+            z, case.endswith("norm1"), temperature
+        )
     np.testing.assert_allclose(loss, ARRAYS[f"{case}/loss"], rtol=1e-5)
     assert golden.relative_error(tape.gradient(loss, z), ARRAYS[f"{case}/grad"]) < 1e-5
     accuracy = metrics.contrastive_accuracy(logits_ab, labels)
     np.testing.assert_allclose(accuracy, ARRAYS[f"{case}/contrast_acc"], rtol=1e-6)
-    np.testing.assert_allclose(metrics.contrastive_entropy(logits_ab), ARRAYS[f"{case}/contrast_entropy"], rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics.contrastive_entropy(logits_ab), ARRAYS[f"{case}/contrast_entropy"], rtol=1e-5
+    )
 
 
 def algorithm_1(z, temperature):
     """Computes the loss of the paper's Algorithm 1. Rows 2k and 2k + 1 of z (zero-based) are a positive pair."""
     count = len(z)
-    s = [[float(np.dot(z[i], z[j]) / (np.linalg.norm(z[i]) * np.linalg.norm(z[j]))) for j in range(count)]
-         for i in range(count)]
+    s = [
+        [
+            float(np.dot(z[i], z[j]) / (np.linalg.norm(z[i]) * np.linalg.norm(z[j])))
+            for j in range(count)
+        ]
+        for i in range(count)
+    ]
 
     def ell(i, j):
         total = sum(math.exp(s[i][k] / temperature) for k in range(count) if k != i)
@@ -48,7 +57,9 @@ def algorithm_1(z, temperature):
 def test_contrastive_loss_is_twice_the_loss_of_algorithm_1(images, temperature):
     first, second = np.random.default_rng(images).standard_normal((2, images, 6))
     interleaved = np.stack([first, second], 1).reshape(2 * images, 6)
-    loss, _, _ = objective.add_contrastive_loss(tf.constant(np.concatenate([first, second])), True, temperature)
+    loss, _, _ = objective.add_contrastive_loss(
+        tf.constant(np.concatenate([first, second])), True, temperature
+    )
     np.testing.assert_allclose(loss, 2 * algorithm_1(interleaved, temperature), rtol=1e-12)
 
 
@@ -70,7 +81,11 @@ def value_and_gradient(function, z):
 def plain(z, hidden_norm=True, temperature=1.0, strategy=None):
     """Returns the loss, accuracy and entropy, computed without blocks."""
     loss, logits_ab, labels = objective.add_contrastive_loss(z, hidden_norm, temperature, strategy)
-    return loss, metrics.contrastive_accuracy(logits_ab, labels), metrics.contrastive_entropy(logits_ab)
+    return (
+        loss,
+        metrics.contrastive_accuracy(logits_ab, labels),
+        metrics.contrastive_entropy(logits_ab),
+    )
 
 
 def similar_views(images, width, dtype, noise=1.0):
@@ -84,15 +99,29 @@ def test_blocked_loss_metrics_and_gradient_match_the_original(case):
     temperature = float(case.split("tau")[1].split("_")[0])
     scalars, gradient = value_and_gradient(
         lambda z: blocked_nt_xent.contrastive_loss(
-            z, case.endswith("norm1"), temperature, block_rows=3), tf.constant(ARRAYS[f"{case}/hidden"]))
+            z, case.endswith("norm1"), temperature, block_rows=3
+        ),
+        tf.constant(ARRAYS[f"{case}/hidden"]),
+    )
     recorded = [ARRAYS[f"{case}/{name}"] for name in ("loss", "contrast_acc", "contrast_entropy")]
     np.testing.assert_allclose(scalars, recorded, rtol=1e-5)
     assert golden.relative_error(gradient, ARRAYS[f"{case}/grad"]) < 1e-5
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(tf.float32, 1e-5), (tf.float64, 1e-12)])
-@pytest.mark.parametrize("block_rows, xla", [
-    (0, False), (1, False), (4, False), (5, False), (13, False), (64, False), (0, True), (5, True)])
+@pytest.mark.parametrize(
+    "block_rows, xla",
+    [
+        (0, False),
+        (1, False),
+        (4, False),
+        (5, False),
+        (13, False),
+        (64, False),
+        (0, True),
+        (5, True),
+    ],
+)
 def test_blocked_loss_matches_the_plain_loss(dtype, tolerance, block_rows, xla, monkeypatch):
     # On a TPU, a replica's row offset is a tensor.
     z = similar_views(13, 6, dtype)
@@ -119,13 +148,20 @@ def test_blocked_loss_supports_an_unknown_batch_size():
         np.testing.assert_allclose(blocked(z), plain(z, True, 0.2), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("hidden_norm, temperature, scale", [(True, 0.01, 1.0), (False, 0.1, 30.0), (False, 1.0, 1e4)])
-def test_blocked_loss_is_accurate_for_large_logits_and_small_losses(hidden_norm, temperature, scale):
+@pytest.mark.parametrize(
+    "hidden_norm, temperature, scale", [(True, 0.01, 1.0), (False, 0.1, 30.0), (False, 1.0, 1e4)]
+)
+def test_blocked_loss_is_accurate_for_large_logits_and_small_losses(
+    hidden_norm, temperature, scale
+):
     z = scale * similar_views(9, 8, tf.float64, 0.5)
-    expected, expected_gradient = value_and_gradient(lambda z: plain(z, hidden_norm, temperature), z)
+    expected, expected_gradient = value_and_gradient(
+        lambda z: plain(z, hidden_norm, temperature), z
+    )
     scalars, gradient = value_and_gradient(
         lambda z: blocked_nt_xent.contrastive_loss(z, hidden_norm, temperature, block_rows=4),
-        tf.cast(z, tf.float32))
+        tf.cast(z, tf.float32),
+    )
     np.testing.assert_allclose(scalars[:2], expected[:2], rtol=1e-4)
     # Probabilities near 1 have rounding errors of 6e-8, which differ between processors.
     np.testing.assert_allclose(scalars[2], expected[2], rtol=1e-4, atol=2e-7)
@@ -134,7 +170,8 @@ def test_blocked_loss_is_accurate_for_large_logits_and_small_losses(hidden_norm,
 
 def test_identical_projections_give_chance_level_metrics():
     scalars, _ = value_and_gradient(
-        lambda z: blocked_nt_xent.contrastive_loss(z, block_rows=2), tf.ones([10, 3]))
+        lambda z: blocked_nt_xent.contrastive_loss(z, block_rows=2), tf.ones([10, 3])
+    )
     np.testing.assert_allclose(scalars, [2 * math.log(9), 1 / 5, math.log(5)], rtol=1e-6)
 
 
@@ -151,7 +188,9 @@ def test_half_precision_losses_are_computed_in_float32(dtype):
         scalars, gradient = value_and_gradient(function, z)
         np.testing.assert_allclose(scalars, expected, rtol=1e-6)
         assert gradient.dtype == dtype.as_numpy_dtype
-        np.testing.assert_allclose(gradient.astype(np.float32), expected_gradient, rtol=1e-2, atol=1e-4)
+        np.testing.assert_allclose(
+            gradient.astype(np.float32), expected_gradient, rtol=1e-2, atol=1e-4
+        )
 
 
 def test_gradient_ignores_metrics_and_scales_with_the_loss():
@@ -186,7 +225,8 @@ def test_block_size_does_not_exceed_loss_block_rows(monkeypatch):
 def test_flags_set_normalization_and_temperature(block_rows, hidden_norm):
     z = similar_views(6, 5, tf.float64)
     loss, _ = model_lib.contrastive_loss(
-        z, Config(hidden_norm=hidden_norm, temperature=0.4, loss_block_rows=block_rows), None)
+        z, Config(hidden_norm=hidden_norm, temperature=0.4, loss_block_rows=block_rows), None
+    )
     np.testing.assert_allclose(loss, plain(z, hidden_norm, 0.4)[0], rtol=1e-9)
 
 
@@ -196,8 +236,12 @@ def test_loss_metrics_and_gradient_are_the_same_on_one_and_two_replicas(two_repl
     z = similar_views(6, 5, tf.float64).numpy()
     expected, expected_gradient = value_and_gradient(lambda z: plain(z, True, 0.3), tf.constant(z))
     local_z = two_replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(np.concatenate([z[:6].reshape(2, 3, 5), z[6:].reshape(2, 3, 5)], 1)[
-            context.replica_id_in_sync_group]))
+        lambda context: tf.constant(
+            np.concatenate([z[:6].reshape(2, 3, 5), z[6:].reshape(2, 3, 5)], 1)[
+                context.replica_id_in_sync_group
+            ]
+        )
+    )
 
     def step(z):
         with tf.GradientTape() as tape:
@@ -206,23 +250,32 @@ def test_loss_metrics_and_gradient_are_the_same_on_one_and_two_replicas(two_repl
                 scalars = plain(z, True, 0.3, two_replicas)
             else:
                 scalars = blocked_nt_xent.contrastive_loss(
-                    z, True, 0.3, two_replicas, block_rows, jit_compile=form == "static shapes")
+                    z, True, 0.3, two_replicas, block_rows, jit_compile=form == "static shapes"
+                )
             loss_share = scalars[0] / 2
         return tape.gradient(loss_share, z), *scalars
 
     results = tf.function(lambda: two_replicas.run(step, args=(local_z,)))()
     gradients = [value.numpy() for value in two_replicas.experimental_local_results(results[0])]
-    joined = np.concatenate([gradients[0][:3], gradients[1][:3], gradients[0][3:], gradients[1][3:]])
+    joined = np.concatenate(
+        [gradients[0][:3], gradients[1][:3], gradients[0][3:], gradients[1][3:]]
+    )
     np.testing.assert_allclose(joined, expected_gradient, rtol=1e-10, atol=1e-14)
     for value, expected_value in zip(results[1:], expected):
-        np.testing.assert_allclose(two_replicas.reduce("MEAN", value, axis=None), expected_value, rtol=1e-6)
+        np.testing.assert_allclose(
+            two_replicas.reduce("MEAN", value, axis=None), expected_value, rtol=1e-6
+        )
 
 
 def test_supervised_loss_is_the_mean_negative_log_probability():
     logits = np.random.default_rng(2).standard_normal((5, 4))
     labels = [0, 3, 1, 1, 2]
-    by_hand = -np.mean([np.log(np.exp(row[label]) / np.exp(row).sum()) for row, label in zip(logits, labels)])
-    np.testing.assert_allclose(objective.add_supervised_loss(tf.one_hot(labels, 4), tf.constant(logits)), by_hand)
+    by_hand = -np.mean(
+        [np.log(np.exp(row[label]) / np.exp(row).sum()) for row, label in zip(logits, labels)]
+    )
+    np.testing.assert_allclose(
+        objective.add_supervised_loss(tf.one_hot(labels, 4), tf.constant(logits)), by_hand
+    )
 
 
 def test_standardized_gradient_step_matches_a_step_with_standardized_inputs():
@@ -231,16 +284,26 @@ def test_standardized_gradient_step_matches_a_step_with_standardized_inputs():
     mean, variance = tf.reduce_mean(h, 0), tf.math.reduce_variance(h, 0)
     deviation = tf.sqrt(variance + 1e-3 * tf.reduce_mean(variance) + 1e-12)
     labels = tf.one_hot(random.integers(0, 3, 40), 3)
-    kernel, bias = tf.constant(random.standard_normal((6, 3))), tf.constant(random.standard_normal(3))
-    inner_kernel, inner_bias = kernel * deviation[:, None], bias + tf.linalg.matvec(kernel, mean, transpose_a=True)
+    kernel, bias = (
+        tf.constant(random.standard_normal((6, 3))),
+        tf.constant(random.standard_normal(3)),
+    )
+    inner_kernel, inner_bias = (
+        kernel * deviation[:, None],
+        bias + tf.linalg.matvec(kernel, mean, transpose_a=True),
+    )
     with tf.GradientTape(persistent=True) as tape:
         for value in (kernel, bias, inner_kernel, inner_bias):
             tape.watch(value)
         plain = objective.add_supervised_loss(labels, h @ kernel + bias)
-        standardized = objective.add_supervised_loss(labels, (h - mean) / deviation @ inner_kernel + inner_bias)
+        standardized = objective.add_supervised_loss(
+            labels, (h - mean) / deviation @ inner_kernel + inner_bias
+        )
     np.testing.assert_allclose(plain, standardized)
     steps = model_lib.standardized_gradients(*tape.gradient(plain, (kernel, bias)), mean, variance)
     moved = h @ (kernel - 0.1 * steps[0]) + (bias - 0.1 * steps[1])
     inner_steps = tape.gradient(standardized, (inner_kernel, inner_bias))
-    inner_moved = (h - mean) / deviation @ (inner_kernel - 0.1 * inner_steps[0]) + (inner_bias - 0.1 * inner_steps[1])
+    inner_moved = (h - mean) / deviation @ (inner_kernel - 0.1 * inner_steps[0]) + (
+        inner_bias - 0.1 * inner_steps[1]
+    )
     np.testing.assert_allclose(moved, inner_moved, rtol=1e-9)

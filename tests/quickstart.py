@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/quickstart.py
 
-The rows must be the same. Accuracies may differ by `_TOLERANCE`, because they depend on the processor and the
-TensorFlow version. In addition, the frozen encoder must be better than the untrained encoder and raw pixels in every
-row. Exits with status 1 if a comparison fails.
+The rows must be the same. Accuracies may differ by `_TOLERANCE`, because they depend on the
+processor and the TensorFlow version. In addition, the frozen encoder must be better than the
+untrained encoder and raw pixels in every row. Exits with status 1 if a comparison fails.
 """
 
 import pathlib
@@ -27,14 +27,24 @@ def read_rows(text: str) -> dict[str, float]:
 
 def find_differences(rows: dict[str, float], documented: dict[str, float]) -> list[str]:
     """Returns one line for each difference from the README, and for each baseline that the encoder does not exceed."""
-    lines = [f"{name}: {rows.get(name)} instead of {documented.get(name)}" for name in {**documented, **rows}
-             if name not in rows or name not in documented or abs(rows[name] - documented[name]) > _TOLERANCE]
+    lines = [
+        f"{name}: {rows.get(name)} instead of {documented.get(name)}"
+        for name in {**documented, **rows}
+        if name not in rows
+        or name not in documented
+        or abs(rows[name] - documented[name]) > _TOLERANCE
+    ]
     encoder_rows = [name for name in rows if name.endswith(_ENCODER)]
     if not encoder_rows:
         lines.append(f"no row for the {_ENCODER}")
-    return lines + [f"{name}: {rows[name]} is not better than {baseline}: {rows[baseline]}" for name in encoder_rows
-                    for baseline in (name.replace(_ENCODER, other) for other in ("untrained encoder", "raw pixels"))
-                    if rows[name] <= rows[baseline]]
+    return lines + [
+        f"{name}: {rows[name]} is not better than {baseline}: {rows[baseline]}"
+        for name in encoder_rows
+        for baseline in (
+            name.replace(_ENCODER, other) for other in ("untrained encoder", "raw pixels")
+        )
+        if rows[name] <= rows[baseline]
+    ]
 
 
 def main():
@@ -47,9 +57,18 @@ def main():
     if process.wait():
         sys.exit(process.returncode)
     if any(line.startswith("resumed at step") for line in output):
-        sys.exit("The quickstart was executed before. Remove its run directory, and run this program again.")
-    differences = find_differences(read_rows("".join(output)), read_rows((_ROOT / "README.md").read_text()))
-    print("\n".join(["differences from the README:", *differences]) if differences else "the table matches the README")
+        sys.exit(
+            "The quickstart was executed before. Remove its run directory, and run this program"
+            " again."
+        )
+    differences = find_differences(
+        read_rows("".join(output)), read_rows((_ROOT / "README.md").read_text())
+    )
+    print(
+        "\n".join(["differences from the README:", *differences])
+        if differences
+        else "the table matches the README"
+    )
     sys.exit(bool(differences))
 
 

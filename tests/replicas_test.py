@@ -24,15 +24,22 @@ def assert_equal(results, expected, rtol=1e-9):
     for name, value in expected.items():
         # Only logged scalars have the type float32.
         tolerance = 2e-7 if np.asarray(value).dtype == np.float32 else rtol
-        np.testing.assert_allclose(results[name], value, rtol=0, atol=max(tolerance * np.abs(value).max(), 1e-12),
-                                   err_msg=name)
+        np.testing.assert_allclose(
+            results[name],
+            value,
+            rtol=0,
+            atol=max(tolerance * np.abs(value).max(), 1e-12),
+            err_msg=name,
+        )
 
 
 def assert_different(results, expected, words):
     """Asserts that at least one array whose name contains `words` differs by more than rounding errors."""
     names = [name for name in expected if words in name]
-    assert names and any(np.abs(results[name] - expected[name]).max() > 1e-3 * np.abs(expected[name]).max()
-                         for name in names), words
+    assert names and any(
+        np.abs(results[name] - expected[name]).max() > 1e-3 * np.abs(expected[name]).max()
+        for name in names
+    ), words
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +54,18 @@ def four_replicas(tmp_path_factory):
         assert process.returncode == 0, errors
         with np.load(out) as arrays:
             return {name.replace("|", "/"): arrays[name] for name in arrays}
+
     yield wait
     process.kill()
 
 
 def test_two_replicas_match_one_replica_and_local_batch_norm_matches_a_naive_implementation(
-        four_replicas, two_replicas, float64):
-    one, two, local = (replica_worker.train_case(*case) for case in (
-        (ONE, PLAIN), (two_replicas, PLAIN), (two_replicas, LOCAL)))
+    four_replicas, two_replicas, float64
+):
+    one, two, local = (
+        replica_worker.train_case(*case)
+        for case in ((ONE, PLAIN), (two_replicas, PLAIN), (two_replicas, LOCAL))
+    )
     assert one["train/contrast_loss"] > 1
     assert min(np.abs(value).max() for name, value in one.items() if "gradient" in name) > 1e-9
     assert_equal(two, one)
@@ -80,11 +91,21 @@ def test_gathering_by_a_sum_is_equal_to_all_gather(rows, two_replicas):
         return gathered, tape.gradient(loss, local_z)
 
     def run(form):
-        function = tf.function(lambda z: two_replicas.run(gather_and_differentiate, args=(z, form)), autograph=False,
-                               input_signature=[tf.TensorSpec([rows, 2], tf.float64)])
-        return [value.numpy() for values in function(z) for value in two_replicas.experimental_local_results(values)]
+        function = tf.function(
+            lambda z: two_replicas.run(gather_and_differentiate, args=(z, form)),
+            autograph=False,
+            input_signature=[tf.TensorSpec([rows, 2], tf.float64)],
+        )
+        return [
+            value.numpy()
+            for values in function(z)
+            for value in two_replicas.experimental_local_results(values)
+        ]
 
-    results, expected = run(replicas._gather_by_sum), run(lambda z, context: context.all_gather(z, axis=0))
+    results, expected = (
+        run(replicas._gather_by_sum),
+        run(lambda z, context: context.all_gather(z, axis=0)),
+    )
     np.testing.assert_allclose(expected[1], np.concatenate([z, 2 * z]))
     for value, expected_value in zip(results, expected):
         np.testing.assert_allclose(value, expected_value, rtol=1e-12)
@@ -101,19 +122,32 @@ def naive_local_step(config, count):
         for part in np.split(views, count):
             for key, variable in variables.items():
                 variable.assign(start[key])
-            output = model(np.concatenate([part[..., :3], part[..., 3:]]), training=True)["proj_head_output"]
+            output = model(np.concatenate([part[..., :3], part[..., 3:]]), training=True)[
+                "proj_head_output"
+            ]
             first, second = tf.split(output, 2)
             firsts.append(first), seconds.append(second)
             statistics.append({key: v.numpy() for key, v in variables.items() if not v.trainable})
         loss, logits, labels = objective.add_contrastive_loss(
-            tf.concat(firsts + seconds, 0), config.hidden_norm, config.temperature)
-    encoder = {key: variable for key, variable in variables.items() if variable.trainable and "supervised" not in key}
+            tf.concat(firsts + seconds, 0), config.hidden_norm, config.temperature
+        )
+    encoder = {
+        key: variable
+        for key, variable in variables.items()
+        if variable.trainable and "supervised" not in key
+    }
     gradients = tape.gradient(loss, encoder)
     return {
         "train/contrast_loss": np.float32(loss),
-        "train/contrast_acc": np.mean(np.argmax(labels, 1) == np.argmax(logits, 1), dtype=np.float32),
+        "train/contrast_acc": np.mean(
+            np.argmax(labels, 1) == np.argmax(logits, 1), dtype=np.float32
+        ),
         **{f"gradient: {key}": gradient.numpy() for key, gradient in gradients.items()},
-        **{f"step 1: {key}": np.mean([values[key] for values in statistics], axis=0) for key in statistics[0]}}
+        **{
+            f"step 1: {key}": np.mean([values[key] for values in statistics], axis=0)
+            for key in statistics[0]
+        },
+    }
 
 
 def test_four_replicas_with_blur_match_one_replica(four_replicas, float64):
@@ -133,17 +167,27 @@ def test_each_replica_has_local_positives_and_global_negatives(two_replicas):
     # [replica, view, width]. Each replica has three first views, followed by three second views.
     hidden = np.random.default_rng(1).standard_normal((2, 6, 5))
     parts = two_replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(hidden[context.replica_id_in_sync_group]))
-    function = tf.function(lambda parts: two_replicas.run(
-        lambda part: objective.add_contrastive_loss(part, False, 0.5, two_replicas)[1:], args=(parts,)))
+        lambda context: tf.constant(hidden[context.replica_id_in_sync_group])
+    )
+    function = tf.function(
+        lambda parts: two_replicas.run(
+            lambda part: objective.add_contrastive_loss(part, False, 0.5, two_replicas)[1:],
+            args=(parts,),
+        )
+    )
     logits, labels = (two_replicas.experimental_local_results(value) for value in function(parts))
     all_b = np.concatenate([hidden[0, 3:], hidden[1, 3:]])
     for replica in range(2):
-        np.testing.assert_array_equal(np.argmax(labels[replica], 1), [3 * replica, 3 * replica + 1, 3 * replica + 2])
+        np.testing.assert_array_equal(
+            np.argmax(labels[replica], 1), [3 * replica, 3 * replica + 1, 3 * replica + 2]
+        )
         np.testing.assert_array_equal(np.sum(labels[replica], 1), [1, 1, 1])
         assert labels[replica].shape == [3, 12]
         np.testing.assert_allclose(logits[replica], hidden[replica, :3] @ all_b.T / 0.5, rtol=1e-12)
     # Views must be gathered, not summed by a padded all-reduce.
-    operations = {node.op for graph in (function.get_concrete_function(parts).graph.as_graph_def(),)
-                  for node in graph.node}
+    operations = {
+        node.op
+        for graph in (function.get_concrete_function(parts).graph.as_graph_def(),)
+        for node in graph.node
+    }
     assert any(operation.startswith("CollectiveGather") for operation in operations)

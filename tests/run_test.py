@@ -36,8 +36,11 @@ from support.runs import TINY, run
 
 def weights(model_dir, step):
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, f"ckpt-{step}")))
-    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map() if "save_counter" not in key
-            and not key.startswith("_CHECKPOINTABLE")}
+    return {
+        key: reader.get_tensor(key)
+        for key in reader.get_variable_to_shape_map()
+        if "save_counter" not in key and not key.startswith("_CHECKPOINTABLE")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +50,19 @@ def complete_run(tmp_path_factory):
     printed = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", printed.append)
-        run(directory, with_export=True, mode="train_then_eval", train_steps=4, checkpoint_steps=3,
-            keep_checkpoint_max=9, log_seconds=3600, eval_protocol="linear_head,lbfgs,knn", eval_baselines=True,
-            eval_projections=True, linear_head_learning_rate=0.1)
+        run(
+            directory,
+            with_export=True,
+            mode="train_then_eval",
+            train_steps=4,
+            checkpoint_steps=3,
+            keep_checkpoint_max=9,
+            log_seconds=3600,
+            eval_protocol="linear_head,lbfgs,knn",
+            eval_baselines=True,
+            eval_projections=True,
+            linear_head_learning_rate=0.1,
+        )
     return directory, "\n".join(printed)
 
 
@@ -59,8 +72,18 @@ def complete_run(tmp_path_factory):
 def test_a_run_writes_all_documented_files(complete_run):
     directory, printed = complete_run
     names = {path.name for path in directory.iterdir()}
-    assert {"ckpt-3.index", "ckpt-4.index", "checkpoint", "flags.json", "result.json", "result_4.json", "views.png",
-            "train", "eval", "saved_model"} <= names
+    assert {
+        "ckpt-3.index",
+        "ckpt-4.index",
+        "checkpoint",
+        "flags.json",
+        "result.json",
+        "result_4.json",
+        "views.png",
+        "train",
+        "eval",
+        "saved_model",
+    } <= names
     assert (directory / "saved_model" / "4" / "saved_model.pb").exists()
     flags = json.loads((directory / "flags.json").read_text())
     assert flags["seed"] == 7 and flags["eval_split"] == "test" and flags["last_step"] == 4
@@ -69,15 +92,25 @@ def test_a_run_writes_all_documented_files(complete_run):
     assert result["global_step"] == 4
     saved = weights(directory, 4)
     kernel = saved["model/supervised_head/linear_layer/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"]
-    assert result["eval/regularization_loss"] == pytest.approx(Config().weight_decay * np.sum(kernel**2) / 2, rel=1e-5)
-    for words in ("eval_split: test", "logistic regression, projections", "logistic regression, untrained encoder",
-                  "saved_model/4", "linear head, top-1"):
+    assert result["eval/regularization_loss"] == pytest.approx(
+        Config().weight_decay * np.sum(kernel**2) / 2, rel=1e-5
+    )
+    for words in (
+        "eval_split: test",
+        "logistic regression, projections",
+        "logistic regression, untrained encoder",
+        "saved_model/4",
+        "linear head, top-1",
+    ):
         assert words in printed
 
 
 def test_a_run_writes_the_same_tensorboard_scalars_as_the_original(complete_run):
-    events = [event for path in (complete_run[0] / "train").iterdir()
-              for event in tf.compat.v1.train.summary_iterator(str(path))]
+    events = [
+        event
+        for path in (complete_run[0] / "train").iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+    ]
     tags = {value.tag for event in events for value in event.summary.value}
     assert set(train.metric_names(Config(**TINY))) | {"views"} <= tags
     assert max(event.step for event in events) == 4
@@ -100,7 +133,9 @@ def test_the_preview_shows_each_image_above_its_two_views(complete_run):
     # Each cell is an image of 8 x 8 pixels, enlarged by a factor of 12, with a border of 2 pixels.
     cells = preview.reshape(3, 100, 8, 100, 3)[:, 2:98:12, :, 2:98:12]
     seed = rng.scalar_seed(tf.constant([TINY["seed"], data._EVAL_VIEWS], tf.int64))
-    policy = data_util.Policy(operators=(data_util.Operator("flip", data_util.flip_horizontally, 0.5),))
+    policy = data_util.Policy(
+        operators=(data_util.Operator("flip", data_util.flip_horizontally, 0.5),)
+    )
     for column, (key, image, _) in enumerate(digits.digits_source().records("train[:8]")):
         np.testing.assert_allclose(cells[0, :, column], image, atol=1)
         for view in range(2):
@@ -111,17 +146,32 @@ def test_the_preview_shows_each_image_above_its_two_views(complete_run):
 
 def test_a_run_announces_its_inputs_and_phases(complete_run):
     printed = complete_run[1]
-    for line in (r"device: CPU, \d+ cores; no GPU found \(for NVIDIA GPUs: pip install 'tensorflow\[.*==2\S+'\)",
-                 r"data: digits, 64 images for training \(train.*\), 360 images for evaluation \(test\), 10 classes",
-                 r"network: resnet10, 5\.2 million trainable parameters, 8 x 8 pixels, batch size 32",
-                 r"training: 4 steps \(2 epochs\), learning rate 0\.0025 after 20 warm-up steps; examples: .*views.png",
-                 "compiling the training step", "evaluating step 4: linear head",
-                 "evaluating step 4: frozen encoder", "exporting the SavedModel"):
+    for line in (
+        (
+            r"device: CPU, \d+ cores; no GPU found \(for NVIDIA GPUs: pip install"
+            r" 'tensorflow\[.*==2\S+'\)"
+        ),
+        (
+            r"data: digits, 64 images for training \(train.*\), 360 images for evaluation \(test\),"
+            r" 10 classes"
+        ),
+        r"network: resnet10, 5\.2 million trainable parameters, 8 x 8 pixels, batch size 32",
+        (
+            r"training: 4 steps \(2 epochs\), learning rate 0\.0025 after 20 warm-up steps;"
+            r" examples: .*views.png"
+        ),
+        "compiling the training step",
+        "evaluating step 4: linear head",
+        "evaluating step 4: frozen encoder",
+        "exporting the SavedModel",
+    ):
         assert re.search(f"^{line}$", printed, re.MULTILINE), line
 
 
 def test_the_linear_head_is_evaluated_on_every_example(complete_run):
-    config = Config(**TINY, model_dir=str(complete_run[0])).replace(eval_split="test", eval_batch_size=77)
+    config = Config(**TINY, model_dir=str(complete_run[0])).replace(
+        eval_split="test", eval_batch_size=77
+    )
     source, model = digits.digits_source(), model_lib.build_model(Config(**TINY), 10)
     restoring.load_model(model, str(complete_run[0] / "ckpt-4"))
     result = evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).linear_head(4)
@@ -137,32 +187,50 @@ def knn_accuracy(vectors, labels, test_vectors, test_labels, count=10, temperatu
 
     The weights are exp(similarity / temperature).
     """
-    unit, test_unit = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (vectors, test_vectors))
+    unit, test_unit = (
+        v / np.linalg.norm(v, axis=1, keepdims=True) for v in (vectors, test_vectors)
+    )
     similarities = test_unit @ unit.T
     nearest = np.argsort(-similarities, 1)[:, :count]
-    votes = [np.bincount(labels[rows], np.exp(values[rows] / temperature)).argmax()
-             for rows, values in zip(nearest, similarities)]
+    votes = [
+        np.bincount(labels[rows], np.exp(values[rows] / temperature)).argmax()
+        for rows, values in zip(nearest, similarities)
+    ]
     return np.mean(np.array(votes) == test_labels)
 
 
 def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
     result = json.loads((complete_run[0] / "result.json").read_text())
-    sets = [list(digits.digits_source().records(split).as_numpy_iterator()) for split in ("train[:64]", "test")]
+    sets = [
+        list(digits.digits_source().records(split).as_numpy_iterator())
+        for split in ("train[:64]", "test")
+    ]
     (pixels, labels), (test_pixels, test_labels) = (
-        (np.stack([image.ravel() for _, image, _ in rows]).astype(float), np.array([label for _, _, label in rows]))
-        for rows in sets)
+        (
+            np.stack([image.ravel() for _, image, _ in rows]).astype(float),
+            np.array([label for _, _, label in rows]),
+        )
+        for rows in sets
+    )
     # With 200 neighbors, all 64 training images vote.
-    for key, settings in ((evaluate.KNN, {}), (evaluate.WEIGHTED_KNN, dict(count=64, temperature=0.1))):
+    for key, settings in (
+        (evaluate.KNN, {}),
+        (evaluate.WEIGHTED_KNN, dict(count=64, temperature=0.1)),
+    ):
         expected = knn_accuracy(pixels, labels, test_pixels, test_labels, **settings)
         # Nearly equal similarities may be ordered differently.
         assert result[key + "/raw_pixels"] == pytest.approx(expected, abs=2 / 360)
-    assert any(result[key + "/projections"] != result[key] for key in (evaluate.LBFGS, evaluate.KNN))
+    assert any(
+        result[key + "/projections"] != result[key] for key in (evaluate.LBFGS, evaluate.KNN)
+    )
     model = model_lib.build_model(Config(**TINY), 10)
     restoring.load_model(model, str(complete_run[0] / "ckpt-4"))
     images = np.random.default_rng(0).uniform(size=[3, 8, 8, 3]).astype(np.float32)
     endpoints = model(images, training=False)
-    for function, name in ((features.encoder_function, "final_avg_pool"),
-                           (features.projection_function, "proj_head_output")):
+    for function, name in (
+        (features.encoder_function, "final_avg_pool"),
+        (features.projection_function, "proj_head_output"),
+    ):
         np.testing.assert_allclose(function(model)(images), endpoints[name], rtol=1e-5)
 
 
@@ -172,7 +240,9 @@ def test_a_resumed_run_matches_an_uninterrupted_run(complete_run, tmp_path, caps
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_lib, "get_train_steps", lambda *_: 4)
         counted = model_lib.count_steps
-        patch.setattr(model_lib, "count_steps", lambda *a: dataclasses.replace(counted(*a), train=3))
+        patch.setattr(
+            model_lib, "count_steps", lambda *a: dataclasses.replace(counted(*a), train=3)
+        )
         run(tmp_path, **settings)
     run(tmp_path, **settings, train_steps=4)
     assert "resumed at step 3" in capsys.readouterr().out
@@ -197,7 +267,8 @@ def restored_determinism():
 
 
 def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministic_operations(
-        unoptimized_graphs, restored_determinism, monkeypatch, tmp_path):
+    unoptimized_graphs, restored_determinism, monkeypatch, tmp_path
+):
     """With op determinism, TensorFlow refuses to draw random numbers without a seed."""
     monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter here.
     tf.random.set_seed(None)
@@ -213,7 +284,9 @@ def test_deterministic_runs_have_identical_checkpoints_and_use_only_deterministi
         np.testing.assert_array_equal(one[key], two[key], err_msg=key)
 
 
-def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(monkeypatch, tmp_path):
+def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(
+    monkeypatch, tmp_path
+):
     monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter here.
     strategy, results = tf.distribute.get_strategy(), []
     for seed in (7, 8, 7):
@@ -229,7 +302,8 @@ def test_the_seed_determines_the_initial_weights_and_the_order_of_the_examples(m
 def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
     run(tmp_path, with_export=True, train_steps=2, checkpoint_steps=5)
     assert {path.name for path in tmp_path.glob("ckpt*.index")} == {"ckpt-2.index"}
-    assert (tmp_path / "saved_model" / "2" / "saved_model.pb").exists()  # exported without evaluation
+    # exported without evaluation
+    assert (tmp_path / "saved_model" / "2" / "saved_model.pb").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- evaluation
@@ -238,28 +312,59 @@ def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
 def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends(complete_run):
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {})
+        patch.setattr(
+            evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {}
+        )
         run(complete_run[0], mode="eval", train_steps=4)
     assert seen == [3, 4]
 
 
-@pytest.mark.parametrize("settings, last_step", [
-    # The run recorded its last step. The evaluation's own settings result in other numbers of steps.
-    (dict(), 4), (dict(train_batch_size=2), 4), (dict(train_split="test"), 4), (dict(train_split="missing"), 4),
-    (dict(train_steps=3), 3), (dict(train_steps=4), 4),
-    # With a different training length, the last step is computed with the training split of the run.
-    (dict(train_epochs=3, train_split="test"), 7)])
-def test_continuous_evaluation_ends_at_the_last_step_of_the_run(complete_run, capsys, settings, last_step):
+@pytest.mark.parametrize(
+    "settings, last_step",
+    [
+        # The run recorded its last step. The evaluation's own settings result in other numbers of
+        # steps.
+        (dict(), 4),
+        (dict(train_batch_size=2), 4),
+        (dict(train_split="test"), 4),
+        (dict(train_split="missing"), 4),
+        (dict(train_steps=3), 3),
+        (dict(train_steps=4), 4),
+        # With a different training length, the last step is computed with the training split of the
+        # run.
+        (dict(train_epochs=3, train_split="test"), 7),
+    ],
+)
+def test_continuous_evaluation_ends_at_the_last_step_of_the_run(
+    complete_run, capsys, settings, last_step
+):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
-        run(complete_run[0], given=({"train_steps", "train_epochs"} & set(settings)) | {"train_split"}, mode="eval",
-            eval_timeout=0.2, **settings)
-    assert f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}\n" in capsys.readouterr().out
+        run(
+            complete_run[0],
+            given=({"train_steps", "train_epochs"} & set(settings)) | {"train_split"},
+            mode="eval",
+            eval_timeout=0.2,
+            **settings,
+        )
+    assert (
+        f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_run, tmp_path):
-    run(tmp_path / "run", mode="train_then_eval", train_mode="finetune", checkpoint=str(complete_run[0]), train_steps=1,
-        optimizer="momentum", learning_rate=1.0, ft_proj_selector=1, save_predictions=True)
+    run(
+        tmp_path / "run",
+        mode="train_then_eval",
+        train_mode="finetune",
+        checkpoint=str(complete_run[0]),
+        train_steps=1,
+        optimizer="momentum",
+        learning_rate=1.0,
+        ft_proj_selector=1,
+        save_predictions=True,
+    )
     run(tmp_path / "run", mode="eval", eval_name="again", save_predictions=True)
     run(tmp_path / "other", mode="eval", checkpoint=str(tmp_path / "run"), save_predictions=True)
     expected = np.load(tmp_path / "run" / "predictions_1.npz")["logits"]
@@ -289,7 +394,10 @@ def test_results_of_finished_protocols_are_kept_if_another_protocol_fails(comple
         patch.setattr(evaluate.Evaluator, "linear_head", fail)
         with pytest.raises(UserError, match="failed"):
             run(directory, mode="eval")
-    assert not list(directory.glob("result_*.json")) and (directory / "result.json").read_text() == complete
+    assert (
+        not list(directory.glob("result_*.json"))
+        and (directory / "result.json").read_text() == complete
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate.Evaluator, "probe_frozen_encoder", fail)
         with pytest.raises(UserError, match="failed"):
@@ -298,16 +406,23 @@ def test_results_of_finished_protocols_are_kept_if_another_protocol_fails(comple
     assert (directory / "result.json").read_text() == complete
 
 
-@pytest.mark.parametrize("checkpoint, is_locked, waits", [
-    (False, False, True), (True, True, True), (True, False, False)])
+@pytest.mark.parametrize(
+    "checkpoint, is_locked, waits", [(False, False, True), (True, True, True), (True, False, False)]
+)
 def test_an_evaluation_waits_for_a_run_that_has_not_written_its_settings(
-        complete_run, tmp_path, capsys, checkpoint, is_locked, waits):
+    complete_run, tmp_path, capsys, checkpoint, is_locked, waits
+):
     settings = dict(checkpoint=str(complete_run[0])) if checkpoint else {}
     (tmp_path / "train.lock").touch()  # An earlier run may have left the file.
-    with pytest.MonkeyPatch.context() as patch, Lock(str(tmp_path)) if is_locked else contextlib.nullcontext():
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Lock(str(tmp_path)) if is_locked else contextlib.nullcontext(),
+    ):
         patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
         run(tmp_path, mode="eval", eval_timeout=0.2, **settings)
-    assert (f"waiting for a training run to start in {tmp_path}\n" in capsys.readouterr().out) == waits
+    assert (
+        f"waiting for a training run to start in {tmp_path}\n" in capsys.readouterr().out
+    ) == waits
 
 
 def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete_run, tmp_path):
@@ -316,7 +431,14 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete
     with pytest.MonkeyPatch.context() as patch:
         # The evaluation is started with a different temperature than the run.
         patch.setattr(train, "train", None)
-        run(directory, with_export=True, mode="eval", train_steps=4, keep_hub_module_max=0, temperature=0.7)
+        run(
+            directory,
+            with_export=True,
+            mode="eval",
+            train_steps=4,
+            keep_hub_module_max=0,
+            temperature=0.7,
+        )
     assert {path.name for path in (directory / "saved_model").iterdir()} == {"3", "4"}
     images = np.random.default_rng(0).uniform(size=[2, 8, 8, 3]).astype(np.float32)
     for step in (3, 4):
@@ -327,13 +449,23 @@ def test_continuous_evaluation_exports_each_checkpoint_with_its_results(complete
         logits = tf.saved_model.load(str(path))(images, trainable=False)["logits_sup"]
         model = model_lib.build_model(Config(**TINY), 10)
         restoring.load_model(model, str(directory / f"ckpt-{step}"))
-        np.testing.assert_allclose(logits, model(images, training=False)["logits_sup"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            logits, model(images, training=False)["logits_sup"], rtol=1e-4, atol=1e-6
+        )
 
 
-def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(complete_run, tmp_path):
+def test_evaluation_of_another_checkpoint_exports_nothing_to_the_run_directory(
+    complete_run, tmp_path
+):
     directory = shutil.copytree(complete_run[0], tmp_path / "run")
     shutil.rmtree(directory / "saved_model")
-    run(directory, with_export=True, mode="eval", checkpoint=str(complete_run[0] / "ckpt-3"), eval_steps=1)
+    run(
+        directory,
+        with_export=True,
+        mode="eval",
+        checkpoint=str(complete_run[0] / "ckpt-3"),
+        eval_steps=1,
+    )
     assert (directory / "result_3.json").exists() and not (directory / "saved_model").exists()
 
 
@@ -345,7 +477,9 @@ def test_eval_name_writes_saved_models_to_a_subdirectory_of_this_name(complete_r
     assert (directory / "saved_model" / "4" / "saved_model.pb").stat().st_mtime_ns == before
 
 
-def test_checkpoints_removed_during_their_evaluation_are_not_exported(complete_run, tmp_path, capsys):
+def test_checkpoints_removed_during_their_evaluation_are_not_exported(
+    complete_run, tmp_path, capsys
+):
     def evaluate_and_remove(_, step, *__):
         for path in directory.glob(f"ckpt-{step}.*"):
             path.unlink()
@@ -360,38 +494,73 @@ def test_checkpoints_removed_during_their_evaluation_are_not_exported(complete_r
 
 
 @pytest.mark.parametrize("block", [-1, 2])
-def test_regularization_loss_covers_the_trained_variables_in_both_evaluation_modes(complete_run, tmp_path, block):
-    settings = dict(train_mode="finetune", checkpoint=str(complete_run[0]), fine_tune_after_block=block, train_steps=1,
-                    optimizer="momentum", weight_decay=0.01, ft_proj_selector=1)
+def test_regularization_loss_covers_the_trained_variables_in_both_evaluation_modes(
+    complete_run, tmp_path, block
+):
+    settings = dict(
+        train_mode="finetune",
+        checkpoint=str(complete_run[0]),
+        fine_tune_after_block=block,
+        train_steps=1,
+        optimizer="momentum",
+        weight_decay=0.01,
+        ft_proj_selector=1,
+    )
     run(tmp_path, mode="train_then_eval", **settings)
-    trained_then_evaluated = json.loads((tmp_path / "result_1.json").read_text())["eval/regularization_loss"]
+    trained_then_evaluated = json.loads((tmp_path / "result_1.json").read_text())[
+        "eval/regularization_loss"
+    ]
     run(tmp_path, mode="eval", **settings, eval_name="again")
-    evaluated = json.loads((tmp_path / "again" / "result_1.json").read_text())["eval/regularization_loss"]
-    frozen = tuple(f"model/resnet_model/{name}" for name in ("initial", "block_groups/0", "block_groups/1"))
+    evaluated = json.loads((tmp_path / "again" / "result_1.json").read_text())[
+        "eval/regularization_loss"
+    ]
+    frozen = tuple(
+        f"model/resnet_model/{name}" for name in ("initial", "block_groups/0", "block_groups/1")
+    )
     # The classifier does not use layer 1 of the projection head.
     frozen = (frozen if block == 2 else ()) + ("model/_projection_head/linear_layers/1/",)
-    decayed = [value for key, value in weights(tmp_path, 1).items()
-               if key.split("/.ATTR")[0].endswith(("/kernel", "dense/bias")) and "OPTIMIZER_SLOT" not in key
-               and not key.startswith(frozen)]
+    decayed = [
+        value
+        for key, value in weights(tmp_path, 1).items()
+        if key.split("/.ATTR")[0].endswith(("/kernel", "dense/bias"))
+        and "OPTIMIZER_SLOT" not in key
+        and not key.startswith(frozen)
+    ]
     expected = 0.01 * sum(np.sum(value.astype(np.float64) ** 2) / 2 for value in decayed)
     assert trained_then_evaluated == pytest.approx(expected, rel=1e-5)
     assert evaluated == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("settings, warning", [
-    (dict(warmup_epochs=51), "--warmup_epochs=51: the learning rate increases during 102 of 201 steps"),
-    (dict(warmup_epochs=150), "during 201 of 201 steps"),
-    (dict(linear_head_learning_rate=None), "--linear_head_learning_rate is not set: with 64 images"),
-    (dict(train_batch_size=16), "--train_batch_size=16: "),
-    (dict(image_size=64), "--image_size=64: the images are much smaller (median of the shorter side: 8 pixels)")])
+@pytest.mark.parametrize(
+    "settings, warning",
+    [
+        (
+            dict(warmup_epochs=51),
+            "--warmup_epochs=51: the learning rate increases during 102 of 201 steps",
+        ),
+        (dict(warmup_epochs=150), "during 201 of 201 steps"),
+        (
+            dict(linear_head_learning_rate=None),
+            "--linear_head_learning_rate is not set: with 64 images",
+        ),
+        (dict(train_batch_size=16), "--train_batch_size=16: "),
+        (
+            dict(image_size=64),
+            "--image_size=64: the images are much smaller (median of the shorter side: 8 pixels)",
+        ),
+    ],
+)
 def test_unsuitable_settings_are_reported(settings, warning):
     config, source = Config(**{**TINY, "linear_head_learning_rate": 0.1}), digits.digits_source()
     assert run_lib.unsuitable_settings(config, source) == []
-    line, = run_lib.unsuitable_settings(config.replace(**settings), source)
+    (line,) = run_lib.unsuitable_settings(config.replace(**settings), source)
     assert warning in line
     # Supervised training does not need large batches.
     no_warnings = dict(train_mode="supervised", linear_head_learning_rate=None)
-    assert run_lib.unsuitable_settings(config.replace(**no_warnings, train_batch_size=16), source) == []
+    assert (
+        run_lib.unsuitable_settings(config.replace(**no_warnings, train_batch_size=16), source)
+        == []
+    )
 
 
 def test_continuous_evaluation_prints_a_table(complete_run, capsys):
@@ -401,17 +570,32 @@ def test_continuous_evaluation_prints_a_table(complete_run, capsys):
 
 @pytest.mark.parametrize("classes, has_top_5", [(2, False), (5, False), (6, True)])
 def test_top_5_accuracy_is_reported_for_more_than_five_classes(classes, has_top_5):
-    results = evaluate.linear_results(np.arange(9) % classes, np.random.default_rng(0).normal(size=[9, classes]))
+    results = evaluate.linear_results(
+        np.arange(9) % classes, np.random.default_rng(0).normal(size=[9, classes])
+    )
     assert (evaluate.LINEAR_TOP_5 in results) == has_top_5
 
 
 def test_continuous_evaluation_ends_after_the_timeout(complete_run, capsys):
-    run(complete_run[0], given=("train_steps",), mode="eval", train_steps=400, eval_timeout=0.5, eval_name="again",
-        eval_steps=1, linear_head_learning_rate=0.1)
+    run(
+        complete_run[0],
+        given=("train_steps",),
+        mode="eval",
+        train_steps=400,
+        eval_timeout=0.5,
+        eval_name="again",
+        eval_steps=1,
+        linear_head_learning_rate=0.1,
+    )
     assert "--eval_timeout" in capsys.readouterr().out
     results = json.loads((complete_run[0] / "again" / "result_3.json").read_text())
-    assert set(results) == {evaluate.LINEAR_TOP_1, evaluate.LINEAR_TOP_5, evaluate.MEAN_PER_CLASS,
-                            "eval/regularization_loss", "global_step"}
+    assert set(results) == {
+        evaluate.LINEAR_TOP_1,
+        evaluate.LINEAR_TOP_5,
+        evaluate.MEAN_PER_CLASS,
+        "eval/regularization_loss",
+        "global_step",
+    }
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -424,8 +608,15 @@ def test_eval_steps_limits_only_the_evaluation_split(num_replicas, two_replicas)
         assert sum(weights) == count
 
 
-def test_nolineareval_while_pretraining_removes_the_learning_rate_of_the_linear_head(tmp_path, capsys):
-    config = Config(**TINY, model_dir=str(tmp_path), lineareval_while_pretraining=False, linear_head_learning_rate=0.1)
+def test_nolineareval_while_pretraining_removes_the_learning_rate_of_the_linear_head(
+    tmp_path, capsys
+):
+    config = Config(
+        **TINY,
+        model_dir=str(tmp_path),
+        lineareval_while_pretraining=False,
+        linear_head_learning_rate=0.1,
+    )
     filled = run_lib.fill_defaults(config, digits.digits_source(), ())
     assert filled.linear_head_learning_rate is None and not filled.has_linear_head
     assert "linear head: off (--nolineareval_while_pretraining)" in capsys.readouterr().out
@@ -433,25 +624,45 @@ def test_nolineareval_while_pretraining_removes_the_learning_rate_of_the_linear_
 
 def test_runs_without_labels_train_and_evaluate_only_the_contrastive_task(tmp_path, capsys):
     write_images(tmp_path / "images", *(f"{number}.png" for number in range(40)))
-    run(tmp_path / "run", dataset=f"folder:{tmp_path / 'images'}", train_split="train[:32]", eval_split="train[32:]",
-        given=["eval_split"], mode="train_then_eval", train_steps=1, train_batch_size=16, eval_batch_size=8)
+    run(
+        tmp_path / "run",
+        dataset=f"folder:{tmp_path / 'images'}",
+        train_split="train[:32]",
+        eval_split="train[32:]",
+        given=["eval_split"],
+        mode="train_then_eval",
+        train_steps=1,
+        train_batch_size=16,
+        eval_batch_size=8,
+    )
     assert "linear head: off" in capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {"eval/contrast_loss", "eval/contrast_acc", "eval/contrast_entropy"} <= set(results)
     assert not any("top_1" in name for name in results)
 
 
-@pytest.mark.parametrize("recorded, mode, expected, is_biased", [
-    ("train[:80%]", "train", "train[:80%]", False), ("train[:80%]", "train_then_eval", "train[:80%]", False),
-    ("train", "train", "train", False), ("train", "train_then_eval", "train", True)])
-def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(recorded, mode, expected, is_biased, tmp_path,
-                                                                        capsys):
+@pytest.mark.parametrize(
+    "recorded, mode, expected, is_biased",
+    [
+        ("train[:80%]", "train", "train[:80%]", False),
+        ("train[:80%]", "train_then_eval", "train[:80%]", False),
+        ("train", "train", "train", False),
+        ("train", "train_then_eval", "train", True),
+    ],
+)
+def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(
+    recorded, mode, expected, is_biased, tmp_path, capsys
+):
     write_images(tmp_path / "images", *(f"{index}.png" for index in range(50)))
     dataset = f"folder:{tmp_path / 'images'}"
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "flags.json").write_text(json.dumps(dict(dataset=dataset, train_split=recorded, seed=3)))
+    (tmp_path / "run" / "flags.json").write_text(
+        json.dumps(dict(dataset=dataset, train_split=recorded, seed=3))
+    )
     config = Config(dataset=dataset, mode=mode, model_dir=str(tmp_path / "run"))
-    config = run_lib.fill_defaults(config, datasets.open_source(dataset), ["dataset", "mode", "model_dir"])
+    config = run_lib.fill_defaults(
+        config, datasets.open_source(dataset), ["dataset", "mode", "model_dir"]
+    )
     assert (config.train_split, config.seed) == (expected, 3)
     assert config.eval_split == ("validation" if mode == "train" else "train[80%:]")
     assert ("trained on the split train, which may contain" in capsys.readouterr().out) == is_biased
@@ -459,7 +670,9 @@ def test_resumed_run_keeps_its_training_images_if_only_the_mode_changes(recorded
 
 def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
     for names in ("linear_head", "linear_head,linear_head"):
-        config = Config(**TINY, lineareval_while_pretraining=False, eval_split="test", eval_protocol=names)
+        config = Config(
+            **TINY, lineareval_while_pretraining=False, eval_split="test", eval_protocol=names
+        )
         assert evaluate.protocols(config, digits.digits_source()) == ["contrastive", "knn"]
 
 
@@ -467,7 +680,11 @@ def test_knn_replaces_a_missing_linear_head_if_there_are_labels():
 def small_model():
     """Returns evaluation settings (40 examples, all protocols except the slow `lbfgs`) and a model."""
     config = Config(**{**TINY, "train_split": "train[:30]", "eval_batch_size": 20}).replace(
-        eval_split="test[:40]", eval_protocol="linear_head,contrastive,knn", eval_baselines=True, eval_projections=True)
+        eval_split="test[:40]",
+        eval_protocol="linear_head,contrastive,knn",
+        eval_baselines=True,
+        eval_projections=True,
+    )
     keras.utils.set_random_seed(1)
     return config, model_lib.build_model(config, 10)
 
@@ -479,29 +696,52 @@ def set_moving_means(model, value):
             variable.assign(tf.fill(variable.shape, value))
 
 
-def test_repeated_evaluations_trace_once_and_write_one_event_file(small_model, tmp_path, monkeypatch):
-    config, model, source = small_model[0].replace(model_dir=str(tmp_path)), small_model[1], digits.digits_source()
+def test_repeated_evaluations_trace_once_and_write_one_event_file(
+    small_model, tmp_path, monkeypatch
+):
+    config, model, source = (
+        small_model[0].replace(model_dir=str(tmp_path)),
+        small_model[1],
+        digits.digits_source(),
+    )
     built, build = [], data.build_eval_dataset
-    monkeypatch.setattr(data, "build_eval_dataset", lambda *args: built.append(args[2]) or build(*args))
+    monkeypatch.setattr(
+        data, "build_eval_dataset", lambda *args: built.append(args[2]) or build(*args)
+    )
     with evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()) as evaluator:
         results = []
         for step in (1, 2, 3):
             set_moving_means(model, -0.1 * step)
             results.append(evaluator.evaluate_and_write(step))
-        functions = [evaluator._logits, evaluator._embed_views, evaluator._losses, *evaluator._encoders.values()]
+        functions = [
+            evaluator._logits,
+            evaluator._embed_views,
+            evaluator._losses,
+            *evaluator._encoders.values(),
+        ]
     assert [function.experimental_get_tracing_count() for function in functions] == [1] * 5
     assert built == ["test[:40]", "train[:30]"]
     (events,) = (tmp_path / "eval").iterdir()
-    assert {event.step for event in tf.compat.v1.train.summary_iterator(str(events))} == {0, 1, 2, 3}
+    assert {event.step for event in tf.compat.v1.train.summary_iterator(str(events))} == {
+        0,
+        1,
+        2,
+        3,
+    }
     assert results[0]["eval/contrast_loss"] != results[2]["eval/contrast_loss"]
-    fresh = evaluate.evaluate_and_write(config.replace(eval_name="new"), source, model, tf.distribute.get_strategy(), 3)
+    fresh = evaluate.evaluate_and_write(
+        config.replace(eval_name="new"), source, model, tf.distribute.get_strategy(), 3
+    )
     assert results[2] == pytest.approx(fresh, rel=1e-6)
-    assert {f"{evaluate.KNN}/{name}" for name in ("raw_pixels", "untrained_encoder", "projections")} <= set(fresh)
+    assert {
+        f"{evaluate.KNN}/{name}" for name in ("raw_pixels", "untrained_encoder", "projections")
+    } <= set(fresh)
 
 
 @pytest.mark.parametrize("part_rows, eval_steps", [(6, 0), (10, 0), (64, 0), (10, 1)])
 def test_contrastive_evaluation_in_parts_equals_evaluation_of_whole_batches(
-        part_rows, eval_steps, small_model, monkeypatch):
+    part_rows, eval_steps, small_model, monkeypatch
+):
     # With fewer than 20 pixels, blur has no effect.
     config = small_model[0].replace(use_blur=True, image_size=20, eval_steps=eval_steps)
     source, model = digits.digits_source(), small_model[1]
@@ -509,29 +749,48 @@ def test_contrastive_evaluation_in_parts_equals_evaluation_of_whole_batches(
     monkeypatch.setattr(evaluate, "_EMBEDDED_ROWS", part_rows)
     results = evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).contrastive(1)
     losses = []
-    for index, (views, _) in enumerate(data.build_view_pairs(config, source, "test[:40]", config.seed, 20)):
+    for index, (views, _) in enumerate(
+        data.build_view_pairs(config, source, "test[:40]", config.seed, 20)
+    ):
         images = model_lib.blurred_views(views, config, config.seed, tf.constant(index, tf.int64))
         z = model(images, training=False)["proj_head_output"]
         losses.append(objective.add_contrastive_loss(z, config.hidden_norm, config.temperature)[0])
     assert len(losses) == 2
-    assert results["eval/contrast_loss"] == pytest.approx(np.mean(losses[:eval_steps or 2]), rel=1e-5)
+    assert results["eval/contrast_loss"] == pytest.approx(
+        np.mean(losses[: eval_steps or 2]), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("protocol", ["linear_head", "contrastive", "knn", "lbfgs"])
 def test_nan_weights_are_rejected_and_no_results_are_written(protocol, small_model, tmp_path):
-    config = small_model[0].replace(model_dir=str(tmp_path), eval_protocol=protocol, eval_baselines=False,
-                                    eval_projections=False)
+    config = small_model[0].replace(
+        model_dir=str(tmp_path),
+        eval_protocol=protocol,
+        eval_baselines=False,
+        eval_projections=False,
+    )
     set_moving_means(small_model[1], np.nan)
-    with pytest.raises(UserError, match=f"--model_dir={tmp_path}: .*( NaN |is nan).*before training") as error:
-        evaluate.evaluate_and_write(config, digits.digits_source(), small_model[1], tf.distribute.get_strategy(), 5,
-                                    complete=False)
+    with pytest.raises(
+        UserError, match=f"--model_dir={tmp_path}: .*( NaN |is nan).*before training"
+    ) as error:
+        evaluate.evaluate_and_write(
+            config,
+            digits.digits_source(),
+            small_model[1],
+            tf.distribute.get_strategy(),
+            5,
+            complete=False,
+        )
     assert "step 5" in str(error.value) and "\n" not in str(error.value)
     assert not list(tmp_path.glob("result*"))
     set_moving_means(small_model[1], 0.0)
 
 
 def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path, monkeypatch):
-    config, source = small_model[0].replace(model_dir=str(tmp_path), eval_baselines=False), digits.digits_source()
+    config, source = (
+        small_model[0].replace(model_dir=str(tmp_path), eval_baselines=False),
+        digits.digits_source(),
+    )
 
     def fail(*_):
         raise UserError("--eval_protocol: fails.")
@@ -542,7 +801,11 @@ def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path,
     with pytest.raises(UserError, match="fails"):
         evaluator.evaluate_and_write(7)
     written = (tmp_path / "result_7.json").read_text()
-    assert set(json.loads(written)) == {"global_step", "eval/regularization_loss", evaluate.LINEAR_TOP_1}
+    assert set(json.loads(written)) == {
+        "global_step",
+        "eval/regularization_loss",
+        evaluate.LINEAR_TOP_1,
+    }
     monkeypatch.setattr(evaluate.Evaluator, "linear_head", fail)
     with pytest.raises(UserError, match="fails"):
         evaluator.evaluate_and_write(7)
@@ -550,10 +813,17 @@ def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path,
 
 
 def test_evaluation_batches_are_no_larger_than_the_split(two_replicas):
-    config, source = Config(**TINY).replace(eval_split="test[:41]", eval_batch_size=2048), digits.digits_source()
+    config, source = (
+        Config(**TINY).replace(eval_split="test[:41]", eval_batch_size=2048),
+        digits.digits_source(),
+    )
     for strategy, rows in ((tf.distribute.get_strategy(), 41), (two_replicas, 21)):
         batches = list(evaluate.eval_batches(config, source, config.eval_split, strategy))
-        shapes = {value.shape[0] for part in batches[0] for value in strategy.experimental_local_results(part)}
+        shapes = {
+            value.shape[0]
+            for part in batches[0]
+            for value in strategy.experimental_local_results(part)
+        }
         assert len(batches) == 1 and shapes == {rows}
 
 
@@ -562,17 +832,32 @@ def test_evaluation_batches_are_no_larger_than_the_split(two_replicas):
 
 @pytest.mark.parametrize("weights", ["ckpt-4", "saved_model/4", "run"])
 @pytest.mark.parametrize("settings", [dict(mode="eval"), dict(train_mode="finetune")])
-def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(complete_run, weights, settings, capsys):
+def test_evaluation_and_fine_tuning_use_the_network_of_the_checkpoint(
+    complete_run, weights, settings, capsys
+):
     directory = str(complete_run[0])
-    path = dict(model_dir=directory) if weights == "run" else dict(checkpoint=f"{directory}/{weights}")
+    path = (
+        dict(model_dir=directory) if weights == "run" else dict(checkpoint=f"{directory}/{weights}")
+    )
     config = Config(dataset="digits", **settings, **path)
-    network = {name: TINY.get(name, getattr(Config, name)) for name in (*settings_with("network"), "image_size")}
+    network = {
+        name: TINY.get(name, getattr(Config, name))
+        for name in (*settings_with("network"), "image_size")
+    }
     adopted = run_lib.adopt_network(config, given=[])
     assert adopted == config.replace(**network)
     flags = capsys.readouterr().out
-    assert flags.startswith("network of ") and all(f"--{name}={network[name]}" in flags for name in (
-        "resnet_depth", "image_size", "num_proj_layers", "proj_out_dim")) and "stem" not in flags
-    given = run_lib.adopt_network(config.replace(resnet_depth=18), given=["resnet_depth", "image_size"])
+    assert (
+        flags.startswith("network of ")
+        and all(
+            f"--{name}={network[name]}" in flags
+            for name in ("resnet_depth", "image_size", "num_proj_layers", "proj_out_dim")
+        )
+        and "stem" not in flags
+    )
+    given = run_lib.adopt_network(
+        config.replace(resnet_depth=18), given=["resnet_depth", "image_size"]
+    )
     assert given == adopted.replace(resnet_depth=18, image_size=224, stem=given.stem)
     run_lib.adopt_network(adopted, given=[])
     assert capsys.readouterr().out.count("\n") == 1
@@ -584,8 +869,16 @@ def test_pretraining_does_not_use_the_network_of_the_checkpoint(complete_run):
 
 
 def test_fine_tuning_resumes_without_its_initial_checkpoint(complete_run, tmp_path, capsys):
-    settings = dict(train_mode="finetune", model_dir=str(tmp_path / "run"), checkpoint_steps=1, dataset="digits",
-                    train_split="train[:64]", train_batch_size=32, seed=7, learning_rate=0.02)
+    settings = dict(
+        train_mode="finetune",
+        model_dir=str(tmp_path / "run"),
+        checkpoint_steps=1,
+        dataset="digits",
+        train_split="train[:64]",
+        train_batch_size=32,
+        seed=7,
+        learning_rate=0.02,
+    )
     shutil.copytree(complete_run[0], tmp_path / "encoder")
     for steps in (1, 2):
         config = Config(checkpoint=str(tmp_path / "encoder"), train_steps=steps, **settings)
@@ -598,29 +891,58 @@ def test_fine_tuning_resumes_without_its_initial_checkpoint(complete_run, tmp_pa
 
 @pytest.mark.parametrize("block", [-1, 0, 2, 4])
 def test_fine_tuning_does_not_change_frozen_layers(complete_run, tmp_path, block):
-    run(tmp_path, train_mode="finetune", checkpoint=str(complete_run[0]), fine_tune_after_block=block, train_steps=2,
-        optimizer="momentum", num_proj_layers=2, weight_decay=0.01)
+    run(
+        tmp_path,
+        train_mode="finetune",
+        checkpoint=str(complete_run[0]),
+        fine_tune_after_block=block,
+        train_steps=2,
+        optimizer="momentum",
+        num_proj_layers=2,
+        weight_decay=0.01,
+    )
     before, after = weights(complete_run[0], 4), weights(tmp_path, 2)
-    changed = {key for key in after if key.startswith("model/") and "OPTIMIZER_SLOT" not in key
-               and (before[key] != after[key]).any()}
+    changed = {
+        key
+        for key in after
+        if key.startswith("model/")
+        and "OPTIMIZER_SLOT" not in key
+        and (before[key] != after[key]).any()
+    }
     encoder = "model/resnet_model/"
     trained = [f"{encoder}block_groups/{group}/" for group in range(max(block, 0), 4)]
     trained += [f"{encoder}initial_conv"] if block == -1 else []
     assert all(key.startswith(("model/supervised_head/", *trained)) for key in changed)
     for prefix in ("model/supervised_head/", *trained):
         for name in ("kernel",) + (("moving_mean",) if prefix in trained else ()):
-            keys = [key for key in after if key.startswith(prefix) and key.split("/.ATTR")[0].endswith(name)
-                    and "OPTIMIZER_SLOT" not in key]
+            keys = [
+                key
+                for key in after
+                if key.startswith(prefix)
+                and key.split("/.ATTR")[0].endswith(name)
+                and "OPTIMIZER_SLOT" not in key
+            ]
             assert keys and set(keys) <= changed, (prefix, name)
 
 
-def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classifier(complete_run, tmp_path, capsys):
-    write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
-    settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train", train_mode="finetune",
-                    checkpoint=str(complete_run[0] / "ckpt-4"), train_batch_size=12, zero_init_logits_layer=True)
+def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classifier(
+    complete_run, tmp_path, capsys
+):
+    write_images(
+        tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8))
+    )
+    settings = dict(
+        dataset=f"folder:{tmp_path / 'images'}",
+        train_split="train",
+        train_mode="finetune",
+        checkpoint=str(complete_run[0] / "ckpt-4"),
+        train_batch_size=12,
+        zero_init_logits_layer=True,
+    )
     config = Config(**{**TINY, **settings, "model_dir": str(tmp_path / "run")})
-    state = train.build_training_state(config, datasets.open_source(config.dataset), tf.distribute.get_strategy(),
-                                       config.model_dir)
+    state = train.build_training_state(
+        config, datasets.open_source(config.dataset), tf.distribute.get_strategy(), config.model_dir
+    )
     assert "not loaded: linear head" in capsys.readouterr().out
     assert not any(variable.numpy().any() for variable in state.model.supervised_head.variables)
     run(tmp_path / "run", **settings, train_steps=1)
@@ -629,11 +951,23 @@ def test_fine_tuning_on_different_classes_starts_from_a_zero_initialized_classif
 
 
 def test_supervised_training_from_scratch_uses_the_label_fraction(tmp_path, capsys):
-    run(tmp_path, train_mode="supervised", label_fraction=0.5, train_split="train[:80]", train_batch_size=16,
-        train_epochs=1, mode="train_then_eval", eval_steps=1, color_jitter_strength=0.5, optimizer="momentum")
+    run(
+        tmp_path,
+        train_mode="supervised",
+        label_fraction=0.5,
+        train_split="train[:80]",
+        train_batch_size=16,
+        train_epochs=1,
+        mode="train_then_eval",
+        eval_steps=1,
+        color_jitter_strength=0.5,
+        optimizer="momentum",
+    )
     saved = weights(tmp_path, 3)  # Three steps cover 40 examples in batches of 16.
     assert not any("_projection_head" in key for key in saved)
-    assert saved["model/supervised_head/linear_layer/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"].shape == (512, 10)
+    assert saved[
+        "model/supervised_head/linear_layer/dense/kernel/.ATTRIBUTES/VARIABLE_VALUE"
+    ].shape == (512, 10)
     image = tf.io.decode_png((tmp_path / "views.png").read_bytes())
     assert image.shape == [200, 800, 3]  # The preview has one view per image.
     assert "linear head, top-1" in capsys.readouterr().out
@@ -644,14 +978,25 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_pat
     run(tmp_path / "all", **settings)
     run(tmp_path / "few", **settings, label_fraction=0.5, label_seed=3)
     output = capsys.readouterr().out
-    assert "evaluating step 2: frozen encoder\n" in output and "evaluating step 2: frozen encoder, 32 labels" in output
+    assert (
+        "evaluating step 2: frozen encoder\n" in output
+        and "evaluating step 2: frozen encoder, 32 labels" in output
+    )
     with_all, with_few = weights(tmp_path / "all", 2), weights(tmp_path / "few", 2)
     for key, value in with_all.items():
         np.testing.assert_array_equal(with_few[key], value)
     # A separate evaluation with the same fraction of the labels gives the same results.
-    run(tmp_path / "separate", **{**settings, "mode": "eval"}, checkpoint=str(tmp_path / "all"), label_fraction=0.5,
-        label_seed=3)
-    results = {name: json.loads((tmp_path / name / "result.json").read_text()) for name in ("all", "few", "separate")}
+    run(
+        tmp_path / "separate",
+        **{**settings, "mode": "eval"},
+        checkpoint=str(tmp_path / "all"),
+        label_fraction=0.5,
+        label_seed=3,
+    )
+    results = {
+        name: json.loads((tmp_path / name / "result.json").read_text())
+        for name in ("all", "few", "separate")
+    }
     assert results["few"] == pytest.approx(results["separate"]) and results["few"] != results["all"]
 
 
@@ -659,8 +1004,15 @@ def test_label_fraction_after_pretraining_applies_only_to_the_evaluation(tmp_pat
 def test_label_seed_selects_the_labels(train_mode):
     selected = []
     for seed in (0, 3, 0):
-        config = Config(**TINY, mode="train_then_eval", train_mode=train_mode, eval_split="test", eval_protocol="knn",
-                        label_fraction=0.5, label_seed=seed)
+        config = Config(
+            **TINY,
+            mode="train_then_eval",
+            train_mode=train_mode,
+            eval_split="test",
+            eval_protocol="knn",
+            label_fraction=0.5,
+            label_seed=seed,
+        )
         source = digits.digits_source()
         run_lib._prepare_source(config, source, tf.distribute.get_strategy())
         records = evaluate.select_labels(config, source).records("train[:64]")
@@ -684,14 +1036,18 @@ def test_small_splits_do_not_need_one_image_per_class(tmp_path):
 
 
 def test_too_few_labels_for_the_evaluation_are_reported_before_pretraining(tmp_path):
-    with pytest.raises(UserError, match="--label_fraction=0.1: .* 6 examples are too few for 10 classes"):
+    with pytest.raises(
+        UserError, match="--label_fraction=0.1: .* 6 examples are too few for 10 classes"
+    ):
         run(tmp_path, mode="train_then_eval", eval_protocol="knn", label_fraction=0.1)
     assert [path.name for path in tmp_path.iterdir()] == ["train.lock"]
 
 
 def test_too_few_labels_are_reported_without_waiting_for_checkpoints(tmp_path):
     (tmp_path / "flags.json").write_text("{}")  # The run has started.
-    with pytest.raises(UserError, match="--label_fraction=0.1: .* 6 examples are too few for 10 classes"):
+    with pytest.raises(
+        UserError, match="--label_fraction=0.1: .* 6 examples are too few for 10 classes"
+    ):
         run(tmp_path, mode="eval", eval_protocol="knn", label_fraction=0.1, eval_timeout=60)
 
 
@@ -703,42 +1059,75 @@ def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tunin
         names = [operator.name for operator in view_policies(config)[0].operators]
         assert ("color_jitter" in names) == blurred
         model = model_lib.build_model(config, 10)
-        step = train.TrainStep(model, model_lib.build_optimizer(config, 0.1, model), config.replace(seed=1),
-                               tf.distribute.get_strategy())
+        step = train.TrainStep(
+            model,
+            model_lib.build_optimizer(config, 0.1, model),
+            config.replace(seed=1),
+            tf.distribute.get_strategy(),
+        )
         views = tf.random.stateless_uniform([32, 24, 24, 3], [1, 2])
         changed = tf.reduce_any(step.network_input(views) != views, [1, 2, 3])
-        assert 8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24 if blurred else not tf.reduce_any(changed)
+        assert (
+            8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24
+            if blurred
+            else not tf.reduce_any(changed)
+        )
 
 
 def test_linear_head_evaluation_on_different_classes_is_rejected(complete_run, tmp_path, capsys):
-    write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8)))
-    settings = dict(dataset=f"folder:{tmp_path / 'images'}", train_split="train[:16]", eval_split="train[16:]",
-                    given=["eval_split"], mode="eval", checkpoint=str(complete_run[0] / "ckpt-4"))
-    with pytest.raises(UserError, match="trained on different classes .only in the data set: a, b, c; only in the "
-                       "checkpoint: 0, 1, 2 and 7 more"):
+    write_images(
+        tmp_path / "images", *(f"{name}/{number}.png" for name in "abc" for number in range(8))
+    )
+    settings = dict(
+        dataset=f"folder:{tmp_path / 'images'}",
+        train_split="train[:16]",
+        eval_split="train[16:]",
+        given=["eval_split"],
+        mode="eval",
+        checkpoint=str(complete_run[0] / "ckpt-4"),
+    )
+    with pytest.raises(
+        UserError,
+        match=(
+            "trained on different classes .only in the data set: a, b, c; only in the "
+            "checkpoint: 0, 1, 2 and 7 more"
+        ),
+    ):
         run(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
     run(tmp_path / "run", **settings, eval_protocol="knn,lbfgs")
     printed = capsys.readouterr().out
-    assert "not loaded: linear head" in printed and "200 nearest neighbors, weighted, frozen encoder" in (
-        printed)
+    assert (
+        "not loaded: linear head" in printed
+        and "200 nearest neighbors, weighted, frozen encoder" in (printed)
+    )
     results = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert set(results) == {evaluate.KNN, evaluate.WEIGHTED_KNN, evaluate.LBFGS, "eval/lbfgs_l2", "global_step"}
+    assert set(results) == {
+        evaluate.KNN,
+        evaluate.WEIGHTED_KNN,
+        evaluate.LBFGS,
+        "eval/lbfgs_l2",
+        "global_step",
+    }
     assert results["global_step"] == 4
 
 
 # ------------------------------------------------------------------------------------------------------- invalid input
 
 
-@pytest.mark.parametrize("settings, words", [
-    (dict(dataset="nonesuch"), "--dataset=nonesuch: the data set is unknown"),
-    (dict(dataset="folder:/nonesuch"), "--dataset=folder:/nonesuch"),
-    (dict(train_split="training"), "--train_split=training"),
-    (dict(mode="train_then_eval", eval_split="dev"), "--eval_split=dev"),
-    (dict(train_batch_size=65), "--train_batch_size=65: .* has only 64 examples"),
-    (dict(train_mode="finetune"), "--train_mode=finetune: .* Set --checkpoint"),
-    (dict(train_mode="finetune", checkpoint="/nonesuch"), "--checkpoint=/nonesuch"),
-    (dict(use_tpu=True, tpu_name="grpc://127.0.0.1:1"), "--use_tpu: no TPU")])
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (dict(dataset="nonesuch"), "--dataset=nonesuch: the data set is unknown"),
+        (dict(dataset="folder:/nonesuch"), "--dataset=folder:/nonesuch"),
+        (dict(train_split="training"), "--train_split=training"),
+        (dict(mode="train_then_eval", eval_split="dev"), "--eval_split=dev"),
+        (dict(train_batch_size=65), "--train_batch_size=65: .* has only 64 examples"),
+        (dict(train_mode="finetune"), "--train_mode=finetune: .* Set --checkpoint"),
+        (dict(train_mode="finetune", checkpoint="/nonesuch"), "--checkpoint=/nonesuch"),
+        (dict(use_tpu=True, tpu_name="grpc://127.0.0.1:1"), "--use_tpu: no TPU"),
+    ],
+)
 def test_invalid_input_is_rejected_before_anything_is_written(settings, words, tmp_path):
     with pytest.raises(UserError, match=words) as error:
         run(tmp_path / "run", given=["eval_split"], **settings)
@@ -748,13 +1137,17 @@ def test_invalid_input_is_rejected_before_anything_is_written(settings, words, t
 
 def test_model_dir_with_another_architecture_is_rejected_and_left_unchanged(complete_run):
     before = {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"--model_dir=.*was started with --resnet_depth=10 \(now 34\)"):
+    with pytest.raises(
+        UserError, match=r"--model_dir=.*was started with --resnet_depth=10 \(now 34\)"
+    ):
         run(complete_run[0], resnet_depth=34)
     with pytest.raises(UserError, match="--model_dir=.*different network"):
         run(complete_run[0], resnet_depth=34, allow_flag_changes=True)
     with pytest.raises(UserError, match="--model_dir.*different network"):
         run(complete_run[0], given=["resnet_depth"], resnet_depth=34, mode="eval")
-    assert before == {path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()}
+    assert before == {
+        path: path.read_bytes() for path in complete_run[0].rglob("*") if path.is_file()
+    }
 
 
 def test_an_unwritable_model_dir_is_rejected(tmp_path):
@@ -764,10 +1157,20 @@ def test_an_unwritable_model_dir_is_rejected(tmp_path):
 
 
 def test_micro_batches_half_precision_and_profiling_work_together(tmp_path, capsys):
-    run(tmp_path, micro_batch_size=16, precision="mixed_bfloat16", profile_steps=2, train_steps=4, checkpoint_steps=4)
+    run(
+        tmp_path,
+        micro_batch_size=16,
+        precision="mixed_bfloat16",
+        profile_steps=2,
+        train_steps=4,
+        checkpoint_steps=4,
+    )
     assert f"profile of steps 2 to 3: {tmp_path}" in capsys.readouterr().out
     assert list(tmp_path.glob("train/plugins/profile/*/*.xplane.pb"))
-    assert {value.dtype for value in weights(tmp_path, 4).values()} == {np.dtype("float32"), np.dtype("int64")}
+    assert {value.dtype for value in weights(tmp_path, 4).values()} == {
+        np.dtype("float32"),
+        np.dtype("int64"),
+    }
 
 
 @pytest.mark.parametrize("capability, refused", [((7, 5), True), ((8, 0), False), (None, False)])
@@ -777,14 +1180,22 @@ def test_bfloat16_is_rejected_on_gpus_that_do_not_support_it(capability, refused
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
     devices.check_precision("float32", use_tpu=False)
     if refused:
-        with pytest.raises(UserError, match="--precision=mixed_bfloat16: Card .* Use mixed_float16"):
+        with pytest.raises(
+            UserError, match="--precision=mixed_bfloat16: Card .* Use mixed_float16"
+        ):
             devices.check_precision("mixed_bfloat16", use_tpu=False)
     else:
         devices.check_precision("mixed_bfloat16", use_tpu=False)
 
 
-@pytest.mark.parametrize("capability, override, expected", [
-    ((9, 0), None, "2 x Card; TF32 on"), ((8, 0), "0", "2 x Card; TF32 off"), ((7, 5), None, "2 x Card")])
+@pytest.mark.parametrize(
+    "capability, override, expected",
+    [
+        ((9, 0), None, "2 x Card; TF32 on"),
+        ((8, 0), "0", "2 x Card; TF32 off"),
+        ((7, 5), None, "2 x Card"),
+    ],
+)
 def test_device_line_states_whether_float32_uses_tf32(capability, override, expected, monkeypatch):
     details = {"device_name": "Card", "compute_capability": capability}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [0, 1])
@@ -805,18 +1216,27 @@ def test_micro_batch_size_must_be_divisible_by_the_number_of_replicas(two_replic
 
 def test_batch_size_must_be_divisible_by_the_number_of_replicas(two_replicas):
     with pytest.raises(UserError, match="--train_batch_size=33: .*number of replicas .2.. Use 32"):
-        train.check_batch(Config(**{**TINY, "train_batch_size": 33}), digits.digits_source(), two_replicas)
-    train.check_batch(Config(**{**TINY, "train_batch_size": 33}, mode="eval"), digits.digits_source(), two_replicas)
+        train.check_batch(
+            Config(**{**TINY, "train_batch_size": 33}), digits.digits_source(), two_replicas
+        )
+    train.check_batch(
+        Config(**{**TINY, "train_batch_size": 33}, mode="eval"),
+        digits.digits_source(),
+        two_replicas,
+    )
 
 
 def test_knn_evaluation_with_a_single_class_is_rejected(tmp_path):
     write_images(tmp_path, *(f"only/{number}.png" for number in range(8)))
     config = Config(**{**TINY, "dataset": f"folder:{tmp_path}"}, eval_protocol="knn").replace(
-        train_split="train[:6]", eval_split="train[6:]", eval_batch_size=4)
+        train_split="train[:6]", eval_split="train[6:]", eval_batch_size=4
+    )
     source = datasets.open_source(config.dataset)
     model = model_lib.build_model(config, 1)
     with pytest.raises(UserError, match="two classes"):
-        evaluate.Evaluator(config, source, model, tf.distribute.get_strategy()).probe_frozen_encoder(1)
+        evaluate.Evaluator(
+            config, source, model, tf.distribute.get_strategy()
+        ).probe_frozen_encoder(1)
 
 
 def read(dataset):
@@ -833,7 +1253,9 @@ def too_few_examples():
 
 
 def too_few_examples_outside_of_an_iterator():
-    raise tf.errors.FailedPreconditionError(None, None, "Input dataset was expected to contain 5 elements")
+    raise tf.errors.FailedPreconditionError(
+        None, None, "Input dataset was expected to contain 5 elements"
+    )
 
 
 def tensor_that_is_too_large():
@@ -857,17 +1279,48 @@ def missing_file():
     tf.io.read_file("/nonesuch/file")
 
 
-@pytest.mark.parametrize("fail, words", [
-    (broken_png, r"--dataset=digits: the data can no longer be read \(Invalid PNG. Failed to initialize decoder.\)"),
-    (too_few_examples, "--dataset=digits: the data can no .*to contain 5 elements but contained only 0 elements.\\)"),
-    (too_few_examples_outside_of_an_iterator, "--dataset=digits: the data can no .*expected to contain 5 elements"),
-    (tensor_that_is_too_large, r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size"),
-    (out_of_memory_in_numpy, r"--train_batch_size=32: out of memory \(Unable to allocate"),
-    (full_disk_in_tensorflow, "--model_dir=run: a disk is full .*No space left on device.*Free up some space"),
-    (full_disk_in_python, "--model_dir=run: a disk is full .*No space left on device.*Free up some space"),
-    (missing_file, "--model_dir=run: a file can no longer be read or written")])
+@pytest.mark.parametrize(
+    "fail, words",
+    [
+        (
+            broken_png,
+            (
+                r"--dataset=digits: the data can no longer be read \(Invalid PNG. Failed to"
+                r" initialize decoder.\)"
+            ),
+        ),
+        (
+            too_few_examples,
+            (
+                "--dataset=digits: the data can no .*to contain 5 elements but contained only 0"
+                " elements.\\)"
+            ),
+        ),
+        (
+            too_few_examples_outside_of_an_iterator,
+            "--dataset=digits: the data can no .*expected to contain 5 elements",
+        ),
+        (
+            tensor_that_is_too_large,
+            r"--train_batch_size=32: out of memory \(OOM when allocating.*micro_batch_size",
+        ),
+        (out_of_memory_in_numpy, r"--train_batch_size=32: out of memory \(Unable to allocate"),
+        (
+            full_disk_in_tensorflow,
+            "--model_dir=run: a disk is full .*No space left on device.*Free up some space",
+        ),
+        (
+            full_disk_in_python,
+            "--model_dir=run: a disk is full .*No space left on device.*Free up some space",
+        ),
+        (missing_file, "--model_dir=run: a file can no longer be read or written"),
+    ],
+)
 def test_errors_during_a_run_become_one_line_messages_with_a_remedy(fail, words):
-    with pytest.raises(UserError, match=words) as error, run_lib._translate_errors(Config(**TINY, model_dir="run")):
+    with (
+        pytest.raises(UserError, match=words) as error,
+        run_lib._translate_errors(Config(**TINY, model_dir="run")),
+    ):
         fail()
     assert "\n" not in str(error.value)
 
@@ -876,7 +1329,9 @@ def test_errors_during_a_run_become_one_line_messages_with_a_remedy(fail, words)
 
 
 def test_evaluation_on_two_replicas_matches_evaluation_on_one_replica(two_replicas):
-    config = Config(**{**TINY, "train_split": "train[:30]"}).replace(eval_split="test[:101]", eval_batch_size=14)
+    config = Config(**{**TINY, "train_split": "train[:30]"}).replace(
+        eval_split="test[:101]", eval_batch_size=14
+    )
     source, results = digits.digits_source(), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):
         with strategy.scope():
@@ -899,9 +1354,17 @@ def test_gallery_of_an_unlabeled_folder_is_written_without_corrupt_images(tmp_pa
     write_images(tmp_path / "photos", *(f"{number}.png" for number in range(24)))
     (tmp_path / "photos" / "corrupt.png").write_bytes(b"no image")
     settings = dict(
-        dataset=f"folder:{tmp_path / 'photos'}", corrupt_images="skip", train_batch_size=8, mode="train_then_eval",
-        train_steps=1, eval_protocol="contrastive", lineareval_while_pretraining=False, train_split="train",
-        eval_split="train", eval_batch_size=8)
+        dataset=f"folder:{tmp_path / 'photos'}",
+        corrupt_images="skip",
+        train_batch_size=8,
+        mode="train_then_eval",
+        train_steps=1,
+        eval_protocol="contrastive",
+        lineareval_while_pretraining=False,
+        train_split="train",
+        eval_split="train",
+        eval_batch_size=8,
+    )
     run(tmp_path / "run", with_export=True, **settings)
     printed, page = capsys.readouterr().out, (tmp_path / "run" / "gallery.html").read_text()
     assert "24 images" in page and "corrupt.png" not in page and "Unreadable images: none" in page
@@ -913,13 +1376,19 @@ def test_gallery_of_an_unlabeled_folder_is_written_without_corrupt_images(tmp_pa
     assert (tmp_path / "run" / "gallery.html").read_text() == page
 
 
-@pytest.mark.parametrize("gallery, has_classes, is_written", [
-    (None, False, True), (None, True, False), (True, True, True), (False, False, False)])
+@pytest.mark.parametrize(
+    "gallery, has_classes, is_written",
+    [(None, False, True), (None, True, False), (True, True, True), (False, False, False)],
+)
 def test_gallery_is_written_by_default_only_for_data_without_classes(
-        gallery, has_classes, is_written, tmp_path, monkeypatch, capsys):
+    gallery, has_classes, is_written, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter here.
     folders = ("a/", "b/") if has_classes else ("",)
-    write_images(tmp_path / "photos", *(f"{folder}{number}.png" for folder in folders for number in range(16)))
+    write_images(
+        tmp_path / "photos",
+        *(f"{folder}{number}.png" for folder in folders for number in range(16)),
+    )
     splits = []
 
     def fail(saved_model, source, split, directory, seed):
@@ -927,9 +1396,19 @@ def test_gallery_is_written_by_default_only_for_data_without_classes(
         raise ValueError("no page today")
 
     monkeypatch.setattr(run_lib.gallery, "write_sample", fail)
-    run(tmp_path / "run", dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_split="train",
-        train_batch_size=8, eval_batch_size=8, mode="train_then_eval", train_steps=1, eval_protocol="contrastive",
-        lineareval_while_pretraining=False, gallery=gallery)
+    run(
+        tmp_path / "run",
+        dataset=f"folder:{tmp_path / 'photos'}",
+        train_split="train",
+        eval_split="train",
+        train_batch_size=8,
+        eval_batch_size=8,
+        mode="train_then_eval",
+        train_steps=1,
+        eval_protocol="contrastive",
+        lineareval_while_pretraining=False,
+        gallery=gallery,
+    )
     printed = capsys.readouterr().out  # If the gallery cannot be written, only a warning is logged.
     assert splits == ([("not made", "train", 7)] if is_written else [])
     assert ("warning: the gallery was not written: no page today" in printed) == is_written

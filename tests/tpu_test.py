@@ -21,8 +21,15 @@ from sources import digits
 from support import replica_worker
 from train import TrainStep
 
-SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=4, num_proj_layers=2, proj_out_dim=16,
-             seed=1)
+SMALL = dict(
+    dataset="digits",
+    resnet_depth=10,
+    image_size=8,
+    train_batch_size=4,
+    num_proj_layers=2,
+    proj_out_dim=16,
+    seed=1,
+)
 
 
 class FakeTpu:
@@ -36,9 +43,10 @@ class FakeTpu:
         self.arguments, self._state, self._fails_at = None, "found", fails_at
         monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", self._find)
         for owner, name, before, after in (
-                (tf.config, "experimental_connect_to_cluster", "found", "connected"),
-                (tf.tpu.experimental, "initialize_tpu_system", "connected", "initialized"),
-                (tf.distribute, "TPUStrategy", "initialized", "in use")):
+            (tf.config, "experimental_connect_to_cluster", "found", "connected"),
+            (tf.tpu.experimental, "initialize_tpu_system", "connected", "initialized"),
+            (tf.distribute, "TPUStrategy", "initialized", "in use"),
+        ):
             monkeypatch.setattr(owner, name, functools.partial(self._advance, name, before, after))
 
     def _find(self, **arguments):
@@ -49,7 +57,9 @@ class FakeTpu:
     def _advance(self, name, before, after, resolver):
         self._fail_at(name)
         if resolver is not self or self._state != before:
-            raise tf.errors.FailedPreconditionError(None, None, f"{name}: the TPU is {self._state}, not {before}")
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"{name}: the TPU is {self._state}, not {before}"
+            )
         self._state = after
         return f"TPU {after}"
 
@@ -72,7 +82,9 @@ def address_of(server):
 
 def make_strategy(**settings):
     config = Config(use_tpu=True, **settings)
-    return devices.make_strategy(config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project)
+    return devices.make_strategy(
+        config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project
+    )
 
 
 def test_strategy_uses_an_initialized_tpu_with_the_given_name(monkeypatch, server):
@@ -88,11 +100,20 @@ def test_a_tpu_vm_uses_its_local_tpu_without_a_network_connection(monkeypatch):
     assert tpu.arguments["tpu"] == "local"
 
 
-@pytest.mark.parametrize("step", [
-    "TPUClusterResolver", "experimental_connect_to_cluster", "initialize_tpu_system", "TPUStrategy"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "TPUClusterResolver",
+        "experimental_connect_to_cluster",
+        "initialize_tpu_system",
+        "TPUStrategy",
+    ],
+)
 def test_an_unreachable_tpu_gives_a_one_line_error(step, monkeypatch, server):
     FakeTpu(monkeypatch, address_of(server), step)
-    with pytest.raises(UserError, match="--use_tpu: no TPU could be reached .TPUs not found.") as error:
+    with pytest.raises(
+        UserError, match="--use_tpu: no TPU could be reached .TPUs not found."
+    ) as error:
         make_strategy(master="mine")
     assert "\n" not in str(error.value)
 
@@ -101,14 +122,25 @@ def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, serv
     address = address_of(server)
     server.close()
     FakeTpu(monkeypatch, address)
-    with pytest.raises(UserError, match="^--use_tpu: no TPU could be reached .*refused.* Check --tpu_name"):
+    with pytest.raises(
+        UserError, match="^--use_tpu: no TPU could be reached .*refused.* Check --tpu_name"
+    ):
         make_strategy(master="mine")
 
 
-@pytest.mark.parametrize("settings, environment, started", [
-    (dict(use_tpu=False), "", True), (dict(use_tpu=True), "", False), (dict(use_tpu=False), '{"cluster": {}}', False),
-    (dict(use_tpu=False, cluster="tf_config"), "", True), (dict(use_tpu=False, cluster="slurm"), "", False)])
-def test_runtime_startup_is_deferred_if_a_tpu_or_several_workers_are_used(settings, environment, started, monkeypatch):
+@pytest.mark.parametrize(
+    "settings, environment, started",
+    [
+        (dict(use_tpu=False), "", True),
+        (dict(use_tpu=True), "", False),
+        (dict(use_tpu=False), '{"cluster": {}}', False),
+        (dict(use_tpu=False, cluster="tf_config"), "", True),
+        (dict(use_tpu=False, cluster="slurm"), "", False),
+    ],
+)
+def test_runtime_startup_is_deferred_if_a_tpu_or_several_workers_are_used(
+    settings, environment, started, monkeypatch
+):
     calls = []
     monkeypatch.setenv("TF_CONFIG", environment)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))
@@ -131,20 +163,31 @@ def lower_to_xla(function, *arguments):
 def count_operations(hlo):
     """Returns a dict with the number of HLO operations of each kind.
 
-    Fails if a shape is dynamic, or if an operation communicates with the host or calls a library, since a TPU would
-    recompile or wait for the host.
+    Fails if a shape is dynamic, or if an operation communicates with the host or calls a library,
+    since a TPU would recompile or wait for the host.
     """
     assert "[<=" not in hlo and ",<=" not in hlo
     counts = collections.Counter(re.findall(r" = (?:\(.*?\)|\S+) ([a-z][a-z-]*)\(", hlo))
-    assert counts["parameter"] and not {"infeed", "outfeed", "send", "recv", "custom-call", "set-dimension-size"} & set(
-        counts)
+    assert counts["parameter"] and not {
+        "infeed",
+        "outfeed",
+        "send",
+        "recv",
+        "custom-call",
+        "set-dimension-size",
+    } & set(counts)
     return counts
 
 
-@pytest.mark.parametrize("function, error", [
-    (lambda x: x[x > 1], AssertionError), (lambda x: tf.where([x > 1]), AssertionError),
-    (lambda x: tf.numpy_function(np.sin, [x], tf.float32), ValueError),
-    (lambda x: tf.py_function(tf.sin, [x], tf.float32), ValueError)])
+@pytest.mark.parametrize(
+    "function, error",
+    [
+        (lambda x: x[x > 1], AssertionError),
+        (lambda x: tf.where([x > 1]), AssertionError),
+        (lambda x: tf.numpy_function(np.sin, [x], tf.float32), ValueError),
+        (lambda x: tf.py_function(tf.sin, [x], tf.float32), ValueError),
+    ],
+)
 def test_dynamic_shapes_and_host_callbacks_are_detected(function, error):
     values = tf.constant([1.0, 2.0])
     assert count_operations(lower_to_xla(lambda x: tf.sin(x), values))["sine"] == 1
@@ -152,16 +195,24 @@ def test_dynamic_shapes_and_host_callbacks_are_detected(function, error):
         count_operations(lower_to_xla(function, values))
 
 
-@pytest.mark.parametrize("settings", [
-    dict(linear_head_learning_rate=0.1), dict(optimizer="momentum", train_mode="finetune", stem="imagenet"),
-    dict(contrastive_loss="nt_logistic", semi_hard=True, lineareval_while_pretraining=False)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(linear_head_learning_rate=0.1),
+        dict(optimizer="momentum", train_mode="finetune", stem="imagenet"),
+        dict(contrastive_loss="nt_logistic", semi_hard=True, lineareval_while_pretraining=False),
+    ],
+)
 def test_xla_supports_all_operations_in_the_training_step(settings, few_blocks, tmp_path):
     config = Config(**{**SMALL, **settings})
     model = model_lib.build_model(config, 10)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
     step = TrainStep(model, optimizer, config.replace(seed=1), tf.distribute.get_strategy())
     batch = next(iter(data.build_train_dataset(config, digits.digits_source(), 1, 4)))
-    assert count_operations(lower_to_xla(lambda *arguments: step(*arguments), *batch))["convolution"] > 10
+    assert (
+        count_operations(lower_to_xla(lambda *arguments: step(*arguments), *batch))["convolution"]
+        > 10
+    )
 
 
 def lower_step(config, strategy):
@@ -173,8 +224,12 @@ def lower_step(config, strategy):
 
     def run_share(*batch):
         index = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return step(*(tf.reshape(tensor, [strategy.num_replicas_in_sync, -1, *tensor.shape[1:]])[index]
-                      for tensor in batch))
+        return step(
+            *(
+                tf.reshape(tensor, [strategy.num_replicas_in_sync, -1, *tensor.shape[1:]])[index]
+                for tensor in batch
+            )
+        )
 
     batch = map(tf.constant, replica_worker.batch_of(config))
     return lower_to_xla(lambda *tensors: strategy.run(run_share, tensors), *batch)
@@ -184,8 +239,10 @@ def lower_step(config, strategy):
 def test_a_training_step_on_two_replicas_is_a_single_xla_program():
     """`jit_compile_test.py` compares its results with those of a step without XLA."""
     config = replica_worker.make_config({"use_blur": True})
-    counts = [count_operations(lower_step(config, strategy)) for strategy in (
-        tf.distribute.get_strategy(), replica_worker.two_replicas_on_one_device())]
+    counts = [
+        count_operations(lower_step(config, strategy))
+        for strategy in (tf.distribute.get_strategy(), replica_worker.two_replicas_on_one_device())
+    ]
     assert counts[1]["convolution"] == 2 * counts[0]["convolution"] > 20
 
 
@@ -196,7 +253,11 @@ def test_xla_supports_all_operations_in_evaluation(few_blocks):
 
     def evaluate(images, labels):
         logits = model(images, training=False)["logits_sup"]
-        return encode(images), metrics.top_1_hits(labels, logits), metrics.top_k_hits(labels, logits, 5)
+        return (
+            encode(images),
+            metrics.top_1_hits(labels, logits),
+            metrics.top_k_hits(labels, logits, 5),
+        )
 
     hlo = lower_to_xla(evaluate, tf.zeros([4, 8, 8, 3]), tf.constant([1, 2, 3, -1], tf.int64))
     assert count_operations(hlo)["convolution"] > 3
@@ -206,7 +267,11 @@ def test_all_batches_have_static_shapes():
     config, source = Config(**SMALL), digits.digits_source()
     training = data.build_train_dataset(config, source, 1, 4)
     on_device = data.build_train_dataset(config.replace(augment_on="device"), source, 1, 4)
-    for dataset in (training, on_device, data.build_eval_dataset(config, source, "test", 7, replicas=8)):
+    for dataset in (
+        training,
+        on_device,
+        data.build_eval_dataset(config, source, "test", 7, replicas=8),
+    ):
         assert all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(dataset.element_spec))
     assert training.cardinality() == tf.data.INFINITE_CARDINALITY
     assert np.all([spec.dtype != tf.string for spec in training.element_spec])

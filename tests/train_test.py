@@ -14,8 +14,17 @@ from config import RESNET_DEPTHS, Config
 from support import golden
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet", "unoptimized_graphs")
-SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=8, learning_rate=0.02,
-             train_steps=10, warmup_epochs=0.0, weight_decay=1e-3)
+SMALL = dict(
+    resnet_depth=10,
+    image_size=8,
+    num_proj_layers=2,
+    proj_out_dim=16,
+    train_batch_size=8,
+    learning_rate=0.02,
+    train_steps=10,
+    warmup_epochs=0.0,
+    weight_decay=1e-3,
+)
 CLASSES = 4
 
 
@@ -36,14 +45,21 @@ def set_loss_scale(state, scale):
 
 
 def make_step(config, state, strategy=None):
-    return train.TrainStep(state.model, state.optimizer, config.replace(seed=5),
-                           strategy or tf.distribute.get_strategy())
+    return train.TrainStep(
+        state.model,
+        state.optimizer,
+        config.replace(seed=5),
+        strategy or tf.distribute.get_strategy(),
+    )
 
 
 def batches(config, count=2):
     random, size = np.random.default_rng(0), config.image_size
     channels = 6 if config.pretraining else 3
-    return [(random.uniform(0, 1, (8, size, size, channels)), random.integers(0, CLASSES, 8)) for _ in range(count)]
+    return [
+        (random.uniform(0, 1, (8, size, size, channels)), random.integers(0, CLASSES, 8))
+        for _ in range(count)
+    ]
 
 
 def take_steps(config, state, order=None, strategy=None):
@@ -55,9 +71,15 @@ def take_steps(config, state, order=None, strategy=None):
         order = np.arange(len(views)) if order is None else order
         dataset = tf.data.Dataset.from_tensor_slices((views[order], labels[order]))
         distributed = strategy.distribute_datasets_from_function(
-            lambda _, dataset=dataset: dataset.batch(rows, drop_remainder=True))
+            lambda _, dataset=dataset: dataset.batch(rows, drop_remainder=True)
+        )
         scalars, num_finite_steps = run_steps(iter(distributed), tf.constant(1))
-        reported.append({**{name: value.numpy() for name, value in scalars.items()}, "finite": bool(num_finite_steps)})
+        reported.append(
+            {
+                **{name: value.numpy() for name, value in scalars.items()},
+                "finite": bool(num_finite_steps),
+            }
+        )
     return reported
 
 
@@ -67,33 +89,74 @@ def step_with_one_tape(config, state, views, labels, micro):
     with tf.GradientTape() as tape:
         images = model_lib.blurred_views(tf.constant(views), config, 5, optimizer.iterations)
         pairs = tf.reshape(images, [2, 8, *images.shape[1:]])
-        outputs = [model(tf.concat([pairs[0, row:row + micro], pairs[1, row:row + micro]], 0), training=True)
-                   for row in range(0, 8, micro)]
-        hidden = tf.concat([output["proj_head_output"][view * micro:(view + 1) * micro]
-                            for view in range(2) for output in outputs], 0)
+        outputs = [
+            model(
+                tf.concat([pairs[0, row : row + micro], pairs[1, row : row + micro]], 0),
+                training=True,
+            )
+            for row in range(0, 8, micro)
+        ]
+        hidden = tf.concat(
+            [
+                output["proj_head_output"][view * micro : (view + 1) * micro]
+                for view in range(2)
+                for output in outputs
+            ],
+            0,
+        )
         if config.contrastive_loss == "nt_xent":
-            contrast, _, _ = objective.add_contrastive_loss(hidden, config.hidden_norm, config.temperature)
+            contrast, _, _ = objective.add_contrastive_loss(
+                hidden, config.hidden_norm, config.temperature
+            )
         else:
             contrast, _, _ = objective.add_alternative_contrastive_loss(
-                hidden, config.contrastive_loss, config.hidden_norm, config.temperature, 0.8, config.semi_hard)
-        targets = [tf.one_hot(np.tile(labels[row:row + micro], 2), CLASSES) for row in range(0, 8, micro)]
-        head = tf.reduce_mean([objective.add_supervised_loss(target, output["logits_sup"])
-                               for target, output in zip(targets, outputs)])
-        total = contrast + head + model_lib.add_weight_decay(model, config.weight_decay, config.optimizer)
+                hidden,
+                config.contrastive_loss,
+                config.hidden_norm,
+                config.temperature,
+                0.8,
+                config.semi_hard,
+            )
+        targets = [
+            tf.one_hot(np.tile(labels[row : row + micro], 2), CLASSES) for row in range(0, 8, micro)
+        ]
+        head = tf.reduce_mean(
+            [
+                objective.add_supervised_loss(target, output["logits_sup"])
+                for target, output in zip(targets, outputs)
+            ]
+        )
+        total = (
+            contrast
+            + head
+            + model_lib.add_weight_decay(model, config.weight_decay, config.optimizer)
+        )
     gradients = tape.gradient(total, model.trainable_variables)
     if config.linear_head_learning_rate:
         inputs = tf.concat([output["sup_head_input"] for output in outputs], 0)
         gradients = model_lib.linear_head_gradients(
-            model.supervised_head, model.trainable_variables, gradients, *tf.nn.moments(inputs, [0]),
-            model_lib.linear_head_rate_ratio(config))
+            model.supervised_head,
+            model.trainable_variables,
+            gradients,
+            *tf.nn.moments(inputs, [0]),
+            model_lib.linear_head_rate_ratio(config),
+        )
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-    return {"train/contrast_loss": contrast, "train/supervised_loss": head, "train/total_loss": total}
+    return {
+        "train/contrast_loss": contrast,
+        "train/supervised_loss": head,
+        "train/total_loss": total,
+    }
 
 
 def assert_same_variables(one, other, rtol=1e-9):
-    for actual, expected in zip(one.model.variables + one.optimizer.variables(),
-                                other.model.variables + other.optimizer.variables()):
-        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=rtol, atol=1e-12, err_msg=actual.name)
+    for actual, expected in zip(
+        one.model.variables + one.optimizer.variables(),
+        other.model.variables + other.optimizer.variables(),
+    ):
+        np.testing.assert_allclose(
+            actual.numpy(), expected.numpy(), rtol=rtol, atol=1e-12, err_msg=actual.name
+        )
 
 
 def test_reported_scalars_are_means_over_the_steps():
@@ -101,28 +164,48 @@ def test_reported_scalars_are_means_over_the_steps():
         def __call__(self, value):
             return dict.fromkeys(train.metric_names(self.config), value), value != 5
 
-    run_steps = train.make_run_steps(FakeStep(None, None, Config(**SMALL), tf.distribute.get_strategy()))
-    means, num_finite_steps = run_steps(iter(tf.data.Dataset.from_tensor_slices(([1.0, 3.0, 5.0, 9.0],))), 4)
+    run_steps = train.make_run_steps(
+        FakeStep(None, None, Config(**SMALL), tf.distribute.get_strategy())
+    )
+    means, num_finite_steps = run_steps(
+        iter(tf.data.Dataset.from_tensor_slices(([1.0, 3.0, 5.0, 9.0],))), 4
+    )
     assert num_finite_steps == 2 and {float(mean) for mean in means.values()} == {4.5}
 
 
-@pytest.mark.parametrize("settings", [
-    dict(micro_batch_size=4, linear_head_learning_rate=0.1),
-    dict(micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True)])
-def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(settings, float64, tmp_path):
-    config = Config(**{**SMALL, "image_size": 20}, **settings)  # With fewer than 20 pixels, blur has no effect.
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(micro_batch_size=4, linear_head_learning_rate=0.1),
+        dict(
+            micro_batch_size=2, optimizer="momentum", contrastive_loss="nt_logistic", semi_hard=True
+        ),
+    ],
+)
+def test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape(
+    settings, float64, tmp_path
+):
+    # With fewer than 20 pixels, blur has no effect.
+    config = Config(**{**SMALL, "image_size": 20}, **settings)
     state, reference = make_state(config, tmp_path), make_state(config, tmp_path)
     start = [variable.numpy() for variable in state.model.variables]
     reported = take_steps(config, state)
     for scalars, (views, labels) in zip(reported, batches(config)):
-        for name, value in step_with_one_tape(config, reference, views, labels, config.micro_batch_size).items():
+        for name, value in step_with_one_tape(
+            config, reference, views, labels, config.micro_batch_size
+        ).items():
             assert scalars[name] == pytest.approx(float(value), rel=1e-6), name
     assert_same_variables(state, reference)
-    assert all((variable.numpy() != old).any() for variable, old in zip(state.model.variables, start))
+    assert all(
+        (variable.numpy() != old).any() for variable, old in zip(state.model.variables, start)
+    )
 
 
-def test_blur_depends_on_neither_the_number_of_replicas_nor_the_position_in_a_micro_batch(two_replicas):
-    config = Config(image_size=20, train_batch_size=8, seed=5)  # With fewer than 20 pixels, blur has no effect.
+def test_blur_depends_on_neither_the_number_of_replicas_nor_the_position_in_a_micro_batch(
+    two_replicas,
+):
+    # With fewer than 20 pixels, blur has no effect.
+    config = Config(image_size=20, train_batch_size=8, seed=5)
     views = np.random.default_rng(0).uniform(size=[8, 20, 20, 6]).astype(np.float32)
 
     def network_input(strategy, first, rows):
@@ -130,14 +213,20 @@ def test_blur_depends_on_neither_the_number_of_replicas_nor_the_position_in_a_mi
         step = train.TrainStep(None, keras.optimizers.legacy.SGD(), config, strategy)
         parts = np.split(rows, strategy.num_replicas_in_sync)
         local = strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(parts[context.replica_id_in_sync_group]))
-        images = strategy.experimental_local_results(strategy.run(step.network_input, args=(local, first)))
+            lambda context: tf.constant(parts[context.replica_id_in_sync_group])
+        )
+        images = strategy.experimental_local_results(
+            strategy.run(step.network_input, args=(local, first))
+        )
         return np.stack([np.stack(np.split(value, 2)) for value in images])
 
     (whole,) = network_input(tf.distribute.get_strategy(), 0, views)
     assert 0 < np.mean((whole[0] != views[..., :3]).any((1, 2, 3))) < 1
     for strategy, first, rows in (
-            (tf.distribute.get_strategy(), 2, [2, 3, 4]), (two_replicas, 0, range(8)), (two_replicas, 2, [2, 3, 6, 7])):
+        (tf.distribute.get_strategy(), 2, [2, 3, 4]),
+        (two_replicas, 0, range(8)),
+        (two_replicas, 2, [2, 3, 6, 7]),
+    ):
         images = np.concatenate(network_input(strategy, first, views[rows]), 1)
         np.testing.assert_allclose(images, whole[:, rows], atol=1e-6)
 
@@ -151,7 +240,9 @@ def test_steps_with_one_micro_batch_match_steps_without_micro_batches(float64, t
     assert_same_variables(micro, whole)
 
 
-def test_micro_batches_give_the_same_results_on_one_and_two_replicas(two_replicas, float64, tmp_path):
+def test_micro_batches_give_the_same_results_on_one_and_two_replicas(
+    two_replicas, float64, tmp_path
+):
     config = Config(**SMALL, micro_batch_size=4, use_blur=False, linear_head_learning_rate=0.1)
     one, two = make_state(config, tmp_path), make_state(config, tmp_path, two_replicas)
     # A micro-batch of four rows contains two rows from each replica.
@@ -177,7 +268,9 @@ def test_fine_tuning_gives_the_same_weights_with_and_without_micro_batches(float
 # ------------------------------------------------------------------------------------------------------ precision
 
 
-@pytest.mark.parametrize("precision, micro", [("mixed_bfloat16", 0), ("mixed_bfloat16", 4), ("mixed_float16", 4)])
+@pytest.mark.parametrize(
+    "precision, micro", [("mixed_bfloat16", 0), ("mixed_bfloat16", 4), ("mixed_float16", 4)]
+)
 def test_half_precision_losses_are_close_to_float32_losses(precision, micro, tmp_path):
     config = Config(**SMALL, micro_batch_size=micro)
     expected = take_steps(config, make_state(config, tmp_path))[0]
@@ -189,7 +282,10 @@ def test_half_precision_losses_are_close_to_float32_losses(precision, micro, tmp
     for name in ("train/contrast_loss", "train/supervised_loss"):
         assert reported[name] == pytest.approx(expected[name], rel=0.02), name
     assert reported["train/contrast_loss"] != expected["train/contrast_loss"]
-    assert all((variable.numpy() != old).any() for variable, old in zip(state.model.trainable_variables, start))
+    assert all(
+        (variable.numpy() != old).any()
+        for variable, old in zip(state.model.trainable_variables, start)
+    )
 
 
 def test_variables_and_head_outputs_stay_in_float32():
@@ -210,39 +306,66 @@ def test_variables_and_head_outputs_stay_in_float32():
         assert golden.relative_error(half(images, training=False)[name], expected[name]) < 0.02
 
 
-@pytest.mark.parametrize("precision, dtype", [("mixed_float16", tf.float16), ("mixed_bfloat16", tf.bfloat16)])
+@pytest.mark.parametrize(
+    "precision, dtype", [("mixed_float16", tf.float16), ("mixed_bfloat16", tf.bfloat16)]
+)
 @pytest.mark.parametrize("settings", [dict(), dict(sk_ratio=0.0625, stem="imagenet")], ids=str)
-def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(precision, dtype, settings, tmp_path):
+def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(
+    precision, dtype, settings, tmp_path
+):
     config = Config(**SMALL, precision=precision, **settings)
     step, batch = make_step(config, make_state(config, tmp_path)), batches(config)[0]
-    graph = tf.function(step, autograph=False).get_concrete_function(
-        tf.constant(batch[0], tf.float32), tf.constant(batch[1])).graph
+    graph = (
+        tf.function(step, autograph=False)
+        .get_concrete_function(tf.constant(batch[0], tf.float32), tf.constant(batch[1]))
+        .graph
+    )
     nodes = [operation.node_def for operation in graph.get_operations()]
     convolutions = [node for node in nodes if node.op.startswith("Conv2D")]
-    assert {node.op for node in convolutions} == {"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"}
+    assert {node.op for node in convolutions} == {
+        "Conv2D",
+        "Conv2DBackpropInput",
+        "Conv2DBackpropFilter",
+    }
     # GPUs use tensor cores for NHWC in half precision.
     assert {node.attr["T"].type for node in convolutions} == {dtype.as_datatype_enum}
     assert {node.attr["data_format"].s for node in convolutions} == {b"NHWC"}
     norms = [node for node in nodes if node.op.startswith("FusedBatchNorm")]
     assert norms and {node.attr["U"].type for node in norms} == {tf.float32.as_datatype_enum}
     products = [node.attr["T"].type for node in nodes if node.op == "MatMul"]
-    # The similarities, the last layer of the projection head, the linear head and their gradients are in float32.
+    # The similarities, the last layer of the projection head, the linear head and their gradients
+    # are in float32.
     assert products.count(tf.float32.as_datatype_enum) >= 9
     assert products.count(dtype.as_datatype_enum) >= 3 * (config.num_proj_layers - 1)
-    losses = [node.attr["T"].type for node in nodes if node.op.endswith("SoftmaxCrossEntropyWithLogits")]
+    losses = [
+        node.attr["T"].type for node in nodes if node.op.endswith("SoftmaxCrossEntropyWithLogits")
+    ]
     assert losses and set(losses) == {tf.float32.as_datatype_enum}
     assert {variable.dtype for variable in step.optimizer.variables()} <= {tf.float32, tf.int64}
 
 
-@pytest.mark.parametrize("settings", [
-    dict(resnet_depth=18, image_size=32), dict(resnet_depth=50, image_size=224), dict(
-        resnet_depth=50, image_size=224, width_multiplier=2, sk_ratio=0.0625), dict(
-        resnet_depth=18, image_size=32, se_ratio=0.25)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(resnet_depth=18, image_size=32),
+        dict(resnet_depth=50, image_size=224),
+        dict(resnet_depth=50, image_size=224, width_multiplier=2, sk_ratio=0.0625),
+        dict(resnet_depth=18, image_size=32, se_ratio=0.25),
+    ],
+    ids=str,
+)
 def test_numbers_of_channels_are_multiples_of_eight(settings, monkeypatch):
     """Tensor cores process groups of eight channels in half precision."""
-    monkeypatch.setitem(resnet.DEPTHS, settings["resnet_depth"], RESNET_DEPTHS[settings["resnet_depth"]])
+    monkeypatch.setitem(
+        resnet.DEPTHS, settings["resnet_depth"], RESNET_DEPTHS[settings["resnet_depth"]]
+    )
     model = model_lib.build_model(Config(**settings), num_classes=None)
-    sizes = {size for variable in model.trainable_variables for size in variable.shape[-2:] if variable.shape.rank > 1}
+    sizes = {
+        size
+        for variable in model.trainable_variables
+        for size in variable.shape[-2:]
+        if variable.shape.rank > 1
+    }
     assert sizes and all(size % 8 == 0 for size in sizes - {3})  # The images have three channels.
 
 
@@ -252,10 +375,15 @@ def test_a_step_with_overflowing_gradients_is_skipped_and_counted(replicas, two_
     config = Config(**SMALL, precision="mixed_float16")
     state = make_state(config, tmp_path, strategy)
     set_loss_scale(state, 1e30)
-    weights = state.model.trainable_variables + state.optimizer.variables()[1:]  # The step counter is omitted.
+    # The step counter is omitted.
+    weights = state.model.trainable_variables + state.optimizer.variables()[1:]
     start = [variable.numpy() for variable in weights]
     first, _ = take_steps(config, state, strategy=strategy)
-    assert first["train/skipped_steps"] == 1 and first["train/loss_scale"] == np.float32(1e30) and first["finite"]
+    assert (
+        first["train/skipped_steps"] == 1
+        and first["train/loss_scale"] == np.float32(1e30)
+        and first["finite"]
+    )
     assert state.step == 2 and state.optimizer.loss_scale.numpy() == np.float32(2.5e29)
     for variable, old in zip(weights, start):
         np.testing.assert_array_equal(variable, old)
@@ -284,14 +412,27 @@ def test_overflow_at_the_minimum_loss_scale_is_reported_as_non_finite(tmp_path, 
     state = make_state(config, tmp_path)
     set_loss_scale(state, 1.0)
     scaled = state.optimizer.get_unscaled_gradients
-    monkeypatch.setattr(state.optimizer, "get_unscaled_gradients", lambda gradients: [
-        gradient * np.inf for gradient in scaled(gradients)])
+    monkeypatch.setattr(
+        state.optimizer,
+        "get_unscaled_gradients",
+        lambda gradients: [gradient * np.inf for gradient in scaled(gradients)],
+    )
     first, _ = take_steps(config, state)
-    assert first["train/skipped_steps"] == 1 and np.isfinite(first["train/total_loss"]) and not first["finite"]
+    assert (
+        first["train/skipped_steps"] == 1
+        and np.isfinite(first["train/total_loss"])
+        and not first["finite"]
+    )
 
 
-@pytest.mark.parametrize("precision, new_precision", [("float32", "mixed_float16"), ("mixed_float16", "mixed_bfloat16"),
-                                                      ("mixed_float16", "mixed_float16")])
+@pytest.mark.parametrize(
+    "precision, new_precision",
+    [
+        ("float32", "mixed_float16"),
+        ("mixed_float16", "mixed_bfloat16"),
+        ("mixed_float16", "mixed_float16"),
+    ],
+)
 def test_a_run_can_be_resumed_with_a_different_precision(precision, new_precision, tmp_path):
     config = Config(**SMALL)
     state = make_state(config.replace(precision=precision), tmp_path)
@@ -305,7 +446,10 @@ def test_a_run_can_be_resumed_with_a_different_precision(precision, new_precisio
     for actual, expected in zip(other.model.variables, state.model.variables):
         np.testing.assert_array_equal(actual, expected)
     for variable, same in zip(other.model.trainable_variables, state.model.trainable_variables):
-        slots = [s.optimizer.get_slot(v, "Momentum").numpy() for s, v in ((other, variable), (state, same))]
+        slots = [
+            s.optimizer.get_slot(v, "Momentum").numpy()
+            for s, v in ((other, variable), (state, same))
+        ]
         assert slots[0].any()
         np.testing.assert_array_equal(*slots)
     if precision == new_precision:

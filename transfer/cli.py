@@ -1,15 +1,15 @@
 """Transfer learning: evaluates an encoder on the paper's twelve data sets or on your own data (section 6 and B.8).
 
     python -m transfer list
-    python -m transfer linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR] [--out=DIR]
-    python -m transfer finetune --checkpoint=PATH --task=NAME [--jobs=N] [--flags='--precision=mixed_bfloat16']
-    python -m transfer scratch --checkpoint=PATH --task=NAME [--jobs=N]
-    python -m transfer compare PREDICTIONS.npz PREDICTIONS.npz
+    python -m transfer linear --checkpoint=PATH --task=NAME [--dataset=folder:DIR] [--data_dir=DIR]
+    [--out=DIR] python -m transfer finetune --checkpoint=PATH --task=NAME [--jobs=N]
+    [--flags='--precision=mixed_bfloat16'] python -m transfer scratch --checkpoint=PATH --task=NAME
+    [--jobs=N] python -m transfer compare PREDICTIONS.npz PREDICTIONS.npz
 
-`linear` fits an l2-regularized logistic regression to frozen features. `finetune` trains the whole network, starting
-from the checkpoint; `scratch` trains the same network from random weights. Both search a grid of learning rates and
-weight decays. `compare` runs a permutation test. Results and predictions are written to --out. To resume an interrupted
-command, run it again.
+`linear` fits an l2-regularized logistic regression to frozen features. `finetune` trains the whole
+network, starting from the checkpoint; `scratch` trains the same network from random weights. Both
+search a grid of learning rates and weight decays. `compare` runs a permutation test. Results and
+predictions are written to --out. To resume an interrupted command, run it again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,21 @@ from transfer import tasks
 
 
 def _list():
-    console.log(console.format_table("the paper's twelve data sets", [
-        (name, f"{task.dataset or 'folder:DIR':28} {task.metric:24} "
-         f"{task.train_split} | {task.validation_split} | {task.test}")
-        for name, task in tasks.TASKS.items()]))
+    console.log(
+        console.format_table(
+            "the paper's twelve data sets",
+            [
+                (
+                    name,
+                    (
+                        f"{task.dataset or 'folder:DIR':28} {task.metric:24} "
+                        f"{task.train_split} | {task.validation_split} | {task.test}"
+                    ),
+                )
+                for name, task in tasks.TASKS.items()
+            ],
+        )
+    )
 
 
 def _parse_numbers(text):
@@ -39,82 +50,170 @@ def _parse_numbers(text):
     except ValueError:
         numbers = (math.nan,)
     if not all(map(math.isfinite, numbers)):
-        raise argparse.ArgumentTypeError(f"expected comma-separated numbers such as 0.01,0.1; got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected comma-separated numbers such as 0.01,0.1; got {text!r}"
+        )
     return numbers
 
 
 def _parser():
-    parser = command_line.ArgumentParser(prog="python -m transfer", description=__doc__,
-                                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.ArgumentParser(
+        prog="python -m transfer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(required=True)
     commands.add_parser("list", help="list the paper's data sets").set_defaults(run=None)
-    _add_common(commands.add_parser("linear", help="fit a logistic regression to frozen features"),
-                "linear_evaluation.run_linear")
-    for protocol, text in (("finetune", "train the whole network, starting from a checkpoint"),
-                           ("scratch", "train the checkpoint's network from random weights")):
+    _add_common(
+        commands.add_parser("linear", help="fit a logistic regression to frozen features"),
+        "linear_evaluation.run_linear",
+    )
+    for protocol, text in (
+        ("finetune", "train the whole network, starting from a checkpoint"),
+        ("scratch", "train the checkpoint's network from random weights"),
+    ):
         command, grid = commands.add_parser(protocol, help=text), tasks.GRIDS[protocol]
         _add_common(command, "grid_search.run_grid")
         command.set_defaults(protocol=protocol)
-        command.add_argument("--jobs", type=int, default=1, help="number of trials that run in parallel and share the "
-                             "devices in CUDA_VISIBLE_DEVICES (default: 1)")
-        command.add_argument("--steps", type=int, help=f"training steps per trial (default: {grid.steps})")
+        command.add_argument(
+            "--jobs",
+            type=int,
+            default=1,
+            help=(
+                "number of trials that run in parallel and share the "
+                "devices in CUDA_VISIBLE_DEVICES (default: 1)"
+            ),
+        )
+        command.add_argument(
+            "--steps", type=int, help=f"training steps per trial (default: {grid.steps})"
+        )
         for name in ("learning_rates", "weight_decays"):
-            command.add_argument(f"--{name}", type=_parse_numbers, help="comma-separated grid values (default: "
-                                 f"{','.join(f'{value:.2g}' for value in getattr(grid, name))})")
-        command.add_argument("--seed", type=int, default=0, help="random seed for all trials (default: 0)")
-        command.add_argument("--flags", default="", help="additional flags for run.py, such as '--precision=...'")
+            command.add_argument(
+                f"--{name}",
+                type=_parse_numbers,
+                help=(
+                    "comma-separated grid values (default: "
+                    f"{','.join(f'{value:.2g}' for value in getattr(grid, name))})"
+                ),
+            )
+        command.add_argument(
+            "--seed", type=int, default=0, help="random seed for all trials (default: 0)"
+        )
+        command.add_argument(
+            "--flags", default="", help="additional flags for run.py, such as '--precision=...'"
+        )
     command = commands.add_parser("compare", help="run a permutation test on two prediction files")
     command.set_defaults(run="significance.run_compare")
     command.add_argument("first", help="prediction file (.npz) of the first model")
     command.add_argument("second", help="prediction file (.npz) of the second model")
-    command.add_argument("--metric", choices=("top_1", "mean_per_class"), help="metric to compare (default: "
-                         "top_1); for multi-label data, accuracies are always compared")
+    command.add_argument(
+        "--metric",
+        choices=("top_1", "mean_per_class"),
+        help=(
+            "metric to compare (default: "
+            "top_1); for multi-label data, accuracies are always compared"
+        ),
+    )
     return parser
 
 
 def _add_common(command, run):
     """Adds the flags that the commands `linear`, `finetune` and `scratch` share."""
     command.set_defaults(run=run)
-    command.add_argument("--checkpoint", required=True, help="path of any SimCLR weights, as for run.py")
+    command.add_argument(
+        "--checkpoint", required=True, help="path of any SimCLR weights, as for run.py"
+    )
     command.add_argument("--task", choices=tasks.TASKS, help="one of the paper's data sets")
-    command.add_argument("--dataset", help="data set, as for run.py (default: the data set of --task)")
+    command.add_argument(
+        "--dataset", help="data set, as for run.py (default: the data set of --task)"
+    )
     command.add_argument("--data_dir", help="directory of prepared TFDS data sets")
-    command.add_argument("--follow_links", action="store_true",
-                         help="follow symbolic links that point outside the image folder")
-    command.add_argument("--metric", choices=tasks.METRICS, help="metric for model selection and testing (default: the "
-                         "task's metric, or top_1 without --task)")
-    command.add_argument("--train", metavar="SPLIT",
-                         help="training split (default: the task's training split, or 'train' without --task)")
-    command.add_argument("--validation", metavar="SPLIT", help="split for model selection (default: the "
-                         "validation split, or the last 20 %% of the training split if there is no validation split)")
-    command.add_argument("--test", metavar="SPLIT", help="test split (default: the "
-                         "task's test split, or 'test' without --task)")
-    command.add_argument("--corrupt_images", choices=("error", "skip"), default="error",
-                         help="if a folder contains unusable images: stop with an error, or skip them (default: error)")
-    command.add_argument("--max_image_pixels", type=int, default=MAX_IMAGE_PIXELS,
-                         help="maximum number of pixels per image in a folder (default: %(default)d)")
-    command.add_argument("--image_size", type=int,
-                         help="image size in pixels (default: as in pretraining, or 224 if it is unknown)")
-    command.add_argument("--batch_size", type=int, default=256, help="images per batch (default: 256)")
+    command.add_argument(
+        "--follow_links",
+        action="store_true",
+        help="follow symbolic links that point outside the image folder",
+    )
+    command.add_argument(
+        "--metric",
+        choices=tasks.METRICS,
+        help=(
+            "metric for model selection and testing (default: the "
+            "task's metric, or top_1 without --task)"
+        ),
+    )
+    command.add_argument(
+        "--train",
+        metavar="SPLIT",
+        help="training split (default: the task's training split, or 'train' without --task)",
+    )
+    command.add_argument(
+        "--validation",
+        metavar="SPLIT",
+        help=(
+            "split for model selection (default: the validation split, or the last 20 %% of the"
+            " training split if there is no validation split)"
+        ),
+    )
+    command.add_argument(
+        "--test",
+        metavar="SPLIT",
+        help="test split (default: the task's test split, or 'test' without --task)",
+    )
+    command.add_argument(
+        "--corrupt_images",
+        choices=("error", "skip"),
+        default="error",
+        help=(
+            "if a folder contains unusable images: stop with an error, or skip them (default:"
+            " error)"
+        ),
+    )
+    command.add_argument(
+        "--max_image_pixels",
+        type=int,
+        default=MAX_IMAGE_PIXELS,
+        help="maximum number of pixels per image in a folder (default: %(default)d)",
+    )
+    command.add_argument(
+        "--image_size",
+        type=int,
+        help="image size in pixels (default: as in pretraining, or 224 if it is unknown)",
+    )
+    command.add_argument(
+        "--batch_size", type=int, default=256, help="images per batch (default: 256)"
+    )
     command.add_argument("--out", help="output directory (default: runs/transfer/PROTOCOL_TASK)")
 
 
 @contextlib.contextmanager
 def _translate_errors():
     """Converts errors that occur when reading data or writing results to `UserError`."""
-    import tensorflow as tf  # Imported here so that usage errors are reported without loading TensorFlow.
+    # Imported here so that usage errors are reported without loading TensorFlow.
+    import tensorflow as tf
 
-    file_errors = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError,
-                   tf.errors.ResourceExhaustedError)
+    file_errors = (
+        tf.errors.NotFoundError,
+        tf.errors.PermissionDeniedError,
+        tf.errors.FailedPreconditionError,
+        tf.errors.ResourceExhaustedError,
+    )
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        is_data_error = "IteratorGetNext" in str(error) or isinstance(error, tf.errors.DataLossError)
+        is_data_error = "IteratorGetNext" in str(error) or isinstance(
+            error, tf.errors.DataLossError
+        )
         if not (is_data_error or isinstance(error, (OSError, *file_errors))):
             raise
-        problem = "--dataset: the data cannot be read" if is_data_error else "a file cannot be read or written"
-        raise UserError(f"{problem} ({first_line(error)}). Fix the cause, then run the same command again; finished "
-                        "work is kept.") from error
+        problem = (
+            "--dataset: the data cannot be read"
+            if is_data_error
+            else "a file cannot be read or written"
+        )
+        raise UserError(
+            f"{problem} ({first_line(error)}). Fix the cause, then run the same command again;"
+            " finished work is kept."
+        ) from error
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -28,8 +28,15 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MARKER = "trial.json"  # marks a directory as created by the search
 
 
-def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: float, weight_decay: float, steps: int,
-                   batch_size: int = 256) -> dict:
+def trial_settings(
+    protocol: str,
+    task: Task,
+    num_examples: int,
+    learning_rate: float,
+    weight_decay: float,
+    steps: int,
+    batch_size: int = 256,
+) -> dict:
     """Returns a dict of a trial's settings (paper, B.8.1), excluding splits, initial weights and model_dir.
 
     Args:
@@ -41,23 +48,46 @@ def trial_settings(protocol: str, task: Task, num_examples: int, learning_rate: 
       steps: training steps.
       batch_size: images per step.
     """
-    train_mode = dict(finetune=dict(train_mode="finetune", zero_init_logits_layer=True),
-                      scratch=dict(train_mode="supervised"))[protocol]
+    train_mode = dict(
+        finetune=dict(train_mode="finetune", zero_init_logits_layer=True),
+        scratch=dict(train_mode="supervised"),
+    )[protocol]
     return dict(
-        train_mode, mode="train_then_eval", dataset=task.dataset, train_batch_size=batch_size, train_steps=steps,
-        optimizer="momentum", momentum=0.9, learning_rate=f"{learning_rate:.6g}", warmup_epochs=0,
+        train_mode,
+        mode="train_then_eval",
+        dataset=task.dataset,
+        train_batch_size=batch_size,
+        train_steps=steps,
+        optimizer="momentum",
+        momentum=0.9,
+        learning_rate=f"{learning_rate:.6g}",
+        warmup_epochs=0,
         weight_decay=f"{weight_decay / learning_rate:.6g}",
-        batch_norm_decay=f"{max(1 - 10 * batch_size / num_examples, 0.9):.6g}", color_jitter_strength=0, use_blur=False,
-        checkpoint_steps=max(1, steps // 10), keep_checkpoint_max=1, eval_protocol="linear_head", save_predictions=True)
+        batch_norm_decay=f"{max(1 - 10 * batch_size / num_examples, 0.9):.6g}",
+        color_jitter_strength=0,
+        use_blur=False,
+        checkpoint_steps=max(1, steps // 10),
+        keep_checkpoint_max=1,
+        eval_protocol="linear_head",
+        save_predictions=True,
+    )
 
 
 def check_settings(protocol: str, extra_settings: dict) -> None:
     """Raises `UserError` if extra settings for the trials are invalid or are set by the search itself."""
     settings = trial_settings(protocol, tasks.Task("digits", "digits"), 256, 0.1, 0.0, 1)
-    reserved = {*settings, "train_split", "eval_split", "checkpoint", "seed",
-                *config_lib.settings_with("network", "length", "output", "data_access")}
+    reserved = {
+        *settings,
+        "train_split",
+        "eval_split",
+        "checkpoint",
+        "seed",
+        *config_lib.settings_with("network", "length", "output", "data_access"),
+    }
     for name in sorted(reserved & set(extra_settings)):
-        raise UserError(f"--flags: --{name} is set by the grid search. Remove --{name} from --flags.")
+        raise UserError(
+            f"--flags: --{name} is set by the grid search. Remove --{name} from --flags."
+        )
     checkpoint = dict(checkpoint="-") if protocol == "finetune" else {}
     config_lib.from_arguments(config_lib.as_flags({**settings, **checkpoint, **extra_settings}))
 
@@ -65,13 +95,22 @@ def check_settings(protocol: str, extra_settings: dict) -> None:
 class GridSearch:
     """A grid search that runs each trial as a run.py process. Finished trials are not repeated.
 
-    Each trial uses the directory OUT/rate_R_decay_W, which is deleted when the trial ends. The search creates this
-    directory and marks it with a file that contains a digest of the trial's settings. The search never uses or deletes
-    a directory without this file.
+    Each trial uses the directory OUT/rate_R_decay_W, which is deleted when the trial ends. The
+    search creates this directory and marks it with a file that contains a digest of the trial's
+    settings. The search never uses or deletes a directory without this file.
     """
 
-    def __init__(self, protocol: str, task: Task, source: Source, shared_settings: dict, out: str, settings: dict,
-                 batch_size: int = 256, extra_settings: dict | None = None):
+    def __init__(
+        self,
+        protocol: str,
+        task: Task,
+        source: Source,
+        shared_settings: dict,
+        out: str,
+        settings: dict,
+        batch_size: int = 256,
+        extra_settings: dict | None = None,
+    ):
         """Checks the settings.
 
         Args:
@@ -80,76 +119,120 @@ class GridSearch:
           source: `source.Source` of the task's data set.
           shared_settings: run.py settings that all trials share.
           out: output directory.
-          settings: the settings in the digests: all that affect the results, except learning rates and weight decays.
+          settings: the settings in the digests: all that affect the results, except learning rates
+            and weight decays.
           batch_size: images per step.
           extra_settings: additional run.py settings from the user.
 
         Raises:
-          UserError: a setting is invalid (see `check_settings`), or the batch size exceeds the training split's size.
+          UserError: a setting is invalid (see `check_settings`), or the batch size exceeds the
+            training split's size.
         """
         extra_settings = extra_settings or {}
         check_settings(protocol, extra_settings)
         self._protocol, self._task, self._out = protocol, task, out
         self._shared_settings, self._settings = {**shared_settings, **extra_settings}, settings
         self._batch_size = batch_size
-        self._num_examples = {split: datasets.check_split(source, flag, split) for flag, split in (
-            ("train", task.train_split), ("validation", task.validation_split), ("train", task.trainval_split),
-            ("test", task.test))}
+        self._num_examples = {
+            split: datasets.check_split(source, flag, split)
+            for flag, split in (
+                ("train", task.train_split),
+                ("validation", task.validation_split),
+                ("train", task.trainval_split),
+                ("test", task.test),
+            )
+        }
         num_examples = self._num_examples[task.train_split]
         if batch_size > num_examples:
-            raise UserError(f"--batch_size={batch_size}: the split {task.train_split} has only {num_examples} "
-                            f"examples. Use at most {num_examples}.")
+            raise UserError(
+                f"--batch_size={batch_size}: the split {task.train_split} has only {num_examples} "
+                f"examples. Use at most {num_examples}."
+            )
 
     def select(self, grid: tasks.Grid, num_jobs: int) -> tuple[tuple[float, float], dict]:
         """Runs the trials, `num_jobs` at a time, and selects hyper-parameters on the validation split.
 
         Returns:
-          The best (learning rate, weight decay) pair, and a dict mapping pairs to metrics (None for diverged trials).
+          The best (learning rate, weight decay) pair, and a dict mapping pairs to metrics (None for
+          diverged trials).
 
         Raises:
           TrainingDiverged: all trials diverged.
-          UserError: a trial failed for another reason, or the directory contains files written with different
-            settings.
+          UserError: a trial failed for another reason, or the directory contains files written with
+            different settings.
         """
-        pairs = {trial_name(*pair): pair for pair in itertools.product(grid.learning_rates, grid.weight_decays)}
+        pairs = {
+            trial_name(*pair): pair
+            for pair in itertools.product(grid.learning_rates, grid.weight_decays)
+        }
         trials = {pair: self._read_trial(name, pair) for name, pair in pairs.items()}
-        jobs = {self._job(name, self._task.train_split, self._task.validation_split, *pair, grid.steps): pair
-                for name, pair in pairs.items() if trials[pair] is None}
+        jobs = {
+            self._job(
+                name, self._task.train_split, self._task.validation_split, *pair, grid.steps
+            ): pair
+            for name, pair in pairs.items()
+            if trials[pair] is None
+        }
         for job, pair in jobs.items():
             _claim(job.directory, self._digest(pair))
-        with child_processes.Launcher() as launcher, contextlib.closing(launcher.run_all(jobs, num_jobs)) as finished:
+        with (
+            child_processes.Launcher() as launcher,
+            contextlib.closing(launcher.run_all(jobs, num_jobs)) as finished,
+        ):
             for job, error in progress.terminal_bar(finished, len(jobs), "trials"):
                 trials[jobs[job]] = self._finish_trial(job, jobs[job], error)
         metrics = {pair: trial["metric"] for pair, trial in trials.items()}
         if set(metrics.values()) == {None}:
-            raise TrainingDiverged(f"--learning_rates: all {len(metrics)} trials diverged. Use lower learning rates.")
-        return max(metrics, key=lambda pair: -math.inf if metrics[pair] is None else metrics[pair]), metrics
+            raise TrainingDiverged(
+                f"--learning_rates: all {len(metrics)} trials diverged. Use lower learning rates."
+            )
+        return (
+            max(metrics, key=lambda pair: -math.inf if metrics[pair] is None else metrics[pair]),
+            metrics,
+        )
 
-    def test(self, pair: tuple[float, float], steps: int, num_jobs: int) -> tuple[np.ndarray, np.ndarray]:
+    def test(
+        self, pair: tuple[float, float], steps: int, num_jobs: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Trains on the trainval split with the selected hyper-parameters. Returns the test split's labels and logits.
 
-        The run uses as many devices as each trial would use if `num_jobs` trials ran in parallel. Raises
-        `TrainingDiverged` if the run diverges, and `UserError` if it fails for another reason.
+        The run uses as many devices as each trial would use if `num_jobs` trials ran in parallel.
+        Raises `TrainingDiverged` if the run diverges, and `UserError` if it fails for another
+        reason.
         """
-        job = self._job(f"best_{trial_name(*pair)}", self._task.trainval_split, self._task.test, *pair, steps)
+        job = self._job(
+            f"best_{trial_name(*pair)}", self._task.trainval_split, self._task.test, *pair, steps
+        )
         path = os.path.join(job.directory, f"predictions_{steps}.npz")
         _claim(job.directory, self._digest(pair))
         if not tf.io.gfile.exists(path):
             with child_processes.Launcher() as launcher:
                 [(_, error)] = launcher.run_all([job], num_jobs)
             if error is not None and error.job_status == TrainingDiverged.status:
-                raise TrainingDiverged(f"--learning_rates={pair[0]:g}: the final training run, on the trainval split, "
-                                       "diverged. Remove this learning rate.") from error
+                raise TrainingDiverged(
+                    f"--learning_rates={pair[0]:g}: the final training run, on the trainval split, "
+                    "diverged. Remove this learning rate."
+                ) from error
             if error is not None:
                 raise error
         return output.read_predictions(path)
 
     def _job(self, name, train_split, eval_split, learning_rate, weight_decay, steps):
         settings = dict(
-            trial_settings(self._protocol, self._task, self._num_examples[train_split], learning_rate, weight_decay,
-                           steps, self._batch_size),
-            **self._shared_settings, train_split=train_split, eval_split=eval_split,
-            model_dir=os.path.join(self._out, name))
+            trial_settings(
+                self._protocol,
+                self._task,
+                self._num_examples[train_split],
+                learning_rate,
+                weight_decay,
+                steps,
+                self._batch_size,
+            ),
+            **self._shared_settings,
+            train_split=train_split,
+            eval_split=eval_split,
+            model_dir=os.path.join(self._out, name),
+        )
         command = (sys.executable, os.path.join(_ROOT, "run.py"), *config_lib.as_flags(settings))
         return child_processes.Job(command, settings["model_dir"])
 
@@ -160,15 +243,22 @@ class GridSearch:
     def _read_trial(self, name, pair):
         """Returns a trial's record, or None if the trial is not finished.
 
-        Raises `UserError` if the record is invalid, or if its settings differ from those of this search.
+        Raises `UserError` if the record is invalid, or if its settings differ from those of this
+        search.
         """
         path = os.path.join(self._out, f"{name}.json")
         trial = storage.read_json(path)
         if trial is None:
             return None
         output.check_digest(path, trial.get("settings"), self._digest(pair))
-        if not storage.is_fraction(trial.get("metric")) and trial.get("metric", math.nan) is not None:
-            raise UserError(f"{path}: metric={trial.get('metric')} is not a number from 0 to 1. Delete the file.")
+        if (
+            not storage.is_fraction(trial.get("metric"))
+            and trial.get("metric", math.nan) is not None
+        ):
+            raise UserError(
+                f"{path}: metric={trial.get('metric')} is not a number from 0 to 1. Delete the"
+                " file."
+            )
         return trial
 
     def _finish_trial(self, job, pair, error):
@@ -178,7 +268,8 @@ class GridSearch:
           A dict with `metric` (None if training diverged), `settings` (a digest) and `command`.
 
         Raises:
-          UserError: the trial failed for a reason other than divergence, or its metric is not a number.
+          UserError: the trial failed for a reason other than divergence, or its metric is not a
+            number.
         """
         if error is not None and error.job_status != TrainingDiverged.status:
             raise error
@@ -187,12 +278,15 @@ class GridSearch:
             key = measures.RESULT_KEYS[self._task.metric]
             metric = (storage.read_json(path) or {}).get(key)
             if not storage.is_fraction(metric):
-                raise UserError(f"{path}: {key} is {metric}, not a number from 0 to 1. See run.log in the same "
-                                "directory.")
+                raise UserError(
+                    f"{path}: {key} is {metric}, not a number from 0 to 1. See run.log in the same "
+                    "directory."
+                )
         trial = dict(metric=metric, settings=self._digest(pair), command=shlex.join(job.command))
         name = os.path.basename(job.directory)
         storage.write_json(os.path.join(self._out, f"{name}.json"), trial)
-        _claim(job.directory, self._digest(pair))  # The user may have replaced the directory during the trial.
+        # The user may have replaced the directory during the trial.
+        _claim(job.directory, self._digest(pair))
         shutil.rmtree(job.directory)
         console.log(f"{name}  {'diverged' if metric is None else f'{metric:.4f}'}")
         return trial
@@ -208,10 +302,15 @@ def _claim(directory, digest):
     if marker == dict(settings=digest):
         return
     # If the search is killed while it writes the marker, trial.json.N.tmp is left behind.
-    if os.path.lexists(directory) and (os.path.islink(directory) or not os.path.isdir(directory) or any(
-            not name.startswith(f"{_MARKER}.") for name in os.listdir(directory))):
-        raise UserError(f"--out={os.path.dirname(directory)}: {directory} was not created by this search, or was "
-                        "created with different settings. Move it elsewhere, or use another --out.")
+    if os.path.lexists(directory) and (
+        os.path.islink(directory)
+        or not os.path.isdir(directory)
+        or any(not name.startswith(f"{_MARKER}.") for name in os.listdir(directory))
+    ):
+        raise UserError(
+            f"--out={os.path.dirname(directory)}: {directory} was not created by this search, or"
+            " was created with different settings. Move it elsewhere, or use another --out."
+        )
     storage.write_json(path, dict(settings=digest))
 
 
@@ -226,21 +325,46 @@ def run_grid(arguments: argparse.Namespace) -> None:
     if tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")  # Keep the GPU memory free for the trials.
     task, config, source, settings = output.resolve_inputs(protocol, arguments)
-    shared = {name: getattr(config, name) for name in config_lib.settings_with("network", "data_access")
-              if name != "lineareval_while_pretraining"}  # This setting applies only to pretraining.
-    shared |= dict(seed=arguments.seed,
-                   checkpoint=_resolve_checkpoint(arguments.checkpoint) if protocol == "finetune" else None)
+    shared = {
+        name: getattr(config, name)
+        for name in config_lib.settings_with("network", "data_access")
+        # This setting applies only to pretraining.
+        if name != "lineareval_while_pretraining"
+    }
+    shared |= dict(
+        seed=arguments.seed,
+        checkpoint=_resolve_checkpoint(arguments.checkpoint) if protocol == "finetune" else None,
+    )
     shared = {name: value for name, value in shared.items() if value is not None}
-    search = GridSearch(protocol, task, source, shared, config.model_dir, settings, arguments.batch_size,
-                        config_lib.parse_settings(arguments.flags))
+    search = GridSearch(
+        protocol,
+        task,
+        source,
+        shared,
+        config.model_dir,
+        settings,
+        arguments.batch_size,
+        config_lib.parse_settings(arguments.flags),
+    )
     with output.open_output_dir(config, source, settings) as out:
         best, metrics = search.select(grid, arguments.jobs)
         labels, scores = search.test(best, grid.steps, arguments.jobs)
         title = "fine-tuning" if protocol == "finetune" else "training from random weights"
-        output.write_results(title, task, out, labels, scores, dict(
-            learning_rate=best[0], weight_decay=best[1], validation=[
-                dict(learning_rate=rate, weight_decay=decay, metric=metric)
-                for (rate, decay), metric in metrics.items()]))
+        output.write_results(
+            title,
+            task,
+            out,
+            labels,
+            scores,
+            dict(
+                learning_rate=best[0],
+                weight_decay=best[1],
+                validation=[
+                    dict(learning_rate=rate, weight_decay=decay, metric=metric)
+                    for (rate, decay), metric in metrics.items()
+                ],
+            ),
+        )
 
 
 def _resolve_checkpoint(path):
@@ -251,20 +375,37 @@ def _resolve_checkpoint(path):
 
 def _build_grid(arguments):
     """Returns the paper's `Grid`, modified according to the parsed arguments. Raises `UserError` for invalid values."""
-    overrides = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(tasks.Grid)}
-    grid = dataclasses.replace(tasks.GRIDS[arguments.protocol], **{
-        name: value for name, value in overrides.items() if value is not None})
+    overrides = {
+        field.name: getattr(arguments, field.name) for field in dataclasses.fields(tasks.Grid)
+    }
+    grid = dataclasses.replace(
+        tasks.GRIDS[arguments.protocol],
+        **{name: value for name, value in overrides.items() if value is not None},
+    )
     for flag, values, minimum in (
-            ("jobs", [arguments.jobs], 1), ("steps", [grid.steps], 1), ("batch_size", [arguments.batch_size], 1),
-            ("seed", [arguments.seed], 0), ("weight_decays", grid.weight_decays, 0)):
+        ("jobs", [arguments.jobs], 1),
+        ("steps", [grid.steps], 1),
+        ("batch_size", [arguments.batch_size], 1),
+        ("seed", [arguments.seed], 0),
+        ("weight_decays", grid.weight_decays, 0),
+    ):
         if min(values) < minimum:
-            raise UserError(f"--{flag}={min(values)}: the value is too small. Use at least {minimum}.")
+            raise UserError(
+                f"--{flag}={min(values)}: the value is too small. Use at least {minimum}."
+            )
     if min(grid.learning_rates) <= 0:
-        raise UserError(f"--learning_rates={min(grid.learning_rates):g}: the value is too small. Use values above 0.")
+        raise UserError(
+            f"--learning_rates={min(grid.learning_rates):g}: the value is too small. Use values"
+            " above 0."
+        )
     if "://" in (arguments.out or ""):
-        raise UserError(f"--out={arguments.out}: the trials' logs need a local directory. Use a local path.")
+        raise UserError(
+            f"--out={arguments.out}: the trials' logs need a local directory. Use a local path."
+        )
     pairs = list(itertools.product(grid.learning_rates, grid.weight_decays))
     if len({trial_name(*pair) for pair in pairs}) < len(pairs):
-        raise UserError("--learning_rates, --weight_decays: two values have the same first three significant digits. "
-                        "Remove one of them.")
+        raise UserError(
+            "--learning_rates, --weight_decays: two values have the same first three significant"
+            " digits. Remove one of them."
+        )
     return grid

@@ -9,13 +9,15 @@ import metrics
 from runtime.errors import UserError
 
 RESULT_KEYS = {  # name -> key in run.py's result.json
-    "top_1": evaluate.LINEAR_TOP_1, "mean_per_class": evaluate.MEAN_PER_CLASS,
+    "top_1": evaluate.LINEAR_TOP_1,
+    "mean_per_class": evaluate.MEAN_PER_CLASS,
     "mean_average_precision": evaluate.MEAN_PRECISION,
 }
 METRICS = {  # name -> function of scores [n, classes] and labels, which are [n] or [n, classes]
     "top_1": lambda labels, scores: float(np.mean(scores.argmax(1) == labels)),
     "mean_per_class": lambda labels, scores: metrics.mean_per_class_accuracy(
-        scores.argmax(1) == labels, np.unique(labels, return_inverse=True)[1]),
+        scores.argmax(1) == labels, np.unique(labels, return_inverse=True)[1]
+    ),
     "mean_average_precision": metrics.mean_average_precision_11,
 }
 
@@ -31,9 +33,12 @@ def measure(metric: str, labels: np.ndarray, scores: np.ndarray) -> float:
     Raises:
       UserError: the scores contain NaN, or the metric is NaN.
     """
-    has_positives = labels.ndim == 1 or (labels == 1).any()  # mAP averages over classes with positive examples.
+    # mAP averages over classes with positive examples.
+    has_positives = labels.ndim == 1 or (labels == 1).any()
     if not has_positives or np.isnan(scores).any():
         reason = "the scores contain NaN" if has_positives else "no label is 1"
-        raise UserError(f"--metric={metric}: the value is NaN because {reason}. Use another checkpoint or "
-                        "other splits.")
+        raise UserError(
+            f"--metric={metric}: the value is NaN because {reason}. Use another checkpoint or "
+            "other splits."
+        )
     return METRICS[metric](labels, scores)

@@ -13,67 +13,107 @@ from transfer import measures, output
 NUM_PERMUTATIONS = 100_000
 
 
-def permutation_test(correct: np.ndarray, other_correct: np.ndarray, labels: np.ndarray | None = None,
-                     num_permutations: int = NUM_PERMUTATIONS, seed: int = 0) -> dict[str, float]:
+def permutation_test(
+    correct: np.ndarray,
+    other_correct: np.ndarray,
+    labels: np.ndarray | None = None,
+    num_permutations: int = NUM_PERMUTATIONS,
+    seed: int = 0,
+) -> dict[str, float]:
     """Uses a permutation test to check whether two models' accuracies differ significantly (paper, B.8.1).
 
-    Under the null hypothesis, the models' predictions for an example are exchangeable, so the sign of their difference
-    is random. Examples with differences of the same magnitude share a single binomial draw.
+    Under the null hypothesis, the models' predictions for an example are exchangeable, so the sign
+    of their difference is random. Examples with differences of the same magnitude share a single
+    binomial draw.
 
     Args:
       correct: [n] in [0, 1], correctness of the first model's predictions, usually as booleans.
       other_correct: correctness of the second model's predictions, in the same form as `correct`.
-      labels: int [n]. If set, mean per-class accuracies are compared, and otherwise accuracies over all examples.
+      labels: int [n]. If set, mean per-class accuracies are compared, and otherwise accuracies over
+        all examples.
       num_permutations: number of samples from the null distribution.
       seed: random seed.
 
     Returns:
-      A dict with `difference`, the difference in accuracy (first minus second), and `p`, the two-sided p-value:
-      the fraction of permutations with at least this absolute difference. For accuracies over all examples, `p`
-      approximates the p-value of the exact McNemar test.
+      A dict with `difference`, the difference in accuracy (first minus second), and `p`, the
+      two-sided p-value: the fraction of permutations with at least this absolute difference. For
+      accuracies over all examples, `p` approximates the p-value of the exact McNemar test.
     """
-    classes = np.zeros(len(correct), np.int64) if labels is None else np.unique(labels, return_inverse=True)[1]
+    classes = (
+        np.zeros(len(correct), np.int64)
+        if labels is None
+        else np.unique(labels, return_inverse=True)[1]
+    )
     sizes = np.bincount(classes)
     differences = (np.asarray(correct, np.float64) - np.asarray(other_correct, np.float64)) / (
-        sizes[classes] * len(sizes))
+        sizes[classes] * len(sizes)
+    )
     random, permuted = np.random.default_rng(seed), np.zeros(num_permutations)
     for size, count in zip(*np.unique(np.round(np.abs(differences), 15), return_counts=True)):
         permuted += size * (2 * random.binomial(count, 0.5, num_permutations) - count)
-    is_extreme = np.abs(permuted) >= abs(differences.sum()) - 1e-12  # The margin absorbs rounding errors in the sums.
+    # The margin absorbs rounding errors in the sums.
+    is_extreme = np.abs(permuted) >= abs(differences.sum()) - 1e-12
     return dict(difference=float(differences.sum()), p=float(is_extreme.mean()))
 
 
-def compare(labels: np.ndarray, scores: np.ndarray, other_scores: np.ndarray, metric: str,
-            num_permutations: int = NUM_PERMUTATIONS) -> dict[str, float]:
+def compare(
+    labels: np.ndarray,
+    scores: np.ndarray,
+    other_scores: np.ndarray,
+    metric: str,
+    num_permutations: int = NUM_PERMUTATIONS,
+) -> dict[str, float]:
     """Runs `permutation_test` on two models' scores [n, classes] for the same examples.
 
-    Average precision is not a mean of per-example scores, so multi-label predictions are compared by accuracy instead.
+    Average precision is not a mean of per-example scores, so multi-label predictions are compared
+    by accuracy instead.
     """
     if labels.ndim == 2:
         correct, other_correct = (
             np.where(labels >= 0, (model_scores > 0) == labels, 0).sum(1) / (labels >= 0).sum(1)
-            for model_scores in (scores, other_scores))
+            for model_scores in (scores, other_scores)
+        )
     else:
         correct, other_correct = scores.argmax(1) == labels, other_scores.argmax(1) == labels
-    return permutation_test(correct, other_correct, labels if metric == "mean_per_class" else None, num_permutations)
+    return permutation_test(
+        correct, other_correct, labels if metric == "mean_per_class" else None, num_permutations
+    )
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
     """Compares the two prediction files given in the parsed arguments and prints the result."""
     (labels, scores), (other_labels, other_scores) = (
-        output.read_predictions(path) for path in (arguments.first, arguments.second))
+        output.read_predictions(path) for path in (arguments.first, arguments.second)
+    )
     if labels.shape != other_labels.shape or (labels != other_labels).any():
-        raise UserError(f"{arguments.first}, {arguments.second}: the predictions are for different examples. Evaluate "
-                        "both models on the same split.")
+        raise UserError(
+            f"{arguments.first}, {arguments.second}: the predictions are for different examples."
+            " Evaluate both models on the same split."
+        )
     if labels.ndim == 2 and arguments.metric:
-        raise UserError(f"--metric={arguments.metric}: {arguments.first} has multiple labels per example, so "
-                        "accuracies are compared. Remove the flag.")
+        raise UserError(
+            f"--metric={arguments.metric}: {arguments.first} has multiple labels per example, so "
+            "accuracies are compared. Remove the flag."
+        )
     metric = "mean_average_precision" if labels.ndim == 2 else arguments.metric or "top_1"
-    values = [measures.measure(metric, labels, model_scores) for model_scores in (scores, other_scores)]
+    values = [
+        measures.measure(metric, labels, model_scores) for model_scores in (scores, other_scores)
+    ]
     result = compare(labels, scores, other_scores, metric)
     compared = "accuracy" if labels.ndim == 2 else metric.replace("_", " ")
     conclusion = "is not significant" if result["p"] > 0.05 else "is significant"
-    console.log(console.format_table(f"{len(labels)} examples, {NUM_PERMUTATIONS} permutations", [
-        *((path, f"{value:.4f}") for path, value in zip((arguments.first, arguments.second), values)), None,
-        (f"difference in {compared}", f"{result['difference']:+.4f}"), ("p-value", f"{result['p']:.5f}"),
-        ("significance level 0.05", f"the difference {conclusion}")]))
+    console.log(
+        console.format_table(
+            f"{len(labels)} examples, {NUM_PERMUTATIONS} permutations",
+            [
+                *(
+                    (path, f"{value:.4f}")
+                    for path, value in zip((arguments.first, arguments.second), values)
+                ),
+                None,
+                (f"difference in {compared}", f"{result['difference']:+.4f}"),
+                ("p-value", f"{result['p']:.5f}"),
+                ("significance level 0.05", f"the difference {conclusion}"),
+            ],
+        )
+    )

@@ -9,8 +9,10 @@ import numpy as np
 
 from runtime.errors import UserError
 
-_VALIDATION_START = "80%"  # The default validation set starts at this position in the training split.
-METRICS = ("top_1", "mean_per_class", "mean_average_precision")  # The module `measures` defines the metrics.
+# The default validation set starts at this position in the training split.
+_VALIDATION_START = "80%"
+# The module `measures` defines the metrics.
+METRICS = ("top_1", "mean_per_class", "mean_average_precision")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Task:
         return f"{self.train}+{self.validation}" if self.validation else self.train
 
 
-# Food-101's test split is named "validation". For DTD and SUN397, the first official split is used. For Caltech-101,
-# TFDS samples 30 training images per class with a seed that differs from the paper's.
+# Food-101's test split is named "validation". For DTD and SUN397, the first official split is used.
+# For Caltech-101, TFDS samples 30 training images per class with a seed that differs from the
+# paper's.
 TASKS = {
     "food101": Task("Food-101", "food101", test="validation"),
     "cifar10": Task("CIFAR-10", "cifar10"),
@@ -50,27 +53,44 @@ TASKS = {
     "sun397": Task("SUN397", "sun397/standard-part1-120k"),
     "cars": Task("Stanford Cars", "cars196"),
     "aircraft": Task("FGVC Aircraft", None, "mean_per_class", validation="validation"),
-    "voc2007": Task("PASCAL VOC 2007", "voc/2007", "mean_average_precision", validation="validation"),
+    "voc2007": Task(
+        "PASCAL VOC 2007", "voc/2007", "mean_average_precision", validation="validation"
+    ),
     "dtd": Task("DTD", "dtd", validation="validation"),
     "pets": Task("Oxford-IIIT Pets", "oxford_iiit_pet", "mean_per_class"),
     "caltech101": Task("Caltech-101", "caltech101", "mean_per_class"),
-    "flowers": Task("Oxford 102 Flowers", "oxford_flowers102", "mean_per_class", validation="validation"),
+    "flowers": Task(
+        "Oxford 102 Flowers", "oxford_flowers102", "mean_per_class", validation="validation"
+    ),
 }
 
 
 def task_from_arguments(arguments: argparse.Namespace) -> Task:
     """Returns the `Task` that the parsed arguments select. Raises `UserError` if they are insufficient."""
     if arguments.task is None and arguments.dataset is None:
-        raise UserError(f"--task, --dataset: neither is set. Pass --task (one of {', '.join(TASKS)}) or --dataset.")
-    overrides = {name: getattr(arguments, name) for name in ("dataset", "metric", "train", "validation", "test")}
+        raise UserError(
+            f"--task, --dataset: neither is set. Pass --task (one of {', '.join(TASKS)}) or"
+            " --dataset."
+        )
+    overrides = {
+        name: getattr(arguments, name)
+        for name in ("dataset", "metric", "train", "validation", "test")
+    }
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    task = (dataclasses.replace(TASKS[arguments.task], **overrides) if arguments.task
-            else Task(arguments.dataset, **overrides))
+    task = (
+        dataclasses.replace(TASKS[arguments.task], **overrides)
+        if arguments.task
+        else Task(arguments.dataset, **overrides)
+    )
     if task.dataset is None:
-        raise UserError(f"--task={arguments.task}: {task.title} is not in TFDS. Pass --dataset=folder:DIR.")
+        raise UserError(
+            f"--task={arguments.task}: {task.title} is not in TFDS. Pass --dataset=folder:DIR."
+        )
     if task.validation is None and not task.train.isidentifier():
-        raise UserError(f"--train={task.train}: no default validation split can be derived from this split. Pass "
-                        "--validation.")
+        raise UserError(
+            f"--train={task.train}: no default validation split can be derived from this split."
+            " Pass --validation."
+        )
     return task
 
 

@@ -25,13 +25,23 @@ COUNT = 400
 
 
 def make_seeds(count, start=0):
-    return tf.stack([tf.range(start, start + count, dtype=tf.int64), tf.fill([count], tf.constant(5, tf.int64))], 1)
+    return tf.stack(
+        [
+            tf.range(start, start + count, dtype=tf.int64),
+            tf.fill([count], tf.constant(5, tf.int64)),
+        ],
+        1,
+    )
 
 
 def apply(operator, image, count=COUNT, **parameters):
     """Returns `count` versions of a uint8 image [h, w, 3], each randomly augmented, as floats [count, h, w, 3]."""
-    channels = data_util.to_channels(tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32))
-    return data_util.from_channels(list(operator(channels, make_seeds(count), **parameters))).numpy()
+    channels = data_util.to_channels(
+        tf.constant(np.repeat(image[np.newaxis] / 255, count, 0), tf.float32)
+    )
+    return data_util.from_channels(
+        list(operator(channels, make_seeds(count), **parameters))
+    ).numpy()
 
 
 PHOTO = photographs(24, 24)[0]
@@ -75,13 +85,16 @@ def test_noise_standard_deviation_is_sampled_per_image():
     assert white.max() == 1 and white.min() < 0.98
 
 
-@pytest.mark.parametrize("image, radius", [
-    (np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), 3), (photographs(12, 12)[0], 1)])
+@pytest.mark.parametrize(
+    "image, radius", [(np.pad(PHOTO, [[20, 20], [20, 20], [0, 0]]), 3), (photographs(12, 12)[0], 1)]
+)
 def test_blur_with_per_image_sigma_matches_scipy(image, radius):
     results = apply(operators.random_blur, image, count=50)
     sigmas = 0.1 + 1.9 * rng.uniforms(make_seeds(50), 1).numpy()[:, 0]
     for result, sigma in zip(results, sigmas):
-        expected = scipy.ndimage.gaussian_filter(image / 255, sigma, axes=(0, 1), radius=radius, mode="constant")
+        expected = scipy.ndimage.gaussian_filter(
+            image / 255, sigma, axes=(0, 1), radius=radius, mode="constant"
+        )
         np.testing.assert_allclose(result, expected, atol=1e-5)
     assert sigmas.min() < 0.3 and sigmas.max() > 1.8
 
@@ -92,32 +105,54 @@ def test_motion_blur_preserves_the_mean_and_has_uniformly_distributed_directions
     results = apply(operators.random_motion_blur, point, fraction=0.3)[..., 0]
     np.testing.assert_allclose(results.sum((1, 2)), 1, atol=1e-5)
     y, x = np.mgrid[-15:16, -15:16]
-    angles = np.rad2deg(0.5 * np.arctan2(-2 * (results * x * y).sum((1, 2)), (results * (x**2 - y**2)).sum((1, 2))))
+    angles = np.rad2deg(
+        0.5 * np.arctan2(-2 * (results * x * y).sum((1, 2)), (results * (x**2 - y**2)).sum((1, 2)))
+    )
     assert scipy.stats.kstest(angles, scipy.stats.uniform(-90, 180).cdf).statistic < 0.1
     assert (results > 0.01).sum((1, 2)).max() <= 3 * 11
 
 
 def test_random_resized_crop_crops_all_images_and_flips_half_of_them():
-    ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 10, np.arange(24) * 10, 0), -1).astype(np.uint8)
+    ramp = np.stack(
+        np.broadcast_arrays(np.arange(24)[:, None] * 10, np.arange(24) * 10, 0), -1
+    ).astype(np.uint8)
     results = apply(operators.random_resized_crop, ramp)
     slopes = results[:, 12, 16, 1] - results[:, 12, 8, 1]
     assert 0.4 < (slopes < 0).mean() < 0.6 and (np.abs(slopes) <= 80 / 255 * 1.16 + 1e-3).all()
     assert (results[:, 16, 12, 0] > results[:, 8, 12, 0]).all()
-    assert (apply(operators.random_resized_crop, ramp, flip_probability=0.0)[:, 12, 16, 1] > 0).all()
-    whole = apply(operators.random_resized_crop, ramp, count=3, area_range=(1.0, 1.0), flip_probability=0.0)
+    assert (
+        apply(operators.random_resized_crop, ramp, flip_probability=0.0)[:, 12, 16, 1] > 0
+    ).all()
+    whole = apply(
+        operators.random_resized_crop, ramp, count=3, area_range=(1.0, 1.0), flip_probability=0.0
+    )
     np.testing.assert_allclose(whole, np.stack([ramp / 255] * 3), atol=1e-6)
 
 
-@pytest.mark.parametrize("second, is_drawn_high", [
-    ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),  # Images are rotated by 270 degrees.
-    ("color", lambda one, both: both.mean((1, 2, 3)) > one.mean((1, 2, 3)))])
+@pytest.mark.parametrize(
+    "second, is_drawn_high",
+    [
+        # Images are rotated by 270 degrees.
+        ("rotate", lambda one, both: both[:, 12, 16, 0] - both[:, 12, 8, 0] < -0.02),
+        ("color", lambda one, both: both.mean((1, 2, 3)) > one.mean((1, 2, 3))),
+    ],
+)
 def test_operators_in_a_branch_are_independent(second, is_drawn_high):
     """Tests that the crop's random flip is independent of the next operator's random numbers."""
     ramp = np.stack(np.broadcast_arrays(np.arange(24)[:, None] * 5, np.arange(24) * 5, 0), -1) / 255
     channels = data_util.to_channels(tf.constant(np.repeat(ramp[np.newaxis], COUNT, 0), tf.float32))
-    one, both = (data_util.from_channels(list(data_util.apply_after_crop(
-        channels, policies.branch_policy(names, 1.0, "multiplicative"), make_seeds(COUNT)))).numpy()
-        for names in (["crop"], ["crop", second]))
+    one, both = (
+        data_util.from_channels(
+            list(
+                data_util.apply_after_crop(
+                    channels,
+                    policies.branch_policy(names, 1.0, "multiplicative"),
+                    make_seeds(COUNT),
+                )
+            )
+        ).numpy()
+        for names in (["crop"], ["crop", second])
+    )
     flipped = one[:, 12, 16, 1] < one[:, 12, 8, 1]
     table = np.histogram2d(flipped, is_drawn_high(one, both), 2)[0]
     assert table.sum(0).min() > 40 and scipy.stats.chi2_contingency(table).pvalue > 1e-3, table
@@ -153,14 +188,23 @@ def apply_pil_v0(image, name, level, sign):
         return image.rotate(sign * 30 * fraction, fillcolor=(128,) * 3)
     if name in ("shear_x", "shear_y", "translate_y"):
         amount = sign * fraction * (250 if name == "translate_y" else 0.3)
-        offset = -amount / 2  # PIL measures positions from the corner of the image, not from the center of a pixel.
-        return transform_pil(image, {"shear_x": (1, amount, offset, 0, 1, 0), "shear_y": (1, 0, 0, amount, 1, offset),
-                                     "translate_y": (1, 0, 0, 0, 1, amount)}[name])
+        # PIL measures positions from the corner of the image, not from the center of a pixel.
+        offset = -amount / 2
+        return transform_pil(
+            image,
+            {
+                "shear_x": (1, amount, offset, 0, 1, 0),
+                "shear_y": (1, 0, 0, amount, 1, offset),
+                "translate_y": (1, 0, 0, 0, 1, amount),
+            }[name],
+        )
     if name == "color":
         return ImageEnhance.Color(image).enhance(0.1 + 1.8 * fraction)
     if name == "posterize":
         shift = 8 - int(4 * fraction)
-        levels = tf.bitwise.left_shift(tf.bitwise.right_shift(np.asarray(image), np.uint8(shift)), np.uint8(shift))
+        levels = tf.bitwise.left_shift(
+            tf.bitwise.right_shift(np.asarray(image), np.uint8(shift)), np.uint8(shift)
+        )
         return Image.fromarray(levels.numpy())
     if name == "solarize":
         return ImageOps.solarize(image, int(256 * fraction))
@@ -171,21 +215,36 @@ def apply_pil_v0(image, name, level, sign):
     return getattr(ImageOps, name)(image)
 
 
-@pytest.mark.parametrize("name, ours", [("original", autoaugment.SUB_POLICIES), ("v0", autoaugment.SUB_POLICIES_V0)])
+@pytest.mark.parametrize(
+    "name, ours", [("original", autoaugment.SUB_POLICIES), ("v0", autoaugment.SUB_POLICIES_V0)]
+)
 def test_autoaugment_sub_policies_match_timm(name, ours):
-    suffix = re.compile("(Original|Rel)$")  # timm has several variants of posterize and translate_y.
-    theirs = [tuple((suffix.sub("", operator).lower(), probability, level) for operator, probability, level in pair)
-              for pair in golden.load_json("autoaugment")[name]]
-    assert [tuple((operator.replace("_", ""), *rest) for operator, *rest in pair) for pair in ours] == theirs
+    # timm has several variants of posterize and translate_y.
+    suffix = re.compile("(Original|Rel)$")
+    theirs = [
+        tuple(
+            (suffix.sub("", operator).lower(), probability, level)
+            for operator, probability, level in pair
+        )
+        for pair in golden.load_json("autoaugment")[name]
+    ]
+    assert [
+        tuple((operator.replace("_", ""), *rest) for operator, *rest in pair) for pair in ours
+    ] == theirs
 
 
-@pytest.mark.parametrize("policy, apply_step", [(autoaugment.TABLE_9, apply_pil), (autoaugment.V0, apply_pil_v0)])
+@pytest.mark.parametrize(
+    "policy, apply_step", [(autoaugment.TABLE_9, apply_pil), (autoaugment.V0, apply_pil_v0)]
+)
 def test_autoaugment_outputs_match_pil_and_have_the_expected_frequencies(policy, apply_step):
     """Tests that each output matches a sub-policy applied with PIL, and that outputs have the expected frequencies."""
     results = apply(autoaugment.autoaugment, PHOTO, count=1000, policy=policy)
     image, expected, probabilities = Image.fromarray(PHOTO), {}, {}
     for pair in policy.sub_policies:
-        options = [[(1 - p, None)] + [(p / 2, (name, level, sign)) for sign in (-1, 1)] for name, p, level in pair]
+        options = [
+            [(1 - p, None)] + [(p / 2, (name, level, sign)) for sign in (-1, 1)]
+            for name, p, level in pair
+        ]
         for p, first in options[0]:
             for q, second in options[1]:
                 output = image
@@ -194,15 +253,20 @@ def test_autoaugment_outputs_match_pil_and_have_the_expected_frequencies(policy,
                 key = np.asarray(output).tobytes()
                 expected[key] = np.asarray(output)
                 probabilities[key] = probabilities.get(key, 0) + p * q / 25
-    pil_images, probabilities = np.stack(list(expected.values())) / 255, np.array(list(probabilities.values()))
+    pil_images, probabilities = (
+        np.stack(list(expected.values())) / 255,
+        np.array(list(probabilities.values())),
+    )
 
     def matches(image):
-        # Values may differ due to rounding. Pixels whose input position is halfway between two pixels may differ more.
+        # Values may differ due to rounding. Pixels whose input position is halfway between two
+        # pixels may differ more.
         return (np.abs(pil_images - image).max(-1) > 0.03).mean((1, 2)) < 0.13
 
     matched = np.stack([matches(result) for result in results])
     assert matched.any(1).all()
-    # Different sub-policies may produce nearly equal images, so one result may match several PIL images.
+    # Different sub-policies may produce nearly equal images, so one result may match several PIL
+    # images.
     match_probabilities = probabilities @ np.stack([matches(image) for image in pil_images])
     assert probabilities.sum() == pytest.approx(1) and (match_probabilities > 0.02).sum() > 8
     tolerance = 4 * np.sqrt(match_probabilities / 1000) + 0.01
@@ -220,35 +284,51 @@ def test_autoaugment_gives_the_same_results_without_tensorflow_addons(monkeypatc
 # ------------------------------------------------------------------------------------------------------- policies
 
 
-POLICIES = {name: policies.branch_policy([name], 1.0, "multiplicative") for name in config_lib.AUGMENTATIONS}
-POLICIES |= {"autoaugment policy": policies.autoaugment_policy(),
-             "autoaugment_v0 policy": policies.autoaugment_policy(name="autoaugment_v0"),
-             "identity": policies.branch_policy([], 1.0, ""),
-             "broader policy": policies.broader_policy(1.0, "additive")}
+POLICIES = {
+    name: policies.branch_policy([name], 1.0, "multiplicative") for name in config_lib.AUGMENTATIONS
+}
+POLICIES |= {
+    "autoaugment policy": policies.autoaugment_policy(),
+    "autoaugment_v0 policy": policies.autoaugment_policy(name="autoaugment_v0"),
+    "identity": policies.branch_policy([], 1.0, ""),
+    "broader policy": policies.broader_policy(1.0, "additive"),
+}
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_give_the_same_views_in_eager_mode_in_tf_data_and_in_batches(name):
     images, policy, size = photographs(), POLICIES[name], 20
-    eager = np.stack([data_util.apply_policy(images[i % 2], policy, tf.constant([i, 9], tf.int64), size)
-                      for i in range(6)])
+    eager = np.stack(
+        [
+            data_util.apply_policy(images[i % 2], policy, tf.constant([i, 9], tf.int64), size)
+            for i in range(6)
+        ]
+    )
     assert eager.dtype == np.float32
 
     @tf.autograph.experimental.do_not_convert
     def function(index):
-        return data_util.apply_policy(tf.constant(images)[index % 2], policy, tf.stack([index, 9]), size)
+        return data_util.apply_policy(
+            tf.constant(images)[index % 2], policy, tf.stack([index, 9]), size
+        )
 
     piped = np.stack(list(tf.data.Dataset.range(6).map(function, 2).as_numpy_iterator()))
     np.testing.assert_allclose(piped, eager, atol=1e-5)
     seeds = tf.stack([tf.range(6, dtype=tf.int64), tf.fill([6], tf.constant(9, tf.int64))], 1)
-    crops = tf.stack([data_util.apply_crop(images[i % 2], policy, seeds[i], size) for i in range(6)])
-    batch = data_util.from_channels(data_util.apply_after_crop(data_util.to_channels(crops), policy, seeds))
+    crops = tf.stack(
+        [data_util.apply_crop(images[i % 2], policy, seeds[i], size) for i in range(6)]
+    )
+    batch = data_util.from_channels(
+        data_util.apply_after_crop(data_util.to_channels(crops), policy, seeds)
+    )
     np.testing.assert_allclose(batch, eager, atol=1e-5)
     assert name == "identity" or np.abs(eager - np.clip(crops, 0, 1)).max() > 0.05
 
 
 def make_views(**settings):
-    config = Config(**{**dict(dataset="digits", image_size=12, train_batch_size=8, use_blur=False), **settings})
+    config = Config(
+        **{**dict(dataset="digits", image_size=12, train_batch_size=8, use_blur=False), **settings}
+    )
     views, _ = next(iter(data.build_train_dataset(config, digits.digits_source(), 3, 8)))
     return config, np.split(views.numpy(), views.shape[-1] // 3, -1)
 
@@ -281,7 +361,10 @@ def test_policies_apply_to_contrastive_and_supervised_training(augmentation, mod
 
 def test_extra_operators():
     rotate, noise = policies.extra_operators(["rotate", "noise"])
-    assert rotate.function.keywords["turns"] == (0, 1, 2, 3) and noise.function is operators.random_noise
+    assert (
+        rotate.function.keywords["turns"] == (0, 1, 2, 3)
+        and noise.function is operators.random_noise
+    )
     bright = tf.ones([COUNT, 8, 8, 3]) * tf.constant([0.5, 0.5, 0.9])
     policy = data_util.Policy().then(*policies.extra_operators(["sobel"]))
     results = data_util.apply_after_crop(data_util.to_channels(bright), policy, make_seeds(COUNT))
@@ -290,49 +373,110 @@ def test_extra_operators():
 
 
 @pytest.mark.parametrize("brightness", ["additive", "multiplicative"])
-@pytest.mark.parametrize("settings", [{}, dict(augmentation="broader"), dict(augment_left="color")], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, dict(augmentation="broader"), dict(augment_left="color")], ids=str
+)
 def test_brightness_flag_selects_the_operator(settings, brightness):
-    jitter, = [operator for operator in view_policies(Config(brightness=brightness, **settings))[0].operators
-               if operator.name == "color_jitter"]
+    (jitter,) = [
+        operator
+        for operator in view_policies(Config(brightness=brightness, **settings))[0].operators
+        if operator.name == "color_jitter"
+    ]
     assert jitter.function.keywords["brightness"] == brightness
 
 
-@pytest.mark.parametrize("settings, expected", [
-    ({}, "flip 0.5, color_jitter 0.8, grayscale 0.2"), (dict(random_flip=False), "color_jitter 0.8, grayscale 0.2"),
-    (dict(augmentation="autoaugment"), "flip 0.5, autoaugment 1.0"),
-    (dict(augmentation="autoaugment_v0"), "flip 0.5, autoaugment_v0 1.0"),
-    (dict(augmentation="broader", train_mode="supervised"), "flip 0.5, color_jitter 0.8, grayscale 0.2, equalize 0.2, "
-     "solarize 0.2, sobel 0.2, motion_blur 0.2"),
-    (dict(augment_extra="noise,sobel,rotate"), "flip 0.5, color_jitter 0.8, grayscale 0.2, noise 0.5, sobel 0.5, "
-     "rotate 1.0"),
-    (dict(augment_left="crop,color,jitter,drop,rotate,cutout,noise,blur,sobel,equalize,solarize,motion_blur"),
-     "crop 1.0, color_jitter 0.8, grayscale 0.2, color_jitter 1.0, grayscale 1.0, rotate 1.0, cutout 1.0, noise 1.0, "
-     "blur 0.5, sobel 1.0, equalize 1.0, solarize 1.0, motion_blur 1.0")], ids=str)
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({}, "flip 0.5, color_jitter 0.8, grayscale 0.2"),
+        (dict(random_flip=False), "color_jitter 0.8, grayscale 0.2"),
+        (dict(augmentation="autoaugment"), "flip 0.5, autoaugment 1.0"),
+        (dict(augmentation="autoaugment_v0"), "flip 0.5, autoaugment_v0 1.0"),
+        (
+            dict(augmentation="broader", train_mode="supervised"),
+            (
+                "flip 0.5, color_jitter 0.8, grayscale 0.2, equalize 0.2, "
+                "solarize 0.2, sobel 0.2, motion_blur 0.2"
+            ),
+        ),
+        (
+            dict(augment_extra="noise,sobel,rotate"),
+            "flip 0.5, color_jitter 0.8, grayscale 0.2, noise 0.5, sobel 0.5, rotate 1.0",
+        ),
+        (
+            dict(
+                augment_left="crop,color,jitter,drop,rotate,cutout,noise,blur,sobel,equalize,solarize,motion_blur"
+            ),
+            (
+                "crop 1.0, color_jitter 0.8, grayscale 0.2, color_jitter 1.0, grayscale 1.0, rotate"
+                " 1.0, cutout 1.0, noise 1.0, blur 0.5, sobel 1.0, equalize 1.0, solarize 1.0,"
+                " motion_blur 1.0"
+            ),
+        ),
+    ],
+    ids=str,
+)
 def test_flags_select_operators_and_their_probabilities(settings, expected):
     policy = view_policies(Config(color_jitter_strength=1.0, **settings))[0]
-    assert ", ".join(f"{operator.name} {operator.probability}" for operator in policy.operators) == expected
+    assert (
+        ", ".join(f"{operator.name} {operator.probability}" for operator in policy.operators)
+        == expected
+    )
 
 
 def test_names_select_the_random_operators():
-    functions = {"rotate": operators.random_rot90, "cutout": operators.random_cutout, "noise": operators.random_noise,
-                 "blur": operators.random_blur, "motion_blur": operators.random_motion_blur}
+    functions = {
+        "rotate": operators.random_rot90,
+        "cutout": operators.random_cutout,
+        "noise": operators.random_noise,
+        "blur": operators.random_blur,
+        "motion_blur": operators.random_motion_blur,
+    }
     for name, function in functions.items():
-        assert policies.branch_policy([name], 1.0, "additive").operators[0].function is function, name
+        assert policies.branch_policy([name], 1.0, "additive").operators[0].function is function, (
+            name
+        )
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(augment_extra="rotat"),
-     "--augment_extra=rotat: rotat is not a supported operator. Use one or more of rotate, noise, sobel"),
-    (dict(augment_extra="noise", train_mode="finetune"), "--augment_extra=noise: fine-tuning uses only crops"),
-    (dict(augmentation="broader", train_mode="finetune"), "--augmentation=broader: fine-tuning uses only crops"),
-    (dict(augment_right="sobel,color", color_jitter_strength=0.0), "--augment_right=sobel,color: .* have no effect"),
-    (dict(augment_extra="noise", augment_left="crop"), "cannot be combined"),
-    (dict(augment_left="crop,colour"),
-     "--augment_left=crop,colour: colour is not a supported operator. Use any of crop, color"),
-    (dict(augment_right="x"), "--augment_right=x"),
-    (dict(augment_left="crop", train_mode="supervised"), "only --train_mode=pretrain"),
-    (dict(augment_left="crop", augmentation="broader"), "cannot be combined"),
-    (dict(augmentation="autoaug"), "--augmentation=autoaug: .* Use one of simclr, autoaugment, .*broader")])
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (
+            dict(augment_extra="rotat"),
+            (
+                "--augment_extra=rotat: rotat is not a supported operator. Use one or more of"
+                " rotate, noise, sobel"
+            ),
+        ),
+        (
+            dict(augment_extra="noise", train_mode="finetune"),
+            "--augment_extra=noise: fine-tuning uses only crops",
+        ),
+        (
+            dict(augmentation="broader", train_mode="finetune"),
+            "--augmentation=broader: fine-tuning uses only crops",
+        ),
+        (
+            dict(augment_right="sobel,color", color_jitter_strength=0.0),
+            "--augment_right=sobel,color: .* have no effect",
+        ),
+        (dict(augment_extra="noise", augment_left="crop"), "cannot be combined"),
+        (
+            dict(augment_left="crop,colour"),
+            (
+                "--augment_left=crop,colour: colour is not a supported operator. Use any of crop,"
+                " color"
+            ),
+        ),
+        (dict(augment_right="x"), "--augment_right=x"),
+        (dict(augment_left="crop", train_mode="supervised"), "only --train_mode=pretrain"),
+        (dict(augment_left="crop", augmentation="broader"), "cannot be combined"),
+        (
+            dict(augmentation="autoaug"),
+            "--augmentation=autoaug: .* Use one of simclr, autoaugment, .*broader",
+        ),
+    ],
+)
 def test_conflicting_augmentation_settings_are_rejected(settings, message):
     with pytest.raises(UserError, match=message):
         Config(**settings)

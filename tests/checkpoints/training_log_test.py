@@ -21,8 +21,12 @@ def write_log(directory, step, steps):
 
 
 def tensorboard_values(directory):
-    return [value for path in sorted((directory / "train").iterdir())
-            for event in tf.compat.v1.train.summary_iterator(str(path)) for value in event.summary.value]
+    return [
+        value
+        for path in sorted((directory / "train").iterdir())
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
 
 
 def test_history_has_one_row_per_entry_and_a_column_for_every_scalar(tmp_path):
@@ -30,14 +34,17 @@ def test_history_has_one_row_per_entry_and_a_column_for_every_scalar(tmp_path):
     log.add_results(2, {"global_step": 2, "eval/knn_top_1_accuracy": 0.75})
     with open(tmp_path / "history.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["step"], row["train/contrast_loss"], row["eval/knn_top_1_accuracy"]) for row in rows] == [
-        ("1", "9.0", ""), ("2", "8.0", ""), ("2", "", "0.75")]
+    assert [
+        (row["step"], row["train/contrast_loss"], row["eval/knn_top_1_accuracy"]) for row in rows
+    ] == [("1", "9.0", ""), ("2", "8.0", ""), ("2", "", "0.75")]
     assert "global_step" not in rows[0]
 
 
 def test_a_repeated_evaluation_replaces_the_previous_one(tmp_path):
     write_log(tmp_path, 0, [1]).add_results(1, {"global_step": 1, "eval/knn_top_1_accuracy": 0.75})
-    training_log.TrainingLog(str(tmp_path), 1, {}).add_results(1, {"global_step": 1, "eval/knn_top_1_accuracy": 0.5})
+    training_log.TrainingLog(str(tmp_path), 1, {}).add_results(
+        1, {"global_step": 1, "eval/knn_top_1_accuracy": 0.5}
+    )
     rows = training_log.read_history(str(tmp_path))
     assert [row.get("eval/knn_top_1_accuracy") for row in rows] == [None, 0.5]
 
@@ -48,9 +55,20 @@ def test_a_resumed_run_continues_the_history_from_its_checkpoint(tmp_path):
     assert [row["step"] for row in training_log.read_history(str(tmp_path))] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"\0\xff,\n", b"step\n", b"step,a\nx,1\n", b"a,b\n1,2\n", b"step,a\n1e999,1\n",
-    b"step,a\nnan,1\n", b"step,a\n\n", b'step,"a\n"1,2\n'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0\xff,\n",
+        b"step\n",
+        b"step,a\nx,1\n",
+        b"a,b\n1,2\n",
+        b"step,a\n1e999,1\n",
+        b"step,a\nnan,1\n",
+        b"step,a\n\n",
+        b'step,"a\n"1,2\n',
+    ],
+)
 def test_a_corrupt_history_is_replaced(tmp_path, content):
     (tmp_path / "history.csv").write_bytes(content)
     write_log(tmp_path, 5, [6])
@@ -60,7 +78,10 @@ def test_a_corrupt_history_is_replaced(tmp_path, content):
 def test_valid_lines_of_an_incomplete_history_are_kept(tmp_path):
     (tmp_path / "history.csv").write_bytes(b"step,a,b\n1,2,3\n2,4\n3,x,1\n4,5,6,7")
     assert training_log.read_history(str(tmp_path)) == [
-        {"step": 1, "a": 2.0, "b": 3.0}, {"step": 2, "a": 4.0}, {"step": 4, "a": 5.0, "b": 6.0}]
+        {"step": 1, "a": 2.0, "b": 3.0},
+        {"step": 2, "a": 4.0},
+        {"step": 4, "a": 5.0, "b": 6.0},
+    ]
 
 
 def test_tensorboard_events_contain_the_settings_and_the_scalars(tmp_path):
@@ -68,7 +89,7 @@ def test_tensorboard_events_contain_the_settings_and_the_scalars(tmp_path):
     log.add(3, TRAINING)
     values = {value.tag: value.tensor for value in tensorboard_values(tmp_path)}
     assert TRAINING.keys() < values.keys()
-    assert b"| dataset | \"digits\" |" in tf.make_ndarray(values["flags"]).item()
+    assert b'| dataset | "digits" |' in tf.make_ndarray(values["flags"]).item()
     assert tf.make_ndarray(values["learning_rate"]) == 0.125
 
 
@@ -98,19 +119,27 @@ def draw_and_record(draw_curves, rows):
     """Draws curves. Returns a nested dict: title of the panel -> label of the line -> list of points."""
     figures, save = [], figure.Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure.Figure, "savefig", lambda self, *args, **options: (
-            figures.append(self), save(self, *args, **options)))
+        patch.setattr(
+            figure.Figure,
+            "savefig",
+            lambda self, *args, **options: (figures.append(self), save(self, *args, **options)),
+        )
         tf.io.decode_png(draw_curves(rows))
-    return {axes.get_title(): {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-            for axes in figures[0].axes}
+    return {
+        axes.get_title(): {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+        for axes in figures[0].axes
+    }
 
 
 def test_curves_show_each_metric_in_its_panel(draw_curves):
-    rows = [{"step": step, "train/contrast_loss": 5.0 - step, "learning_rate": 0.1} for step in range(4)]
+    rows = [
+        {"step": step, "train/contrast_loss": 5.0 - step, "learning_rate": 0.1} for step in range(4)
+    ]
     rows.append({"step": 3, "eval/knn_top_1_accuracy": 0.5, "eval/label_top_1_accuracy": 0.4})
     assert draw_and_record(draw_curves, rows) == {
         "contrastive loss": {"training": [[0, 5], [1, 4], [2, 3], [3, 2]]},
         "accuracy of the linear head": {"evaluation": [[3, 0.4]]},
         "accuracy of the nearest neighbors": {"10 neighbors": [[3, 0.5]]},
-        "learning rate": {"learning rate": [[step, 0.1] for step in range(4)]}}
+        "learning rate": {"learning rate": [[step, 0.1] for step in range(4)]},
+    }
     assert draw_and_record(draw_curves, []) == {}

@@ -16,16 +16,24 @@ SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16)
 
 def write_key_by_key(path, tensors):
     """Writes a dict of tensors as a checkpoint without an object graph. Returns the checkpoint prefix."""
-    tf.raw_ops.SaveV2(prefix=path, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
-                      tensors=[tf.constant(value) for value in tensors.values()])
+    tf.raw_ops.SaveV2(
+        prefix=path,
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=[tf.constant(value) for value in tensors.values()],
+    )
     return path
 
 
 def write_computed_weights(path, model):
     variables = restoring.variables_by_key(model=model)
-    return write_key_by_key(path, {
-        f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.computed_weight(key, tuple(variable.shape))
-        for key, variable in variables.items()})
+    return write_key_by_key(
+        path,
+        {
+            f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.computed_weight(key, tuple(variable.shape))
+            for key, variable in variables.items()
+        },
+    )
 
 
 def make_state(directory, config, classes=4):
@@ -42,14 +50,33 @@ def take_step(state):
 @pytest.mark.parametrize("name", sorted(golden.load_json("checkpoint_keys")))
 def test_checkpoints_with_the_original_keys_can_be_loaded(name, tmp_path):
     shapes = golden.load_json("checkpoint_keys")[name]
-    settings = dict(setting.rsplit("=", 1) for setting in
-                    name.replace("_se_", ";se_").replace("_width", ";width").replace("_image", ";image")
-                    .replace("_num_", ";num_").replace("_proj_out", ";proj_out").replace("_sk_", ";sk_").split(";"))
-    config = Config(**{"image_size": 32, **{key: float(value) if "." in value else int(value)
-                                            for key, value in settings.items()}})
-    path = write_key_by_key(str(tmp_path / "ckpt-7"), {
-        f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.computed_weight(key, tuple(shape))
-        for key, shape in shapes.items()})
+    settings = dict(
+        setting.rsplit("=", 1)
+        for setting in (
+            name.replace("_se_", ";se_")
+            .replace("_width", ";width")
+            .replace("_image", ";image")
+            .replace("_num_", ";num_")
+            .replace("_proj_out", ";proj_out")
+            .replace("_sk_", ";sk_")
+            .split(";")
+        )
+    )
+    config = Config(
+        **{
+            "image_size": 32,
+            **{
+                key: float(value) if "." in value else int(value) for key, value in settings.items()
+            },
+        }
+    )
+    path = write_key_by_key(
+        str(tmp_path / "ckpt-7"),
+        {
+            f"{key}/.ATTRIBUTES/VARIABLE_VALUE": golden.computed_weight(key, tuple(shape))
+            for key, shape in shapes.items()
+        },
+    )
     model = model_lib.build_model(config, 10)
     restoring.load_model(model, path)
     for key, variable in restoring.variables_by_key(model=model).items():
@@ -68,8 +95,10 @@ def test_resume_restores_weights_slots_and_step(optimizer, tmp_path):
     resumed.resume(path)
     assert resumed.step == 2
     take_step(resumed)
-    for ours, theirs in zip(resumed.model.variables + resumed.optimizer.variables(),
-                            state.model.variables + state.optimizer.variables()):
+    for ours, theirs in zip(
+        resumed.model.variables + resumed.optimizer.variables(),
+        state.model.variables + state.optimizer.variables(),
+    ):
         np.testing.assert_array_equal(ours, theirs, err_msg=ours.name)
 
 
@@ -79,7 +108,10 @@ def test_slot_keys_match_the_original(tmp_path):
     keys = tf.train.load_checkpoint(state.save()).get_variable_to_shape_map()
     kernel = "model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel"
     assert f"{kernel}/.OPTIMIZER_SLOT/optimizer/Momentum/.ATTRIBUTES/VARIABLE_VALUE" in keys
-    assert "global_step/.ATTRIBUTES/VARIABLE_VALUE" in keys or "optimizer/iter/.ATTRIBUTES/VARIABLE_VALUE" in keys
+    assert (
+        "global_step/.ATTRIBUTES/VARIABLE_VALUE" in keys
+        or "optimizer/iter/.ATTRIBUTES/VARIABLE_VALUE" in keys
+    )
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
@@ -89,10 +121,18 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert {path.name for path in tmp_path.glob("*.index")} == {"ckpt-2.index", "ckpt-3.index"}
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(resnet_depth=34), "missing: model/"), (dict(num_proj_layers=3), "missing: model/"),
-    (dict(proj_out_dim=8), "instead of"), (dict(optimizer="adam"), "different optimizer")])
-def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_files(changes, message, tmp_path):
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(resnet_depth=34), "missing: model/"),
+        (dict(num_proj_layers=3), "missing: model/"),
+        (dict(proj_out_dim=8), "instead of"),
+        (dict(optimizer="adam"), "different optimizer"),
+    ],
+)
+def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_files(
+    changes, message, tmp_path
+):
     state = make_state(tmp_path, Config(**SMALL))
     take_step(state)
     path = state.save()
@@ -106,8 +146,12 @@ def test_resuming_with_a_different_network_or_optimizer_fails_without_changing_f
 
 def test_checkpoint_with_unexpected_variables_is_rejected(tmp_path):
     state = make_state(tmp_path, Config(**SMALL))
-    path = tf.train.Checkpoint(model=state.model, optimizer=state.optimizer, global_step=state.optimizer.iterations,
-                               average=tf.Variable(1.0)).write(str(tmp_path / "ckpt-0"))
+    path = tf.train.Checkpoint(
+        model=state.model,
+        optimizer=state.optimizer,
+        global_step=state.optimizer.iterations,
+        average=tf.Variable(1.0),
+    ).write(str(tmp_path / "ckpt-0"))
     with pytest.raises(UserError, match="different optimizer"):
         make_state(tmp_path, Config(**SMALL)).resume(path)
 
@@ -121,25 +165,40 @@ def test_warm_start_accepts_directories_and_prefixes(tmp_path):
         lines = restoring.warm_start(model, path).lines
         count = len(model.variables)
         assert lines[0] == f"loaded {count} of {count} variables from {prefix} (TF2 checkpoint)"
-        assert lines[1].startswith("not loaded: ") and "tensors (optimizer" in lines[1] and len(lines) == 2
+        assert (
+            lines[1].startswith("not loaded: ")
+            and "tensors (optimizer" in lines[1]
+            and len(lines) == 2
+        )
         for ours, theirs in zip(model.variables, state.model.variables):
             np.testing.assert_array_equal(ours, theirs)
 
 
 def test_warm_start_skips_mismatched_heads(tmp_path):
-    prefix = write_computed_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
+    prefix = write_computed_weights(
+        str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4)
+    )
     model = model_lib.build_model(Config(**{**SMALL, "proj_out_dim": 8}, train_mode="finetune"), 7)
     fresh_head = model.supervised_head.linear_layer.dense.kernel.numpy()
     lines = restoring.warm_start(model, prefix).lines
-    assert any("not loaded: linear head" in line and "has shape [512, 4] instead of [512, 7]" in line for line in lines)
+    assert any(
+        "not loaded: linear head" in line and "has shape [512, 4] instead of [512, 7]" in line
+        for line in lines
+    )
     assert any("not loaded: projection head" in line for line in lines)
     np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, fresh_head)
     key = "model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel"
-    np.testing.assert_array_equal(model.resnet_model.initial_conv_relu_max_pool[0].conv2d.kernel,
-                                  golden.computed_weight(key, (3, 3, 3, 64)))
+    np.testing.assert_array_equal(
+        model.resnet_model.initial_conv_relu_max_pool[0].conv2d.kernel,
+        golden.computed_weight(key, (3, 3, 3, 64)),
+    )
 
 
 def test_warm_start_rejects_a_different_encoder(tmp_path):
-    prefix = write_computed_weights(str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4))
+    prefix = write_computed_weights(
+        str(tmp_path / "ckpt-1"), model_lib.build_model(Config(**SMALL), 4)
+    )
     with pytest.raises(UserError, match="--checkpoint: .* contains a different network"):
-        restoring.warm_start(model_lib.build_model(Config(**{**SMALL, "resnet_depth": 34}), 4), prefix)
+        restoring.warm_start(
+            model_lib.build_model(Config(**{**SMALL, "resnet_depth": 34}), 4), prefix
+        )

@@ -33,8 +33,10 @@ TF1_NETWORKS = golden.load_json("tf1_checkpoint_names")
 
 def config_of(name):
     """Parses a name such as `resnet_depth=18_image_size=64` into a `Config`."""
-    settings = {key: float(value) if "." in value else int(value)
-                for key, value in re.findall(r"_?([a-z_]+)=([0-9.]+)", name)}
+    settings = {
+        key: float(value) if "." in value else int(value)
+        for key, value in re.findall(r"_?([a-z_]+)=([0-9.]+)", name)
+    }
     return Config(**{"image_size": 32, **settings})
 
 
@@ -51,39 +53,71 @@ def computed_weights_file(directory, shapes, suffix, extra=()):
       The checkpoint prefix.
     """
     path = str(directory / "ckpt-7")
-    tensors = {f"{name}{suffix}": golden.computed_weight(name, tuple(shape)) for name, shape in shapes.items()}
+    tensors = {
+        f"{name}{suffix}": golden.computed_weight(name, tuple(shape))
+        for name, shape in shapes.items()
+    }
     tensors.update({name: np.int64(7) for name in extra})
-    tf.raw_ops.SaveV2(prefix=path, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
-                      tensors=[tf.constant(value) for value in tensors.values()])
+    tf.raw_ops.SaveV2(
+        prefix=path,
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=[tf.constant(value) for value in tensors.values()],
+    )
     return path
 
 
 @pytest.mark.parametrize("name", sorted(TF1_NETWORKS))
 def test_tf1_checkpoints_reproduce_the_recorded_outputs(name, tmp_path):
     arrays, config = golden.load("tf1_network"), config_of(name)
-    case = next(case for case in ("case0", "case1", "case2") if golden.config_of(arrays, case)[0] == config)
+    case = next(
+        case for case in ("case0", "case1", "case2") if golden.config_of(arrays, case)[0] == config
+    )
     model = model_lib.build_model(config, 10)
-    file = restoring.load_model(model, computed_weights_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",)))
+    file = restoring.load_model(
+        model, computed_weights_file(tmp_path, TF1_NETWORKS[name], "", extra=("global_step",))
+    )
     assert (file.format, file.step, file.num_other_tensors) == ("TF1 checkpoint", 7, 1)
     random = np.random.default_rng(int(arrays[f"{case}/images_seed"]))
     images = random.uniform(0, 1, (4, config.image_size, config.image_size, 3)).astype(np.float32)
     outputs = model(images, training=False)
-    for ours, theirs in (("final_avg_pool", "hidden"), ("proj_head_output", "proj"), ("logits_sup", "logits")):
+    for ours, theirs in (
+        ("final_avg_pool", "hidden"),
+        ("proj_head_output", "proj"),
+        ("logits_sup", "logits"),
+    ):
         assert golden.relative_error(outputs[ours], arrays[f"{case}/{theirs}"]) < 1e-5
 
 
-@pytest.mark.parametrize("name, shapes, suffix", [
-    *((name, shapes, SUFFIX) for name, shapes in TF2_NETWORKS.items()),
-    *((name, shapes, "") for name, shapes in TF1_NETWORKS.items())])
+@pytest.mark.parametrize(
+    "name, shapes, suffix",
+    [
+        *((name, shapes, SUFFIX) for name, shapes in TF2_NETWORKS.items()),
+        *((name, shapes, "") for name, shapes in TF1_NETWORKS.items()),
+    ],
+)
 def test_network_is_inferred_from_the_file(name, shapes, suffix, tmp_path):
     expected = config_of(name)
     config, classes = inspection.infer_config(
-        weight_files.open_weights(computed_weights_file(tmp_path, shapes, suffix)), expected.image_size)
+        weight_files.open_weights(computed_weights_file(tmp_path, shapes, suffix)),
+        expected.image_size,
+    )
     assert classes == 10 and config.cifar_stem == expected.cifar_stem
-    for setting in ("resnet_depth", "width_multiplier", "sk_ratio", "se_ratio", "proj_head_mode", "num_proj_layers",
-                    "proj_out_dim"):
+    for setting in (
+        "resnet_depth",
+        "width_multiplier",
+        "sk_ratio",
+        "se_ratio",
+        "proj_head_mode",
+        "num_proj_layers",
+        "proj_out_dim",
+    ):
         assert getattr(config, setting) == getattr(expected, setting), setting
-    inferred = {field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default}
+    inferred = {
+        field.name
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    }
     assert inferred <= set(settings_with("network"))
 
 
@@ -107,22 +141,29 @@ def saved_models(tmp_path_factory):
     module = tf.Module()
     module.saved_model = model
     save("original", module)
-    # As in models converted from TF1, the variables are in a list, and only their names identify them.
+    # As in models converted from TF1, the variables are in a list, and only their names identify
+    # them.
     module = tf.Module()
     names = tf1_names.tf1_names(restoring.variables_by_key(model=model))
-    module.variables_ = [tf.Variable(variable, name=names[key])
-                         for key, variable in restoring.variables_by_key(model=model).items()]
+    module.variables_ = [
+        tf.Variable(variable, name=names[key])
+        for key, variable in restoring.variables_by_key(model=model).items()
+    ]
     save("converted", module)
     return directories
 
 
 def assert_computed_weights(model):
     for key, variable in restoring.variables_by_key(model=model).items():
-        np.testing.assert_array_equal(variable, golden.computed_weight(key, tuple(variable.shape)), err_msg=key)
+        np.testing.assert_array_equal(
+            variable, golden.computed_weight(key, tuple(variable.shape)), err_msg=key
+        )
 
 
-@pytest.mark.parametrize("exporter, file_format", [
-    ("ours", "SavedModel"), ("original", "SavedModel"), ("converted", "SavedModel (TF1 names)")])
+@pytest.mark.parametrize(
+    "exporter, file_format",
+    [("ours", "SavedModel"), ("original", "SavedModel"), ("converted", "SavedModel (TF1 names)")],
+)
 def test_weights_are_loaded_from_saved_models_of_all_exporters(exporter, file_format, saved_models):
     model = model_lib.build_model(Config(**SMALL), 4)
     assert restoring.load_model(model, saved_models[exporter]).format == file_format
@@ -152,7 +193,9 @@ def test_saved_model_with_a_hub_handle_is_downloaded(saved_models, tmp_path, mon
         address = f"http://127.0.0.1:{server.server_port}"
         model = model_lib.build_model(Config(**SMALL), 4)
         lines = restoring.warm_start(model, f"{address}/simclr/1").lines
-        with pytest.raises(UserError, match="--checkpoint=.*/simclr/2: the download failed") as error:
+        with pytest.raises(
+            UserError, match="--checkpoint=.*/simclr/2: the download failed"
+        ) as error:
             weight_files.open_weights(f"{address}/simclr/2")
         server.shutdown()
     assert "\n" not in str(error.value)
@@ -161,9 +204,13 @@ def test_saved_model_with_a_hub_handle_is_downloaded(saved_models, tmp_path, mon
 
 
 def test_network_mismatch_error_lists_matching_flags(tmp_path):
-    path = computed_weights_file(tmp_path, TF2_NETWORKS["resnet_depth=50_sk_ratio=0.0625_image_size=64"], SUFFIX)
+    path = computed_weights_file(
+        tmp_path, TF2_NETWORKS["resnet_depth=50_sk_ratio=0.0625_image_size=64"], SUFFIX
+    )
     with pytest.raises(UserError) as error:
-        restoring.warm_start(model_lib.build_model(Config(resnet_depth=50, image_size=64), 10), path)
+        restoring.warm_start(
+            model_lib.build_model(Config(resnet_depth=50, image_size=64), 10), path
+        )
     assert "--resnet_depth=50 --width_multiplier=1 --sk_ratio=0.0625" in str(error.value)
     assert "missing: model/" in str(error.value) and "\n" not in str(error.value)
     tf1 = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
@@ -173,19 +220,34 @@ def test_network_mismatch_error_lists_matching_flags(tmp_path):
 
 def test_warm_start_from_tf1_skips_mismatched_heads(tmp_path):
     shapes = TF1_NETWORKS["resnet_depth=18_image_size=32"]
-    path = computed_weights_file(tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum"))
+    path = computed_weights_file(
+        tmp_path, shapes, "", extra=("global_step", "base_model/conv2d/kernel/Momentum")
+    )
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32, train_mode="finetune"), 7)
     lines = restoring.warm_start(model, path).lines
-    assert lines[0] == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
-    assert lines[1].startswith("not loaded: linear head (head_supervised/linear_layer/dense/kernel has shape [512, 10] "
-                               "instead of")
+    assert (
+        lines[0]
+        == f"loaded {len(shapes) - 2} of {len(shapes)} variables from {path} (TF1 checkpoint)"
+    )
+    assert lines[1].startswith(
+        "not loaded: linear head (head_supervised/linear_layer/dense/kernel has shape [512, 10] "
+        "instead of"
+    )
     assert lines[2].startswith("not loaded: 2 tensors (optimizer and counters")
 
 
-@pytest.mark.parametrize("names, message", [
-    (["something/else"], "does not contain a SimCLR network"),
-    (["model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel/.ATTRIBUTES/VARIABLE_VALUE"],
-     "unsupported encoder")])
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        (["something/else"], "does not contain a SimCLR network"),
+        (
+            [
+                "model/resnet_model/initial_conv_relu_max_pool/0/conv2d/kernel/.ATTRIBUTES/VARIABLE_VALUE"
+            ],
+            "unsupported encoder",
+        ),
+    ],
+)
 def test_checkpoints_of_other_networks_are_rejected(names, message, tmp_path):
     path = computed_weights_file(tmp_path, {name: [3, 3, 3, 8] for name in names}, "")
     with pytest.raises(UserError, match=message):
@@ -193,12 +255,16 @@ def test_checkpoints_of_other_networks_are_rejected(names, message, tmp_path):
 
 
 def test_missing_and_unreadable_checkpoints_are_rejected(tmp_path):
-    for path, message in ((tmp_path, "this directory contains neither a checkpoint nor a SavedModel"),
-                          (tmp_path / "ckpt-1", "no such checkpoint")):
+    for path, message in (
+        (tmp_path, "this directory contains neither a checkpoint nor a SavedModel"),
+        (tmp_path / "ckpt-1", "no such checkpoint"),
+    ):
         with pytest.raises(UserError, match=f"--checkpoint=.*{message}"):
             weight_files.open_weights(str(path))
     (tmp_path / "model.index").touch()
-    with pytest.raises(UserError, match="neither a checkpoint .*Pass a checkpoint prefix, such as .*/model.$"):
+    with pytest.raises(
+        UserError, match="neither a checkpoint .*Pass a checkpoint prefix, such as .*/model.$"
+    ):
         weight_files.open_weights(str(tmp_path))
     computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     (tmp_path / "ckpt-7.index").write_bytes(b"broken")
@@ -211,7 +277,9 @@ def test_corrupt_tensors_are_rejected_and_nothing_is_assigned(fault, tmp_path):
     path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
     data_file = tmp_path / "ckpt-7.data-00000-of-00001"
     content = data_file.read_bytes()
-    data_file.write_bytes(content[:len(content) // 3] if fault == "cut" else content[:-9] + b"\xff" + content[-8:])
+    data_file.write_bytes(
+        content[: len(content) // 3] if fault == "cut" else content[:-9] + b"\xff" + content[-8:]
+    )
     if fault == "missing":
         data_file.unlink()
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
@@ -223,7 +291,9 @@ def test_corrupt_tensors_are_rejected_and_nothing_is_assigned(fault, tmp_path):
 
 
 def test_unsupported_file_systems_are_rejected():
-    with pytest.raises(UserError, match="--checkpoint=nowhere://bucket/run: the path cannot be read") as error:
+    with pytest.raises(
+        UserError, match="--checkpoint=nowhere://bucket/run: the path cannot be read"
+    ) as error:
         weight_files.open_weights("nowhere://bucket/run")
     assert "\n" not in str(error.value)
 
@@ -231,55 +301,103 @@ def test_unsupported_file_systems_are_rejected():
 def test_newest_saved_model_of_a_run_is_used(saved_models, tmp_path):
     for step in ("9", "10"):
         (tmp_path / step).symlink_to(saved_models["ours"])
-    assert weight_files.locate(str(tmp_path)) == (str(tmp_path / "10" / "variables" / "variables"), True)
+    assert weight_files.locate(str(tmp_path)) == (
+        str(tmp_path / "10" / "variables" / "variables"),
+        True,
+    )
 
 
 @pytest.mark.parametrize("selector, rejected", [(1, True), (-1, True), (0, False), (-3, False)])
-def test_classifier_on_a_projection_layer_requires_the_projection_weights(selector, rejected, tmp_path):
+def test_classifier_on_a_projection_layer_requires_the_projection_weights(
+    selector, rejected, tmp_path
+):
     """Missing projection weights raise an error if the classifier would otherwise use a randomly initialized layer."""
     path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
-    config = Config(resnet_depth=18, image_size=32, num_proj_layers=2, checkpoint=path, dataset="digits",
-                    train_mode="finetune", ft_proj_selector=selector)
+    config = Config(
+        resnet_depth=18,
+        image_size=32,
+        num_proj_layers=2,
+        checkpoint=path,
+        dataset="digits",
+        train_mode="finetune",
+        ft_proj_selector=selector,
+    )
     model = model_lib.build_model(config, 10)
     parts = evaluate._required_parts(config, digits.digits_source())
-    for load in (lambda: train._initialize_weights(config, model, None),
-                 lambda: restoring.load_parts(model, path, parts)):
-        with pytest.raises(UserError, match="--num_proj_layers=3") if rejected else contextlib.nullcontext():
+    for load in (
+        lambda: train._initialize_weights(config, model, None),
+        lambda: restoring.load_parts(model, path, parts),
+    ):
+        with (
+            pytest.raises(UserError, match="--num_proj_layers=3")
+            if rejected
+            else contextlib.nullcontext()
+        ):
             load()
 
 
 @pytest.mark.parametrize("zero_init", [False, True])
 def test_loaded_linear_head_is_logged_unless_it_is_zero_initialized(zero_init, tmp_path, capsys):
     path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "")
-    config = Config(resnet_depth=18, image_size=32, train_mode="finetune", checkpoint=path,
-                    zero_init_logits_layer=zero_init)
+    config = Config(
+        resnet_depth=18,
+        image_size=32,
+        train_mode="finetune",
+        checkpoint=path,
+        zero_init_logits_layer=zero_init,
+    )
     model = model_lib.build_model(config, 10)
     train._initialize_weights(config, model, None)
-    assert ("pass --zero_init_logits_layer to start from zeros" in capsys.readouterr().out) == (not zero_init)
+    assert ("pass --zero_init_logits_layer to start from zeros" in capsys.readouterr().out) == (
+        not zero_init
+    )
     assert model.supervised_head.linear_layer.dense.kernel.numpy().any() == (not zero_init)
 
 
 def test_format_flags_keeps_all_digits():
-    assert restoring.format_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
+    assert (
+        restoring.format_flags(dict(se_ratio=153 / 512, num_classes=3)) == "--se_ratio=0.298828125"
+    )
 
 
 def test_describe_prints_a_summary_or_a_one_line_error(tmp_path):
-    path = computed_weights_file(tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "", extra=("global_step",))
+    path = computed_weights_file(
+        tmp_path, TF1_NETWORKS["resnet_depth=18_image_size=32"], "", extra=("global_step",)
+    )
 
     def run(target):
-        return subprocess.run([sys.executable, "-m", "checkpoints", "describe", str(target)], cwd=ROOT, text=True,
-                              capture_output=True)
+        return subprocess.run(
+            [sys.executable, "-m", "checkpoints", "describe", str(target)],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+        )
 
     good, bad = run(path), run(tmp_path / "nothing")
     assert good.returncode == 0, good.stderr
-    for text in ("TF1 checkpoint", "--resnet_depth=18 --width_multiplier=1", "10 classes", "all tensors", "step  "):
+    for text in (
+        "TF1 checkpoint",
+        "--resnet_depth=18 --width_multiplier=1",
+        "10 classes",
+        "all tensors",
+        "step  ",
+    ):
         assert text in good.stdout
     assert bad.returncode == 2 and bad.stderr.startswith("python -m checkpoints: error: PATH=")
     assert bad.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", [
-    None, b"", b"\xff", b"[]", b'model_checkpoint_path: "ckpt-8"', b'model_checkpoint_path: "/elsewhere/ckpt-7"'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"\xff",
+        b"[]",
+        b'model_checkpoint_path: "ckpt-8"',
+        b'model_checkpoint_path: "/elsewhere/ckpt-7"',
+    ],
+)
 def test_newest_checkpoint_is_found_without_a_valid_checkpoint_state_file(content, tmp_path):
     path = computed_weights_file(tmp_path, {"base_model/conv2d/kernel": [3, 3, 3, 8]}, "")
     if content is not None:
@@ -296,8 +414,12 @@ def test_checkpoint_state_file_with_a_glob_pattern_is_rejected(tmp_path):
 
 
 def test_string_tensors_are_rejected(tmp_path):
-    tf.raw_ops.SaveV2(prefix=str(tmp_path / "ckpt-1"), tensor_names=["base_model/conv2d/kernel"],
-                      shape_and_slices=[""], tensors=[tf.fill([3, 3, 3, 8], "x")])
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "ckpt-1"),
+        tensor_names=["base_model/conv2d/kernel"],
+        shape_and_slices=[""],
+        tensors=[tf.fill([3, 3, 3, 8], "x")],
+    )
     with pytest.raises(UserError, match="base_model/conv2d/kernel in .*ckpt-1 has type string"):
         weight_files.open_weights(str(tmp_path))
 
@@ -308,7 +430,11 @@ def test_object_graph_with_too_many_paths_is_rejected(tmp_path):
     root.children.add(node_id=1, local_name="resnet_model")
     for index in range(40):  # The graph has 40**10 paths of length 10.
         loop.children.add(node_id=1, local_name=str(index))
-    tf.raw_ops.SaveV2(prefix=str(tmp_path / "ckpt-1"), tensor_names=["_CHECKPOINTABLE_OBJECT_GRAPH"],
-                      shape_and_slices=[""], tensors=[tf.constant(graph.SerializeToString())])
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "ckpt-1"),
+        tensor_names=["_CHECKPOINTABLE_OBJECT_GRAPH"],
+        shape_and_slices=[""],
+        tensors=[tf.constant(graph.SerializeToString())],
+    )
     with pytest.raises(UserError, match="ckpt-1 cannot be read .*more than 100000 paths"):
         weight_files.open_weights(str(tmp_path))

@@ -2,10 +2,10 @@
 
     python tests/docs/docs_check.py [DOCUMENT...]
 
-Each document is checked in its own directory, which contains links to the files of the project and small images. The
-examples in a document are executed in order, so they can use the results of earlier ones. Training is short (see
-`documents.small_form`). Two documents are checked at a time. The exit status is 1 if an example fails. No network
-connection is required.
+Each document is checked in its own directory, which contains links to the files of the project and
+small images. The examples in a document are executed in order, so they can use the results of
+earlier ones. Training is short (see `documents.small_form`). Two documents are checked at a time.
+The exit status is 1 if an example fails. No network connection is required.
 """
 
 import argparse
@@ -28,18 +28,26 @@ tensorflow_startup.set_environment()
 from support import ROOT, documents, tfds_data  # noqa: E402
 
 _FLAGS = " ".join(documents.SETTINGS)
-_IMAGES = "import numpy as np\nimages = np.random.default_rng(0).random((4, 32, 32, 3), np.float32)\n\n"
+_IMAGES = (
+    "import numpy as np\nimages = np.random.default_rng(0).random((4, 32, 32, 3), np.float32)\n\n"
+)
 # Commands that create files that the examples in a document read but do not create.
 _PREPARATION = {
     "docs/gallery.md": "cp $(ls photos/*/*.png | head -n 1) photos/a.jpg",
     "docs/pytorch.md": "python -m export torch --checkpoint=MODEL --out=resnet50.safetensors",
     "docs/saved_models.md": "cp new_photos/0000.png a.jpg && cp new_photos/0001.png b.jpg",
-    "docs/studies.md": "python -m paper.tables run heads color --only=heads/linear_512 --only=color/1_2 "
-                       f"--flags='--data_dir=DATA {_FLAGS}'",
+    "docs/studies.md": (
+        "python -m paper.tables run heads color --only=heads/linear_512 --only=color/1_2 "
+        f"--flags='--data_dir=DATA {_FLAGS}'"
+    ),
 }
-# Content of CSV files for `python -m paper.figures`. Creating them with `python -m paper.tables` would take hours.
-_CSV = ("accuracy,top-5,epochs,batch_size,scaling,learning_rate,temperature,training,network,million parameters,group\n"
-        "0.5,0.9,100,512,sqrt,1,0.5,long,R18,11,SimCLR\n0.6,0.9,200,512,sqrt,1,0.5,long,R50,24,SimCLR\n")
+# Content of CSV files for `python -m paper.figures`. Creating them with `python -m paper.tables`
+# would take hours.
+_CSV = (
+    "accuracy,top-5,epochs,batch_size,scaling,learning_rate,temperature,training,network,million"
+    " parameters,group\n"
+    "0.5,0.9,100,512,sqrt,1,0.5,long,R18,11,SimCLR\n0.6,0.9,200,512,sqrt,1,0.5,long,R50,24,SimCLR\n"
+)
 
 
 class Checker:
@@ -48,8 +56,12 @@ class Checker:
     def __init__(self, directory):
         self._directory = directory
         self._data, self._model = directory / "tfds", directory / "model" / "run"
-        self._environment = {**os.environ, "TFDS_DATA_DIR": str(self._data), "OPENBLAS_NUM_THREADS": "1",
-                             "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+        self._environment = {
+            **os.environ,
+            "TFDS_DATA_DIR": str(self._data),
+            "OPENBLAS_NUM_THREADS": "1",
+            "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        }
 
     def _make_directory(self, name):
         """Creates a working directory with links to the files of the project."""
@@ -67,11 +79,20 @@ class Checker:
         tfds_data.write_tfds("cifar10", self._data, train=2000, test=100)
         tfds_data.write_tfds("food101", self._data, train=303, validation=101)
         path = self._make_directory("model")
-        writer = next(example for example in documents.find_examples("docs/own_images.md") if example.is_python)
+        writer = next(
+            example
+            for example in documents.find_examples("docs/own_images.md")
+            if example.is_python
+        )
         flags = f"{_FLAGS} {' '.join(documents.MODEL_SETTINGS)}"
-        train = "python run.py --flagfile=paper/recipes/own_images.cfg --dataset=folder:photos --model_dir=run"
-        if not (self._execute("images", path, [sys.executable, "-c", writer.text])
-                and self._execute("model", path, ["bash", "-c", f"{train} {flags}"])):
+        train = (
+            "python run.py --flagfile=paper/recipes/own_images.cfg --dataset=folder:photos"
+            " --model_dir=run"
+        )
+        if not (
+            self._execute("images", path, [sys.executable, "-c", writer.text])
+            and self._execute("model", path, ["bash", "-c", f"{train} {flags}"])
+        ):
             raise SystemExit("the images and the network for the checks cannot be created")
 
     def check(self, document):
@@ -83,7 +104,11 @@ class Checker:
         for name in ("photos", "new_photos"):
             shutil.copytree(self._directory / "model" / name, path / name)
         if document in _PREPARATION:
-            text = _PREPARATION[document].replace("MODEL", str(self._model)).replace("DATA", str(self._data))
+            text = (
+                _PREPARATION[document]
+                .replace("MODEL", str(self._model))
+                .replace("DATA", str(self._data))
+            )
             if not self._execute(f"{document}: preparation", path, ["bash", "-c", text]):
                 return [f"{document}: preparation"]
         for example in examples:
@@ -92,7 +117,11 @@ class Checker:
                 (path / file).parent.mkdir(parents=True, exist_ok=True)
                 if not (path / file).exists():
                     (path / file).write_text(_CSV)
-            command = [sys.executable, "-c", _IMAGES + text] if example.is_python else ["bash", "-c", text]
+            command = (
+                [sys.executable, "-c", _IMAGES + text]
+                if example.is_python
+                else ["bash", "-c", text]
+            )
             if not self._execute(str(example), path, command):
                 failed.append(str(example))
         return failed
@@ -100,27 +129,55 @@ class Checker:
     def _execute(self, name, path, command):
         """Executes a command, logs its duration, and returns whether it succeeded. Logs its output if it fails."""
         begin = time.monotonic()
-        process = subprocess.run(command, cwd=path, env=self._environment, text=True, errors="replace",
-                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        lines = [f"{name}: status {process.returncode}, {time.monotonic() - begin:.0f} s",
-                 *command[-1].removeprefix(_IMAGES).splitlines()]
-        print("\n    ".join([*lines, *(process.stdout.splitlines()[-20:] if process.returncode else [])]), flush=True)
+        process = subprocess.run(
+            command,
+            cwd=path,
+            env=self._environment,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        lines = [
+            f"{name}: status {process.returncode}, {time.monotonic() - begin:.0f} s",
+            *command[-1].removeprefix(_IMAGES).splitlines(),
+        ]
+        print(
+            "\n    ".join(
+                [*lines, *(process.stdout.splitlines()[-20:] if process.returncode else [])]
+            ),
+            flush=True,
+        )
         return process.returncode == 0
 
 
 def main():
     """Checks the given documents, or all documents."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("documents", nargs="*", metavar="DOCUMENT", help="path of a document (default: all documents)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "documents",
+        nargs="*",
+        metavar="DOCUMENT",
+        help="path of a document (default: all documents)",
+    )
     selected = parser.parse_args().documents or documents.DOCUMENTS
     # Start with the longest documents, so that both threads finish at about the same time.
-    selected = sorted(selected, key=lambda document: len(documents.find_examples(document)), reverse=True)
+    selected = sorted(
+        selected, key=lambda document: len(documents.find_examples(document)), reverse=True
+    )
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as directory, futures.ThreadPoolExecutor(2) as pool:
         checker = Checker(pathlib.Path(directory))
         checker.prepare()
         failed = [name for names in pool.map(checker.check, selected) for name in names]
-    print(f"{len(failed)} failed, {(time.monotonic() - begin) / 60:.0f} minutes", *failed, sep="\n    ")
+    print(
+        f"{len(failed)} failed, {(time.monotonic() - begin) / 60:.0f} minutes",
+        *failed,
+        sep="\n    ",
+    )
     sys.exit(bool(failed))
 
 

@@ -1,7 +1,7 @@
 """Checks the commands and the Python code in the documentation without executing them.
 
-The arguments of each command are parsed with the parser of its program. `make docs-check` executes all examples except
-for those that `documents.NOT_EXECUTED` lists with a reason.
+The arguments of each command are parsed with the parser of its program. `make docs-check` executes
+all examples except for those that `documents.NOT_EXECUTED` lists with a reason.
 """
 
 import importlib
@@ -16,22 +16,43 @@ from runtime import command_line
 from runtime.errors import UserError
 from support import ROOT, documents
 
-EXAMPLES = [example for document in documents.DOCUMENTS for example in documents.find_examples(document)]
+EXAMPLES = [
+    example for document in documents.DOCUMENTS for example in documents.find_examples(document)
+]
 COMMANDS = [example for example in EXAMPLES if not example.is_python]
 TARGETS = re.findall(r"^([a-z][\w.-]*):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 def test_commands_and_code_are_found():
-    text = "\n".join([
-        "Text, `python run.py`.", "", "    cd simclr && make quickstart", "", "    training: 2 steps, make test", "",
-        "    python run.py --mode=eval \\", "      --seed=1    # evaluates",
-        "    for i in 1 2; do A='x y' pip list; done",
-        "```python", "import run", "run.main()", "```", "```bash", "python -m export", "grep python", "```"])
+    text = "\n".join(
+        [
+            "Text, `python run.py`.",
+            "",
+            "    cd simclr && make quickstart",
+            "",
+            "    training: 2 steps, make test",
+            "",
+            "    python run.py --mode=eval \\",
+            "      --seed=1    # evaluates",
+            "    for i in 1 2; do A='x y' pip list; done",
+            "```python",
+            "import run",
+            "run.main()",
+            "```",
+            "```bash",
+            "python -m export",
+            "grep python",
+            "```",
+        ]
+    )
     found = documents.find_examples("README.md", text)
     assert [(example.line, example.text, example.is_python) for example in found] == [
-        (3, "cd simclr && make quickstart", False), (7, "python run.py --mode=eval --seed=1", False),
-        (9, "for i in 1 2; do A='x y' pip list; done", False), (11, "import run\nrun.main()", True),
-        (15, "python -m export", False)]
+        (3, "cd simclr && make quickstart", False),
+        (7, "python run.py --mode=eval --seed=1", False),
+        (9, "for i in 1 2; do A='x y' pip list; done", False),
+        (11, "import run\nrun.main()", True),
+        (15, "python -m export", False),
+    ]
     assert documents.arguments("A=1 make a b && python c > d") == ["make", "a", "b"]
     assert documents.arguments("python {a,b}/c > d") == ["python", "a/c", "b/c"]
     assert len(COMMANDS) > 60 and len(EXAMPLES) - len(COMMANDS) > 5
@@ -42,12 +63,16 @@ def test_every_example_is_either_executed_or_listed(example):
     assert len(example.reasons) <= 1
     if not example.reasons and not example.is_python:
         left = documents.placeholders(documents.small_form(example, "model", "data"))
-        assert not left, f"{example}: replace {left} in documents.small_form, or list the example in NOT_EXECUTED"
+        assert not left, (
+            f"{example}: replace {left} in documents.small_form, or list the example in NOT_EXECUTED"
+        )
 
 
 @pytest.mark.parametrize("document, start", documents.NOT_EXECUTED)
 def test_every_listed_example_exists_and_has_a_reason(document, start):
-    assert any(example.document == document and example.text.startswith(start) for example in EXAMPLES)
+    assert any(
+        example.document == document and example.text.startswith(start) for example in EXAMPLES
+    )
     assert len(documents.NOT_EXECUTED[document, start].split()) > 1
 
 
@@ -70,7 +95,9 @@ def parse(words):
     elif (ROOT / words[2].split(".")[0]).is_dir() and words[2].split(".")[0] != "benchmarks":
         module = words[2] if "." in words[2] else f"{words[2]}.cli"
         importlib.import_module(module).main(words[3:])
-        for flags in [word.removeprefix("--flags=") for word in words if word.startswith("--flags=")]:
+        for flags in [
+            word.removeprefix("--flags=") for word in words if word.startswith("--flags=")
+        ]:
             config_lib.parse_settings(flags)
 
 
@@ -83,7 +110,8 @@ def test_arguments_of_every_command_are_valid(example, monkeypatch):
     parse([word for word in documents.arguments(text) if word != "..."])
 
 
-@pytest.mark.parametrize("document", sorted({*documents.DOCUMENTS} - {"docs/changes.md"}))  # lists old names
+# lists old names
+@pytest.mark.parametrize("document", sorted({*documents.DOCUMENTS} - {"docs/changes.md"}))
 def test_targets_and_recipes_in_the_text_exist(document):
     text = (ROOT / document).read_text()
     assert set(re.findall(r"`make ([\w.-]+)", text)) <= set(TARGETS)
@@ -95,9 +123,18 @@ def test_python_code_compiles(example):
     compile(example.text, str(example), "exec")
 
 
-@pytest.mark.parametrize("command", ["python run.py --train_stepz=1", "make quickstrat", "pip install -r missing.txt",
-                                     "python -m inference embed", "python -m paper.tables report --sort",
-                                     "pip install --no-indx numpy", "pip weel numpy"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python run.py --train_stepz=1",
+        "make quickstrat",
+        "pip install -r missing.txt",
+        "python -m inference embed",
+        "python -m paper.tables report --sort",
+        "pip install --no-indx numpy",
+        "pip weel numpy",
+    ],
+)
 def test_invalid_arguments_are_detected(command):
     with pytest.raises((AssertionError, SystemExit, UserError, requirements.InvalidRequirement)):
         parse(shlex.split(command))

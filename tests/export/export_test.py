@@ -30,8 +30,18 @@ from support import ROOT, golden
 
 TINY = dict(resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, weight_decay=1e-4)
 CLASSES = [f"kind {index}" for index in range(10)]
-OUTPUTS = {"initial_conv", "initial_max_pool", "block_group1", "block_group2", "block_group3", "block_group4",
-           "final_avg_pool", "logits_sup", "proj_head_input", "proj_head_output"}
+OUTPUTS = {
+    "initial_conv",
+    "initial_max_pool",
+    "block_group1",
+    "block_group2",
+    "block_group3",
+    "block_group4",
+    "final_avg_pool",
+    "logits_sup",
+    "proj_head_input",
+    "proj_head_output",
+}
 
 
 def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
@@ -40,8 +50,12 @@ def test_saved_model_outputs_and_call_signatures_match_the_original(exported):
     images = tf.random.stateless_uniform([5, 8, 8, 3], [1, 2])
     expected = model(images, training=False)
     signatures = exported.signatures
-    for outputs in (exported(images, trainable=False), exported(images, training=False), exported(images),
-                    signatures["serving_default"](inputs=images)):
+    for outputs in (
+        exported(images, trainable=False),
+        exported(images, training=False),
+        exported(images),
+        signatures["serving_default"](inputs=images),
+    ):
         assert set(outputs) == OUTPUTS
         for name in OUTPUTS:
             np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6)
@@ -69,23 +83,33 @@ def test_calls_with_trainable_true_do_not_blur_images():
     module, _ = saving.build_module(model, config)
     outputs, expected = module.__call__(images, trainable=True), model(images, training=True)
     for name in OUTPUTS:
-        np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            outputs[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name
+        )
 
 
 def test_serving_uint8_accepts_images_of_any_size(exported):
-    images = tf.cast(tf.random.stateless_uniform([3, 20, 30, 3], [1, 2], 0, 256, tf.int32), tf.uint8)
+    images = tf.cast(
+        tf.random.stateless_uniform([3, 20, 30, 3], [1, 2], 0, 256, tf.int32), tf.uint8
+    )
     outputs = exported.signatures["serving_uint8"](inputs=images)
     square = tf.image.resize(tf.cast(images[:, :, 5:25], tf.float32) / 255, [8, 8], "bicubic")
-    np.testing.assert_allclose(outputs["final_avg_pool"], exported(tf.clip_by_value(square, 0, 1))["final_avg_pool"],
-                               rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        outputs["final_avg_pool"],
+        exported(tf.clip_by_value(square, 0, 1))["final_avg_pool"],
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_saved_model_is_fine_tunable_and_updates_statistics_only_in_training(exported):
     images, labels = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([0, 1] * 4)
     trainable = {v.ref() for v in exported.trainable_variables}
     statistics = [v for v in exported.variables if v.ref() not in trainable]
-    regularization_loss, = exported.regularization_losses
-    decayed = [v.numpy() for v in exported.trainable_variables if not re.search("gamma|beta", v.name)]
+    (regularization_loss,) = exported.regularization_losses
+    decayed = [
+        v.numpy() for v in exported.trainable_variables if not re.search("gamma|beta", v.name)
+    ]
     expected = TINY["weight_decay"] * sum(np.sum(np.square(value)) for value in decayed) / 2
     assert regularization_loss().numpy() == pytest.approx(expected, rel=1e-5)
     before = [v.numpy() for v in statistics]
@@ -132,7 +156,9 @@ def assert_outputs_match(outputs, exported):
 def test_saved_model_works_as_keras_3_layer(saved_model, exported):
     keras_3 = pytest.importorskip("keras", minversion="3")
     inputs = keras_3.Input([8, 8, 3])
-    encoder = keras_3.layers.TFSMLayer(saved_model, call_endpoint="serving_default", trainable=False)
+    encoder = keras_3.layers.TFSMLayer(
+        saved_model, call_endpoint="serving_default", trainable=False
+    )
     assert_outputs_match(encoder(IMAGES), exported)
     features = keras_3.Model(inputs, encoder(inputs)["final_avg_pool"])
     classifier = keras_3.Model(inputs, keras_3.layers.Dense(2)(features(inputs)))
@@ -142,9 +168,13 @@ def test_saved_model_works_as_keras_3_layer(saved_model, exported):
 
 
 def test_saved_model_converts_to_tflite(saved_model, exported):
-    converter = tf.lite.TFLiteConverter.from_saved_model(saved_model, signature_keys=["serving_default"])
+    converter = tf.lite.TFLiteConverter.from_saved_model(
+        saved_model, signature_keys=["serving_default"]
+    )
     interpreter = tf.lite.Interpreter(model_content=converter.convert())
-    assert_outputs_match(interpreter.get_signature_runner("serving_default")(inputs=IMAGES), exported)
+    assert_outputs_match(
+        interpreter.get_signature_runner("serving_default")(inputs=IMAGES), exported
+    )
 
 
 def test_saved_model_converts_to_onnx(saved_model, exported, tmp_path):
@@ -152,8 +182,11 @@ def test_saved_model_converts_to_onnx(saved_model, exported, tmp_path):
     import onnxruntime
 
     path = str(tmp_path / "model.onnx")
-    subprocess.run([sys.executable, "-m", "tf2onnx.convert", "--saved-model", saved_model, "--output", path],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "tf2onnx.convert", "--saved-model", saved_model, "--output", path],
+        check=True,
+        capture_output=True,
+    )
     names = sorted(OUTPUTS)
     outputs = onnxruntime.InferenceSession(path).run(names, {"inputs": IMAGES})
     assert_outputs_match(dict(zip(names, outputs)), exported)
@@ -161,12 +194,17 @@ def test_saved_model_converts_to_onnx(saved_model, exported, tmp_path):
 
 def assert_fine_tuning_lowers_loss(layer):
     """Asserts that SGD reduces a loss and that batch norm statistics change only in training mode."""
-    images, target = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([[0.0], [2.0]] * 4)
+    images, target = (
+        tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]),
+        tf.constant([[0.0], [2.0]] * 4),
+    )
     statistics = [v for v in layer.variables if "moving" in v.name]
     before, losses = [v.numpy() for v in statistics], []
     for _ in range(4):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((layer(images, training=True) - target) ** 2) + tf.add_n(layer.losses)
+            loss = tf.reduce_mean((layer(images, training=True) - target) ** 2) + tf.add_n(
+                layer.losses
+            )
         variables = layer.trainable_variables
         for variable, gradient in zip(variables, tape.gradient(loss, variables)):
             if gradient is not None:
@@ -180,18 +218,24 @@ def assert_fine_tuning_lowers_loss(layer):
 
 
 def test_repeated_export_works_and_omits_outputs_of_missing_heads(tmp_path):
-    for index, settings in enumerate((dict(proj_head_mode="none"), dict(lineareval_while_pretraining=False))):
+    for index, settings in enumerate(
+        (dict(proj_head_mode="none"), dict(lineareval_while_pretraining=False))
+    ):
         config = Config(**{**TINY, **settings})
         model = model_lib.build_model(config, 10)
         path = tf.train.Checkpoint(model=model).write(str(tmp_path / f"ckpt-{index}"))
         saving.export(config, CLASSES, path, str(tmp_path / str(index)))
         missing = {"proj_head_input", "proj_head_output"} if index == 0 else {"logits_sup"}
-        assert set(tf.saved_model.load(str(tmp_path / str(index)))(tf.zeros([1, 8, 8, 3]))) == OUTPUTS - missing
+        assert (
+            set(tf.saved_model.load(str(tmp_path / str(index)))(tf.zeros([1, 8, 8, 3])))
+            == OUTPUTS - missing
+        )
 
 
 @pytest.fixture
 def quick_save(monkeypatch):
     """Replaces `tf.saved_model.save` with a function that writes one small file."""
+
     def save(module, path, signatures):
         pathlib.Path(path).mkdir()
         (pathlib.Path(path) / "saved_model.pb").write_bytes(b"new")
@@ -204,38 +248,52 @@ def export_steps(directory, *steps, keep=1):
     config = Config(**TINY, model_dir=str(directory), keep_hub_module_max=keep)
     paths = []
     for step in steps:
-        path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(directory / f"ckpt-{step}"))
+        path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(
+            str(directory / f"ckpt-{step}")
+        )
         paths.append(saving.export_to_model_dir(config, CLASSES, path))
     return paths
 
 
 def tree(directory):
     """Returns the relative paths of all files and links in a directory."""
-    return {str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()}
+    return {
+        str(path.relative_to(directory))
+        for path in directory.rglob("*")
+        if not path.is_dir() or path.is_symlink()
+    }
 
 
 def test_old_and_unfinished_exports_are_deleted(tmp_path):
-    (tmp_path / "saved_model" / "unfinished_0a_1b2c3" / "saved_model" / "variables").mkdir(parents=True)
+    (tmp_path / "saved_model" / "unfinished_0a_1b2c3" / "saved_model" / "variables").mkdir(
+        parents=True
+    )
     export_steps(tmp_path, 3, 4)
     assert [path.name for path in (tmp_path / "saved_model").iterdir()] == ["4"]
 
 
 def test_new_export_is_kept_if_exports_of_later_steps_exist(tmp_path, quick_save):
     export_steps(tmp_path, 10, 20, 30, keep=3)
-    path, = export_steps(tmp_path, 5, keep=2)
+    (path,) = export_steps(tmp_path, 5, keep=2)
     assert pathlib.Path(path, "saved_model.pb").exists()
     assert {path.name for path in (tmp_path / "saved_model").iterdir()} == {"5", "30"}
 
 
-@pytest.mark.parametrize("keep, names", [(1, {"30"}), (2, {"20", "30"}), (3, {"15", "20", "30"}),
-                                         (0, {"10", "15", "20", "30"})])
-def test_exporting_an_evaluated_checkpoint_keeps_exports_of_later_steps(keep, names, tmp_path, quick_save, capsys):
+@pytest.mark.parametrize(
+    "keep, names",
+    [(1, {"30"}), (2, {"20", "30"}), (3, {"15", "20", "30"}), (0, {"10", "15", "20", "30"})],
+)
+def test_exporting_an_evaluated_checkpoint_keeps_exports_of_later_steps(
+    keep, names, tmp_path, quick_save, capsys
+):
     export_steps(tmp_path, 10, 20, 30, keep=3)
     config = Config(**TINY, model_dir=str(tmp_path), mode="eval", keep_hub_module_max=keep)
     if keep in (1, 2):  # Delete the exports that training with this setting would delete.
-        for step in (10, 20)[:3 - keep]:
+        for step in (10, 20)[: 3 - keep]:
             shutil.rmtree(tmp_path / "saved_model" / str(step))
-    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-15"))
+    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(
+        str(tmp_path / "ckpt-15")
+    )
     exported = saving.export_evaluated(config, str(tmp_path), path, {"global_step": 15})
     assert {path.name for path in (tmp_path / "saved_model").iterdir()} == names
     assert (exported is None) == ("15" not in names)
@@ -251,11 +309,16 @@ with Lock(sys.argv[1], name=EXPORT):
 """
 
 
-def test_export_waits_until_another_process_releases_the_lock(tmp_path, quick_save, monkeypatch, capsys):
+def test_export_waits_until_another_process_releases_the_lock(
+    tmp_path, quick_save, monkeypatch, capsys
+):
     config = Config(**TINY, model_dir=str(tmp_path))
-    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-1"))
-    with subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-                          cwd=ROOT) as other:
+    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(
+        str(tmp_path / "ckpt-1")
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as other:
         assert other.stdout.readline() == "held\n"
         is_written, waited = [], []
 
@@ -268,8 +331,15 @@ def test_export_waits_until_another_process_releases_the_lock(tmp_path, quick_sa
 
         monkeypatch.setattr(lock.time, "sleep", sleep)
         saving.export_to_model_dir(config, CLASSES, path)
-    assert len(is_written) >= 3 and not any(is_written) and (tmp_path / "saved_model" / "1").exists()
-    assert capsys.readouterr().out.count(f"waiting for another process to release {tmp_path}/export.lock") == 1
+    assert (
+        len(is_written) >= 3 and not any(is_written) and (tmp_path / "saved_model" / "1").exists()
+    )
+    assert (
+        capsys.readouterr().out.count(
+            f"waiting for another process to release {tmp_path}/export.lock"
+        )
+        == 1
+    )
 
 
 def test_waiting_for_another_export_can_be_stopped_by_a_signal(tmp_path, quick_save):
@@ -280,8 +350,16 @@ def test_waiting_for_another_export_can_be_stopped_by_a_signal(tmp_path, quick_s
 
 def test_directories_that_contain_other_files_are_never_deleted(tmp_path, quick_save, capsys):
     root, elsewhere = tmp_path / "saved_model", tmp_path / "elsewhere"
-    for name in ("1/notes.txt", "2/assets.extra/labels.txt", "3/saved_model.pb", "unfinished_abcdefgh/mine",
-                 "4.unfinished/mine", "4/mine", "\u00b2/mine", "unfinished_12345678/saved_model/mine"):
+    for name in (
+        "1/notes.txt",
+        "2/assets.extra/labels.txt",
+        "3/saved_model.pb",
+        "unfinished_abcdefgh/mine",
+        "4.unfinished/mine",
+        "4/mine",
+        "\u00b2/mine",
+        "unfinished_12345678/saved_model/mine",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("mine")
     elsewhere.mkdir()
@@ -291,23 +369,34 @@ def test_directories_that_contain_other_files_are_never_deleted(tmp_path, quick_
     before = tree(root)
     export_steps(tmp_path, 4)
     printed = capsys.readouterr().out
-    kept, = root.glob("4_kept_*/4")
-    assert (kept / "mine").read_text() == "mine" and (elsewhere / "variables.index").read_text() == "mine"
-    assert before - tree(root) == {"4/mine"} and (root / "4" / "saved_model.pb").read_bytes() == b"new"
-    for text in ("/1 because it contains notes.txt, which is not part of a SavedModel",
-                 "/2 because it contains assets.extra/labels.txt, which", "/3 because it contains variables, which",
-                 "/0 because it is a link or a file", f"4 to {kept} because it contains mine, which"):
+    (kept,) = root.glob("4_kept_*/4")
+    assert (kept / "mine").read_text() == "mine" and (
+        elsewhere / "variables.index"
+    ).read_text() == "mine"
+    assert (
+        before - tree(root) == {"4/mine"} and (root / "4" / "saved_model.pb").read_bytes() == b"new"
+    )
+    for text in (
+        "/1 because it contains notes.txt, which is not part of a SavedModel",
+        "/2 because it contains assets.extra/labels.txt, which",
+        "/3 because it contains variables, which",
+        "/0 because it is a link or a file",
+        f"4 to {kept} because it contains mine, which",
+    ):
         assert text in printed
 
 
 def test_nothing_is_deleted_if_the_saved_model_directory_is_a_link(tmp_path, quick_save, capsys):
     export_steps(tmp_path, 1, 2, keep=9)
-    (tmp_path / "saved_model").rename(tmp_path / "exports")  # This directory is shared with other runs.
+    # This directory is shared with other runs.
+    (tmp_path / "saved_model").rename(tmp_path / "exports")
     (tmp_path / "saved_model").symlink_to(tmp_path / "exports")
     before = tree(tmp_path / "exports")
     export_steps(tmp_path, 2, 3, keep=1)
     kept = {path for path in tree(tmp_path / "exports") if path.startswith("2_kept_")}
-    assert {path.partition("/")[2] for path in kept} == {path for path in before if path.startswith("2/")}
+    assert {path.partition("/")[2] for path in kept} == {
+        path for path in before if path.startswith("2/")
+    }
     assert before <= tree(tmp_path / "exports") and (tmp_path / "exports" / "3").exists()
     assert "is a link, so no old SavedModels are deleted" in capsys.readouterr().out
 
@@ -316,7 +405,9 @@ def test_concurrently_created_saved_model_is_not_replaced(tmp_path, quick_save):
     path = export_steps(tmp_path, 1)[0]
     before = tree(tmp_path)
     config = Config(**TINY)
-    with pytest.raises(UserError, match=f"{path}: the SavedModel cannot be moved to this path .Directory not empty"):
+    with pytest.raises(
+        UserError, match=f"{path}: the SavedModel cannot be moved to this path .Directory not empty"
+    ):
         saving.export(config, CLASSES, str(tmp_path / "ckpt-1"), path)
     assert tree(tmp_path) == before
 
@@ -326,7 +417,10 @@ def test_link_at_an_export_path_is_moved_and_its_target_is_kept(tmp_path, quick_
     (tmp_path / "saved_model" / "4").rename(tmp_path / "target")
     (tmp_path / "saved_model" / "4").symlink_to(tmp_path / "target")
     export_steps(tmp_path, 4)
-    assert not (tmp_path / "saved_model" / "4").is_symlink() and (tmp_path / "target" / "saved_model.pb").exists()
+    assert (
+        not (tmp_path / "saved_model" / "4").is_symlink()
+        and (tmp_path / "target" / "saved_model.pb").exists()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -335,11 +429,15 @@ def run_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
-    tf.train.Checkpoint(model=model, global_step=tf.Variable(4, dtype=tf.int64)).write(str(directory / "ckpt-4"))
+    tf.train.Checkpoint(model=model, global_step=tf.Variable(4, dtype=tf.int64)).write(
+        str(directory / "ckpt-4")
+    )
     (directory / "checkpoint").write_text('model_checkpoint_path: "ckpt-4"\n')
     (directory / "flags.json").write_text(json.dumps(TINY))
     (directory / "classes.json").write_text(json.dumps(CLASSES))
-    (directory / "result_4.json").write_text(json.dumps({"eval/label_top_1_accuracy": 0.51234, "global_step": 4}))
+    (directory / "result_4.json").write_text(
+        json.dumps({"eval/label_top_1_accuracy": 0.51234, "global_step": 4})
+    )
     return directory
 
 
@@ -347,7 +445,13 @@ def run_dir(tmp_path_factory):
 def saved_model(run_dir):
     """Exports `run_dir` with `python -m export`. Returns the path of the SavedModel."""
     path = run_dir / "exported"
-    cli.main([f"--checkpoint={run_dir}", f"--export_dir={path}", f"--archive={run_dir / 'simclr.tar.gz'}"])
+    cli.main(
+        [
+            f"--checkpoint={run_dir}",
+            f"--export_dir={path}",
+            f"--archive={run_dir / 'simclr.tar.gz'}",
+        ]
+    )
     return str(path)
 
 
@@ -392,8 +496,12 @@ print(json.dumps({name: np.asarray(value).tolist() for name, value in outputs.it
 
 def test_saved_model_works_in_a_client_without_this_project(saved_model, tmp_path):
     has_keras_3 = importlib.metadata.version("keras").startswith("3")
-    done = subprocess.run([sys.executable, "-c", _CLIENT, saved_model, "TFSMLayer" if has_keras_3 else "-"], text=True,
-                          cwd=tmp_path, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _CLIENT, saved_model, "TFSMLayer" if has_keras_3 else "-"],
+        text=True,
+        cwd=tmp_path,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     outputs = json.loads(done.stdout.splitlines()[-1])
     assert set(outputs) == {"plain", "serving"} | ({"layer"} if has_keras_3 else set())
@@ -401,7 +509,9 @@ def test_saved_model_works_in_a_client_without_this_project(saved_model, tmp_pat
     golden.assign_computed_weights(model)
     images = np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)).astype(np.float32)
     for values in outputs.values():
-        np.testing.assert_allclose(values, model(images, training=False)["final_avg_pool"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            values, model(images, training=False)["final_avg_pool"], rtol=1e-4, atol=1e-6
+        )
 
 
 def test_archive_can_be_loaded_and_is_described_by_its_model_card(saved_model, run_dir, tmp_path):
@@ -410,15 +520,26 @@ def test_archive_can_be_loaded_and_is_described_by_its_model_card(saved_model, r
         tar.extractall(tmp_path, filter="data")
     assert "final_avg_pool" in tf.saved_model.load(str(tmp_path))(tf.zeros([1, 8, 8, 3]))
     card = (run_dir / "simclr.md").read_text()
-    for text in ("# resnet10", "--num_proj_layers=2", "4 steps", "10 classes: kind 0", "The image size is 8 pixels",
-                 "Trained on imagenet2012 (train)", "| eval/label_top_1_accuracy | 0.5123 |"):
+    for text in (
+        "# resnet10",
+        "--num_proj_layers=2",
+        "4 steps",
+        "10 classes: kind 0",
+        "The image size is 8 pixels",
+        "Trained on imagenet2012 (train)",
+        "| eval/label_top_1_accuracy | 0.5123 |",
+    ):
         assert text in card
 
 
 def test_exporting_a_saved_model_keeps_its_description(saved_model, tmp_path):
     cli.main([f"--checkpoint={saved_model}", f"--export_dir={tmp_path / 'again'}"])
     description = descriptions.read_description(str(tmp_path / "again"))
-    assert (description["image_size"], description["class_names"], description["step"]) == (8, CLASSES, 4)
+    assert (description["image_size"], description["class_names"], description["step"]) == (
+        8,
+        CLASSES,
+        4,
+    )
     assert description["flags"]["num_proj_layers"] == 2
     assert description["results"]["eval/label_top_1_accuracy"] == 0.51234
 
@@ -426,21 +547,38 @@ def test_exporting_a_saved_model_keeps_its_description(saved_model, tmp_path):
 def test_checkpoint_without_run_files_is_exported_without_training_settings(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    cli.main([f"--checkpoint={tmp_path / 'ckpt-4'}", f"--export_dir={tmp_path / 'new'}", "--image_size=16",
-              f"--archive={tmp_path / 'missing/folder/new.tar.gz'}"])
+    cli.main(
+        [
+            f"--checkpoint={tmp_path / 'ckpt-4'}",
+            f"--export_dir={tmp_path / 'new'}",
+            "--image_size=16",
+            f"--archive={tmp_path / 'missing/folder/new.tar.gz'}",
+        ]
+    )
     card = (tmp_path / "missing/folder/new.md").read_text()
-    assert "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
+    assert (
+        "Not recorded." in card and "--" not in card.split("## Training")[1].split("## Results")[0]
+    )
     description = descriptions.read_description(str(tmp_path / "new"))
-    assert description["class_names"] == [f"class {index}" for index in range(10)] and description["image_size"] == 16
+    assert (
+        description["class_names"] == [f"class {index}" for index in range(10)]
+        and description["image_size"] == 16
+    )
 
 
 def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(run_dir, tmp_path):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "flags.json").write_text(json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"}))
+    (tmp_path / "flags.json").write_text(
+        json.dumps({**TINY, "resnet_depth": 34, "dataset": "digits"})
+    )
     (tmp_path / "classes.json").write_text(json.dumps(["two", "classes"]))
     info = inspection.inspect_checkpoint(str(tmp_path / "ckpt-4"), None)
-    assert (info.config.resnet_depth, info.config.dataset, len(info.class_names)) == (10, "digits", 10)
+    assert (info.config.resnet_depth, info.config.dataset, len(info.class_names)) == (
+        10,
+        "digits",
+        10,
+    )
 
 
 def naive_vectors(exported, folder, names, output):
@@ -450,14 +588,18 @@ def naive_vectors(exported, folder, names, output):
         image = tf.io.decode_image((folder / name).read_bytes(), channels=3, dtype=tf.float32)
         side = min(image.shape[:2])
         top, left = (image.shape[0] - side + 1) // 2, (image.shape[1] - side + 1) // 2
-        square = tf.image.resize(image[top:top + side, left:left + side], [8, 8], "bicubic")
+        square = tf.image.resize(image[top : top + side, left : left + side], [8, 8], "bicubic")
         rows.append(exported(tf.clip_by_value(square, 0, 1)[tf.newaxis])[output][0])
     return np.array(rows)
 
 
-@pytest.mark.parametrize("suffix, output", [("npz", "final_avg_pool"), ("csv", "proj_head_output"),
-                                           ("parquet", "final_avg_pool")])
-def test_embed_writes_one_vector_per_image(suffix, output, saved_model, exported, photos, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "suffix, output",
+    [("npz", "final_avg_pool"), ("csv", "proj_head_output"), ("parquet", "final_avg_pool")],
+)
+def test_embed_writes_one_vector_per_image(
+    suffix, output, saved_model, exported, photos, tmp_path, capsys
+):
     out = tmp_path / f"vectors.{suffix}"
     inference_cli.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
     printed = capsys.readouterr().out
@@ -469,21 +611,35 @@ def test_embed_writes_one_vector_per_image(suffix, output, saved_model, exported
     elif suffix == "parquet":
         table = parquet.read_table(out)
         assert table.column_names == ["file", "vectors"]
-        names, vectors = table["file"].to_pylist(), np.array(table["vectors"].to_pylist(), np.float32)
+        names, vectors = (
+            table["file"].to_pylist(),
+            np.array(table["vectors"].to_pylist(), np.float32),
+        )
     else:
         header, *rows = csv.reader(out.open())
         assert header[:2] == ["file", "v0"] and len(header) == 17
         names, vectors = [row[0] for row in rows], np.array([row[1:] for row in rows], np.float32)
     assert names == ["a.jpg", "b/c/y.PNG", "b/x.png"]
-    np.testing.assert_allclose(vectors, naive_vectors(exported, photos, names, output), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        vectors, naive_vectors(exported, photos, names, output), rtol=1e-4, atol=1e-5
+    )
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
 def test_embedded_vectors_do_not_depend_on_batch_boundaries(exported, photos):
-    paths = [str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")]
-    batches = list(endpoints.compute_endpoint(
-        lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2))
-    assert [(len(readable), len(unreadable)) for readable, _, unreadable in batches] == [(2, 0), (1, 1), (1, 0)]
+    paths = [
+        str(photos / name) for name in ("a.jpg", "b/x.png", "broken.jpg", "b/c/y.PNG", "a.jpg")
+    ]
+    batches = list(
+        endpoints.compute_endpoint(
+            lambda images: exported(images)["final_avg_pool"], 8, False, paths, batch_size=2
+        )
+    )
+    assert [(len(readable), len(unreadable)) for readable, _, unreadable in batches] == [
+        (2, 0),
+        (1, 1),
+        (1, 0),
+    ]
     vectors = np.concatenate([values for _, values, _ in batches])
     # The same image was processed once in a batch of 2 and once in a batch of 1.
     np.testing.assert_allclose(vectors[0], vectors[3], rtol=1e-5, atol=1e-6)
@@ -498,14 +654,19 @@ def test_embed_accepts_saved_models_from_the_original(photos, tmp_path):
         @tf.function
         def __call__(self, inputs, trainable):
             size = tf.cast(tf.shape(inputs)[1:], inputs.dtype)  # height, width, 3
-            return {"final_avg_pool": tf.tile(size[tf.newaxis] @ self.kernel, [tf.shape(inputs)[0], 1])}
+            return {
+                "final_avg_pool": tf.tile(size[tf.newaxis] @ self.kernel, [tf.shape(inputs)[0], 1])
+            }
 
     module = Original()
     for trainable in (False, True):
-        module.__call__.get_concrete_function(tf.TensorSpec([None, None, None, 3]), trainable=trainable)
+        module.__call__.get_concrete_function(
+            tf.TensorSpec([None, None, None, 3]), trainable=trainable
+        )
     tf.saved_model.save(module, str(tmp_path / "module"))
-    written, unreadable = embedding.embed(str(tmp_path / "module"), [str(photos)], str(tmp_path / "v.npz"),
-                                          image_size=16)
+    written, unreadable = embedding.embed(
+        str(tmp_path / "module"), [str(photos)], str(tmp_path / "v.npz"), image_size=16
+    )
     assert written == 3 and list(unreadable) == [str(photos / "broken.jpg")]
     np.testing.assert_array_equal(np.load(tmp_path / "v.npz")["vectors"], [[16, 16, 3]] * 3)
 
@@ -516,23 +677,31 @@ def test_predict_prints_the_most_probable_classes(saved_model, exported, photos,
     logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
     probabilities = np.exp(logits) / np.exp(logits).sum()
     best = int(np.argmax(logits))
-    assert first.startswith(f"{photos / 'a.jpg'}: kind {best} {probabilities[best]:.3f}, ") and first.count("kind") == 5
+    assert (
+        first.startswith(f"{photos / 'a.jpg'}: kind {best} {probabilities[best]:.3f}, ")
+        and first.count("kind") == 5
+    )
     assert second.startswith(f"skipped {photos / 'broken.jpg'}: ")
 
 
 @pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
-def test_predict_writes_the_probabilities_of_all_images_in_a_folder(suffix, saved_model, exported, photos, tmp_path,
-                                                                    capsys):
+def test_predict_writes_the_probabilities_of_all_images_in_a_folder(
+    suffix, saved_model, exported, photos, tmp_path, capsys
+):
     out = tmp_path / f"classes.{suffix}"
     inference_cli.main(["predict", saved_model, str(photos), f"--out={out}"])
     assert capsys.readouterr().out.endswith(f"wrote 3 predictions to {out}\n")
     if suffix == "npz":
         with np.load(out) as arrays:
             files, classes, names, probabilities = (
-                arrays[name].tolist() for name in ("files", "classes", "class_names", "probabilities"))
+                arrays[name].tolist()
+                for name in ("files", "classes", "class_names", "probabilities")
+            )
     elif suffix == "parquet":
         table = parquet.read_table(out)
-        files, classes, probabilities = (table[name].to_pylist() for name in ("file", "class", "probabilities"))
+        files, classes, probabilities = (
+            table[name].to_pylist() for name in ("file", "class", "probabilities")
+        )
         names = table.schema.metadata[b"class_names"].decode().split("\n")
     else:
         with open(out, newline="", encoding="utf-8") as file:
@@ -551,7 +720,9 @@ def test_embed_accepts_files_and_folders_in_one_command(saved_model, photos, tmp
     inputs = [str(photos / "a.jpg"), str(photos / "b")]
     assert embedding.embed(saved_model, inputs, str(tmp_path / "v.npz")) == (3, {})
     with np.load(tmp_path / "v.npz") as arrays:
-        assert arrays["files"].tolist() == [str(photos / name) for name in ("a.jpg", "b/c/y.PNG", "b/x.png")]
+        assert arrays["files"].tolist() == [
+            str(photos / name) for name in ("a.jpg", "b/c/y.PNG", "b/x.png")
+        ]
 
 
 def test_newest_saved_model_of_a_run_directory_is_used(saved_model, tmp_path):
@@ -565,31 +736,48 @@ def test_newest_saved_model_of_a_run_directory_is_used(saved_model, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["embed", "--out=v.npz"], ["predict"]])
-def test_exit_status_is_2_if_no_image_can_be_read(command, saved_model, photos, tmp_path, monkeypatch, capsys):
+def test_exit_status_is_2_if_no_image_can_be_read(
+    command, saved_model, photos, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         inference_cli.main([command[0], saved_model, str(photos / "broken.jpg"), *command[1:]])
     error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and "no image can be read (" in error_text and not list(tmp_path.iterdir())
+    assert (
+        stop.value.code == 2
+        and "no image can be read (" in error_text
+        and not list(tmp_path.iterdir())
+    )
 
 
 def test_predict_uses_sigmoid_for_multi_label_models(saved_model, exported, photos, monkeypatch):
     description = descriptions.read_description(saved_model)
-    monkeypatch.setattr(descriptions, "read_description", lambda _: {**description, "multi_label": True})
+    monkeypatch.setattr(
+        descriptions, "read_description", lambda _: {**description, "multi_label": True}
+    )
     [(_, classes)] = prediction.predict(saved_model, [str(photos / "a.jpg")], top_k=10)[0].items()
     logits = naive_vectors(exported, photos, ["a.jpg"], "logits_sup")[0]
     assert dict(classes) == pytest.approx(
-        {f"kind {index}": 1 / (1 + np.exp(-logit)) for index, logit in enumerate(logits)}, rel=1e-4)
+        {f"kind {index}": 1 / (1 + np.exp(-logit)) for index, logit in enumerate(logits)}, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("crop", [False, True])
 def test_saved_models_record_the_center_crop_and_multi_label_settings(crop, tmp_path, monkeypatch):
-    monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir())
+    monkeypatch.setattr(
+        tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir()
+    )
     config = Config(**{**TINY, "image_size": 40}, stem="cifar", eval_center_crop=crop)
-    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(str(tmp_path / "ckpt-1"))
+    path = tf.train.Checkpoint(model=model_lib.build_model(config, 10)).write(
+        str(tmp_path / "ckpt-1")
+    )
     run_directory.write_flags(str(tmp_path), config, CLASSES, multi_label=True)
     info = inspection.inspect_checkpoint(path)
-    assert (info.config.eval_center_crop, info.multi_label, info.class_names) == (crop, True, CLASSES)
+    assert (info.config.eval_center_crop, info.multi_label, info.class_names) == (
+        crop,
+        True,
+        CLASSES,
+    )
     saving.export(info.config, CLASSES, path, str(tmp_path / "saved"), multi_label=info.multi_label)
     description = descriptions.read_description(str(tmp_path / "saved"))
     assert description["multi_label"] and endpoints.uses_center_crop(description, 40) == crop
@@ -599,7 +787,9 @@ def test_saved_models_record_the_center_crop_and_multi_label_settings(crop, tmp_
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     (tmp_path / "images" / "a.png").write_bytes(tf.io.encode_png(pixels).numpy())
     embedding.embed("model", [str(tmp_path / "images")], str(tmp_path / "v.npz"))
-    is_uncropped = np.allclose(np.load(tmp_path / "v.npz")["vectors"].reshape(40, 40, 3), pixels / 255, atol=1e-6)
+    is_uncropped = np.allclose(
+        np.load(tmp_path / "v.npz")["vectors"].reshape(40, 40, 3), pixels / 255, atol=1e-6
+    )
     assert is_uncropped == (not crop)
 
 
@@ -607,20 +797,62 @@ HOSTILE_CLASSES = ["<script>alert(1)</script>", "`a` | b", "two\nlines", "\x1b[3
 
 
 def test_model_card_escapes_markup_in_names(tmp_path):
-    descriptions.write_description(str(tmp_path), dict(
-        network="resnet10", image_size=8, step=4, class_names=HOSTILE_CLASSES, results={"<b>|": 0.5},
-        flags={"dataset": "folder:<img src=x>\n# title", "train_split": "`x`", "train_mode": "pretrain"}))
+    descriptions.write_description(
+        str(tmp_path),
+        dict(
+            network="resnet10",
+            image_size=8,
+            step=4,
+            class_names=HOSTILE_CLASSES,
+            results={"<b>|": 0.5},
+            flags={
+                "dataset": "folder:<img src=x>\n# title",
+                "train_split": "`x`",
+                "train_mode": "pretrain",
+            },
+        ),
+    )
     card = model_card.model_card(str(tmp_path))
-    assert not any(text in card for text in ("<script", "<img", "<b>", "\x1b", "\n# title", "two\nlines", "`a`"))
-    assert r"Trained on folder:&lt;img src=x&gt;\\n\# title (\`x\`). Training length: 4 steps." in card
-    assert r"&lt;script&gt;alert(1)&lt;/script&gt;, \`a\` \| b, two\\nlines, \\x1b\[31mred, \[link\](x)." in card
-    assert r"| &lt;b&gt;\| | 0.5000 |" in card and r"    --dataset=folder:&lt;img src=x&gt;\n# title" in card
+    assert not any(
+        text in card
+        for text in ("<script", "<img", "<b>", "\x1b", "\n# title", "two\nlines", "`a`")
+    )
+    assert (
+        r"Trained on folder:&lt;img src=x&gt;\\n\# title (\`x\`). Training length: 4 steps." in card
+    )
+    assert (
+        r"&lt;script&gt;alert(1)&lt;/script&gt;, \`a\` \| b, two\\nlines, \\x1b\[31mred,"
+        r" \[link\](x)." in card
+    )
+    assert (
+        r"| &lt;b&gt;\| | 0.5000 |" in card
+        and r"    --dataset=folder:&lt;img src=x&gt;\n# title" in card
+    )
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"[]", b"null", b'"x"', b"{", b"\xff", b"[" * 100_000, b'{"class_names": "abc"}', b'{"class_names": [1]}',
-    b'{"image_size": "8"}', b'{"image_size": true}', b'{"image_size": -1}', b'{"step": 1.5}', b'{"flags": []}',
-    b'{"results": 3}', b'{"multi_label": "yes"}', b'{"eval_center_crop": 1}', b'{"network": []}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"class_names": "abc"}',
+        b'{"class_names": [1]}',
+        b'{"image_size": "8"}',
+        b'{"image_size": true}',
+        b'{"image_size": -1}',
+        b'{"step": 1.5}',
+        b'{"flags": []}',
+        b'{"results": 3}',
+        b'{"multi_label": "yes"}',
+        b'{"eval_center_crop": 1}',
+        b'{"network": []}',
+    ],
+)
 def test_malformed_description_is_rejected(content, tmp_path):
     (tmp_path / "assets.extra").mkdir()
     (tmp_path / "assets.extra" / "simclr.json").write_bytes(content)
@@ -629,7 +861,9 @@ def test_malformed_description_is_rejected(content, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"temperature": -1}, {"image_size": "x"}])
-def test_flags_json_is_ignored_if_types_are_wrong_and_rejected_if_values_are_out_of_range(flags, run_dir, tmp_path):
+def test_flags_json_is_ignored_if_types_are_wrong_and_rejected_if_values_are_out_of_range(
+    flags, run_dir, tmp_path
+):
     for path in run_dir.glob("ckpt-4.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "flags.json").write_text(json.dumps({**TINY, **flags}))
@@ -648,9 +882,20 @@ def test_recorded_settings_with_wrong_types_are_rejected(flags, run_dir, monkeyp
 
 
 def test_file_names_that_look_like_formulas_are_escaped_in_csv(tmp_path):
-    names = ["=1+1.png", "+a.png", "-a.png", "@a.png", "\ta.png", "\ra.png", "a=b.png", "two\nlines, \"quoted\".png"]
+    names = [
+        "=1+1.png",
+        "+a.png",
+        "-a.png",
+        "@a.png",
+        "\ta.png",
+        "\ra.png",
+        "a=b.png",
+        'two\nlines, "quoted".png',
+    ]
     with writers.open_writer(str(tmp_path / "v.csv"), "probabilities", ["=class"]) as add:
-        add({"file": names, "class": ["=class"] * len(names)}, np.zeros([len(names), 1], np.float32))
+        add(
+            {"file": names, "class": ["=class"] * len(names)}, np.zeros([len(names), 1], np.float32)
+        )
     with open(tmp_path / "v.csv", newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
     assert header == ["file", "class", "'=class"] and {row[1] for row in rows} == {"'=class"}
@@ -660,7 +905,9 @@ def test_file_names_that_look_like_formulas_are_escaped_in_csv(tmp_path):
 
 @pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_embed_leaves_no_files_if_stopped_by_a_signal(signal_number, photos, tmp_path, monkeypatch, capsys):
+def test_embed_leaves_no_files_if_stopped_by_a_signal(
+    signal_number, photos, tmp_path, monkeypatch, capsys
+):
     def stopped(images):
         assert len(list(tmp_path.iterdir())) == 1  # the temporary directory
         signal.raise_signal(signal_number)
@@ -673,7 +920,8 @@ def test_embed_leaves_no_files_if_stopped_by_a_signal(signal_number, photos, tmp
     assert stop.value.code == STOPPED_STATUS and not list(tmp_path.iterdir())
     assert signal.getsignal(signal_number) is before
     assert capsys.readouterr().out.splitlines() == [
-        f"stopped by {signal_number.name}: nothing was written; run the same command again"]
+        f"stopped by {signal_number.name}: nothing was written; run the same command again"
+    ]
 
 
 def no_space(*_, **__):
@@ -681,19 +929,32 @@ def no_space(*_, **__):
 
 
 @pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
-def test_embed_on_a_full_disk_keeps_the_existing_file(suffix, photos, tmp_path, monkeypatch, capsys):
+def test_embed_on_a_full_disk_keeps_the_existing_file(
+    suffix, photos, tmp_path, monkeypatch, capsys
+):
     out = tmp_path / f"v.{suffix}"
     out.write_text("older")
-    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (lambda images: tf.zeros([len(images), 3]), {}))
+    monkeypatch.setattr(
+        endpoints, "load_endpoint", lambda *_: (lambda images: tf.zeros([len(images), 3]), {})
+    )
     monkeypatch.setattr(os, "replace", no_space)
     with pytest.raises(SystemExit) as stop:
         inference_cli.main(["embed", "model", str(photos), f"--out={out}"])
-    assert stop.value.code == 2 and "No space left on device. Free some space" in capsys.readouterr().err
+    assert (
+        stop.value.code == 2
+        and "No space left on device. Free some space" in capsys.readouterr().err
+    )
     assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), tf.errors.ResourceExhaustedError(
-    None, None, "x; No space left on device"), tf.errors.PermissionDeniedError(None, None, "x; Permission denied")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        tf.errors.ResourceExhaustedError(None, None, "x; No space left on device"),
+        tf.errors.PermissionDeniedError(None, None, "x; Permission denied"),
+    ],
+)
 def test_failed_export_leaves_no_files(error, run_dir, tmp_path, monkeypatch, capsys):
     def fail(module, path, signatures):
         pathlib.Path(path).mkdir()
@@ -704,7 +965,11 @@ def test_failed_export_leaves_no_files(error, run_dir, tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit) as stop:
         cli.main([f"--checkpoint={run_dir}", f"--export_dir={tmp_path / 'new'}"])
     error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and error_text.count("\n") == 1 and "run the same command again" in error_text
+    assert (
+        stop.value.code == 2
+        and error_text.count("\n") == 1
+        and "run the same command again" in error_text
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -716,9 +981,12 @@ def test_failed_archive_leaves_no_files(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("name", ["empty link", "empty", "link to nothing", "n" * 255, "--new", "sp ace", "n\u00e9w/"])
-def test_export_dir_may_be_empty_or_a_link_or_have_an_unusual_name(name, run_dir, tmp_path, quick_save, monkeypatch,
-                                                                   capsys):
+@pytest.mark.parametrize(
+    "name", ["empty link", "empty", "link to nothing", "n" * 255, "--new", "sp ace", "n\u00e9w/"]
+)
+def test_export_dir_may_be_empty_or_a_link_or_have_an_unusual_name(
+    name, run_dir, tmp_path, quick_save, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     for directory in ("empty", "target", "new.unfinished"):
         (tmp_path / directory).mkdir()
@@ -727,13 +995,16 @@ def test_export_dir_may_be_empty_or_a_link_or_have_an_unusual_name(name, run_dir
     (tmp_path / "link to nothing").symlink_to("new")
     cli.main([f"--checkpoint={run_dir}", f"--export_dir={name}"])
     assert capsys.readouterr().out == f"SavedModel: {name}\n"
-    assert (tmp_path / name / "saved_model.pb").read_bytes() == b"new" and (tmp_path / "empty link").is_symlink()
+    assert (tmp_path / name / "saved_model.pb").read_bytes() == b"new" and (
+        tmp_path / "empty link"
+    ).is_symlink()
     assert (tmp_path / "new.unfinished" / "notes").read_text() == "mine"
     assert not list(tmp_path.glob("unfinished*"))
 
 
 REJECTED_EXPORTS = [
-    (["--archive=README"], "not a valid archive name"), (["--archive=README.md"], "not a valid archive name"),
+    (["--archive=README"], "not a valid archive name"),
+    (["--archive=README.md"], "not a valid archive name"),
     (["--archive=.tar.gz"], "not a valid archive name"),
     (["--archive=directory"], "not a valid archive name"),
     (["--archive=directory.tar.gz"], "directory.tar.gz already exists"),
@@ -741,25 +1012,36 @@ REJECTED_EXPORTS = [
     (["--archive=README.tar.gz"], "README.md already exists"),
     (["--archive=dangling.tar.gz"], "dangling.tar.gz already exists"),
     (["--export_dir=new.md", "--archive=new.tar.gz"], "new.md would be inside --export_dir"),
-    (["--export_dir=directory", "--archive=directory/x.tar.gz"], "x.tar.gz would be inside --export_dir"),
+    (
+        ["--export_dir=directory", "--archive=directory/x.tar.gz"],
+        "x.tar.gz would be inside --export_dir",
+    ),
     (["--archive=gs://bucket/x.tar.gz"], "only be made from local files"),
     (["--archive=s3://bucket/x.tar.gz"], "s3:// is not"),
-    (["--archive=a*.tar.gz"], "contains *"), (["--archive=" + "n" * 249 + ".tar.gz"], "File name too long"),
+    (["--archive=a*.tar.gz"], "contains *"),
+    (["--archive=" + "n" * 249 + ".tar.gz"], "File name too long"),
     (["--export_dir=."], "cannot be replaced. Use a new directory"),
     (["--export_dir=directory/.."], "Use a new directory"),
-    (["--export_dir=/"], "Use a new directory"), (["--export_dir=full"], "is not an empty directory"),
-    (["--export_dir=full link"], "is not an empty directory"), (["--export_dir=loop"], "is not an empty directory"),
-    (["--export_dir=README.md/"], "is not an empty directory"), (["--export_dir=run[1]"], "contains ["),
+    (["--export_dir=/"], "Use a new directory"),
+    (["--export_dir=full"], "is not an empty directory"),
+    (["--export_dir=full link"], "is not an empty directory"),
+    (["--export_dir=loop"], "is not an empty directory"),
+    (["--export_dir=README.md/"], "is not an empty directory"),
+    (["--export_dir=run[1]"], "contains ["),
     (["--export_dir= "], "is empty"),
-    (["--export_dir=a\nb"], "control characters"), (["--export_dir=\udcff"], "not valid UTF-8"),
-    (["--export_dir=" + "n" * 256], "File name too long"), (["--export_dir=s3://bucket/x"], "s3:// is not supported"),
-    (["--checkpoint=s3://bucket/x"], "s3:// is not supported"), (["--checkpoint=ckpt-*"], "contains *"),
+    (["--export_dir=a\nb"], "control characters"),
+    (["--export_dir=\udcff"], "not valid UTF-8"),
+    (["--export_dir=" + "n" * 256], "File name too long"),
+    (["--export_dir=s3://bucket/x"], "s3:// is not supported"),
+    (["--checkpoint=s3://bucket/x"], "s3:// is not supported"),
+    (["--checkpoint=ckpt-*"], "contains *"),
 ]
 
 
 @pytest.mark.parametrize("arguments, message", REJECTED_EXPORTS)
 def test_invalid_export_paths_are_rejected_before_loading_the_checkpoint(
-        arguments, message, tmp_path, monkeypatch, capsys):
+    arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     for name in ("README.md", "notes.tar.gz", "full/file"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -773,24 +1055,38 @@ def test_invalid_export_paths_are_rejected_before_loading_the_checkpoint(
     with pytest.raises(SystemExit) as stop:
         cli.main(["--checkpoint=run", "--export_dir=new", *arguments])
     error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and message in error_text and error_text.count("\n") == 1 and tree(tmp_path) == before
+    assert (
+        stop.value.code == 2
+        and message in error_text
+        and error_text.count("\n") == 1
+        and tree(tmp_path) == before
+    )
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["embed", "s3://m", "photos", "--out=v.npz"], "MODEL=s3://m: s3:// is not supported"),
-    (["embed", "m*", "photos", "--out=v.npz"], "MODEL=m*: the path contains *"),
-    (["embed", "m", "s3://photos", "--out=v.npz"], "INPUT=s3://photos: s3:// is not supported"),
-    (["embed", "m", "gs://photos", "--out=v.npz"], "INPUT=gs://photos: only local paths"),
-    (["embed", "m", "", "--out=v.npz"], "INPUT=: the path is empty"),
-    (["embed", "m", "photos", "--out=gs://v.npz"], "--out=gs://v.npz: only local paths"),
-    (["embed", "m", "photos", "--out=v[1].npz"], "contains ["), (["embed", "m", "photos", "--out="], "path is empty"),
-    (["embed", "m", "photos", "--out=" + "n" * 252 + ".npz"], "File name too long"),
-    (["predict", "m", "s3://x.png"], "INPUT=s3://x.png: s3:// is not supported"),
-    (["predict", "m", "\x1b[31m.png"], "control characters"),
-    (["predict", "m", "n" * 300], "no such file"), (["predict", "m", "\udcff"], "not valid UTF-8"),
-    (["embed", "m", "photos", "--out=v.npz", "--nope=\x1b"], "unrecognized arguments: --nope=\\x1b"),
-    (["embed"], "arguments are required"),
-    (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["embed", "s3://m", "photos", "--out=v.npz"], "MODEL=s3://m: s3:// is not supported"),
+        (["embed", "m*", "photos", "--out=v.npz"], "MODEL=m*: the path contains *"),
+        (["embed", "m", "s3://photos", "--out=v.npz"], "INPUT=s3://photos: s3:// is not supported"),
+        (["embed", "m", "gs://photos", "--out=v.npz"], "INPUT=gs://photos: only local paths"),
+        (["embed", "m", "", "--out=v.npz"], "INPUT=: the path is empty"),
+        (["embed", "m", "photos", "--out=gs://v.npz"], "--out=gs://v.npz: only local paths"),
+        (["embed", "m", "photos", "--out=v[1].npz"], "contains ["),
+        (["embed", "m", "photos", "--out="], "path is empty"),
+        (["embed", "m", "photos", "--out=" + "n" * 252 + ".npz"], "File name too long"),
+        (["predict", "m", "s3://x.png"], "INPUT=s3://x.png: s3:// is not supported"),
+        (["predict", "m", "\x1b[31m.png"], "control characters"),
+        (["predict", "m", "n" * 300], "no such file"),
+        (["predict", "m", "\udcff"], "not valid UTF-8"),
+        (
+            ["embed", "m", "photos", "--out=v.npz", "--nope=\x1b"],
+            "unrecognized arguments: --nope=\\x1b",
+        ),
+        (["embed"], "arguments are required"),
+        (["embed", "m", "photos", "--out=v.npz", "--image_size=\u00b2"], "must be an integer >= 8"),
+    ],
+)
 def test_invalid_inference_arguments_give_one_line_errors(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         inference_cli.main(arguments)
@@ -806,13 +1102,21 @@ def test_help_warns_that_model_graphs_are_executed(capsys):
         assert "only models from trusted sources" in " ".join(capsys.readouterr().out.split())
 
 
-def test_folder_and_image_names_may_contain_special_characters(photos, tmp_path, monkeypatch, capsys):
+def test_folder_and_image_names_may_contain_special_characters(
+    photos, tmp_path, monkeypatch, capsys
+):
     folder = tmp_path / "My photos [2019] *?"
     folder.mkdir()
     for name in ("a[1].png", "-x.png", "new\nline.png", "b" * 251 + ".png"):
         (folder / name).write_bytes((photos / "b" / "x.png").read_bytes())
-    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
-        lambda images: tf.zeros([len(images), 3]), {"class_names": ["x", "\x1b[31m", "two\nlines"]}))
+    monkeypatch.setattr(
+        endpoints,
+        "load_endpoint",
+        lambda *_: (
+            lambda images: tf.zeros([len(images), 3]),
+            {"class_names": ["x", "\x1b[31m", "two\nlines"]},
+        ),
+    )
     inference_cli.main(["embed", "model", str(folder), f"--out={tmp_path / 'v.npz'}"])
     with np.load(tmp_path / "v.npz") as arrays:
         assert arrays["files"].tolist() == sorted(path.name for path in folder.iterdir())
@@ -823,33 +1127,64 @@ def test_folder_and_image_names_may_contain_special_characters(photos, tmp_path,
 
 
 def test_wrong_number_of_class_names_is_rejected(photos, monkeypatch):
-    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
-        lambda images: tf.zeros([len(images), 3]), {"class_names": ["a", "b"]}))
+    monkeypatch.setattr(
+        endpoints,
+        "load_endpoint",
+        lambda *_: (lambda images: tf.zeros([len(images), 3]), {"class_names": ["a", "b"]}),
+    )
     with pytest.raises(UserError, match="3 classes, but 2 class names"):
         prediction.predict("model", [str(photos / "a.jpg")])
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--checkpoint=x"], "arguments are required: --export_dir"),
-    (["--checkpoint=RUN", "--export_dir=MODEL"], "is not an empty directory"),
-    (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not an empty directory"),
-    (["--checkpoint=RUN", "--export_dir=RUN/flags.json/no/where"], "flags.json is not a writable directory"),
-    (["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"],
-     "is not a writable directory. Fix its permissions, or choose"),
-    (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
-    (["embed", "RUN", "PHOTOS", "--out=v.npz"], "a checkpoint, not a SavedModel"),
-    (["embed", "MODEL", "RUN", "--out=v.npz"], "no images found"),
-    (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv or .parquet"),
-    (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "no/where does not exist"),
-    (["embed", "FOREIGN", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as a SimCLR SavedModel"),
-    (["embed", "CORRUPT", "PHOTOS", "--out=v.csv"], "cannot be loaded and called as a SimCLR SavedModel"),
-    (["predict", "EMPTY", "PHOTOS/a.jpg"], "cannot be loaded and called as a SimCLR SavedModel"),
-    (["predict", "MODEL", "RUN/none.png"], "no such file"),
-    (["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"], "has no output pool. Use one of block_group1"),
-])
-def test_unusable_arguments_give_one_line_errors(arguments, message, saved_model, run_dir, photos, tmp_path, capsys):
-    paths = dict(RUN=run_dir, MODEL=saved_model, PHOTOS=photos, FOREIGN=tmp_path, CORRUPT=tmp_path / "corrupt",
-                 EMPTY=tmp_path / "empty")
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--checkpoint=x"], "arguments are required: --export_dir"),
+        (["--checkpoint=RUN", "--export_dir=MODEL"], "is not an empty directory"),
+        (["--checkpoint=RUN", "--export_dir=RUN/flags.json"], "is not an empty directory"),
+        (
+            ["--checkpoint=RUN", "--export_dir=RUN/flags.json/no/where"],
+            "flags.json is not a writable directory",
+        ),
+        (
+            ["--checkpoint=RUN", "--export_dir=RUN/new", "--archive=RUN/flags.json/x.tar.gz"],
+            "is not a writable directory. Fix its permissions, or choose",
+        ),
+        (["--checkpoint=RUN/none", "--export_dir=RUN/new"], "no such checkpoint"),
+        (["embed", "RUN", "PHOTOS", "--out=v.npz"], "a checkpoint, not a SavedModel"),
+        (["embed", "MODEL", "RUN", "--out=v.npz"], "no images found"),
+        (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv or .parquet"),
+        (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "no/where does not exist"),
+        (
+            ["embed", "FOREIGN", "PHOTOS", "--out=v.csv"],
+            "cannot be loaded and called as a SimCLR SavedModel",
+        ),
+        (
+            ["embed", "CORRUPT", "PHOTOS", "--out=v.csv"],
+            "cannot be loaded and called as a SimCLR SavedModel",
+        ),
+        (
+            ["predict", "EMPTY", "PHOTOS/a.jpg"],
+            "cannot be loaded and called as a SimCLR SavedModel",
+        ),
+        (["predict", "MODEL", "RUN/none.png"], "no such file"),
+        (
+            ["embed", "MODEL", "PHOTOS", "--out=v.csv", "--output=pool"],
+            "has no output pool. Use one of block_group1",
+        ),
+    ],
+)
+def test_unusable_arguments_give_one_line_errors(
+    arguments, message, saved_model, run_dir, photos, tmp_path, capsys
+):
+    paths = dict(
+        RUN=run_dir,
+        MODEL=saved_model,
+        PHOTOS=photos,
+        FOREIGN=tmp_path,
+        CORRUPT=tmp_path / "corrupt",
+        EMPTY=tmp_path / "empty",
+    )
     if "FOREIGN" in arguments:
         module = tf.Module()
         module.__call__ = tf.function(lambda x: x, input_signature=[tf.TensorSpec([2])])
@@ -863,5 +1198,7 @@ def test_unusable_arguments_give_one_line_errors(arguments, message, saved_model
     with pytest.raises(SystemExit) as stop:
         module.main(arguments)
     error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and error_text.startswith("python -m ") and error_text.count("\n") == 1
+    assert (
+        stop.value.code == 2 and error_text.startswith("python -m ") and error_text.count("\n") == 1
+    )
     assert message in error_text and not pathlib.Path("v.npz").exists()

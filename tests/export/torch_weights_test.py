@@ -31,7 +31,9 @@ def make_checkpoint(directory, **settings):
     config = Config(**{"num_proj_layers": 2, "proj_out_dim": 16, **settings})
     model = model_lib.build_model(config, len(CLASSES))
     golden.assign_computed_weights(model)
-    tf.train.Checkpoint(model=model, global_step=tf.Variable(7, dtype=tf.int64)).write(str(directory / "ckpt-7"))
+    tf.train.Checkpoint(model=model, global_step=tf.Variable(7, dtype=tf.int64)).write(
+        str(directory / "ckpt-7")
+    )
     (directory / "flags.json").write_text(json.dumps(settings))
     (directory / "classes.json").write_text(json.dumps(CLASSES))
     return model, str(directory / "ckpt-7")
@@ -42,9 +44,16 @@ def computed_checkpoint(directory, shapes, suffix=""):
 
     `shapes` maps names without `suffix` to shapes. Returns the checkpoint prefix.
     """
-    tensors = {f"{name}{suffix}": golden.computed_weight(name, tuple(shape)) for name, shape in shapes.items()}
-    tf.raw_ops.SaveV2(prefix=str(directory / "ckpt"), tensor_names=list(tensors), shape_and_slices=[""] * len(tensors),
-                      tensors=list(tensors.values()))
+    tensors = {
+        f"{name}{suffix}": golden.computed_weight(name, tuple(shape))
+        for name, shape in shapes.items()
+    }
+    tf.raw_ops.SaveV2(
+        prefix=str(directory / "ckpt"),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
     return str(directory / "ckpt")
 
 
@@ -66,7 +75,9 @@ def metadata_of(path):
 def windows(inputs, size, stride, padding, value=0.0):
     """Returns windows [n, c, h', w', size, size] of inputs [n, c, h, w], after padding both axes by (before, after)."""
     padded = np.pad(inputs, [(0, 0), (0, 0), padding, padding], constant_values=value)
-    return np.lib.stride_tricks.sliding_window_view(padded, (size, size), (2, 3))[:, :, ::stride, ::stride]
+    return np.lib.stride_tricks.sliding_window_view(padded, (size, size), (2, 3))[
+        :, :, ::stride, ::stride
+    ]
 
 
 def numpy_resnet(tensors, images):
@@ -79,15 +90,22 @@ def numpy_resnet(tensors, images):
     Returns:
       The pooled features [n, c].
     """
+
     def conv(name, inputs, stride=1):
         kernel = tensors[f"{name}.weight"].astype(np.float64)
         size = kernel.shape[-1]
-        return np.einsum("ncxyij,ocij->noxy", windows(inputs, size, stride, (size // 2, size // 2)), kernel,
-                         optimize=True)
+        return np.einsum(
+            "ncxyij,ocij->noxy",
+            windows(inputs, size, stride, (size // 2, size // 2)),
+            kernel,
+            optimize=True,
+        )
 
     def norm(name, inputs):
-        weight, bias, mean, variance = (tensors[f"{name}.{variable}"].astype(np.float64)[:, np.newaxis, np.newaxis]
-                                        for variable in ("weight", "bias", "running_mean", "running_var"))
+        weight, bias, mean, variance = (
+            tensors[f"{name}.{variable}"].astype(np.float64)[:, np.newaxis, np.newaxis]
+            for variable in ("weight", "bias", "running_mean", "running_var")
+        )
         return (inputs - mean) / np.sqrt(variance + 1e-5) * weight + bias
 
     def relu(inputs):
@@ -125,11 +143,18 @@ def random_images(size):
 # --------------------------------------------------------------------------------------------------------- export
 
 
-@pytest.mark.parametrize("settings", [
-    dict(resnet_depth=10, image_size=32, stem="imagenet"), dict(resnet_depth=10, image_size=17, stem="imagenet"),
-    dict(resnet_depth=18, image_size=16, stem="cifar"), dict(resnet_depth=10, image_size=33, width_multiplier=2),
-    dict(resnet_depth=50, image_size=31, stem="imagenet"), dict(resnet_depth=50, image_size=16, stem="cifar")],
-    ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(resnet_depth=10, image_size=32, stem="imagenet"),
+        dict(resnet_depth=10, image_size=17, stem="imagenet"),
+        dict(resnet_depth=18, image_size=16, stem="cifar"),
+        dict(resnet_depth=10, image_size=33, width_multiplier=2),
+        dict(resnet_depth=50, image_size=31, stem="imagenet"),
+        dict(resnet_depth=50, image_size=16, stem="cifar"),
+    ],
+    ids=str,
+)
 def test_exported_encoder_matches_a_resnet_in_numpy(settings, tmp_path):
     model, checkpoint = make_checkpoint(tmp_path, **settings)
     path = export(checkpoint, tmp_path)
@@ -138,8 +163,13 @@ def test_exported_encoder_matches_a_resnet_in_numpy(settings, tmp_path):
     expected = model(images, training=False)
     assert golden.relative_error(numpy_resnet(tensors, images), expected["final_avg_pool"]) < 1e-5
     assert metadata_of(path) == dict(
-        format="pt", resnet_depth=str(config.resnet_depth), width_multiplier=str(config.width_multiplier),
-        stem=config.stem_name, image_size=str(config.image_size), step="7")
+        format="pt",
+        resnet_depth=str(config.resnet_depth),
+        width_multiplier=str(config.width_multiplier),
+        stem=config.stem_name,
+        image_size=str(config.image_size),
+        step="7",
+    )
     assert {tensors[name].dtype for name in tensors} == {np.dtype(np.float32), np.dtype(np.int64)}
 
 
@@ -154,13 +184,21 @@ def test_exported_heads_match_the_heads_of_the_model(tmp_path, capsys):
     values = hidden
     for layer in ("layer0", "layer1"):
         values = values @ head[f"{layer}.linear.weight"].T
-        values = (values - head[f"{layer}.bn.running_mean"]) / np.sqrt(head[f"{layer}.bn.running_var"] + 1e-5)
+        values = (values - head[f"{layer}.bn.running_mean"]) / np.sqrt(
+            head[f"{layer}.bn.running_var"] + 1e-5
+        )
         values = values * head[f"{layer}.bn.weight"] + head[f"{layer}.bn.bias"]
         values = np.maximum(values, 0) if layer == "layer0" else values
     assert golden.relative_error(values, outputs["proj_head_output"]) < 1e-5
-    assert golden.relative_error(hidden @ linear["weight"].T + linear["bias"], outputs["logits_sup"]) < 1e-5
+    assert (
+        golden.relative_error(hidden @ linear["weight"].T + linear["bias"], outputs["logits_sup"])
+        < 1e-5
+    )
     assert len(head) == 12 and not head["layer1.bn.bias"].any()
-    assert json.loads(metadata_of(path.replace("encoder.", "encoder.linear_head."))["class_names"]) == CLASSES
+    assert (
+        json.loads(metadata_of(path.replace("encoder.", "encoder.linear_head."))["class_names"])
+        == CLASSES
+    )
     card = (tmp_path / "torch" / "encoder.md").read_text()
     assert "logits of 3 classes. The classes are: a, b\\|c, d." in card
     assert capsys.readouterr().out.splitlines()[-1].startswith("projection head: ")
@@ -170,15 +208,29 @@ def test_exported_heads_match_the_heads_of_the_model(tmp_path, capsys):
 
 def test_documented_code_equals_the_code_of_a_model_card():
     tensors = {"projection_head": {}, "linear_head": {}}
-    card = torch_card.torch_card(Config(resnet_depth=50), None, None, tensors, "encoder.safetensors")
+    card = torch_card.torch_card(
+        Config(resnet_depth=50), None, None, tensors, "encoder.safetensors"
+    )
     blocks = re.findall(r"```python\n.*?```", card, re.DOTALL)
     documentation = (ROOT / "docs" / "pytorch.md").read_text()
-    assert all(block in documentation for block in blocks[:2]) and "torchvision" in blocks[0] and "timm" in blocks[1]
+    assert (
+        all(block in documentation for block in blocks[:2])
+        and "torchvision" in blocks[0]
+        and "timm" in blocks[1]
+    )
 
 
 def test_export_of_a_network_without_heads_writes_no_head_files(tmp_path):
-    path = export(make_checkpoint(tmp_path, resnet_depth=10, image_size=8, proj_head_mode="none",
-                                  lineareval_while_pretraining=False)[1], tmp_path)
+    path = export(
+        make_checkpoint(
+            tmp_path,
+            resnet_depth=10,
+            image_size=8,
+            proj_head_mode="none",
+            lineareval_while_pretraining=False,
+        )[1],
+        tmp_path,
+    )
     assert sorted(os.listdir(os.path.dirname(path))) == ["encoder.md", "encoder.safetensors"]
 
 
@@ -188,31 +240,59 @@ def test_tf1_checkpoint_is_exported(tmp_path):
     tensors, images = load_file(export(checkpoint, tmp_path)), random_images(32)
     model = model_lib.build_model(Config(resnet_depth=18, image_size=32), 10)
     restoring.load_model(model, checkpoint)
-    np.testing.assert_array_equal(tensors["conv1.weight"].transpose(2, 3, 1, 0), golden.computed_weight(
-        "base_model/conv2d/kernel", tuple(shapes["base_model/conv2d/kernel"])))
+    np.testing.assert_array_equal(
+        tensors["conv1.weight"].transpose(2, 3, 1, 0),
+        golden.computed_weight(
+            "base_model/conv2d/kernel", tuple(shapes["base_model/conv2d/kernel"])
+        ),
+    )
     expected = model(images, training=False)["final_avg_pool"]
     assert golden.relative_error(numpy_resnet(tensors, images), expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["resnet_depth=50_sk_ratio=0.0625_image_size=64", "resnet_depth=18_se_ratio=0.25"])
+@pytest.mark.parametrize(
+    "name", ["resnet_depth=50_sk_ratio=0.0625_image_size=64", "resnet_depth=18_se_ratio=0.25"]
+)
 def test_networks_with_sk_or_se_are_rejected(name, tmp_path, capsys):
-    shapes = next(shapes for key, shapes in golden.load_json("checkpoint_keys").items() if key.startswith(name))
+    shapes = next(
+        shapes
+        for key, shapes in golden.load_json("checkpoint_keys").items()
+        if key.startswith(name)
+    )
     checkpoint = computed_checkpoint(tmp_path, shapes, "/.ATTRIBUTES/VARIABLE_VALUE")
     with pytest.raises(SystemExit) as stop:
         export(checkpoint, tmp_path)
     error_text = capsys.readouterr().err
-    assert stop.value.code == 2 and f"--checkpoint={checkpoint}: resnet" in error_text and error_text.count("\n") == 1
-    assert "selective kernels or squeeze-and-excitation" in error_text and not (tmp_path / "torch").exists()
+    assert (
+        stop.value.code == 2
+        and f"--checkpoint={checkpoint}: resnet" in error_text
+        and error_text.count("\n") == 1
+    )
+    assert (
+        "selective kernels or squeeze-and-excitation" in error_text
+        and not (tmp_path / "torch").exists()
+    )
 
 
-@pytest.mark.parametrize("out, message", [
-    ("encoder", "not a valid file name. Use FILE.safetensors"), ("encoder.pth", "not a valid file name"),
-    (".safetensors", "not a valid file name"), ("new/.safetensors", "not a valid file name"),
-    ("a.safetensors", "a.safetensors already exists"), ("b.safetensors", "b.md already exists"),
-    ("c.safetensors", "c.linear_head.safetensors already exists"), ("gs://bucket/a.safetensors", "on a local disk"),
-    ("a*.safetensors", "contains *"), ("a.safetensors/b.safetensors", "is not a writable directory"),
-    ("n" * 250 + ".safetensors", "File name too long")])
-def test_invalid_paths_are_rejected_before_loading_the_checkpoint(out, message, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "out, message",
+    [
+        ("encoder", "not a valid file name. Use FILE.safetensors"),
+        ("encoder.pth", "not a valid file name"),
+        (".safetensors", "not a valid file name"),
+        ("new/.safetensors", "not a valid file name"),
+        ("a.safetensors", "a.safetensors already exists"),
+        ("b.safetensors", "b.md already exists"),
+        ("c.safetensors", "c.linear_head.safetensors already exists"),
+        ("gs://bucket/a.safetensors", "on a local disk"),
+        ("a*.safetensors", "contains *"),
+        ("a.safetensors/b.safetensors", "is not a writable directory"),
+        ("n" * 250 + ".safetensors", "File name too long"),
+    ],
+)
+def test_invalid_paths_are_rejected_before_loading_the_checkpoint(
+    out, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inspection, "inspect_checkpoint", pytest.fail)
     for name in ("a.safetensors", "b.md", "c.linear_head.safetensors"):
@@ -221,7 +301,9 @@ def test_invalid_paths_are_rejected_before_loading_the_checkpoint(out, message, 
         cli.main(["torch", "--checkpoint=run", f"--out={out}"])
     error_text = capsys.readouterr().err
     assert stop.value.code == 2 and message in error_text and error_text.count("\n") == 1
-    assert len(os.listdir(tmp_path)) == 3 and {path.read_text() for path in tmp_path.iterdir()} == {"mine"}
+    assert len(os.listdir(tmp_path)) == 3 and {path.read_text() for path in tmp_path.iterdir()} == {
+        "mine"
+    }
 
 
 def test_failed_export_leaves_no_files(tmp_path, monkeypatch):
@@ -239,18 +321,32 @@ def test_failed_export_leaves_no_files(tmp_path, monkeypatch):
 # --------------------------------------------------------------------------------------------------------- import
 
 
-@pytest.mark.parametrize("settings", [
-    dict(resnet_depth=10, image_size=48, width_multiplier=2), dict(resnet_depth=50, image_size=16)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(resnet_depth=10, image_size=48, width_multiplier=2),
+        dict(resnet_depth=50, image_size=16),
+    ],
+    ids=str,
+)
 def test_round_trip_keeps_all_weights_of_the_encoder(settings, tmp_path, capsys):
     model, checkpoint = make_checkpoint(tmp_path, **settings)
     path = export(checkpoint, tmp_path)
     file = weight_files.open_weights(path)
     assert inspection.network_flags(file) == dict(
-        resnet_depth=settings["resnet_depth"], width_multiplier=settings.get("width_multiplier", 1), sk_ratio=0.0,
-        se_ratio=0.0, stem=Config(**settings).stem_name, proj_head_mode="none", num_classes=None,
-        image_size=settings["image_size"])
+        resnet_depth=settings["resnet_depth"],
+        width_multiplier=settings.get("width_multiplier", 1),
+        sk_ratio=0.0,
+        se_ratio=0.0,
+        stem=Config(**settings).stem_name,
+        proj_head_mode="none",
+        num_classes=None,
+        image_size=settings["image_size"],
+    )
     assert (file.step, file.class_names, file.notes) == (7, None, [])
-    loaded = model_lib.build_model(Config(**settings, num_proj_layers=2, proj_out_dim=16), len(CLASSES))
+    loaded = model_lib.build_model(
+        Config(**settings, num_proj_layers=2, proj_out_dim=16), len(CLASSES)
+    )
     lines = restoring.warm_start(loaded, path).lines
     expected = restoring.variables_by_key(model=model)
     for key, variable in restoring.variables_by_key(model=loaded).items():
@@ -259,17 +355,28 @@ def test_round_trip_keeps_all_weights_of_the_encoder(settings, tmp_path, capsys)
     assert lines[0].endswith("encoder.safetensors (PyTorch weights)")
     assert lines[1].startswith("not loaded: projection head (missing: model/_projection_head/")
     table = summary.describe(path)
-    assert "PyTorch weights" in table and "all tensors" in table and f"--image_size={settings['image_size']}" in table
+    assert (
+        "PyTorch weights" in table
+        and "all tensors" in table
+        and f"--image_size={settings['image_size']}" in table
+    )
 
 
 def test_encoder_shapes_match_the_model():
     for depth, width, stem in ((18, 1, "cifar"), (50, 2, "imagenet")):
-        config = Config(resnet_depth=depth, width_multiplier=width, stem=stem, proj_head_mode="none")
+        config = Config(
+            resnet_depth=depth, width_multiplier=width, stem=stem, proj_head_mode="none"
+        )
         with tf.Graph().as_default():
             variables = restoring.variables_by_key(model=model_lib.build_model(config, 10))
-        shapes = torch_files.encoder_shapes(*resnet.DEPTHS[depth], 64 * width, 3 if stem == "cifar" else 7)
-        assert shapes == {key: tuple(variable.shape) for key, variable in variables.items()
-                          if key.startswith("model/resnet_model/")}
+        shapes = torch_files.encoder_shapes(
+            *resnet.DEPTHS[depth], 64 * width, 3 if stem == "cifar" else 7
+        )
+        assert shapes == {
+            key: tuple(variable.shape)
+            for key, variable in variables.items()
+            if key.startswith("model/resnet_model/")
+        }
         names = {torch_names.torch_name(key) for key in shapes}
         assert len(names) == len(shapes)
 
@@ -277,29 +384,47 @@ def test_encoder_shapes_match_the_model():
 def stock_tensors(depth=18, classes=3, stem=7):
     """Returns the tensors of a stock ResNet, with random values."""
     shapes = torch_files.encoder_shapes(*resnet.DEPTHS[depth], 64, stem)
-    tensors = {torch_names.torch_name(key): torch_names.to_torch(golden.computed_weight(key, shape))
-               for key, shape in shapes.items()}
+    tensors = {
+        torch_names.torch_name(key): torch_names.to_torch(golden.computed_weight(key, shape))
+        for key, shape in shapes.items()
+    }
     features = tensors["layer4.0.conv1.weight"].shape[0] * (4 if resnet.DEPTHS[depth][0] else 1)
     random = np.random.default_rng(0)
     tensors["fc.weight"] = random.normal(size=(classes, features)).astype(np.float32)
     tensors["fc.bias"] = random.normal(size=classes).astype(np.float32)
     tensors["bn1.num_batches_tracked"] = np.array(4, np.int64)
     if not resnet.DEPTHS[depth][0]:
-        tensors = {name: array for name, array in tensors.items() if not name.startswith(DOWNSAMPLE)}
+        tensors = {
+            name: array for name, array in tensors.items() if not name.startswith(DOWNSAMPLE)
+        }
     return tensors
 
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_stock_network_is_loaded_with_its_classifier(depth, tmp_path):
-    path, tensors, images = str(tmp_path / "stock.safetensors"), stock_tensors(depth), random_images(32)
+    path, tensors, images = (
+        str(tmp_path / "stock.safetensors"),
+        stock_tensors(depth),
+        random_images(32),
+    )
     save_file(tensors, path)
     config, classes = inspection.infer_config(weight_files.open_weights(path))
-    assert (config.resnet_depth, config.stem_name, config.proj_head_mode, classes) == (depth, "imagenet", "none", 3)
+    assert (config.resnet_depth, config.stem_name, config.proj_head_mode, classes) == (
+        depth,
+        "imagenet",
+        "none",
+        3,
+    )
     model = model_lib.build_model(config.replace(image_size=32), classes)
     loaded = restoring.load_parts(model, path, restoring.PARTS)
     outputs, hidden = model(images, training=False), numpy_resnet(tensors, images)
     assert golden.relative_error(outputs["final_avg_pool"], hidden) < 1e-5
-    assert golden.relative_error(outputs["logits_sup"], hidden @ tensors["fc.weight"].T + tensors["fc.bias"]) < 1e-5
+    assert (
+        golden.relative_error(
+            outputs["logits_sup"], hidden @ tensors["fc.weight"].T + tensors["fc.bias"]
+        )
+        < 1e-5
+    )
     assert not loaded.not_loaded and "not loaded: 1 tensors (" in loaded.lines[1]
     assert "images are not normalized" in loaded.lines[-1]
     assert ("identity shortcut of layer1.0" in loaded.lines[2]) == (depth == 18)
@@ -312,7 +437,9 @@ def test_mismatched_or_incomplete_classifier_is_not_loaded(tmp_path):
     config = Config(resnet_depth=10, image_size=40, train_mode="finetune", proj_head_mode="none")
     model = model_lib.build_model(config, 7)
     lines = restoring.warm_start(model, path).lines
-    assert "[512, 3] instead of [512, 7]" in next(line for line in lines if line.startswith("not loaded: linear head"))
+    assert "[512, 3] instead of [512, 7]" in next(
+        line for line in lines if line.startswith("not loaded: linear head")
+    )
     tensors = stock_tensors(10)
     del tensors["fc.bias"]
     save_file(tensors, path)
@@ -322,7 +449,14 @@ def test_mismatched_or_incomplete_classifier_is_not_loaded(tmp_path):
 def test_evaluation_and_description_use_the_network_stored_in_the_file(tmp_path, capsys):
     path = str(tmp_path / "stock.safetensors")
     save_file(stock_tensors(10, stem=3), path)
-    runs.run(tmp_path / "run", mode="eval", checkpoint=path, eval_protocol="knn", resnet_depth=10, stem="cifar")
+    runs.run(
+        tmp_path / "run",
+        mode="eval",
+        checkpoint=path,
+        eval_protocol="knn",
+        resnet_depth=10,
+        stem="cifar",
+    )
     printed = capsys.readouterr().out
     assert "images are not normalized" in printed and "10 nearest neighbors" in printed
 
@@ -333,14 +467,18 @@ def test_weights_digest_changes_if_a_single_weight_changes(tmp_path):
         if name == "changed":
             tensors["conv1.weight"][0, 0, 0, 0] += 1e-3
         save_file(tensors, str(tmp_path / f"{name}.safetensors"))
-        digests.append(output.weights_digest(weight_files.open_weights(str(tmp_path / f"{name}.safetensors"))))
+        digests.append(
+            output.weights_digest(weight_files.open_weights(str(tmp_path / f"{name}.safetensors")))
+        )
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_stock_network_is_exported_as_saved_model_and_for_pytorch(tmp_path, monkeypatch, capsys):
     path = str(tmp_path / "stock.safetensors")
     save_file(stock_tensors(10), path)
-    monkeypatch.setattr(tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir())
+    monkeypatch.setattr(
+        tf.saved_model, "save", lambda module, path, signatures: pathlib.Path(path).mkdir()
+    )
     cli.main([f"--checkpoint={path}", f"--export_dir={tmp_path / 'saved'}"])
     assert "images are not normalized" in capsys.readouterr().out
     exported = load_file(export(path, tmp_path))
@@ -362,21 +500,67 @@ def fewer_blocks(tensors):
         del tensors[name]
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda tensors: tensors.update({"layer1.0.se.fc1.weight": np.zeros(1)}), "squeeze-and-excitation .*se.fc1.weight"),
-    (lambda tensors: tensors.update({"conv1.0.weight": np.zeros(1)}), "the stem with three convolutions"),
-    (lambda tensors: tensors.update({"layer2.0.downsample.2.weight": np.zeros(1)}), "shortcuts with average pooling"),
-    (lambda tensors: tensors.update({"layer2.0.conv2.bias": np.zeros(1)}), "convolutions with bias"),
-    (lambda tensors: tensors.update({"other.weight": np.zeros(1)}), "other.weight is not supported"),
-    (lambda tensors: tensors.pop("layer4.2.bn3.running_var"), "layer4.2.bn3.running_var is missing"),
-    (lambda tensors: tensors.pop("layer1.0.downsample.1.bias"), "layer1.0.downsample.1.bias is missing"),
-    (lambda tensors: tensors.pop("conv1.weight"), "does not contain a ResNet .no tensor conv1.weight"),
-    (lambda tensors: tensors.clear(), "does not contain a ResNet"),
-    (lambda tensors: tensors.update({"bn1.weight": np.ones(64, np.int32)}), "bn1.weight has type I32"),
-    (lambda tensors: tensors.update({"conv1.weight": np.ones((32, 3, 7, 7))}), "no ResNet of .* has 3-4-6-3"),
-    (fewer_blocks, "no ResNet of depth 10 to 200 has 3-4-5-3 bottleneck blocks"),
-    (grouped, r"layer2.0.conv2.weight has shape \[128, 4, 3, 3\] instead of \[128, 128, 3, 3\]. Grouped"),
-    (wide, r"layer1.0.conv1.weight has shape \[128, 64, 1, 1\] instead of \[64, 64, 1, 1\].*wide ResNets")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda tensors: tensors.update({"layer1.0.se.fc1.weight": np.zeros(1)}),
+            "squeeze-and-excitation .*se.fc1.weight",
+        ),
+        (
+            lambda tensors: tensors.update({"conv1.0.weight": np.zeros(1)}),
+            "the stem with three convolutions",
+        ),
+        (
+            lambda tensors: tensors.update({"layer2.0.downsample.2.weight": np.zeros(1)}),
+            "shortcuts with average pooling",
+        ),
+        (
+            lambda tensors: tensors.update({"layer2.0.conv2.bias": np.zeros(1)}),
+            "convolutions with bias",
+        ),
+        (
+            lambda tensors: tensors.update({"other.weight": np.zeros(1)}),
+            "other.weight is not supported",
+        ),
+        (
+            lambda tensors: tensors.pop("layer4.2.bn3.running_var"),
+            "layer4.2.bn3.running_var is missing",
+        ),
+        (
+            lambda tensors: tensors.pop("layer1.0.downsample.1.bias"),
+            "layer1.0.downsample.1.bias is missing",
+        ),
+        (
+            lambda tensors: tensors.pop("conv1.weight"),
+            "does not contain a ResNet .no tensor conv1.weight",
+        ),
+        (lambda tensors: tensors.clear(), "does not contain a ResNet"),
+        (
+            lambda tensors: tensors.update({"bn1.weight": np.ones(64, np.int32)}),
+            "bn1.weight has type I32",
+        ),
+        (
+            lambda tensors: tensors.update({"conv1.weight": np.ones((32, 3, 7, 7))}),
+            "no ResNet of .* has 3-4-6-3",
+        ),
+        (fewer_blocks, "no ResNet of depth 10 to 200 has 3-4-5-3 bottleneck blocks"),
+        (
+            grouped,
+            (
+                r"layer2.0.conv2.weight has shape \[128, 4, 3, 3\] instead of \[128, 128, 3, 3\]."
+                r" Grouped"
+            ),
+        ),
+        (
+            wide,
+            (
+                r"layer1.0.conv1.weight has shape \[128, 64, 1, 1\] instead of \[64, 64, 1,"
+                r" 1\].*wide ResNets"
+            ),
+        ),
+    ],
+)
 def test_unsupported_networks_and_tensors_are_rejected(change, message, tmp_path):
     tensors = stock_tensors(50)
     change(tensors)
@@ -421,7 +605,9 @@ def test_half_precision_is_converted(tmp_path):
     save_file(tensors, path)
     model = model_lib.build_model(Config(resnet_depth=10, image_size=40, proj_head_mode="none"), 3)
     restoring.load_model(model, path)
-    np.testing.assert_array_equal(model.supervised_head.linear_layer.dense.kernel, tensors["fc.weight"].T)
+    np.testing.assert_array_equal(
+        model.supervised_head.linear_layer.dense.kernel, tensors["fc.weight"].T
+    )
 
 
 # -------------------------------------------------------------------------------------------- torchvision and timm
@@ -438,35 +624,66 @@ def run_worker(python, source, images, library, directory):
     np.save(directory / "images.npy", images)
     out = directory / f"{library}.npz"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = subprocess.run([python, str(ROOT / "tests" / "support" / "torch_worker.py"), source,
-                              str(directory / "images.npy"), library, str(out)], capture_output=True, text=True,
-                             env=environment)
+    process = subprocess.run(
+        [
+            python,
+            str(ROOT / "tests" / "support" / "torch_worker.py"),
+            source,
+            str(directory / "images.npy"),
+            library,
+            str(out),
+        ],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert process.returncode == 0, process.stderr
     return np.load(out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [
-    dict(resnet_depth=10, image_size=225),
-    dict(resnet_depth=18, image_size=224, ft_proj_selector=1, train_mode="finetune"),
-    dict(resnet_depth=18, image_size=32, width_multiplier=3), dict(resnet_depth=34, image_size=63, width_multiplier=2),
-    dict(resnet_depth=50, image_size=224), dict(resnet_depth=50, image_size=32),
-    dict(resnet_depth=50, image_size=224, width_multiplier=2), dict(resnet_depth=50, image_size=32, width_multiplier=2),
-    dict(resnet_depth=200, image_size=64)], ids=str)
-def test_model_card_code_reproduces_the_outputs_with_torchvision_and_timm(settings, torch_python, tmp_path):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(resnet_depth=10, image_size=225),
+        dict(resnet_depth=18, image_size=224, ft_proj_selector=1, train_mode="finetune"),
+        dict(resnet_depth=18, image_size=32, width_multiplier=3),
+        dict(resnet_depth=34, image_size=63, width_multiplier=2),
+        dict(resnet_depth=50, image_size=224),
+        dict(resnet_depth=50, image_size=32),
+        dict(resnet_depth=50, image_size=224, width_multiplier=2),
+        dict(resnet_depth=50, image_size=32, width_multiplier=2),
+        dict(resnet_depth=200, image_size=64),
+    ],
+    ids=str,
+)
+def test_model_card_code_reproduces_the_outputs_with_torchvision_and_timm(
+    settings, torch_python, tmp_path
+):
     model, checkpoint = make_checkpoint(tmp_path, **settings)
     card = export(checkpoint, tmp_path).replace(".safetensors", ".md")
     images = photographs(settings["image_size"])
     expected = model(images, training=False)
     for library in ("torchvision", "timm"):
         outputs = run_worker(torch_python, card, images, library, tmp_path)
-        for name, endpoint in (("h", "final_avg_pool"), ("z", "proj_head_output"), ("logits", "logits_sup")):
+        for name, endpoint in (
+            ("h", "final_avg_pool"),
+            ("z", "proj_head_output"),
+            ("logits", "logits_sup"),
+        ):
             assert golden.relative_error(outputs[name], expected[endpoint]) < 1e-4, (library, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, library", [
-    ("resnet18", "torchvision"), ("resnet34", "timm"), ("resnet50", "timm"), ("resnet101", "torchvision")])
+@pytest.mark.parametrize(
+    "name, library",
+    [
+        ("resnet18", "torchvision"),
+        ("resnet34", "timm"),
+        ("resnet50", "timm"),
+        ("resnet101", "torchvision"),
+    ],
+)
 def test_stock_networks_have_the_same_outputs_as_in_pytorch(name, library, torch_python, tmp_path):
     images = photographs(224)
     expected = run_worker(torch_python, f"stock:{name}", images, library, tmp_path)["logits"]

@@ -23,18 +23,38 @@ from runtime import command_line
 from runtime.errors import Stopped, TrainingDiverged, UserError
 from support.runs import TINY
 
-EDGES = {int: [2**31 - 1, 2**31, -2**31, 2**63 - 1, 2**63, -2**63, 10**20],
-         float: [-0.0, 5e-324, 1e-300, 1e-45, 1e-30, 1e30, 3.5e38, 1e308, float("inf"), float("-inf"), float("nan")]}
-EXTREME = {int: st.integers(-3, 5) | st.sampled_from([16, 64, *EDGES[int]]),
-           float: st.floats() | st.sampled_from([0.0, 0.5, 1.0, -1.0, 1e-9, 1e9, *EDGES[float]]),
-           bool: st.booleans(),
-           str: st.text(max_size=8) | st.sampled_from(
-               ["train", "eval", "test", "digits", "", "../x", "folder:", "a\nb"])}
+EDGES = {
+    int: [2**31 - 1, 2**31, -(2**31), 2**63 - 1, 2**63, -(2**63), 10**20],
+    float: [
+        -0.0,
+        5e-324,
+        1e-300,
+        1e-45,
+        1e-30,
+        1e30,
+        3.5e38,
+        1e308,
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+    ],
+}
+EXTREME = {
+    int: st.integers(-3, 5) | st.sampled_from([16, 64, *EDGES[int]]),
+    float: st.floats() | st.sampled_from([0.0, 0.5, 1.0, -1.0, 1e-9, 1e9, *EDGES[float]]),
+    bool: st.booleans(),
+    str: (
+        st.text(max_size=8)
+        | st.sampled_from(["train", "eval", "test", "digits", "", "../x", "folder:", "a\nb"])
+    ),
+}
 
 
 def value_type(field):
     hint = typing.get_type_hints(Config)[field.name]
-    return next(argument for argument in typing.get_args(hint) or (hint,) if argument is not type(None))
+    return next(
+        argument for argument in typing.get_args(hint) or (hint,) if argument is not type(None)
+    )
 
 
 def values(field):
@@ -46,8 +66,9 @@ def values(field):
 
 
 def random_settings(fields, max_size):
-    return st.lists(st.sampled_from(fields), max_size=max_size, unique_by=lambda field: field.name).flatmap(
-        lambda chosen: st.fixed_dictionaries({field.name: values(field) for field in chosen}))
+    return st.lists(
+        st.sampled_from(fields), max_size=max_size, unique_by=lambda field: field.name
+    ).flatmap(lambda chosen: st.fixed_dictionaries({field.name: values(field) for field in chosen}))
 
 
 @hypothesis.settings(max_examples=10 * hypothesis.settings().max_examples, deadline=None)
@@ -58,7 +79,9 @@ def test_settings_are_accepted_or_give_one_line_errors(settings):
     except UserError as error:
         assert "--" in str(error) and "\n" not in str(error)
         return
-    assert len(pathlib.Path(config.default_model_dir()).parts) == 2 and config.default_model_dir().startswith("runs/")
+    assert len(
+        pathlib.Path(config.default_model_dir()).parts
+    ) == 2 and config.default_model_dir().startswith("runs/")
     assert json.loads(json.dumps(dataclasses.asdict(config))) == dataclasses.asdict(config)
 
 
@@ -69,26 +92,72 @@ def plausible_values(field):
     """
     name, choices = field.name, field.metadata["choices"]
     values_by_name = dict(
-        mode=["train", "train_then_eval"], train_mode=["pretrain", "supervised"], image_size=[8, 9],
-        train_batch_size=[2, 7, 16], micro_batch_size=[0, 1, 2, 8], eval_batch_size=[1, 90], num_proj_layers=[1, 2],
-        proj_out_dim=[1, 16], resnet_depth=[10], width_multiplier=[1], sk_ratio=[0.0, 0.0625], se_ratio=[0.0, 0.25],
-        eval_protocol=["linear_head", "knn", "contrastive", "lbfgs,knn", "nothing"], ft_proj_selector=[-1, 0, 1, 3],
-        fine_tune_after_block=[-1, 4], warmup_epochs=[0.0, 1.5], learning_rate=[0.0, 0.1], eval_steps=[0, 1],
-        linear_head_learning_rate=[None, 0.1], label_fraction=[1.0, 0.5, 0.001], label_seed=[0, 1],
-        eval_split=["test[:40]", "train[:40]", "validation"], temperature=[0.01, 1.0], batch_norm_decay=[0.0, 0.9],
-        color_jitter_strength=[0.0, 1.0, 3.0], min_crop_area=[0.01, 1.0], loss_block_rows=[0, 1, 5],
-        profile_steps=[0], keep_checkpoint_max=[1], checkpoint_steps=[0, 1], weight_decay=[0.0, 1.0])
+        mode=["train", "train_then_eval"],
+        train_mode=["pretrain", "supervised"],
+        image_size=[8, 9],
+        train_batch_size=[2, 7, 16],
+        micro_batch_size=[0, 1, 2, 8],
+        eval_batch_size=[1, 90],
+        num_proj_layers=[1, 2],
+        proj_out_dim=[1, 16],
+        resnet_depth=[10],
+        width_multiplier=[1],
+        sk_ratio=[0.0, 0.0625],
+        se_ratio=[0.0, 0.25],
+        eval_protocol=["linear_head", "knn", "contrastive", "lbfgs,knn", "nothing"],
+        ft_proj_selector=[-1, 0, 1, 3],
+        fine_tune_after_block=[-1, 4],
+        warmup_epochs=[0.0, 1.5],
+        learning_rate=[0.0, 0.1],
+        eval_steps=[0, 1],
+        linear_head_learning_rate=[None, 0.1],
+        label_fraction=[1.0, 0.5, 0.001],
+        label_seed=[0, 1],
+        eval_split=["test[:40]", "train[:40]", "validation"],
+        temperature=[0.01, 1.0],
+        batch_norm_decay=[0.0, 0.9],
+        color_jitter_strength=[0.0, 1.0, 3.0],
+        min_crop_area=[0.01, 1.0],
+        loss_block_rows=[0, 1, 5],
+        profile_steps=[0],
+        keep_checkpoint_max=[1],
+        checkpoint_steps=[0, 1],
+        weight_decay=[0.0, 1.0],
+    )
     if name in values_by_name:
         return st.sampled_from(values_by_name[name])
     if choices and name != "cluster":
         return st.sampled_from(choices)
-    return st.booleans() if isinstance(field.default, bool) and name not in ("use_tpu", "deterministic") else None
+    return (
+        st.booleans()
+        if isinstance(field.default, bool) and name not in ("use_tpu", "deterministic")
+        else None
+    )
 
 
-PLAUSIBLE = {field.name: plausible_values(field) for field in dataclasses.fields(Config)
-             if plausible_values(field) is not None}
-ABSL_FLAGS = ("help", "?", "flagfile", "undefok", "only_check", "pdb", "run_with", "use_cprofile", "profile_file")
-FIXED = dict(train_split="train[:64]", train_steps=2, eval_split="test[:40]", image_size=8, train_batch_size=16)
+PLAUSIBLE = {
+    field.name: plausible_values(field)
+    for field in dataclasses.fields(Config)
+    if plausible_values(field) is not None
+}
+ABSL_FLAGS = (
+    "help",
+    "?",
+    "flagfile",
+    "undefok",
+    "only_check",
+    "pdb",
+    "run_with",
+    "use_cprofile",
+    "profile_file",
+)
+FIXED = dict(
+    train_split="train[:64]",
+    train_steps=2,
+    eval_split="test[:40]",
+    image_size=8,
+    train_batch_size=16,
+)
 
 
 def call(function, argv):
@@ -122,7 +191,9 @@ def command_lines(fields):
     value = st.one_of(*map(values, fields), st.text(max_size=5)).map(str)
     name = st.sampled_from([field.name for field in fields]) | st.text(max_size=5)
     form = st.sampled_from(["--{}={}", "-{}={}", "--no{}", "--{}", "--{} {}", "{}={}", "{1}"])
-    return st.lists(st.builds(lambda form, name, value: form.format(name, value), form, name, value), max_size=4)
+    return st.lists(
+        st.builds(lambda form, name, value: form.format(name, value), form, name, value), max_size=4
+    )
 
 
 @hypothesis.settings(max_examples=4 * hypothesis.settings().max_examples, deadline=None)
@@ -138,31 +209,43 @@ def test_command_lines_are_accepted_or_give_one_line_errors(argv):
     assert_one_line_error(*call(read, argv))
 
 
-@pytest.mark.parametrize("error, expected", [
-    (UserError("x"), 2), (TrainingDiverged("x"), 3), (Stopped("x"), 75)])
+@pytest.mark.parametrize(
+    "error, expected", [(UserError("x"), 2), (TrainingDiverged("x"), 3), (Stopped("x"), 75)]
+)
 def test_exceptions_determine_the_exit_status(error, expected, monkeypatch):
     def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(run, "main", fail)
-    assert call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), [])[0] == expected
+    assert (
+        call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), [])[0] == expected
+    )
 
 
 @pytest.mark.slow
-def test_runs_with_any_flag_combination_succeed_or_give_one_line_errors(tmp_path_factory, tiny_resnet,
-                                                                        unoptimized_graphs, monkeypatch):
+def test_runs_with_any_flag_combination_succeed_or_give_one_line_errors(
+    tmp_path_factory, tiny_resnet, unoptimized_graphs, monkeypatch
+):
     statuses = []
     monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
 
-    @hypothesis.settings(max_examples=hypothesis.settings().max_examples // 8, deadline=None,
-                         suppress_health_check=list(hypothesis.HealthCheck))
-    @hypothesis.given(st.lists(st.sampled_from(sorted(PLAUSIBLE)), min_size=3, max_size=12, unique=True).flatmap(
-        lambda names: st.fixed_dictionaries({name: PLAUSIBLE[name] for name in names})))
+    @hypothesis.settings(
+        max_examples=hypothesis.settings().max_examples // 8,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(
+        st.lists(st.sampled_from(sorted(PLAUSIBLE)), min_size=3, max_size=12, unique=True).flatmap(
+            lambda names: st.fixed_dictionaries({name: PLAUSIBLE[name] for name in names})
+        )
+    )
     def check(settings):
         directory = tmp_path_factory.mktemp("run")
         settings = {**TINY, **FIXED, "model_dir": directory, **settings}
         argv = [f"--{name}={value}" for name, value in settings.items() if value is not None]
-        status, error_text = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), argv)
+        status, error_text = call(
+            lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), argv
+        )
         assert_one_line_error(status, error_text)
         assert status != 0 or (directory / "ckpt-2.index").exists()
         statuses.append(status)
@@ -175,21 +258,69 @@ MAX_INT = 2**31 - 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings, statuses", [
-    (dict(warmup_epochs=1e6, log_seconds=1e-30, keep_checkpoint_max=MAX_INT, seed=MAX_INT, loss_block_rows=MAX_INT,
-          shuffle_buffer_mb=MAX_INT, weight_decay=1e-30, momentum=1e-30, batch_norm_decay=1e-30,
-          checkpoint_epochs=10**6, learning_rate=1e-30, color_jitter_strength=100, brightness="additive",
-          min_crop_area=1e-4, sk_ratio=1e-30, se_ratio=1e-30, optimizer="momentum", learning_rate_scaling="sqrt"), {0}),
-    (dict(mode="train_then_eval", eval_steps=MAX_INT, eval_batch_size=2**20, eval_protocol="linear_head,contrastive",
-          warmup_epochs=1e-30, learning_rate=-0.0, temperature=1e-30, color_jitter_strength=1e-30), {0}),
-    (dict(learning_rate=1e30, weight_decay=1e30, warmup_epochs=0.0, optimizer="momentum"), {2, 3}),
-    (dict(label_fraction=1e-30, train_mode="supervised"), {2}),
-    (dict(label_fraction=0.99999999, train_mode="supervised", label_seed=MAX_INT, profile_steps=MAX_INT), {0})])
+@pytest.mark.parametrize(
+    "settings, statuses",
+    [
+        (
+            dict(
+                warmup_epochs=1e6,
+                log_seconds=1e-30,
+                keep_checkpoint_max=MAX_INT,
+                seed=MAX_INT,
+                loss_block_rows=MAX_INT,
+                shuffle_buffer_mb=MAX_INT,
+                weight_decay=1e-30,
+                momentum=1e-30,
+                batch_norm_decay=1e-30,
+                checkpoint_epochs=10**6,
+                learning_rate=1e-30,
+                color_jitter_strength=100,
+                brightness="additive",
+                min_crop_area=1e-4,
+                sk_ratio=1e-30,
+                se_ratio=1e-30,
+                optimizer="momentum",
+                learning_rate_scaling="sqrt",
+            ),
+            {0},
+        ),
+        (
+            dict(
+                mode="train_then_eval",
+                eval_steps=MAX_INT,
+                eval_batch_size=2**20,
+                eval_protocol="linear_head,contrastive",
+                warmup_epochs=1e-30,
+                learning_rate=-0.0,
+                temperature=1e-30,
+                color_jitter_strength=1e-30,
+            ),
+            {0},
+        ),
+        (
+            dict(learning_rate=1e30, weight_decay=1e30, warmup_epochs=0.0, optimizer="momentum"),
+            {2, 3},
+        ),
+        (dict(label_fraction=1e-30, train_mode="supervised"), {2}),
+        (
+            dict(
+                label_fraction=0.99999999,
+                train_mode="supervised",
+                label_seed=MAX_INT,
+                profile_steps=MAX_INT,
+            ),
+            {0},
+        ),
+    ],
+)
 def test_runs_with_settings_at_their_bounds_succeed_or_give_one_line_errors(
-        settings, statuses, tmp_path, tiny_resnet, unoptimized_graphs, monkeypatch):
+    settings, statuses, tmp_path, tiny_resnet, unoptimized_graphs, monkeypatch
+):
     monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
     settings = {**TINY, **FIXED, "model_dir": tmp_path, **settings}
-    status, error_text = call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)),
-                              [f"--{name}={value}" for name, value in settings.items()])
+    status, error_text = call(
+        lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)),
+        [f"--{name}={value}" for name, value in settings.items()],
+    )
     assert_one_line_error(status, error_text)
     assert status in statuses and (status != 0 or (tmp_path / "ckpt-2.index").exists())

@@ -40,7 +40,9 @@ def test_saved_model_passed_as_checkpoint_is_not_executed(tmp_path, monkeypatch)
     assert (tmp_path / "written").exists()  # In contrast, `tf.saved_model.load` executes the code.
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"\0" * 4096, b"cos\nsystem\n(S'true'\ntR."])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x04\x95", b"\0" * 4096, b"cos\nsystem\n(S'true'\ntR."]
+)
 def test_files_that_are_not_checkpoints_are_rejected(content, tmp_path):
     for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
         (tmp_path / name).write_bytes(content)
@@ -60,14 +62,23 @@ def test_file_names_in_npz_are_not_pickled(tmp_path):
 def test_source_code_does_not_use_pickle_eval_or_exec():
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
     packages = [init.parent for init in ROOT.glob("*/__init__.py")]
-    modules = [*ROOT.glob("*.py"), *(path for package in packages for path in package.glob("**/*.py"))]
+    modules = [
+        *ROOT.glob("*.py"),
+        *(path for package in packages for path in package.glob("**/*.py")),
+    ]
     assert len(modules) > 80
     for path in modules:
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, (ast.Import, ast.ImportFrom))
+                else []
+            )
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             assert not forbidden & {name.split(".")[0] for name in names}, path
             if isinstance(node, ast.Call):
                 assert getattr(node.func, "id", "") not in ("eval", "exec"), path
-                assert not any(keyword.arg == "allow_pickle" and getattr(keyword.value, "value", True)
-                               for keyword in node.keywords), path
+                assert not any(
+                    keyword.arg == "allow_pickle" and getattr(keyword.value, "value", True)
+                    for keyword in node.keywords
+                ), path

@@ -25,8 +25,9 @@ from support import runs
 pytestmark = pytest.mark.usefixtures("stem_only_resnet")
 
 PIXELS = np.random.default_rng(0).integers(0, 256, [24, 20, 3], np.uint8)
-SMOOTH = np.stack([*np.meshgrid(np.linspace(0, 255, 20), np.linspace(0, 255, 24)), np.full([24, 20], 99.0)], -1).astype(
-    np.uint8)
+SMOOTH = np.stack(
+    [*np.meshgrid(np.linspace(0, 255, 20), np.linspace(0, 255, 24)), np.full([24, 20], 99.0)], -1
+).astype(np.uint8)
 
 
 def encode(image, file_format, **options):
@@ -35,7 +36,10 @@ def encode(image, file_format, **options):
     return buffer.getvalue()
 
 
-JPEG, PNG = encode(Image.fromarray(SMOOTH), "jpeg", quality=95), encode(Image.fromarray(PIXELS), "png")
+JPEG, PNG = (
+    encode(Image.fromarray(SMOOTH), "jpeg", quality=95),
+    encode(Image.fromarray(PIXELS), "png"),
+)
 PNG_16_BIT = tf.io.encode_png(PIXELS.astype(np.uint16) * 257).numpy()
 PALETTE = Image.fromarray(PIXELS // 64 * 64).convert("P", palette=Image.Palette.ADAPTIVE)
 FRAMES = [Image.fromarray(np.roll(PIXELS // 64 * 64, shift, 0)) for shift in (0, 5)]
@@ -43,49 +47,90 @@ VALID = {  # name -> (content, expected pixels, maximum difference)
     "rgb.jpg": (JPEG, SMOOTH, 16),
     "rgb.png": (PNG, PIXELS, 0),
     "cmyk.jpg": (encode(Image.fromarray(SMOOTH).convert("CMYK"), "jpeg", quality=95), SMOOTH, 16),
-    "gray.jpg": (encode(Image.fromarray(SMOOTH[..., 0]), "jpeg", quality=95),
-                 np.repeat(SMOOTH[..., :1], 3, -1), 8),
-    "gray.png": (encode(Image.fromarray(PIXELS[..., 0]), "png"), np.repeat(PIXELS[..., :1], 3, -1), 0),
+    "gray.jpg": (
+        encode(Image.fromarray(SMOOTH[..., 0]), "jpeg", quality=95),
+        np.repeat(SMOOTH[..., :1], 3, -1),
+        8,
+    ),
+    "gray.png": (
+        encode(Image.fromarray(PIXELS[..., 0]), "png"),
+        np.repeat(PIXELS[..., :1], 3, -1),
+        0,
+    ),
     "alpha.png": (encode(Image.fromarray(PIXELS).convert("RGBA"), "png"), PIXELS, 0),
-    "gray_alpha.png": (encode(Image.fromarray(PIXELS[..., 0]).convert("LA"), "png"),
-                       np.repeat(PIXELS[..., :1], 3, -1), 0),
-    "palette.png": (encode(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "png"),
-                    np.array(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE).convert("RGB")), 0),
+    "gray_alpha.png": (
+        encode(Image.fromarray(PIXELS[..., 0]).convert("LA"), "png"),
+        np.repeat(PIXELS[..., :1], 3, -1),
+        0,
+    ),
+    "palette.png": (
+        encode(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE), "png"),
+        np.array(FRAMES[0].convert("P", palette=Image.Palette.ADAPTIVE).convert("RGB")),
+        0,
+    ),
     "sixteen_bits.png": (PNG_16_BIT, PIXELS, 1),
-    "animated.gif": (encode(FRAMES[0], "gif", save_all=True, append_images=FRAMES[1:]),
-                     np.array(Image.open(io.BytesIO(encode(FRAMES[0], "gif"))).convert("RGB")), 0),
+    "animated.gif": (
+        encode(FRAMES[0], "gif", save_all=True, append_images=FRAMES[1:]),
+        np.array(Image.open(io.BytesIO(encode(FRAMES[0], "gif"))).convert("RGB")),
+        0,
+    ),
     "bitmap.bmp": (encode(Image.fromarray(PIXELS), "bmp"), PIXELS, 0),
-    "gray.bmp": (encode(Image.fromarray(PIXELS[..., 0]), "bmp"), np.repeat(PIXELS[..., :1], 3, -1), 0),
+    "gray.bmp": (
+        encode(Image.fromarray(PIXELS[..., 0]), "bmp"),
+        np.repeat(PIXELS[..., :1], 3, -1),
+        0,
+    ),
     "palette.bmp": (encode(PALETTE, "bmp"), np.array(PALETTE.convert("RGB")), 0),
-    "black_and_white.bmp": (encode(Image.fromarray(PIXELS[..., 0]).convert("1", dither=0), "bmp"),
-                            np.repeat((PIXELS[..., :1] > 127) * np.uint8(255), 3, -1), 0),
+    "black_and_white.bmp": (
+        encode(Image.fromarray(PIXELS[..., 0]).convert("1", dither=0), "bmp"),
+        np.repeat((PIXELS[..., :1] > 127) * np.uint8(255), 3, -1),
+        0,
+    ),
     "lossless.webp": (encode(Image.fromarray(PIXELS), "webp", lossless=True), PIXELS, 0),
-    "animated.webp": (encode(FRAMES[0], "webp", save_all=True, append_images=FRAMES[1:], lossless=True),
-                      np.array(FRAMES[0]), 0),
+    "animated.webp": (
+        encode(FRAMES[0], "webp", save_all=True, append_images=FRAMES[1:], lossless=True),
+        np.array(FRAMES[0]),
+        0,
+    ),
     "rgb.tiff": (encode(Image.fromarray(PIXELS), "tiff"), PIXELS, 0),
     "cmyk.tif": (encode(Image.fromarray(255 - PIXELS).convert("CMYK"), "tiff"), 255 - PIXELS, 0),
-    "sixteen_bits.tif": (encode(Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257), "tiff"),
-                         np.repeat(PIXELS[..., :1], 3, -1), 0),
+    "sixteen_bits.tif": (
+        encode(Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257), "tiff"),
+        np.repeat(PIXELS[..., :1], 3, -1),
+        0,
+    ),
     "smooth.avif": (encode(Image.fromarray(SMOOTH), "avif", quality=95), SMOOTH, 24),
     "png_called.jpg": (PNG, PIXELS, 0),
     "jpeg_called.gif": (JPEG, SMOOTH, 16),
     "webp_called.jpg": (encode(Image.fromarray(PIXELS), "webp", lossless=True), PIXELS, 0),
 }
-ORIENTED = {2: np.fliplr, 3: lambda x: np.rot90(x, 2), 4: np.flipud, 5: lambda x: np.swapaxes(x, 0, 1),
-            6: lambda x: np.rot90(x, -1), 7: lambda x: np.swapaxes(np.rot90(x, 2), 0, 1), 8: np.rot90}
+ORIENTED = {
+    2: np.fliplr,
+    3: lambda x: np.rot90(x, 2),
+    4: np.flipud,
+    5: lambda x: np.swapaxes(x, 0, 1),
+    6: lambda x: np.rot90(x, -1),
+    7: lambda x: np.swapaxes(np.rot90(x, 2), 0, 1),
+    8: np.rot90,
+}
 NOT_AN_IMAGE = "not an image in a supported format (JPEG, PNG, GIF, BMP, WEBP, TIFF, AVIF)"
 UNUSABLE = {  # name -> (content, reason)
     "empty.png": (b"", "empty"),
-    "cut.jpg": (JPEG[:len(JPEG) // 2], "truncated or corrupt"),
-    "cut.png": (PNG[:len(PNG) // 2], "truncated or corrupt"),
+    "cut.jpg": (JPEG[: len(JPEG) // 2], "truncated or corrupt"),
+    "cut.png": (PNG[: len(PNG) // 2], "truncated or corrupt"),
     "cut.webp": (VALID["lossless.webp"][0][:500], "truncated or corrupt"),
     "cut.gif": (VALID["animated.gif"][0][:300], "truncated or corrupt"),
     "head_only.gif": (b"GIF89a", "truncated or corrupt"),
     "text.jpg": (b"not an image at all", NOT_AN_IMAGE),
     "page.jpg": (b"<html>404</html>", NOT_AN_IMAGE),
-    "program.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n", NOT_AN_IMAGE),
-    "float.tiff": (encode(Image.fromarray(PIXELS[..., 0].astype(np.float32)), "tiff"),
-                   "32-bit pixels of unknown range; convert the image to JPEG or PNG"),
+    "program.png": (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n",
+        NOT_AN_IMAGE,
+    ),
+    "float.tiff": (
+        encode(Image.fromarray(PIXELS[..., 0].astype(np.float32)), "tiff"),
+        "32-bit pixels of unknown range; convert the image to JPEG or PNG",
+    ),
 }
 
 
@@ -95,9 +140,11 @@ def test_images_in_all_formats_are_decoded_to_the_expected_pixels(name, tmp_path
     (tmp_path / name).write_bytes(content)
     assert image_files.why_unusable(str(tmp_path / name)) is None
     source = folders.folder_source(str(tmp_path))
-    (_, item, _), = source.records("train")
+    ((_, item, _),) = source.records("train")
     decoded = source.decode(item).numpy()
-    assert decoded.shape == pixels.shape and np.abs(decoded.astype(int) - pixels).max() <= difference
+    assert (
+        decoded.shape == pixels.shape and np.abs(decoded.astype(int) - pixels).max() <= difference
+    )
 
 
 @pytest.mark.parametrize("file_format", ["jpeg", "png", "webp", "tiff"])
@@ -106,10 +153,16 @@ def test_images_are_rotated_as_specified_by_their_exif_data(file_format, tmp_pat
     for orientation in range(1, 10):  # Orientation 1 is upright, and 9 is undefined.
         exif[ExifTags.Base.Orientation] = orientation
         path = tmp_path / f"{orientation}.{file_format}"
-        path.write_bytes(encode(Image.fromarray(pixels), file_format, exif=exif, quality=95, lossless=True))
+        path.write_bytes(
+            encode(Image.fromarray(pixels), file_format, exif=exif, quality=95, lossless=True)
+        )
         expected = ORIENTED.get(orientation, np.array)(pixels)
-        decoded = tf.io.decode_image(image_files.load(str(path)), 3, expand_animations=False).numpy()
-        assert decoded.shape == expected.shape and np.abs(decoded.astype(int) - expected).max() <= 12, orientation
+        decoded = tf.io.decode_image(
+            image_files.load(str(path)), 3, expand_animations=False
+        ).numpy()
+        assert (
+            decoded.shape == expected.shape and np.abs(decoded.astype(int) - expected).max() <= 12
+        ), orientation
         assert image_files.why_unusable(str(path)) is None
         resized = endpoints.load_image(str(path), endpoints.preprocessing(24, False)).numpy()
         assert np.abs(resized - tf.image.resize(expected / 255, [24, 24], "bicubic")).mean() < 0.05
@@ -122,7 +175,9 @@ def test_malformed_exif_data_are_ignored(tmp_path):
     (tmp_path / "a.jpg").write_bytes(re.sub(rb"(Exif\0\0..)..", rb"\1??", content, flags=re.DOTALL))
     assert (tmp_path / "a.jpg").read_bytes() != content
     decoded = tf.io.decode_image(image_files.load(str(tmp_path / "a.jpg")), 3).numpy()
-    assert decoded.shape == SMOOTH.shape and image_files.why_unusable(str(tmp_path / "a.jpg")) is None
+    assert (
+        decoded.shape == SMOOTH.shape and image_files.why_unusable(str(tmp_path / "a.jpg")) is None
+    )
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
@@ -139,7 +194,11 @@ def folder(tmp_path):
             path = tmp_path / "images" / name / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(tf.io.encode_png(np.roll(PIXELS, index, 0)).numpy())
-    for name, (content, _) in {**UNUSABLE, "cut2.jpg": UNUSABLE["cut.jpg"], "cut3.jpg": UNUSABLE["cut.jpg"]}.items():
+    for name, (content, _) in {
+        **UNUSABLE,
+        "cut2.jpg": UNUSABLE["cut.jpg"],
+        "cut3.jpg": UNUSABLE["cut.jpg"],
+    }.items():
         (tmp_path / "images" / "dog" / name).write_bytes(content)
     return tmp_path / "images"
 
@@ -154,21 +213,33 @@ def run(tmp_path, folder, **settings):
     lines = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", lines.append)
-        runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
-                 train_steps=1, **settings)
+        runs.run(
+            tmp_path / "run",
+            dataset=f"folder:{folder}",
+            train_split="train",
+            train_batch_size=8,
+            train_steps=1,
+            **settings,
+        )
     return "\n".join(lines)
 
 
 def test_corrupt_images_give_an_error_that_lists_the_first_ten(folder, tmp_path):
-    with pytest.raises(UserError, match="12 of 36 images cannot be used: dog/cut.gif .trunc") as error:
+    with pytest.raises(
+        UserError, match="12 of 36 images cannot be used: dog/cut.gif .trunc"
+    ) as error:
         run(tmp_path, folder)
-    assert "and 2 more. Fix or remove them, or skip them with --corrupt_images=skip" in str(error.value)
+    assert "and 2 more. Fix or remove them, or skip them with --corrupt_images=skip" in str(
+        error.value
+    )
     assert "\n" not in str(error.value) and str(error.value).count("dog/") == 10
     assert not list((tmp_path / "run").glob("ckpt*"))
 
 
 def test_corrupt_images_are_skipped_and_the_check_is_cached(folder, tmp_path, monkeypatch):
-    assert "skipped: 12 of 36 images cannot be used: dog/cut.gif" in run(tmp_path, folder, corrupt_images="skip")
+    assert "skipped: 12 of 36 images cannot be used: dog/cut.gif" in run(
+        tmp_path, folder, corrupt_images="skip"
+    )
     checked = []
     monkeypatch.setattr(image_files, "find_unusable", lambda paths, _: checked.append(paths) or {})
     assert "skipped: 12 of 36" in run(tmp_path, folder, corrupt_images="skip") and not checked
@@ -178,16 +249,29 @@ def test_corrupt_images_are_skipped_and_the_check_is_cached(folder, tmp_path, mo
 
 def test_files_whose_names_are_not_utf8_are_skipped_and_logged(folder, tmp_path, capsys):
     os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
-    runs.run(tmp_path / "run", dataset=f"folder:{folder}", train_split="train", train_batch_size=8,
-             train_steps=1, corrupt_images="skip", eval_split="train[:8]", given=["eval_split"])
+    runs.run(
+        tmp_path / "run",
+        dataset=f"folder:{folder}",
+        train_split="train",
+        train_batch_size=8,
+        train_steps=1,
+        corrupt_images="skip",
+        eval_split="train[:8]",
+        given=["eval_split"],
+    )
     printed = capsys.readouterr().out
-    assert "skipped: 13 of 36 images cannot be used: cat/\\udcff.png (file name is not UTF-8), dog/cut.gif" in printed
+    assert (
+        "skipped: 13 of 36 images cannot be used: cat/\\udcff.png (file name is not UTF-8),"
+        " dog/cut.gif" in printed
+    )
     assert (tmp_path / "run" / "ckpt-1.index").exists()
 
 
 def test_skipping_files_does_not_change_the_keys_of_other_files(folder):
     complete, reduced = (folders.folder_source(str(folder)) for _ in range(2))
-    unusable = [path for path in reduced.paths() if os.path.basename(path) in UNUSABLE or "cut" in path]
+    unusable = [
+        path for path in reduced.paths() if os.path.basename(path) in UNUSABLE or "cut" in path
+    ]
     reduced.exclude(unusable)
     assert [reduced.num_examples(split) for split in ("train", "train[:0]")] == [24, 0]
     assert reduced.num_examples("train[:50%]") + reduced.num_examples("train[50%:]") == 24
@@ -216,7 +300,9 @@ def test_links_to_files_outside_the_folder_require_the_follow_links_flag(folder,
     (folder / "cat" / "outside.png").symlink_to(tmp_path / "elsewhere" / "a.png")
     (folder / "cat" / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
     (folder / "cat" / "circle").symlink_to(folder / "cat")
-    with pytest.raises(UserError, match="links to files outside the directory .* and 1 more.*--follow_links"):
+    with pytest.raises(
+        UserError, match="links to files outside the directory .* and 1 more.*--follow_links"
+    ):
         folders.folder_source(str(folder))
     assert folders.folder_source(str(folder), follow_links=True).num_examples("train") == count + 2
 
@@ -238,7 +324,9 @@ def test_deleting_the_images_stops_training_with_a_one_line_error(folder, tmp_pa
             path.unlink()
 
     monkeypatch.setattr(image_checks, "check_images", check_and_remove)
-    with pytest.raises(UserError, match="--dataset=folder:.* can no longer be read .*same command") as error:
+    with pytest.raises(
+        UserError, match="--dataset=folder:.* can no longer be read .*same command"
+    ) as error:
         run(tmp_path, folder, corrupt_images="skip")
     assert "\n" not in str(error.value)
 
@@ -254,7 +342,9 @@ def test_corrupt_record_file_stops_training_with_a_one_line_error(tmp_path, monk
     source = digits.digits_source()
     corrupt_source = CorruptSource("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: corrupt_source)
-    with pytest.raises(UserError, match="--dataset=digits: the data can no longer .*Repair or restore") as error:
+    with pytest.raises(
+        UserError, match="--dataset=digits: the data can no longer .*Repair or restore"
+    ) as error:
         runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)
 
@@ -262,8 +352,19 @@ def test_corrupt_record_file_stops_training_with_a_one_line_error(tmp_path, monk
 # ------------------------------------------------------------------------------------------------ random corruption
 
 
-@pytest.mark.parametrize("name", ["rgb.jpg", "rgb.png", "animated.gif", "bitmap.bmp", "cmyk.jpg", "lossless.webp",
-                                  "rgb.tiff", "smooth.avif"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rgb.jpg",
+        "rgb.png",
+        "animated.gif",
+        "bitmap.bmp",
+        "cmyk.jpg",
+        "lossless.webp",
+        "rgb.tiff",
+        "smooth.avif",
+    ],
+)
 def test_checking_randomly_corrupted_images_never_raises_an_exception(name, tmp_path):
     random, path = np.random.default_rng(0), tmp_path / name
     reasons = set()
@@ -271,8 +372,14 @@ def test_checking_randomly_corrupted_images_never_raises_an_exception(name, tmp_
         content = bytearray(VALID[name][0])
         for position in random.integers(0, len(content), random.integers(1, 6)):
             content[position] = random.integers(0, 256)
-        path.write_bytes(bytes(content[:random.integers(0, len(content))] if random.random() < 0.3 else content))
-        reasons.add(re.sub(r"\d+ pixels, more.*", "too many pixels", str(image_files.why_unusable(str(path)))))
+        path.write_bytes(
+            bytes(content[: random.integers(0, len(content))] if random.random() < 0.3 else content)
+        )
+        reasons.add(
+            re.sub(
+                r"\d+ pixels, more.*", "too many pixels", str(image_files.why_unusable(str(path)))
+            )
+        )
     assert len(reasons) > 1
     assert reasons <= {"None", "empty", NOT_AN_IMAGE, "truncated or corrupt", "too many pixels"}
 
@@ -282,14 +389,23 @@ def test_checking_randomly_corrupted_images_never_raises_an_exception(name, tmp_
 
 def huge_png(side):
     """Returns an all-black PNG file that is about a thousand times smaller than the decoded image."""
+
     def chunk(chunk_type, content):
-        return (struct.pack(">I", len(content)) + chunk_type + content
-                + struct.pack(">I", zlib.crc32(chunk_type + content)))
+        return (
+            struct.pack(">I", len(content))
+            + chunk_type
+            + content
+            + struct.pack(">I", zlib.crc32(chunk_type + content))
+        )
 
     compressor, rows = zlib.compressobj(9), bytes(1 + (side + 7) // 8)
     pixels = b"".join(compressor.compress(rows) for _ in range(side)) + compressor.flush()
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
-            + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
+        + chunk(b"IDAT", pixels)
+        + chunk(b"IEND", b"")
+    )
 
 
 def test_images_above_the_pixel_limit_are_not_decoded(tmp_path, monkeypatch):
@@ -298,12 +414,18 @@ def test_images_above_the_pixel_limit_are_not_decoded(tmp_path, monkeypatch):
     assert path.stat().st_size < 2**20
     with monkeypatch.context() as patch:
         patch.setattr(tf.io, "decode_image", lambda *_, **__: pytest.fail("decoded"))
-        assert image_files.why_unusable(str(path)) == "529000000 pixels, more than --max_image_pixels=100000000"
+        assert (
+            image_files.why_unusable(str(path))
+            == "529000000 pixels, more than --max_image_pixels=100000000"
+        )
         error = endpoints.load_image(str(path), endpoints.preprocessing(8, False))
         assert isinstance(error, image_files.UnusableImage)
     path.write_bytes(huge_png(300))
     assert image_files.why_unusable(str(path), 90_000) is None
-    assert image_files.why_unusable(str(path), 89_999) == "90000 pixels, more than --max_image_pixels=89999"
+    assert (
+        image_files.why_unusable(str(path), 89_999)
+        == "90000 pixels, more than --max_image_pixels=89999"
+    )
 
 
 @pytest.mark.parametrize("name", VALID)
@@ -311,29 +433,54 @@ def test_pixel_limit_applies_to_each_frame(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(VALID[name][0])
     assert image_files.why_unusable(str(path), 480) is None
-    assert image_files.why_unusable(str(path), 479) == "480 pixels, more than --max_image_pixels=479"
+    assert (
+        image_files.why_unusable(str(path), 479) == "480 pixels, more than --max_image_pixels=479"
+    )
 
 
 def test_tiles_and_canvases_larger_than_the_image_count_toward_the_pixel_limit(tmp_path):
     """Checks the pixel limit for TIFF tiles and WebP canvases, because Pillow always allocates them in full."""
-    tags = {TiffImagePlugin.IMAGEWIDTH: 10, TiffImagePlugin.IMAGELENGTH: 10, TiffImagePlugin.BITSPERSAMPLE: 8,
-            TiffImagePlugin.COMPRESSION: 8, TiffImagePlugin.PHOTOMETRIC_INTERPRETATION: 1,
-            TiffImagePlugin.TILEWIDTH: 48_000, TiffImagePlugin.TILELENGTH: 48_000, TiffImagePlugin.TILEOFFSETS: 8,
-            TiffImagePlugin.TILEBYTECOUNTS: 8}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
+    tags = {
+        TiffImagePlugin.IMAGEWIDTH: 10,
+        TiffImagePlugin.IMAGELENGTH: 10,
+        TiffImagePlugin.BITSPERSAMPLE: 8,
+        TiffImagePlugin.COMPRESSION: 8,
+        TiffImagePlugin.PHOTOMETRIC_INTERPRETATION: 1,
+        TiffImagePlugin.TILEWIDTH: 48_000,
+        TiffImagePlugin.TILELENGTH: 48_000,
+        TiffImagePlugin.TILEOFFSETS: 8,
+        TiffImagePlugin.TILEBYTECOUNTS: 8,
+    }
+    entries = b"".join(
+        struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items())
+    )
     (tmp_path / "a.tiff").write_bytes(
-        b"II*\0" + struct.pack("<I", 16) + bytes(8) + struct.pack("<H", len(tags)) + entries + bytes(4))
+        b"II*\0"
+        + struct.pack("<I", 16)
+        + bytes(8)
+        + struct.pack("<H", len(tags))
+        + entries
+        + bytes(4)
+    )
     assert image_files.why_unusable(str(tmp_path / "a.tiff")).startswith("2304000000 pixels")
-    header = b"VP8X" + struct.pack("<I", 10) + bytes(4) + b"".join(
-        (side - 1).to_bytes(3, "little") for side in (400_000, 10_000))
-    (tmp_path / "a.webp").write_bytes(b"RIFF" + struct.pack("<I", 4 + len(header)) + b"WEBP" + header)
+    header = (
+        b"VP8X"
+        + struct.pack("<I", 10)
+        + bytes(4)
+        + b"".join((side - 1).to_bytes(3, "little") for side in (400_000, 10_000))
+    )
+    (tmp_path / "a.webp").write_bytes(
+        b"RIFF" + struct.pack("<I", 4 + len(header)) + b"WEBP" + header
+    )
     assert image_files.why_unusable(str(tmp_path / "a.webp")).startswith("4000000000 pixels")
 
 
 def test_only_the_first_of_many_frames_is_decoded(tmp_path):
     frames = [Image.new("P", (1000, 1000), index % 2) for index in range(300)]
     path = tmp_path / "a.gif"
-    path.write_bytes(encode(frames[0], "gif", save_all=True, append_images=frames[1:], optimize=False))
+    path.write_bytes(
+        encode(frames[0], "gif", save_all=True, append_images=frames[1:], optimize=False)
+    )
     assert image_files.why_unusable(str(path)) is None
     assert len(image_files.convert(path.read_bytes())) < 3_000_100
 
@@ -343,8 +490,10 @@ def test_sparse_file_is_rejected_without_being_read(tmp_path, monkeypatch):
     path.write_bytes(PNG)
     os.truncate(path, 60 * 2**30)
     monkeypatch.setattr(image_files, "_count_pixels", lambda _: pytest.fail("read"))
-    assert image_files.why_unusable(str(path)) == (
-        "64424509440 bytes, too many for --max_image_pixels=100000000")
+    assert (
+        image_files.why_unusable(str(path))
+        == "64424509440 bytes, too many for --max_image_pixels=100000000"
+    )
 
 
 def test_large_file_that_is_not_an_image_is_not_read(tmp_path):
@@ -371,7 +520,10 @@ def test_non_regular_files_are_not_opened(tmp_path, monkeypatch, file_type):
     signal.alarm(60)  # If a FIFO were opened, the test would block.
     try:
         assert image_files.why_unusable(path) == "not a regular file"
-        assert str(endpoints.load_image(path, endpoints.preprocessing(8, False))) == "not a regular file"
+        assert (
+            str(endpoints.load_image(path, endpoints.preprocessing(8, False)))
+            == "not a regular file"
+        )
     finally:
         signal.alarm(0)
 
@@ -379,8 +531,9 @@ def test_non_regular_files_are_not_opened(tmp_path, monkeypatch, file_type):
 def test_broken_links_and_missing_files_are_reported(tmp_path):
     os.symlink("nowhere.png", tmp_path / "a.png")
     os.symlink("b.png", tmp_path / "b.png")
-    assert [image_files.why_unusable(str(tmp_path / name)) for name in ("a.png", "b.png", "c.png")] == [
-        "broken link", "broken link", "missing"]
+    assert [
+        image_files.why_unusable(str(tmp_path / name)) for name in ("a.png", "b.png", "c.png")
+    ] == ["broken link", "broken link", "missing"]
 
 
 @pytest.mark.parametrize("large", ["files", "images", "neither"])
@@ -388,8 +541,11 @@ def test_large_files_and_images_are_decoded_one_at_a_time(tmp_path, monkeypatch,
     paths = [str(tmp_path / f"{index}.png") for index in range(12)]
     for path in paths:
         (tmp_path / path).write_bytes(PNG)
-    monkeypatch.setattr(image_files, "_LARGE_BYTES" if large == "files" else "_LARGE_PIXELS",
-                        479 if large != "neither" else 480)
+    monkeypatch.setattr(
+        image_files,
+        "_LARGE_BYTES" if large == "files" else "_LARGE_PIXELS",
+        479 if large != "neither" else 480,
+    )
     decode, active, num_active = tf.io.decode_image, [], []
     barrier = threading.Barrier(2)
 
@@ -409,7 +565,9 @@ def test_large_files_and_images_are_decoded_one_at_a_time(tmp_path, monkeypatch,
 def test_changing_the_pixel_limit_repeats_the_image_check(folder, tmp_path):
     remove_unusable(folder)
     assert "skipped" not in run(tmp_path, folder, max_image_pixels=480)
-    with pytest.raises(UserError, match="24 of 24 images cannot be used: cat/0.png .480 pixels, more than --max"):
+    with pytest.raises(
+        UserError, match="24 of 24 images cannot be used: cat/0.png .480 pixels, more than --max"
+    ):
         run(tmp_path, folder, max_image_pixels=479)
 
 
@@ -435,11 +593,15 @@ def test_truncated_record_file_stops_training_with_a_one_line_error(tmp_path, mo
     class TruncatedSource(IndexedSource):
         def references(self, *arguments, **options):
             records = tfds_source._read_file(str(tmp_path / "a"), 0, tf.constant(3, tf.int64), 0)
-            return records.map(lambda key, _: key).concatenate(super().references(*arguments, **options))
+            return records.map(lambda key, _: key).concatenate(
+                super().references(*arguments, **options)
+            )
 
     source = digits.digits_source()
     truncated_source = TruncatedSource("digits", source._splits, source.class_names, tf.identity)
     monkeypatch.setattr(datasets, "open_source", lambda *_: truncated_source)
-    with pytest.raises(UserError, match="--dataset=digits: the data can no longer be read") as error:
+    with pytest.raises(
+        UserError, match="--dataset=digits: the data can no longer be read"
+    ) as error:
         runs.run(tmp_path / "run", train_steps=1)
     assert "\n" not in str(error.value)

@@ -29,7 +29,9 @@ def test_run_killed_five_times_matches_an_uninterrupted_run(uninterrupted, tmp_p
     for kill in range(5):
         process = processes.start(tmp_path / "run")
         if kill == 0:
-            processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run", process)
+            processes.wait_until(
+                (tmp_path / "run" / "checkpoint").exists, tmp_path / "run", process
+            )
         elif kill != 2:  # The third kill interrupts startup. The other kills interrupt training.
             processes.wait_for("step ", tmp_path / "run", process, log_start)
         time.sleep(generator.uniform(0, 0.7))
@@ -44,7 +46,9 @@ def test_run_killed_five_times_matches_an_uninterrupted_run(uninterrupted, tmp_p
 @pytest.mark.slow
 @pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signal_triggers_a_checkpoint_and_the_same_command_resumes_the_run(signal_number, uninterrupted, tmp_path):
+def test_signal_triggers_a_checkpoint_and_the_same_command_resumes_the_run(
+    signal_number, uninterrupted, tmp_path
+):
     process = processes.start(tmp_path / "run")
     processes.wait_for("step ", tmp_path / "run", process)
     process.send_signal(signal_number)
@@ -63,7 +67,8 @@ def test_signal_takes_effect_at_the_next_safe_point():
             signal.raise_signal(signal.SIGINT)
             done.append(stop.requested)
     assert done == [True]
-    assert signal.getsignal(signal.SIGINT) is before  # In a background process, `before` may be SIG_IGN.
+    # In a background process, `before` may be SIG_IGN.
+    assert signal.getsignal(signal.SIGINT) is before
     assert list(progress.track(range(3), 3, "turns")) == [0, 1, 2]
 
 
@@ -85,8 +90,13 @@ def test_sighup_stops_the_run_unless_it_is_ignored():
 
 @pytest.mark.usefixtures("default_sighup")
 def test_repeated_sighup_from_a_closed_terminal_does_not_kill_the_run():
-    with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _BUSY],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         assert process.stdout.readline() == "busy\n"
         for _ in range(3):
             process.send_signal(signal.SIGHUP)
@@ -97,8 +107,11 @@ def test_repeated_sighup_from_a_closed_terminal_does_not_kill_the_run():
 
 
 def test_signal_interrupts_downloads():
-    with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGTERM"), \
-            stop.interruptible():
+    with (
+        signals.StopSignals() as stop,
+        pytest.raises(Stopped, match="stopped by SIGTERM"),
+        stop.interruptible(),
+    ):
         signal.raise_signal(signal.SIGTERM)
         time.sleep(9)
         raise AssertionError("not interrupted")
@@ -113,10 +126,17 @@ with command_line.reporting_errors("x"), signals.StopSignals() as stop, stop.int
     print("busy", flush=True)
     future.result()
 """
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         assert process.stdout.readline() == "busy\n"
-        time.sleep(0.5)  # Wait until `print` has returned. Otherwise, the interrupted flush would print the line again.
+        # Wait until `print` has returned. Otherwise, the interrupted flush would print the line
+        # again.
+        time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == STOPPED_STATUS
         assert process.stdout.read().startswith("stopped by SIGTERM: ")
@@ -132,12 +152,21 @@ with signals.StopSignals():
 
 
 def test_second_signal_of_a_different_type_ends_the_process_at_once():
-    with subprocess.Popen([sys.executable, "-c", _BUSY], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _BUSY],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout.readline() == "busy\n"
         process.send_signal(signal.SIGINT)
-        assert process.stderr.readline() + process.stderr.readline() == (
-            "\nSIGINT: finishing the current work, then saving; a second signal stops the program immediately\n")
+        assert (
+            process.stderr.readline()
+            + process.stderr.readline()
+            == "\nSIGINT: finishing the current work, then saving; a second signal stops the"
+            " program immediately\n"
+        )
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None
@@ -173,8 +202,15 @@ def test_killed_run_with_two_replicas_matches_an_uninterrupted_run(tmp_path):
 def start_workers(model_dir, **flags):
     """Starts two workers that log to model_dir_0.log and model_dir_1.log."""
     addresses = free_addresses(2)
-    return [processes.start(model_dir, {"TF_CONFIG": tf_config({"worker": addresses}, index=index)},
-                            log=model_dir.with_name(f"{model_dir.name}_{index}.log"), **flags) for index in range(2)]
+    return [
+        processes.start(
+            model_dir,
+            {"TF_CONFIG": tf_config({"worker": addresses}, index=index)},
+            log=model_dir.with_name(f"{model_dir.name}_{index}.log"),
+            **flags,
+        )
+        for index in range(2)
+    ]
 
 
 WORKERS_FLAGS = dict(train_steps=60, log_seconds=0.1)
@@ -190,7 +226,9 @@ def uninterrupted_workers(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim, signal_number", [(1, signal.SIGTERM), (0, signal.SIGKILL)])
-def test_losing_one_worker_stops_both_and_both_can_resume(victim, signal_number, uninterrupted_workers, tmp_path):
+def test_losing_one_worker_stops_both_and_both_can_resume(
+    victim, signal_number, uninterrupted_workers, tmp_path
+):
     workers = start_workers(tmp_path / "run", **WORKERS_FLAGS)
     processes.wait_until((tmp_path / "run" / "checkpoint").exists, tmp_path / "run_0", workers[0])
     workers[victim].send_signal(signal_number)
@@ -198,10 +236,16 @@ def test_losing_one_worker_stops_both_and_both_can_resume(victim, signal_number,
     assert {index: process.wait(150) for index, process in enumerate(workers)} == statuses
     logs = {index: processes.log_of(tmp_path / f"run_{index}") for index in range(2)}
     if signal_number == signal.SIGTERM:
-        assert "stopped by SIGTERM: saved" in logs[victim] and "stopped by another worker: saved" in logs[1 - victim]
+        assert (
+            "stopped by SIGTERM: saved" in logs[victim]
+            and "stopped by another worker: saved" in logs[1 - victim]
+        )
     else:
         assert "another worker has stopped or is unreachable" in logs[1 - victim]
-    assert [process.wait(200) for process in start_workers(tmp_path / "run", **WORKERS_FLAGS)] == [0, 0]
+    assert [process.wait(200) for process in start_workers(tmp_path / "run", **WORKERS_FLAGS)] == [
+        0,
+        0,
+    ]
     logs = [processes.log_of(tmp_path / f"run_{index}") for index in range(2)]
     resumed = {log.split("resumed at step ")[1].split()[0] for log in logs}
     assert len(resumed) == 1 and resumed != {"60"}

@@ -29,23 +29,27 @@ SETTINGS = dict(train_steps=9, checkpoint_steps=3)
 @pytest.fixture
 def run(tmp_path):
     """Returns a function that trains in tmp_path/run and returns the log."""
+
     def function(**settings):
         lines = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(console, "log", lines.append)
             runs.run(tmp_path / "run", **{**SETTINGS, **settings})
         return "\n".join(lines)
+
     return function
 
 
 @pytest.fixture(scope="module")
 def trained_runs(stem_only_resnet, tmp_path_factory):
     """Returns a cached function that trains for a given number of steps and returns the run directory."""
+
     @functools.cache
     def directory(steps):
         path = tmp_path_factory.mktemp(f"{steps}_steps") / "run"
         runs.run(path, **{**SETTINGS, "train_steps": steps})
         return path
+
     return directory
 
 
@@ -62,23 +66,35 @@ def corrupt(path, fault):
         path.unlink()
     else:
         middle = len(content) // 2
-        path.write_bytes({"empty": b"", "truncated": content[:middle],
-                          "flipped": content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1:]}[fault])
+        path.write_bytes(
+            {
+                "empty": b"",
+                "truncated": content[:middle],
+                "flipped": (
+                    content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
+                ),
+            }[fault]
+        )
 
 
 @pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
 @pytest.mark.parametrize("name", ["ckpt-9.index", "ckpt-9.data-00000-of-00001"])
-def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(name, fault, trained, run, tmp_path):
+def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
+    name, fault, trained, run, tmp_path
+):
     trained(9)
     expected = processes.tensors(tmp_path / "run", 9)
     corrupt(tmp_path / "run" / name, fault)
     logged = run()
-    if fault == "missing":  # A missing file is not treated as corruption, because a copy may still be in progress.
+    if fault == "missing":
+        # A missing file is not treated as corruption, because a copy may still be in progress.
         assert f"warning: ckpt-9 is incomplete and is ignored: {name} is missing" in logged
         assert not (tmp_path / "run" / "damaged").exists()
     else:
         assert "warning: ckpt-9 is corrupt (" in logged and "Resuming from ckpt-6." in logged
-        assert {path.name.split(".")[0] for path in (tmp_path / "run" / "damaged" / "ckpt-9").iterdir()} == {"ckpt-9"}
+        assert {
+            path.name.split(".")[0] for path in (tmp_path / "run" / "damaged" / "ckpt-9").iterdir()
+        } == {"ckpt-9"}
     assert "resumed at step 6 from" in logged
     actual = processes.tensors(tmp_path / "run", 9)
     for key in expected:
@@ -86,18 +102,24 @@ def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(nam
 
 
 @pytest.mark.parametrize("name", ["ckpt-3.index", "ckpt-3.data-00000-of-00001"])
-def test_run_with_only_an_incomplete_checkpoint_is_rejected_and_not_changed(name, trained, run, tmp_path):
+def test_run_with_only_an_incomplete_checkpoint_is_rejected_and_not_changed(
+    name, trained, run, tmp_path
+):
     trained(3)
     (tmp_path / "run" / name).rename(tmp_path / "copied later")
     before = {path.name for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(UserError, match=f"ckpt-3 is incomplete .{name} is missing.*Copy the missing file"):
+    with pytest.raises(
+        UserError, match=f"ckpt-3 is incomplete .{name} is missing.*Copy the missing file"
+    ):
         run(train_steps=6)
     assert before == {path.name for path in (tmp_path / "run").iterdir()}
     (tmp_path / "copied later").rename(tmp_path / "run" / name)
     assert "resumed at step 3" in run(train_steps=6)
 
 
-@pytest.mark.parametrize("fault", ["no checkpoint file", "newest corrupt", "clock moved back", "file from another run"])
+@pytest.mark.parametrize(
+    "fault", ["no checkpoint file", "newest corrupt", "clock moved back", "file from another run"]
+)
 def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_path):
     trained(9)
     if fault == "no checkpoint file":
@@ -109,12 +131,17 @@ def test_keep_checkpoint_max_is_respected_after_faults(fault, trained, run, tmp_
         (tmp_path / "run" / "checkpoint").write_text(f"{text}\nlast_preserved_timestamp: 1e12\n")
     else:
         shutil.copytree(tmp_path / "run", tmp_path / "other")
-        paths = "".join(f'all_model_checkpoint_paths: "{tmp_path}/other/ckpt-{step}"\n' for step in (3, 6, 9))
-        (tmp_path / "run" / "checkpoint").write_text(f'model_checkpoint_path: "{tmp_path}/other/ckpt-9"\n{paths}')
+        paths = "".join(
+            f'all_model_checkpoint_paths: "{tmp_path}/other/ckpt-{step}"\n' for step in (3, 6, 9)
+        )
+        (tmp_path / "run" / "checkpoint").write_text(
+            f'model_checkpoint_path: "{tmp_path}/other/ckpt-9"\n{paths}'
+        )
     run(train_steps=15, keep_checkpoint_max=2)
     assert checkpoint_files.list_steps(str(tmp_path / "run")) == [12, 15]
     assert checkpoint_files.list_steps(str(tmp_path / "other")) == (
-        [3, 6, 9] if fault == "file from another run" else [])
+        [3, 6, 9] if fault == "file from another run" else []
+    )
     assert tf.train.latest_checkpoint(str(tmp_path / "run")) == str(tmp_path / "run" / "ckpt-15")
 
 
@@ -127,11 +154,14 @@ def test_save_keeps_checkpoints_of_later_steps(tmp_path):
 
 def test_preview_replaces_a_link_but_not_its_target(run, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')  # An earlier attempt wrote this file.
+    # An earlier attempt wrote this file.
+    (tmp_path / "run" / "flags.json").write_text('{"train_mode": "pretrain"}')
     (tmp_path / "photo.png").write_text("mine")
     (tmp_path / "run" / "views.png").symlink_to(tmp_path / "photo.png")
     run(train_steps=1)
-    assert (tmp_path / "photo.png").read_text() == "mine" and not (tmp_path / "run" / "views.png").is_symlink()
+    assert (tmp_path / "photo.png").read_text() == "mine" and not (
+        tmp_path / "run" / "views.png"
+    ).is_symlink()
 
 
 def test_checkpoints_in_neighboring_directories_are_kept(trained, run, tmp_path):
@@ -140,7 +170,9 @@ def test_checkpoints_in_neighboring_directories_are_kept(trained, run, tmp_path)
         shutil.copytree(tmp_path / "run", tmp_path / name)
     run(train_steps=12, keep_checkpoint_max=1)
     assert checkpoint_files.list_steps(str(tmp_path / "run")) == [12]
-    assert [checkpoint_files.list_steps(str(tmp_path / name)) for name in ("run1", "run 2")] == [[3, 6, 9]] * 2
+    assert [checkpoint_files.list_steps(str(tmp_path / name)) for name in ("run1", "run 2")] == [
+        [3, 6, 9]
+    ] * 2
 
 
 def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path):
@@ -149,7 +181,10 @@ def test_continuous_evaluation_skips_a_corrupt_checkpoint(trained, run, tmp_path
     (tmp_path / "run" / "checkpoint").write_bytes(b"\xff")  # Evaluation does not need this file.
     log = run(mode="eval", eval_timeout=0.1)
     assert "ckpt-6: the checkpoint is corrupt (" in log and log.count("warning: skipped") == 1
-    assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {"result_3.json", "result_9.json"}
+    assert {path.name for path in (tmp_path / "run").glob("result_*.json")} == {
+        "result_3.json",
+        "result_9.json",
+    }
 
 
 @pytest.mark.parametrize("fault", ["empty", "truncated", "flipped", "missing"])
@@ -164,10 +199,15 @@ def test_missing_or_corrupt_checkpoint_state_file_is_rewritten(fault, trained, r
 def test_second_attempt_trains_from_scratch_if_all_checkpoints_are_corrupt(trained, run, tmp_path):
     trained(3)
     corrupt(tmp_path / "run" / "ckpt-3.index", "truncated")
-    with pytest.raises(UserError, match="ckpt-3 is corrupt .*no other complete checkpoint exists.*train from scratch"):
+    with pytest.raises(
+        UserError,
+        match="ckpt-3 is corrupt .*no other complete checkpoint exists.*train from scratch",
+    ):
         run(train_steps=3)
-    assert not (tmp_path / "run" / "ckpt-3.index").exists() and (
-        tmp_path / "run" / "damaged" / "ckpt-3" / "ckpt-3.index").exists()
+    assert (
+        not (tmp_path / "run" / "ckpt-3.index").exists()
+        and (tmp_path / "run" / "damaged" / "ckpt-3" / "ckpt-3.index").exists()
+    )
     assert "resumed" not in run(train_steps=3)
 
 
@@ -175,9 +215,12 @@ def test_temporary_read_error_is_not_treated_as_corruption(trained, run, tmp_pat
     trained(3)
     data = tmp_path / "run" / "ckpt-3.data-00000-of-00001"
     data.rename(tmp_path / "backup")
-    data.symlink_to("/proc/self/mem")  # Reading the first byte of this file fails with an I/O error.
+    # Reading the first byte of this file fails with an I/O error.
+    data.symlink_to("/proc/self/mem")
     before = set((tmp_path / "run").rglob("*"))
-    with pytest.raises(UserError, match="ckpt-3 is temporarily unreadable .*Restore access") as error:
+    with pytest.raises(
+        UserError, match="ckpt-3 is temporarily unreadable .*Restore access"
+    ) as error:
         run(train_steps=6)
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "damaged").exists()
     assert before == set((tmp_path / "run").rglob("*"))
@@ -186,7 +229,9 @@ def test_temporary_read_error_is_not_treated_as_corruption(trained, run, tmp_pat
     assert "resumed at step 3" in run(train_steps=6)
 
 
-@pytest.mark.parametrize("content", ["\x80", '{"seed": "7"}', '{"seed": 7.5}', '{"seed": [7]}', "{}"])
+@pytest.mark.parametrize(
+    "content", ["\x80", '{"seed": "7"}', '{"seed": 7.5}', '{"seed": [7]}', "{}"]
+)
 def test_seed_is_required_if_flags_json_is_unreadable(content, trained, run, tmp_path):
     trained(3)
     (tmp_path / "run" / "flags.json").write_text(content)
@@ -200,12 +245,21 @@ def test_only_temporary_files_of_killed_processes_are_deleted(trained, run, tmp_
     trained(3)
     shard, run_dir = "part-00000-of-00001.data-00000-of-00001", tmp_path / "run"
     temporary_files = [f"ckpt-6_temp/{shard}", "flags.json.99.tmp", f"checkpoint.tmp{'0a' * 16}"]
-    others = ["result.json.98.tmp", f"ckpt-9_temp/{shard}", "ckpt-9_temp/notes.txt", "checkpoint.tmp1234/notes.txt",
-              "checkpoint.tmp", "notes.json.99.tmp", "ckpt-6.data-00000-of-00001", "notes.txt"]
+    others = [
+        "result.json.98.tmp",
+        f"ckpt-9_temp/{shard}",
+        "ckpt-9_temp/notes.txt",
+        "checkpoint.tmp1234/notes.txt",
+        "checkpoint.tmp",
+        "notes.json.99.tmp",
+        "ckpt-6.data-00000-of-00001",
+        "notes.txt",
+    ]
     for name in temporary_files + others:
         (run_dir / name).parent.mkdir(exist_ok=True)
         (run_dir / name).write_text("half")
-        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))  # A recent file may be in use.
+        # A recent file may be in use.
+        os.utime(run_dir / name, None if name == "result.json.98.tmp" else (0, 0))
     logged = run(train_steps=3)
     assert not any((run_dir / name).exists() for name in [*temporary_files, "ckpt-6_temp"])
     assert all((run_dir / name).read_text() == "half" for name in others)
@@ -222,8 +276,16 @@ def test_corrupt_warm_start_checkpoint_is_rejected(trained, run, tmp_path):
 # ---------------------------------------------------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize("name", [
-    "-a 'b' \"c\" $d {e,f} !g] ~h ; größe 日本.tmp", "n" * 255, "trailing/", "deep/../relative", "link"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "-a 'b' \"c\" $d {e,f} !g] ~h ; größe 日本.tmp",
+        "n" * 255,
+        "trailing/",
+        "deep/../relative",
+        "link",
+    ],
+)
 def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path, monkeypatch):
     trained(3)
     monkeypatch.chdir(tmp_path)
@@ -235,29 +297,50 @@ def test_run_resumes_in_a_directory_with_an_unusual_name(name, trained, tmp_path
     # The path is relative, so it starts with the unusual name.
     runs.run(name, **{**SETTINGS, "train_steps": 6, "keep_checkpoint_max": 1})
     assert checkpoint_files.list_steps(name) == [6]
-    assert checkpoint_files.latest_checkpoint(name) == weight_files.locate(name)[0] == os.path.join(name, "ckpt-6")
-    # Other programs find the checkpoint, too. (`tf.train.latest_checkpoint` would interpret some names as patterns.)
+    assert (
+        checkpoint_files.latest_checkpoint(name)
+        == weight_files.locate(name)[0]
+        == os.path.join(name, "ckpt-6")
+    )
+    # Other programs find the checkpoint, too. (`tf.train.latest_checkpoint` would interpret some
+    # names as patterns.)
     assert tf.train.get_checkpoint_state(name).model_checkpoint_path == os.path.join(name, "ckpt-6")
-    assert not {path.name for path in tmp_path.iterdir()} - {"run", "deep", "relative", name.rstrip("/")}
+    assert not {path.name for path in tmp_path.iterdir()} - {
+        "run",
+        "deep",
+        "relative",
+        name.rstrip("/"),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------- flags
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(learning_rate=0.5), r"--learning_rate=0.02 \(now 0.5\)"),
-    (dict(seed=8, train_batch_size=16), r"--seed=7 \(now 8\), --train_batch_size=32 \(now 16\)"),
-    (dict(dataset="folder:/no/such", train_split="train"), "the directory does not exist"),
-    (dict(train_split="train[:40]"), r"--train_split=train\[:64\] \(now train\[:40\]\)"),
-    (dict(precision="mixed_bfloat16"), "--precision=float32"), (dict(optimizer="momentum"), "--optimizer=lars"),
-    (dict(cache_dataset=True), "--cache_dataset=False"), (dict(shuffle_buffer_mb=8), "--shuffle_buffer_mb=1024")])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(learning_rate=0.5), r"--learning_rate=0.02 \(now 0.5\)"),
+        (
+            dict(seed=8, train_batch_size=16),
+            r"--seed=7 \(now 8\), --train_batch_size=32 \(now 16\)",
+        ),
+        (dict(dataset="folder:/no/such", train_split="train"), "the directory does not exist"),
+        (dict(train_split="train[:40]"), r"--train_split=train\[:64\] \(now train\[:40\]\)"),
+        (dict(precision="mixed_bfloat16"), "--precision=float32"),
+        (dict(optimizer="momentum"), "--optimizer=lars"),
+        (dict(cache_dataset=True), "--cache_dataset=False"),
+        (dict(shuffle_buffer_mb=8), "--shuffle_buffer_mb=1024"),
+    ],
+)
 def test_changed_flags_are_rejected_and_listed(changes, message, trained, run, tmp_path):
     trained(3)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=message) as error:
         run(**changes, given=list(changes))
     assert "\n" not in str(error.value)
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert before == {
+        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    }
 
 
 def test_run_resumes_with_more_steps_and_with_allowed_flag_changes(trained, run, tmp_path):
@@ -265,7 +348,10 @@ def test_run_resumes_with_more_steps_and_with_allowed_flag_changes(trained, run,
     log = run(train_steps=6)
     assert "was started with --train_steps=3 (now 6): the learning-rate schedule changes" in log
     log = run(learning_rate=0.5, allow_flag_changes=True)
-    assert "the run was started with --learning_rate=0.02 (now 0.5); accepted because of --allow_flag_changes" in log
+    assert (
+        "the run was started with --learning_rate=0.02 (now 0.5); accepted because of"
+        " --allow_flag_changes" in log
+    )
     assert "resumed at step 6" in log
 
 
@@ -277,7 +363,12 @@ class Data(IndexedSource):
 
     def __init__(self, classes=("blue", "green", "red"), **description):
         super().__init__("colors", {}, list(classes) if classes else None, tf.identity)
-        self._description = {"name": "colors", "version": "1.0.0", "splits": {"train": 64, "test": 10}, **description}
+        self._description = {
+            "name": "colors",
+            "version": "1.0.0",
+            "splits": {"train": 64, "test": 10},
+            **description,
+        }
 
     def describe_data(self):
         return self._description
@@ -290,27 +381,41 @@ def start_run(directory, source, **settings):
     return config
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(splits={"train": 63, "test": 10}), r"train has 63 examples \(64 at the start\)"),
-    (dict(splits={"train": 64}), r"test has 0 examples \(10 at the start\)"),
-    (dict(splits={"train": 64, "test": 10, "extra": 5}), "split extra is new"),
-    (dict(version="1.0.1"), r"version 1.0.1 \(1.0.0 at the start\)"),
-    (dict(files="b"), "names or sizes of the files"),
-    (dict(classes=("green", "red", "zblue")), r"classes \(only in the data set: zblue; only in the run: blue\)"),
-    (dict(classes=("red", "green", "blue")), "same classes in a different order"),
-    (dict(classes=None), "only in the run: blue, green, red")])
-def test_changed_data_is_rejected_unless_flag_changes_are_allowed(changes, message, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(splits={"train": 63, "test": 10}), r"train has 63 examples \(64 at the start\)"),
+        (dict(splits={"train": 64}), r"test has 0 examples \(10 at the start\)"),
+        (dict(splits={"train": 64, "test": 10, "extra": 5}), "split extra is new"),
+        (dict(version="1.0.1"), r"version 1.0.1 \(1.0.0 at the start\)"),
+        (dict(files="b"), "names or sizes of the files"),
+        (
+            dict(classes=("green", "red", "zblue")),
+            r"classes \(only in the data set: zblue; only in the run: blue\)",
+        ),
+        (dict(classes=("red", "green", "blue")), "same classes in a different order"),
+        (dict(classes=None), "only in the run: blue, green, red"),
+    ],
+)
+def test_changed_data_is_rejected_unless_flag_changes_are_allowed(
+    changes, message, tmp_path, capsys
+):
     config = start_run(tmp_path, Data(files="a"))
     run_directory.check_data(config, Data(files="a"))
-    with pytest.raises(UserError, match=f"--dataset=digits: the data has changed .*{message}.*--allow_flag_changes"
-                       ) as error:
+    with pytest.raises(
+        UserError, match=f"--dataset=digits: the data has changed .*{message}.*--allow_flag_changes"
+    ) as error:
         run_directory.check_data(config, Data(**{"files": "a", **changes}))
     assert "\n" not in str(error.value)
-    run_directory.check_data(config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes}))
+    run_directory.check_data(
+        config.replace(allow_flag_changes=True), Data(**{"files": "a", **changes})
+    )
     assert "warning: --dataset=digits: the data has changed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", '{"splits": 5}', '{"splits": ["train"]}', "\x80"])
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", '{"splits": 5}', '{"splits": ["train"]}', "\x80"]
+)
 def test_unreadable_data_json_causes_a_warning(content, tmp_path, capsys):
     config = start_run(tmp_path, Data())
     (tmp_path / "data.json").unlink()
@@ -328,8 +433,10 @@ def test_corrupt_classes_json_is_rejected(content, tmp_path):
         run_directory.check_data(config, Data())
 
 
-@pytest.mark.parametrize("name", [
-    "flags.json", "classes.json", "data.json", "ckpt-3.index", "ckpt-3.data-00000-of-00001"])
+@pytest.mark.parametrize(
+    "name",
+    ["flags.json", "classes.json", "data.json", "ckpt-3.index", "ckpt-3.data-00000-of-00001"],
+)
 def test_fifos_are_not_opened(name, trained, tmp_path):
     trained(3)
     (tmp_path / "run" / name).unlink()
@@ -347,7 +454,9 @@ def test_changed_class_names_are_accepted_without_a_linear_head(tmp_path):
     config = start_run(tmp_path, Data(), lineareval_while_pretraining=False)
     run_directory.check_data(config, Data(classes=("a", "b")))
     with pytest.raises(UserError, match="the data has changed"):
-        run_directory.check_data(config.replace(lineareval_while_pretraining=True), Data(classes=("a", "b")))
+        run_directory.check_data(
+            config.replace(lineareval_while_pretraining=True), Data(classes=("a", "b"))
+        )
 
 
 def test_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
@@ -366,7 +475,9 @@ def test_resumed_run_checks_its_data(trained, run, tmp_path, monkeypatch):
 def small_disk(path, kilobytes):
     """Mounts a file system of the given size at `path`."""
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(path)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(path)], check=True
+    )
     try:
         yield
     finally:
@@ -376,21 +487,30 @@ def small_disk(path, kilobytes):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can mount a file system")
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 1000])
 def test_last_checkpoint_survives_a_full_disk(free_kilobytes, run, tmp_path):
-    large = dict(proj_out_dim=8192)  # This makes checkpoints larger than the other files of the run.
+    # This makes checkpoints larger than the other files of the run.
+    large = dict(proj_out_dim=8192)
     run(train_steps=6, **large)
     expected = processes.tensors(tmp_path / "run", 6)
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*")) // 1024
     (tmp_path / "run").rename(tmp_path / "copy")
     with small_disk(tmp_path / "run", used + 200 + free_kilobytes):
-        subprocess.run(["cp", "-r", *map(str, (tmp_path / "copy").iterdir()), str(tmp_path / "run")], check=True)
-        with pytest.raises(UserError, match="--model_dir=.* (could not|cannot) be written") as error:
+        subprocess.run(
+            ["cp", "-r", *map(str, (tmp_path / "copy").iterdir()), str(tmp_path / "run")],
+            check=True,
+        )
+        with pytest.raises(
+            UserError, match="--model_dir=.* (could not|cannot) be written"
+        ) as error:
             run(train_steps=9, **large)
         assert "\n" not in str(error.value)
         assert not list((tmp_path / "run").glob("ckpt-9.index"))
         actual = processes.tensors(tmp_path / "run", 6)
-        for path in [*(tmp_path / "run").glob("ckpt-3.*")]:  # After space is freed, the same command resumes the run.
+        for path in [*(tmp_path / "run").glob("ckpt-3.*")]:
+            # After space is freed, the same command resumes the run.
             path.unlink()
-        subprocess.run(["mount", "-o", f"remount,size={4 * used}k", str(tmp_path / "run")], check=True)
+        subprocess.run(
+            ["mount", "-o", f"remount,size={4 * used}k", str(tmp_path / "run")], check=True
+        )
         assert "resumed at step 6" in run(train_steps=9, **large)
     for key in expected:
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
@@ -403,7 +523,11 @@ def test_losing_a_worker_during_a_save_is_not_reported_as_a_full_disk(run, monke
     monkeypatch.setattr(checkpoint_files, "save", fail)
     with pytest.raises(UserError, match="ckpt-3 could not be written"):
         run(train_steps=3)
-    monkeypatch.setattr(run_lib.workers, "is_lost_worker", lambda error: isinstance(error, tf.errors.UnavailableError))
+    monkeypatch.setattr(
+        run_lib.workers,
+        "is_lost_worker",
+        lambda error: isinstance(error, tf.errors.UnavailableError),
+    )
     with pytest.raises(Stopped, match="another worker has stopped"):
         run(train_steps=3)
 
@@ -413,7 +537,9 @@ def test_read_only_directory_is_rejected(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", read_only)
-    with pytest.raises(UserError, match="cannot be written to .Permission denied.. Fix its permissions"):
+    with pytest.raises(
+        UserError, match="cannot be written to .Permission denied.. Fix its permissions"
+    ):
         runs.run(tmp_path / "run")
 
 
@@ -433,7 +559,9 @@ def test_lock_rejects_a_second_run_and_is_released_when_the_first_run_is_killed(
     command = [sys.executable, "-c", _HOLD, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=rf"--model_dir=.* is in use by process {other.pid} on \S+\. Wait"):
+        with pytest.raises(
+            UserError, match=rf"--model_dir=.* is in use by process {other.pid} on \S+\. Wait"
+        ):
             runs.run(tmp_path)
         other.kill()
         other.wait()
@@ -450,16 +578,25 @@ def test_run_stops_if_its_directory_is_removed_during_training(trained, run, tmp
 
     other, make = [], train.make_run_steps
     monkeypatch.setattr(train, "make_run_steps", remove_and_restart)
-    with pytest.raises(UserError, match="--model_dir=.*the directory was removed or replaced during the run"):
+    with pytest.raises(
+        UserError, match="--model_dir=.*the directory was removed or replaced during the run"
+    ):
         run()
     other[0].check()
     assert not checkpoint_files.list_steps(str(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("module, function", [
-    (train, "build_training_state"), (run_lib.evaluate, "evaluate_and_write"), (run_lib.saving, "build_module")])
+@pytest.mark.parametrize(
+    "module, function",
+    [
+        (train, "build_training_state"),
+        (run_lib.evaluate, "evaluate_and_write"),
+        (run_lib.saving, "build_module"),
+    ],
+)
 def test_directory_of_another_run_is_not_modified(module, function, trained, tmp_path, monkeypatch):
     """Replaces the run directory with that of another run before training, evaluation or export."""
+
     def replace(*arguments, **options):
         (tmp_path / "run").rename(tmp_path / "gone")
         (tmp_path / "other").rename(tmp_path / "run")
@@ -477,19 +614,38 @@ def test_directory_of_another_run_is_not_modified(module, function, trained, tmp
         model.function = tf.function(lambda: 1, input_signature=[])
         call = lambda *_: (model, {})  # noqa: E731
     with pytest.raises(UserError, match="the directory was removed or replaced during the run"):
-        runs.run(tmp_path / "run", with_export=True, **{**SETTINGS, "mode": "train_then_eval",
-                                                        "learning_rate": 0.01, "train_steps": 3})
-    assert before == {tmp_path / "other" / path.relative_to(tmp_path / "run"): path.read_bytes()
-                      for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        runs.run(
+            tmp_path / "run",
+            with_export=True,
+            **{**SETTINGS, "mode": "train_then_eval", "learning_rate": 0.01, "train_steps": 3},
+        )
+    assert before == {
+        tmp_path / "other" / path.relative_to(tmp_path / "run"): path.read_bytes()
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file()
+    }
 
 
-@pytest.mark.parametrize("name", [
-    "flags.json", "classes.json", "data.json", "views.png", "gallery.html", "train.lock", "images.json", "result.json",
-    "result_7.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flags.json",
+        "classes.json",
+        "data.json",
+        "views.png",
+        "gallery.html",
+        "train.lock",
+        "images.json",
+        "result.json",
+        "result_7.json",
+    ],
+)
 def test_new_run_does_not_overwrite_user_files(name, run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text('{"mine": 1}')
-    with pytest.raises(UserError, match=f"{name} (was not written by a run|was not written by this program)"):
+    with pytest.raises(
+        UserError, match=f"{name} (was not written by a run|was not written by this program)"
+    ):
         run(train_steps=1)
     assert (tmp_path / "run" / name).read_text() == '{"mine": 1}'
 
@@ -500,7 +656,10 @@ def test_lock_file_that_is_not_text_is_rejected(file_type, tmp_path):
         (tmp_path / "train.lock").write_bytes(b"\xff\x00" * 9999)
     else:
         (os.mkfifo if file_type == "FIFO" else os.mkdir)(tmp_path / "train.lock")
-    with pytest.raises(UserError, match="--model_dir=.*train.lock (was not written by this program|cannot be opened)"):
+    with pytest.raises(
+        UserError,
+        match="--model_dir=.*train.lock (was not written by this program|cannot be opened)",
+    ):
         Lock(str(tmp_path))
 
 
@@ -509,7 +668,11 @@ def test_links_with_the_names_of_temporary_files_are_kept(tmp_path):
     for name in ("ckpt-7_temp", "flags.json.9.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     run_directory.remove_temporary_files(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "ckpt-7_temp", "flags.json.9.tmp"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "elsewhere",
+        "ckpt-7_temp",
+        "flags.json.9.tmp",
+    }
 
 
 def test_lock_does_not_follow_links(tmp_path):
@@ -534,8 +697,11 @@ def test_evaluation_does_not_need_the_lock(run, tmp_path):
 def accuracies(monkeypatch):
     """Returns a list to fill with accuracies of the linear head. Each evaluation removes and reports the first item."""
     values = []
-    monkeypatch.setattr(run_lib.evaluate.Evaluator, "linear_head", lambda *_: {
-        "eval/label_top_1_accuracy": values.pop(0), "eval/label_top_5_accuracy": 1.0})
+    monkeypatch.setattr(
+        run_lib.evaluate.Evaluator,
+        "linear_head",
+        lambda *_: {"eval/label_top_1_accuracy": values.pop(0), "eval/label_top_5_accuracy": 1.0},
+    )
     return values
 
 
@@ -547,12 +713,16 @@ def test_keep_best_keeps_the_best_and_the_latest_checkpoint(run, tmp_path, accur
     accuracies += [0.5, 0.7, 0.6]
     for steps in (3, 6, 9):
         run(mode="train_then_eval", train_steps=steps, keep_best=True, keep_checkpoint_max=1)
-    assert checkpoints(tmp_path / "run") == {"ckpt-9"} and checkpoints(tmp_path / "run" / "best") == {"ckpt-6"}
+    assert checkpoints(tmp_path / "run") == {"ckpt-9"} and checkpoints(
+        tmp_path / "run" / "best"
+    ) == {"ckpt-6"}
     model = train.model_lib.build_model(Config(**runs.TINY), 10)
     assert restoring.load_model(model, str(tmp_path / "run" / "best")).step == 6
 
 
-def test_best_checkpoint_is_kept_if_a_better_one_cannot_be_written(run, tmp_path, accuracies, monkeypatch):
+def test_best_checkpoint_is_kept_if_a_better_one_cannot_be_written(
+    run, tmp_path, accuracies, monkeypatch
+):
     accuracies += [0.7, 0.8, 0.3]
     run(mode="train_then_eval", train_steps=3, keep_best=True, keep_checkpoint_max=1)
 
@@ -561,11 +731,18 @@ def test_best_checkpoint_is_kept_if_a_better_one_cannot_be_written(run, tmp_path
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left"):
         save = checkpoint_files.save
-        patch.setattr(checkpoint_files, "save", lambda trackable, directory, *arguments, **options: (
-            fail if directory.endswith("best") else save)(trackable, directory, *arguments, **options))
+        patch.setattr(
+            checkpoint_files,
+            "save",
+            lambda trackable, directory, *arguments, **options: (
+                fail if directory.endswith("best") else save
+            )(trackable, directory, *arguments, **options),
+        )
         run(mode="train_then_eval", train_steps=6, keep_best=True, keep_checkpoint_max=1)
     run(mode="train_then_eval", train_steps=9, keep_best=True, keep_checkpoint_max=1)
-    assert checkpoints(tmp_path / "run" / "best") == {"ckpt-3"} and checkpoints(tmp_path / "run") == {"ckpt-9"}
+    assert checkpoints(tmp_path / "run" / "best") == {"ckpt-3"} and checkpoints(
+        tmp_path / "run"
+    ) == {"ckpt-9"}
 
 
 def test_best_checkpoint_is_not_written_through_a_link(run, tmp_path, accuracies):
@@ -583,8 +760,11 @@ def test_best_checkpoint_newer_than_the_latest_checkpoint_is_replaced(run, tmp_p
     run(mode="train_then_eval", train_steps=3, keep_best=True, checkpoint_steps=1)
     (tmp_path / "run" / "best" / "ckpt-3.index").rename(tmp_path / "run" / "best" / "ckpt-9.index")
     (tmp_path / "run" / "best" / "ckpt-3.data-00000-of-00001").rename(
-        tmp_path / "run" / "best" / "ckpt-9.data-00000-of-00001")
-    (tmp_path / "run" / "best" / "result_3.json").rename(tmp_path / "run" / "best" / "result_9.json")
+        tmp_path / "run" / "best" / "ckpt-9.data-00000-of-00001"
+    )
+    (tmp_path / "run" / "best" / "result_3.json").rename(
+        tmp_path / "run" / "best" / "result_9.json"
+    )
     run(mode="eval", train_steps=3, keep_best=True)
     assert checkpoints(tmp_path / "run" / "best") == {"ckpt-1"}
 
@@ -592,7 +772,11 @@ def test_best_checkpoint_newer_than_the_latest_checkpoint_is_replaced(run, tmp_p
 def test_best_checkpoint_records_the_training_settings(run, tmp_path, accuracies):
     accuracies += [0.5]
     run(train_steps=3, weight_decay=1e-3)
-    run(mode="eval", train_steps=3, keep_best=True)  # This evaluation uses the default weight decay.
-    flags = [run_directory.read_flags(str(tmp_path / "run" / subdirectory)) for subdirectory in ("", "best")]
+    # This evaluation uses the default weight decay.
+    run(mode="eval", train_steps=3, keep_best=True)
+    flags = [
+        run_directory.read_flags(str(tmp_path / "run" / subdirectory))
+        for subdirectory in ("", "best")
+    ]
     assert flags[0] == flags[1] and flags[1]["weight_decay"] == 1e-3
     assert len(weight_files.read_classes(str(tmp_path / "run" / "best"))[0]) == 10

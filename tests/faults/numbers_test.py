@@ -18,7 +18,11 @@ SETTINGS = dict(train_steps=6, checkpoint_steps=3)
 
 def make_loss_infinite(patch):
     """Patches training so that the contrastive loss is infinite at the fifth step."""
-    network_input, contrastive_loss, factor = train.TrainStep.network_input, train.model_lib.contrastive_loss, []
+    network_input, contrastive_loss, factor = (
+        train.TrainStep.network_input,
+        train.model_lib.contrastive_loss,
+        [],
+    )
 
     def set_factor(self, *arguments):
         factor[:] = [tf.where(self.optimizer.iterations == 4, np.inf, 1.0)]
@@ -52,13 +56,19 @@ def finite_run(stem_only_resnet, tmp_path_factory):
 
 
 @pytest.mark.parametrize("patch_training", [make_loss_infinite, make_gradients_infinite])
-def test_diverged_training_stops_and_keeps_the_last_checkpoint(patch_training, finite_run, tmp_path):
+def test_diverged_training_stops_and_keeps_the_last_checkpoint(
+    patch_training, finite_run, tmp_path
+):
     with pytest.MonkeyPatch.context() as patch:
         patch_training(patch)
-        with pytest.raises(UserError, match="--learning_rate=0.02: training diverged at step 5 .loss") as error:
+        with pytest.raises(
+            UserError, match="--learning_rate=0.02: training diverged at step 5 .loss"
+        ) as error:
             runs.run(tmp_path / "run", **SETTINGS)
-    assert f"ckpt-3. Use a lower --learning_rate or more --warmup_epochs, and resume with --model_dir={tmp_path}" in (
-        str(error.value))
+    assert (
+        "ckpt-3. Use a lower --learning_rate or more --warmup_epochs, and resume with"
+        f" --model_dir={tmp_path}" in (str(error.value))
+    )
     assert "\n" not in str(error.value) and not (tmp_path / "run" / "ckpt-6.index").exists()
     runs.run(tmp_path / "run", **SETTINGS)
     ours, theirs = (processes.tensors(path, 6) for path in (tmp_path / "run", finite_run))
@@ -76,20 +86,33 @@ def test_non_finite_weights_are_not_saved(tmp_path):
         variable.assign(tf.where(self.optimizer.iterations == 6, np.inf, variable))
         return results
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingDiverged, match="at step 6 .*ckpt-3. Use a"):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(TrainingDiverged, match="at step 6 .*ckpt-3. Use a"),
+    ):
         patch.setattr(train.TrainStep, "update", patched)
         runs.run(tmp_path / "run", train_steps=6, checkpoint_steps=3)
     assert not (tmp_path / "run" / "ckpt-6.index").exists()
 
 
 def test_divergence_from_an_excessive_learning_rate_is_reported(tmp_path):
-    with pytest.raises(TrainingDiverged, match="training diverged at step [1-9] .*no checkpoint was written"):
-        runs.run(tmp_path / "run", train_steps=9, learning_rate=1e30, warmup_epochs=0, optimizer="momentum")
+    with pytest.raises(
+        TrainingDiverged, match="training diverged at step [1-9] .*no checkpoint was written"
+    ):
+        runs.run(
+            tmp_path / "run",
+            train_steps=9,
+            learning_rate=1e30,
+            warmup_epochs=0,
+            optimizer="momentum",
+        )
     assert not list((tmp_path / "run").glob("ckpt-*"))
 
 
-@pytest.mark.parametrize("rows, expected", [
-    (np.ones([8, 4]), 0.0), (np.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], 4 * np.sqrt(3 / 16) / 2)])
+@pytest.mark.parametrize(
+    "rows, expected",
+    [(np.ones([8, 4]), 0.0), (np.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], 4 * np.sqrt(3 / 16) / 2)],
+)
 def test_embedding_std_matches_hand_computed_values(rows, expected):
     assert metrics.embedding_std(tf.constant(rows * 5)).numpy() == pytest.approx(expected, abs=1e-6)
 
@@ -105,9 +128,14 @@ def test_collapsed_encoder_is_reported(tmp_path, monkeypatch):
     runs.run(tmp_path / "healthy", train_steps=2)
     assert not any("has collapsed" in line for line in lines)
     loss = objective.add_contrastive_loss
-    monkeypatch.setattr(objective, "add_contrastive_loss", lambda hidden, *_: (
-        tf.reduce_mean(hidden**2), *loss(hidden)[1:]))
+    monkeypatch.setattr(
+        objective,
+        "add_contrastive_loss",
+        lambda hidden, *_: (tf.reduce_mean(hidden**2), *loss(hidden)[1:]),
+    )
     monkeypatch.setattr(metrics, "embedding_std", lambda *_: tf.constant(0.001))
     runs.run(tmp_path / "run", train_steps=2)
-    assert any("At step 2, all images have nearly the same projection (train/embedding_std 0.0010" in line
-               for line in lines)
+    assert any(
+        "At step 2, all images have nearly the same projection (train/embedding_std 0.0010" in line
+        for line in lines
+    )

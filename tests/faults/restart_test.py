@@ -22,13 +22,19 @@ def run_loop(directory, statuses):
     The fake `python` exits with each of `statuses` in turn, and then with status 99.
     """
     (directory / "statuses").write_text("".join(f"{status}\n" for status in [*statuses, 99]))
-    (directory / "python").write_text('#!/bin/sh\necho started >> log\nstatus=$(head -n 1 statuses)\n'
-                                      'sed -i 1d statuses\nexit $status\n')
+    (directory / "python").write_text(
+        "#!/bin/sh\necho started >> log\nstatus=$(head -n 1 statuses)\n"
+        "sed -i 1d statuses\nexit $status\n"
+    )
     (directory / "sleep").write_text("#!/bin/sh\n")
     for name in ("python", "sleep"):
         (directory / name).chmod(0o755)
-    done = subprocess.run(["sh", "-c", documented_loop()], cwd=directory, timeout=20,
-                          env={"PATH": f"{directory}:/usr/bin:/bin"})
+    done = subprocess.run(
+        ["sh", "-c", documented_loop()],
+        cwd=directory,
+        timeout=20,
+        env={"PATH": f"{directory}:/usr/bin:/bin"},
+    )
     return done.returncode, len((directory / "log").read_text().splitlines())
 
 
@@ -43,6 +49,11 @@ def test_loop_stops_after_non_retryable_statuses(status, tmp_path):
 
 
 def test_loop_stops_if_python_is_missing(tmp_path):
-    done = subprocess.run(["/bin/sh", "-c", documented_loop()], cwd=tmp_path, timeout=20, env={"PATH": str(tmp_path)},
-                          capture_output=True)
+    done = subprocess.run(
+        ["/bin/sh", "-c", documented_loop()],
+        cwd=tmp_path,
+        timeout=20,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+    )
     assert done.returncode == 127

@@ -2,10 +2,10 @@
 
     python tests/faults/soak.py [--minutes=20] [--kills=40] [--seed=0]
 
-Cycles through runs on one device, two replicas and two workers. Each run is killed at random times with SIGKILL or
-SIGTERM, on one or both workers, and restarted until it finishes. Its weights, optimizer slots and results must then be
-bit-identical to those of an uninterrupted run. The test continues until both --minutes and --kills are reached, and
-then prints a Markdown table.
+Cycles through runs on one device, two replicas and two workers. Each run is killed at random times
+with SIGKILL or SIGTERM, on one or both workers, and restarted until it finishes. Its weights,
+optimizer slots and results must then be bit-identical to those of an uninterrupted run. The test
+continues until both --minutes and --kills are reached, and then prints a Markdown table.
 """
 
 import argparse
@@ -41,8 +41,12 @@ def environments(setup):
 
 def start(setup, directory):
     """Starts the processes of one run, each with its own log. The workers share the directory."""
-    return [processes.start(directory, environment, log_path(directory, index), train_steps=_STEPS[setup])
-            for index, environment in enumerate(environments(setup))]
+    return [
+        processes.start(
+            directory, environment, log_path(directory, index), train_steps=_STEPS[setup]
+        )
+        for index, environment in enumerate(environments(setup))
+    ]
 
 
 def log_path(directory, index):
@@ -64,9 +68,10 @@ def stop(setup, run_processes, directory, generator):
     for process in victims:
         process.send_signal(signal_number)
     end_survivors(run_processes, directory)
-    # SIGTERM leads to status 75. If it arrives before the handler is installed, the status is -15, and if it arrives
-    # after the last safe point, the status is 0. A worker that lost its peer exits with 75, with 0 if no collective
-    # operations remained, or with -9 if it was killed during the rendezvous.
+    # SIGTERM leads to status 75. If it arrives before the handler is installed, the status is -15,
+    # and if it arrives after the last safe point, the status is 0. A worker that lost its peer
+    # exits with 75, with 0 if no collective operations remained, or with -9 if it was killed during
+    # the rendezvous.
     allowed = {signal.SIGKILL: {-9}, signal.SIGTERM: {75, -15, 0}}[signal_number]
     allowed |= {75, 0, -9} if setup == "workers" else set()
     statuses = [process.returncode for process in run_processes]
@@ -82,11 +87,20 @@ def end_survivors(run_processes, directory):
         time.sleep(0.2)
         late = time.monotonic() > deadline
         for index, process in enumerate(run_processes):
-            if process.poll() is None and "waiting for" in last_line(directory, index) and index not in terminated:
+            if (
+                process.poll() is None
+                and "waiting for" in last_line(directory, index)
+                and index not in terminated
+            ):
                 process.terminate()  # This worker is waiting for a peer that will not be restarted.
                 terminated.add(index)
-            elif process.poll() is None and late and "workers are reachable" in last_line(directory, index):
-                process.kill()  # If a peer dies during connection setup, TensorFlow hangs and intercepts SIGTERM.
+            elif (
+                process.poll() is None
+                and late
+                and "workers are reachable" in last_line(directory, index)
+            ):
+                # If a peer dies during connection setup, TensorFlow hangs and intercepts SIGTERM.
+                process.kill()
             elif process.poll() is None and late:
                 process.kill()
                 fail([process.poll() for process in run_processes], "150 seconds", directory)
@@ -94,8 +108,13 @@ def end_survivors(run_processes, directory):
 
 def fail(statuses, event, directory):
     """Exits with a message that contains the run's exit statuses and logs."""
-    logs = [path.read_text()[-5000:] for path in sorted(directory.parent.glob(f"{directory.name}_*.log"))]
-    raise SystemExit("\n\n".join([f"{directory.name}: exit statuses {statuses} after {event}", *logs]))
+    logs = [
+        path.read_text()[-5000:]
+        for path in sorted(directory.parent.glob(f"{directory.name}_*.log"))
+    ]
+    raise SystemExit(
+        "\n\n".join([f"{directory.name}: exit statuses {statuses} after {event}", *logs])
+    )
 
 
 def run_uninterrupted(setup, directory):
@@ -115,7 +134,9 @@ def run_with_kills(setup, reference, max_seconds, directory, generator, counts):
     while True:
         run_processes = start(setup, directory)
         deadline = time.monotonic() + generator.uniform(_MIN_SECONDS, max_seconds)
-        while time.monotonic() < deadline and all(process.poll() is None for process in run_processes):
+        while time.monotonic() < deadline and all(
+            process.poll() is None for process in run_processes
+        ):
             time.sleep(0.05)
         signal_name = stop(setup, run_processes, directory, generator)
         if signal_name:
@@ -131,12 +152,18 @@ def run_with_kills(setup, reference, max_seconds, directory, generator, counts):
 
 def main():
     """Runs the soak test. Exits with an error at the first difference."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    generator, counts, begin = random.Random(arguments.seed), collections.Counter(), time.monotonic()
+    generator, counts, begin = (
+        random.Random(arguments.seed),
+        collections.Counter(),
+        time.monotonic(),
+    )
     with tempfile.TemporaryDirectory() as scratch:
         references, durations, num_runs = {}, {}, 0
         for setup in _STEPS:
@@ -146,8 +173,14 @@ def main():
         while True:
             for setup in _STEPS:
                 num_runs += 1
-                run_with_kills(setup, references[setup], durations[setup],
-                               pathlib.Path(scratch, f"{setup}_{num_runs}"), generator, counts)
+                run_with_kills(
+                    setup,
+                    references[setup],
+                    durations[setup],
+                    pathlib.Path(scratch, f"{setup}_{num_runs}"),
+                    generator,
+                    counts,
+                )
                 kills = sum(count for (_, event), count in counts.items() if event != "same")
                 minutes = (time.monotonic() - begin) / 60
                 summary = json.dumps({" ".join(key): count for key, count in counts.items()})

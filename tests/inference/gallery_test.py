@@ -25,7 +25,9 @@ STRANGE_NAME = '<b>x&".jpg'
 
 def smooth_image(random, side=48):
     """Returns a random image without fine detail: uint8 [side, side, 3]."""
-    image = Image.fromarray(random.integers(0, 256, [3, 3, 3], np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+    image = Image.fromarray(random.integers(0, 256, [3, 3, 3], np.uint8)).resize(
+        (side, side), Image.Resampling.BICUBIC
+    )
     return np.asarray(image)
 
 
@@ -38,13 +40,19 @@ def encode_pixels(path):
 def write_vectors(folder, out, encode=encode_pixels):
     """Writes the vectors of all images in a folder in the same format as `embed`. Returns the file names."""
     names = endpoints.find_images([str(folder)])
-    np.savez(out, files=list(names.values()), vectors=np.stack([encode(path) for path in names]).astype(np.float32))
+    np.savez(
+        out,
+        files=list(names.values()),
+        vectors=np.stack([encode(path) for path in names]).astype(np.float32),
+    )
     return list(names.values())
 
 
 def run_gallery(folder, vectors, out, *arguments):
     """Runs `python -m inference gallery` with the given vectors instead of a model."""
-    inference_cli.main(["gallery", "some model", str(folder), f"--vectors={vectors}", f"--out={out}", *arguments])
+    inference_cli.main(
+        ["gallery", "some model", str(folder), f"--vectors={vectors}", f"--out={out}", *arguments]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,9 @@ def photos(tmp_path_factory):
         Image.fromarray(smooth_image(random)).save(folder / name, quality=95)
     Image.open(folder / "11.jpg").save(folder / "copy of 11.png")
     for number in range(3):
-        Image.fromarray(random.integers(0, 256, [48, 48, 3], np.uint8)).save(folder / f"noise{number}.png")
+        Image.fromarray(random.integers(0, 256, [48, 48, 3], np.uint8)).save(
+            folder / f"noise{number}.png"
+        )
     return folder
 
 
@@ -65,7 +75,13 @@ def page(photos, tmp_path_factory):
     """Writes a gallery of `photos`. Returns the directory and the text of the page."""
     directory = tmp_path_factory.mktemp("page")
     write_vectors(photos, directory / "v.npz")
-    run_gallery(photos, directory / "v.npz", directory / "g.html", "--query=12.jpg", f"--query={photos / '13.jpg'}")
+    run_gallery(
+        photos,
+        directory / "v.npz",
+        directory / "g.html",
+        "--query=12.jpg",
+        f"--query={photos / '13.jpg'}",
+    )
     return directory, (directory / "g.html").read_text()
 
 
@@ -84,17 +100,28 @@ def captions(text):
 
 def test_page_has_no_external_references_and_escapes_file_names(page):
     text = page[1]
-    assert not re.search(r"https?:|//\w|@import|url\(", re.sub(r"data:image/jpeg;base64,[\w+/=]+", "", text))
+    assert not re.search(
+        r"https?:|//\w|@import|url\(", re.sub(r"data:image/jpeg;base64,[\w+/=]+", "", text)
+    )
     assert "<b>x" not in text and "&lt;b&gt;x&amp;&#34;.jpg" in text
     data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text)[1])
-    assert sum(label.startswith(STRANGE_NAME) for label in data["texts"]) == 1 and len(data["images"]) == 44
+    assert (
+        sum(label.startswith(STRANGE_NAME) for label in data["texts"]) == 1
+        and len(data["images"]) == 44
+    )
     assert all(image.startswith("data:image/jpeg;base64,/9j/") for image in data["images"])
     assert "some model" in text and "44 images" in text
 
 
 def test_same_images_and_seed_give_the_same_page(page, photos):
     directory, text = page
-    run_gallery(photos, directory / "v.npz", directory / "again.html", "--query=12.jpg", f"--query={photos / '13.jpg'}")
+    run_gallery(
+        photos,
+        directory / "v.npz",
+        directory / "again.html",
+        "--query=12.jpg",
+        f"--query={photos / '13.jpg'}",
+    )
     assert (directory / "again.html").read_text() == text.replace("g.pairs.csv", "again.pairs.csv")
 
 
@@ -109,7 +136,11 @@ def test_an_image_and_its_copy_in_another_format_are_the_closest_pair(page):
 
 
 def test_noise_images_are_the_outliers(page):
-    assert set(captions(section(page[1], "outliers"))[:3]) == {"noise0.png", "noise1.png", "noise2.png"}
+    assert set(captions(section(page[1], "outliers"))[:3]) == {
+        "noise0.png",
+        "noise1.png",
+        "noise2.png",
+    }
 
 
 def test_queries_are_shown_with_their_nearest_neighbors(page, photos):
@@ -124,11 +155,21 @@ def test_queries_are_shown_with_their_nearest_neighbors(page, photos):
 
 
 def test_flags_set_the_number_of_clusters_the_threshold_and_the_seed(page, photos, tmp_path):
-    run_gallery(photos, page[0] / "v.npz", tmp_path / "g.html", "--query=12.jpg", f"--query={photos / '13.jpg'}",
-                "--clusters=3", "--threshold=0.5", "--seed=1")
+    run_gallery(
+        photos,
+        page[0] / "v.npz",
+        tmp_path / "g.html",
+        "--query=12.jpg",
+        f"--query={photos / '13.jpg'}",
+        "--clusters=3",
+        "--threshold=0.5",
+        "--seed=1",
+    )
     text = (tmp_path / "g.html").read_text()
     assert "divided the images into 3 clusters" in section(text, "clusters")
-    default_queries, queries = (captions(section(page_text, "neighbors"))[::9] for page_text in (page[1], text))
+    default_queries, queries = (
+        captions(section(page_text, "neighbors"))[::9] for page_text in (page[1], text)
+    )
     assert queries[:2] == default_queries[:2] and queries != default_queries
     vectors = similarity.normalize(np.load(page[0] / "v.npz")["vectors"])
     expected = np.sum(np.triu(vectors @ vectors.T, 1) >= 0.5)
@@ -150,7 +191,9 @@ def test_gallery_supports_small_folders(count, tmp_path):
         Image.new("RGB", (8, 8), (60 * number, 9, 200)).save(tmp_path / f"{number}.png")
     write_vectors(tmp_path, tmp_path / "v.npz")
     run_gallery(tmp_path, tmp_path / "v.npz", tmp_path / "g.html")
-    assert set(captions((tmp_path / "g.html").read_text())) == {f"{number}.png" for number in range(count)}
+    assert set(captions((tmp_path / "g.html").read_text())) == {
+        f"{number}.png" for number in range(count)
+    }
 
 
 def test_gallery_supports_equal_vectors_and_zero_vectors(photos, tmp_path):
@@ -158,21 +201,39 @@ def test_gallery_supports_equal_vectors_and_zero_vectors(photos, tmp_path):
         write_vectors(photos, tmp_path / "v.npz", lambda path, value=value: np.full(4, value))
         run_gallery(photos, tmp_path / "v.npz", tmp_path / "g.html")
         text = (tmp_path / "g.html").read_text()
-        assert f"Mean similarity of all pairs of images: {value:.3f}" in text and "nan" not in text.split("<script")[0]
+        assert (
+            f"Mean similarity of all pairs of images: {value:.3f}" in text
+            and "nan" not in text.split("<script")[0]
+        )
 
 
-def test_gallery_computes_vectors_with_a_model_and_lists_unreadable_images(photos, tmp_path, monkeypatch, capsys):
+def test_gallery_computes_vectors_with_a_model_and_lists_unreadable_images(
+    photos, tmp_path, monkeypatch, capsys
+):
     """Creates a gallery without --vectors, using a function in place of a SavedModel."""
     (photos / "broken.jpg").write_bytes(b"no image")
-    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
-        lambda images: tf.reshape(tf.image.resize(images, [4, 4]), [-1, 48]) - 0.5, {"image_size": 16}))
+    monkeypatch.setattr(
+        endpoints,
+        "load_endpoint",
+        lambda *_: (
+            lambda images: tf.reshape(tf.image.resize(images, [4, 4]), [-1, 48]) - 0.5,
+            {"image_size": 16},
+        ),
+    )
     try:
-        inference_cli.main(["gallery", "model", str(photos), f"--out={tmp_path / 'g.html'}", "--query=broken.jpg"])
+        inference_cli.main(
+            ["gallery", "model", str(photos), f"--out={tmp_path / 'g.html'}", "--query=broken.jpg"]
+        )
     finally:
         (photos / "broken.jpg").unlink()
     printed, text = capsys.readouterr().out, (tmp_path / "g.html").read_text()
-    assert "computing the features of 45 images" in printed and f"skipped {photos / 'broken.jpg'}: " in printed
-    assert "not shown because they have no vector: 1<" in text and "broken.jpg: not an image" in text
+    assert (
+        "computing the features of 45 images" in printed
+        and f"skipped {photos / 'broken.jpg'}: " in printed
+    )
+    assert (
+        "not shown because they have no vector: 1<" in text and "broken.jpg: not an image" in text
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.html", "g.pairs.csv"]
 
 
@@ -185,23 +246,35 @@ def test_gallery_leaves_no_files_if_stopped_by_a_signal(photos, tmp_path, monkey
     with pytest.raises(SystemExit) as stop:
         inference_cli.main(["gallery", "model", str(photos), f"--out={tmp_path / 'g.html'}"])
     assert stop.value.code == STOPPED_STATUS and not list(tmp_path.iterdir())
-    assert "stopped by SIGTERM: the gallery was not written; run the same command again" in capsys.readouterr().out
+    assert (
+        "stopped by SIGTERM: the gallery was not written; run the same command again"
+        in capsys.readouterr().out
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--out=g.txt"], "g.txt: unsupported format. Use a file name that ends in .html"),
-    (["--threshold=2"], "must be a number from -1 to 1; got 2"), (["--threshold=x"], "got x"),
-    (["--clusters=0"], "must be a positive integer; got 0"), (["--clusters=100"], "--clusters=100: there are only 44"),
-    (["--seed=-1"], "--seed"), (["--query=missing.jpg"], "--query=missing.jpg: this file is not among the images"),
-    (["--vectors=missing.npz"], "--vectors=missing.npz: the file cannot be read (No such file"),
-    (["--vectors=text.npz"], "it is not a .npz file with the arrays `files` and `vectors`"),
-    (["--vectors=other.npz"], "other.npz: none of the listed files is among the images"),
-    (["--vectors=shapes.npz"], "shapes.npz: expected an array `files` of shape [n] and"),
-    (["--vectors=nan.npz"], "nan.npz: 1 of 1 vectors contain NaN or Inf")])
-def test_invalid_arguments_give_one_line_errors(arguments, words, photos, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--out=g.txt"], "g.txt: unsupported format. Use a file name that ends in .html"),
+        (["--threshold=2"], "must be a number from -1 to 1; got 2"),
+        (["--threshold=x"], "got x"),
+        (["--clusters=0"], "must be a positive integer; got 0"),
+        (["--clusters=100"], "--clusters=100: there are only 44"),
+        (["--seed=-1"], "--seed"),
+        (["--query=missing.jpg"], "--query=missing.jpg: this file is not among the images"),
+        (["--vectors=missing.npz"], "--vectors=missing.npz: the file cannot be read (No such file"),
+        (["--vectors=text.npz"], "it is not a .npz file with the arrays `files` and `vectors`"),
+        (["--vectors=other.npz"], "other.npz: none of the listed files is among the images"),
+        (["--vectors=shapes.npz"], "shapes.npz: expected an array `files` of shape [n] and"),
+        (["--vectors=nan.npz"], "nan.npz: 1 of 1 vectors contain NaN or Inf"),
+    ],
+)
+def test_invalid_arguments_give_one_line_errors(
+    arguments, words, photos, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.npz").write_text("text")
     np.savez("other.npz", files=["other.jpg"], vectors=np.ones([1, 2], np.float32))
@@ -234,8 +307,14 @@ def labeled(tmp_path_factory):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.new("RGB", (8, 8)).save(path)
                 is_wrong = split == "train" and name == "a" and number < 2
-                vectors[str(path.relative_to(folder))] = centers["b" if is_wrong else name] + random.normal(0, 0.1, 3)
-    np.savez(folder / "v.npz", files=list(vectors), vectors=np.stack(list(vectors.values())).astype(np.float32))
+                vectors[str(path.relative_to(folder))] = centers[
+                    "b" if is_wrong else name
+                ] + random.normal(0, 0.1, 3)
+    np.savez(
+        folder / "v.npz",
+        files=list(vectors),
+        vectors=np.stack(list(vectors.values())).astype(np.float32),
+    )
     return folder
 
 
@@ -247,7 +326,9 @@ def test_confused_classes_are_shown_and_split_folders_are_not_treated_as_classes
     assert rows[0][2:] == ("87.5 %", "b") and rows[2][2:] == ("100.0 %", "")
     assert "a, classified as b: 2 images (12.5 % of the class)" in text
     examples = captions(text)
-    assert set(examples[::2]) == {"train/a/0.png", "train/a/1.png"} and all("/b/" in name for name in examples[1::2])
+    assert set(examples[::2]) == {"train/a/0.png", "train/a/1.png"} and all(
+        "/b/" in name for name in examples[1::2]
+    )
 
 
 def test_folders_that_are_not_a_valid_data_set_have_no_classes(labeled, tmp_path, capsys):
@@ -257,7 +338,10 @@ def test_folders_that_are_not_a_valid_data_set_have_no_classes(labeled, tmp_path
     Image.new("RGB", (8, 8)).save(labeled / "loose.png")
     assert endpoints.find_classes([str(labeled)], endpoints.find_images([str(labeled)])) == {}
     (labeled / "loose.png").unlink()
-    assert "no classes are used: images (loose.png, ...) are next to split folders" in capsys.readouterr().out
+    assert (
+        "no classes are used: images (loose.png, ...) are next to split folders"
+        in capsys.readouterr().out
+    )
 
 
 def test_leave_one_out_predictions_match_scikit_learn():
@@ -268,14 +352,20 @@ def test_leave_one_out_predictions_match_scikit_learn():
     predictions = analysis.predict_from_neighbors(indices, labels, 4)
     for row in range(50):
         others = np.arange(50) != row
-        classifier = sklearn_neighbors.KNeighborsClassifier(5, metric="cosine").fit(vectors[others], labels[others])
+        classifier = sklearn_neighbors.KNeighborsClassifier(5, metric="cosine").fit(
+            vectors[others], labels[others]
+        )
         assert predictions[row] == classifier.predict(vectors[[row]])[0]
     confusions = analysis.confusions(labels, predictions, 100)
-    assert sum(len(confusion.images) for confusion in confusions) == np.count_nonzero(labels != predictions)
+    assert sum(len(confusion.images) for confusion in confusions) == np.count_nonzero(
+        labels != predictions
+    )
     for confusion in confusions:
         assert (labels[confusion.images] == confusion.label).all()
         assert (predictions[confusion.images] == confusion.predicted).all()
-        assert confusion.share == len(confusion.images) / np.count_nonzero(labels == confusion.label)
+        assert confusion.share == len(confusion.images) / np.count_nonzero(
+            labels == confusion.label
+        )
 
 
 # -------------------------------------------------------------------------------------------------------- analysis
@@ -284,7 +374,9 @@ def test_leave_one_out_predictions_match_scikit_learn():
 def test_mean_similarity_matches_the_mean_over_all_pairs():
     vectors = similarity.normalize(np.random.default_rng(0).normal(1, 1, [30, 5]))
     matrix = vectors @ vectors.T
-    assert analysis.mean_similarity(vectors) == pytest.approx((matrix.sum() - np.trace(matrix)) / (30 * 29), abs=1e-5)
+    assert analysis.mean_similarity(vectors) == pytest.approx(
+        (matrix.sum() - np.trace(matrix)) / (30 * 29), abs=1e-5
+    )
 
 
 def test_clusters_are_sorted_by_size_and_typical_images_are_closest_to_the_center():
@@ -296,13 +388,17 @@ def test_clusters_are_sorted_by_size_and_typical_images_are_closest_to_the_cente
     for number, original in enumerate([1, 2, 0]):
         assert (truth[clusters.assignments == number] == original).all()
         members = np.flatnonzero(truth == original)
-        distances = np.linalg.norm(vectors[members] - similarity.normalize(vectors[members].mean(0)[None]), axis=1)
+        distances = np.linalg.norm(
+            vectors[members] - similarity.normalize(vectors[members].mean(0)[None]), axis=1
+        )
         np.testing.assert_array_equal(clusters.typical[number], members[np.argsort(distances)[:4]])
 
 
 def test_map_places_similar_vectors_next_to_each_other():
     truth = np.repeat([0, 1, 2], 20)
-    vectors = similarity.normalize(np.eye(8)[truth] + np.random.default_rng(0).normal(0, 0.05, [60, 8]))
+    vectors = similarity.normalize(
+        np.eye(8)[truth] + np.random.default_rng(0).normal(0, 0.05, [60, 8])
+    )
     points, method = analysis.map_points(vectors, 0)
     assert method in ("t-SNE", "UMAP") and points.min() >= 0 and points.max() == 1
     distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
@@ -322,7 +418,9 @@ def test_umap_is_used_if_it_is_installed(monkeypatch):
     module = types.ModuleType("umap")
     module.UMAP, module.__spec__ = UMAP, types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "umap", module)
-    points, method = analysis.map_points(np.random.default_rng(0).normal(size=[30, 8]).astype(np.float32), 3)
+    points, method = analysis.map_points(
+        np.random.default_rng(0).normal(size=[30, 8]).astype(np.float32), 3
+    )
     assert method == "UMAP" and points.shape == (30, 2)
 
 
@@ -337,11 +435,27 @@ def test_thumbnails_are_upright_and_keep_their_aspect_ratio(tmp_path):
     Image.fromarray(image).save(tmp_path / "rotated.jpg", exif=exif)
     thumbnail = thumbnails.load_thumbnail(str(tmp_path / "rotated.jpg"), 50)
     assert thumbnail.size == (10, 50)
-    assert thumbnail.getpixel((5, 10)) > (200, 200, 200) and thumbnail.getpixel((5, 40)) < (50, 50, 50)
+    assert thumbnail.getpixel((5, 10)) > (200, 200, 200) and thumbnail.getpixel((5, 40)) < (
+        50,
+        50,
+        50,
+    )
 
 
-@pytest.mark.parametrize("mode, suffix", [("RGB", "jpg"), ("CMYK", "jpg"), ("L", "jpg"), ("RGBA", "png"), ("P", "png"),
-                                          ("I;16", "png"), ("1", "png"), ("RGB", "webp"), ("RGB", "gif")])
+@pytest.mark.parametrize(
+    "mode, suffix",
+    [
+        ("RGB", "jpg"),
+        ("CMYK", "jpg"),
+        ("L", "jpg"),
+        ("RGBA", "png"),
+        ("P", "png"),
+        ("I;16", "png"),
+        ("1", "png"),
+        ("RGB", "webp"),
+        ("RGB", "gif"),
+    ],
+)
 def test_thumbnails_of_all_image_types_have_the_right_brightness(mode, suffix, tmp_path):
     image = Image.new("RGB", (20, 30), (255,) * 3 if mode == "1" else (128,) * 3)
     if mode == "I;16":
@@ -349,7 +463,7 @@ def test_thumbnails_of_all_image_types_have_the_right_brightness(mode, suffix, t
     else:
         image = image.quantize(2) if mode == "P" else image.convert(mode)
     image.save(tmp_path / f"image.{suffix}")
-    thumbnail, = thumbnails.load_thumbnails([str(tmp_path / f"image.{suffix}")], 96)
+    (thumbnail,) = thumbnails.load_thumbnails([str(tmp_path / f"image.{suffix}")], 96)
     assert thumbnail.mode == "RGB" and thumbnail.size == (20, 30)  # Small images are not enlarged.
     np.testing.assert_allclose(np.asarray(thumbnail), 255 if mode == "1" else 128, atol=2)
 
@@ -359,25 +473,41 @@ def test_unreadable_files_have_no_thumbnail(tmp_path):
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:400])
     (tmp_path / "text.png").write_text("text")
     paths = [str(tmp_path / name) for name in ("cut.jpg", "text.png", "missing.png")]
-    assert list(thumbnails.load_thumbnails(paths, 96)) == [None] * 3 and thumbnails.encode(None) is None
+    assert (
+        list(thumbnails.load_thumbnails(paths, 96)) == [None] * 3
+        and thumbnails.encode(None) is None
+    )
 
 
 # ------------------------------------------------------------------------------------------------- gallery of a run
 
 
-def test_gallery_of_a_run_omits_excluded_files_and_samples_large_splits(labeled, tmp_path, monkeypatch):
-    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
-        lambda images: tf.reshape(images, [len(images), -1]) + 1.0, {"image_size": 8}))
+def test_gallery_of_a_run_omits_excluded_files_and_samples_large_splits(
+    labeled, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        endpoints,
+        "load_endpoint",
+        lambda *_: (lambda images: tf.reshape(images, [len(images), -1]) + 1.0, {"image_size": 8}),
+    )
     monkeypatch.setattr(gallery, "_MAX_SAMPLE", 30)
     source = folders.folder_source(str(labeled))
     source.exclude([str(labeled / "train" / "a" / "3.png")])
     for split, shown, total in (("test", 12, None), ("train", 30, 35)):
         out, pairs = gallery.write_sample("model", source, split, str(tmp_path), 0)
         text = (tmp_path / "gallery.html").read_text()
-        assert out == str(tmp_path / "gallery.html") and pairs == str(tmp_path / "gallery.pairs.csv")
-        assert f"{shown} images" in text and ("chosen at random from 35" in text) == (total is not None)
+        assert out == str(tmp_path / "gallery.html") and pairs == str(
+            tmp_path / "gallery.pairs.csv"
+        )
+        assert f"{shown} images" in text and ("chosen at random from 35" in text) == (
+            total is not None
+        )
         texts = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text)[1])["texts"]
-        assert len(texts) == shown and "train/a/3.png" not in texts and all(name.startswith(split) for name in texts)
+        assert (
+            len(texts) == shown
+            and "train/a/3.png" not in texts
+            and all(name.startswith(split) for name in texts)
+        )
 
 
 def test_unfinished_page_does_not_replace_an_existing_page(photos, tmp_path, monkeypatch):
@@ -388,6 +518,8 @@ def test_unfinished_page_does_not_replace_an_existing_page(photos, tmp_path, mon
     write_vectors(photos, tmp_path / "v.npz")
     monkeypatch.setattr(gallery, "_write_pairs", fail)
     with pytest.raises((OSError, UserError)):
-        gallery.write_gallery("m", [str(photos)], str(tmp_path / "g.html"), vectors_file=str(tmp_path / "v.npz"))
+        gallery.write_gallery(
+            "m", [str(photos)], str(tmp_path / "g.html"), vectors_file=str(tmp_path / "v.npz")
+        )
     assert (tmp_path / "g.html").read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.html", "v.npz"]

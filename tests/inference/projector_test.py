@@ -33,16 +33,23 @@ def photos(tmp_path):
 @pytest.fixture(autouse=True)
 def mean_encoder(monkeypatch):
     """Replaces the SavedModel with a function that returns the mean color."""
-    monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (
-        lambda images: tf.reduce_mean(images, [1, 2]), {"image_size": 8}))
+    monkeypatch.setattr(
+        endpoints,
+        "load_endpoint",
+        lambda *_: (lambda images: tf.reduce_mean(images, [1, 2]), {"image_size": 8}),
+    )
 
 
 def read(directory):
     """Returns the configuration, vectors and metadata lines that TensorBoard serves."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(directory)).Reload()
-    plugin = projector_plugin.ProjectorPlugin(base_plugin.TBContext(
-        logdir=str(directory), data_provider=data_provider.MultiplexerDataProvider(multiplexer, str(directory))))
+    plugin = projector_plugin.ProjectorPlugin(
+        base_plugin.TBContext(
+            logdir=str(directory),
+            data_provider=data_provider.MultiplexerDataProvider(multiplexer, str(directory)),
+        )
+    )
     apps = plugin.get_plugin_apps()
 
     def get(route):
@@ -77,9 +84,18 @@ def test_vectors_and_projector_files_are_written_in_one_pass(photos, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     (tmp_path / "out" / "vectors.tsv").write_text("old")
-    inference_cli.main(["embed", "model", str(photos), f"--projector={tmp_path / 'out'}",
-                        f"--out={tmp_path / 'v.npz'}"])
-    np.testing.assert_allclose(read(tmp_path / "out")[1], np.load(tmp_path / "v.npz")["vectors"], rtol=1e-5)
+    inference_cli.main(
+        [
+            "embed",
+            "model",
+            str(photos),
+            f"--projector={tmp_path / 'out'}",
+            f"--out={tmp_path / 'v.npz'}",
+        ]
+    )
+    np.testing.assert_allclose(
+        read(tmp_path / "out")[1], np.load(tmp_path / "v.npz")["vectors"], rtol=1e-5
+    )
     assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
     assert {path.name for path in tmp_path.iterdir()} == {"photos", "out", "v.npz"}
 
@@ -88,11 +104,15 @@ def test_file_names_with_tabs_are_escaped_and_unlabeled_images_have_one_column(t
     (tmp_path / "photos").mkdir()
     for name in ("a\tb.png", "c\nd.png"):
         Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name)
-    inference_cli.main(["embed", "model", str(tmp_path / "photos"), f"--projector={tmp_path / 'out'}"])
+    inference_cli.main(
+        ["embed", "model", str(tmp_path / "photos"), f"--projector={tmp_path / 'out'}"]
+    )
     assert read(tmp_path / "out")[2] == ["a\\tb.png", "c\\nd.png"]
 
 
-def test_embed_leaves_no_projector_files_if_stopped_by_a_signal(photos, tmp_path, monkeypatch, capsys):
+def test_embed_leaves_no_projector_files_if_stopped_by_a_signal(
+    photos, tmp_path, monkeypatch, capsys
+):
     def stopped(images):
         signal.raise_signal(signal.SIGTERM)
         return tf.zeros([len(images), 3])
@@ -104,13 +124,17 @@ def test_embed_leaves_no_projector_files_if_stopped_by_a_signal(photos, tmp_path
     assert "nothing was written" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("count, side", [(0, 64), (1, 64), (16_384, 64), (16_385, 63), (100_000, 25)])
+@pytest.mark.parametrize(
+    "count, side", [(0, 64), (1, 64), (16_384, 64), (16_385, 63), (100_000, 25)]
+)
 def test_thumbnails_fit_in_the_largest_sprite(count, side):
     assert projector.thumbnail_side(count) == side
     assert side * int(np.ceil(np.sqrt(count))) <= 8192
 
 
-def test_images_above_the_point_limit_of_the_projector_are_omitted(photos, tmp_path, monkeypatch, capsys):
+def test_images_above_the_point_limit_of_the_projector_are_omitted(
+    photos, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(projector, "_MAX_POINTS", 3)
     inference_cli.main(["embed", "model", str(photos), f"--projector={tmp_path / 'out'}"])
     assert "the projector shows at most 3 images" in capsys.readouterr().out
@@ -118,11 +142,18 @@ def test_images_above_the_point_limit_of_the_projector_are_omitted(photos, tmp_p
     assert len(vectors) == 3 and len(metadata) == 4
 
 
-@pytest.mark.parametrize("arguments, words", [
-    ([], "--out: no output is specified. Set --out=FILE, --projector=DIR or both."),
-    (["--projector=photos/cat/a.png"], "cat/a.png: the path is a file. Use a directory."),
-    (["--projector=missing/out"], "does not exist. Create it"), (["--projector="], "")])
-def test_invalid_outputs_give_one_line_errors(arguments, words, photos, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "--out: no output is specified. Set --out=FILE, --projector=DIR or both."),
+        (["--projector=photos/cat/a.png"], "cat/a.png: the path is a file. Use a directory."),
+        (["--projector=missing/out"], "does not exist. Create it"),
+        (["--projector="], ""),
+    ],
+)
+def test_invalid_outputs_give_one_line_errors(
+    arguments, words, photos, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         inference_cli.main(["embed", "model", str(photos), *arguments])

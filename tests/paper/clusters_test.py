@@ -15,12 +15,14 @@ from support import ROOT
 _DOCUMENT = (ROOT / "docs" / "clusters.md").read_text()
 _PROGRAMS = {
     # Starts the command once per task, and returns the highest exit status.
-    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
-            'highest=0\nfor SLURM_PROCID in $(seq 0 $((TASKS - 1))); do\n'
-            '    export SLURM_PROCID; "$@"; status=$?\n    [ $status -gt $highest ] && highest=$status\n'
-            'done\nexit $highest',
+    "srun": (
+        'while [ "${1#--}" != "$1" ]; do shift; done\nhighest=0\nfor SLURM_PROCID in $(seq 0'
+        ' $((TASKS - 1))); do\n    export SLURM_PROCID; "$@"; status=$?\n    [ $status -gt $highest'
+        " ] && highest=$status\ndone\nexit $highest"
+    ),
     "scontrol": 'echo "scontrol $*"',
-    "python": 'for argument in "$@"; do echo "python: $argument"; done; exit $STATUS'}
+    "python": 'for argument in "$@"; do echo "python: $argument"; done; exit $STATUS',
+}
 
 
 def run_script(name, arguments, directory, **variables):
@@ -33,59 +35,124 @@ def run_script(name, arguments, directory, **variables):
     for program, content in _PROGRAMS.items():
         (directory / program).write_text(f"#!/bin/sh\n{content}\n")
         (directory / program).chmod(0o755)
-    process = subprocess.run(["bash", f"{name}.sbatch", *arguments], cwd=directory, capture_output=True, text=True,
-                             env={**os.environ, "SLURM_JOB_ID": "17", **variables})
+    process = subprocess.run(
+        ["bash", f"{name}.sbatch", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SLURM_JOB_ID": "17", **variables},
+    )
     assert not process.stderr
     return process.returncode, process.stdout.splitlines()
 
 
 @pytest.mark.parametrize("status", [0, 2, 75])
 def test_the_script_for_tables_executes_one_command_and_requeues_stopped_runs(status, tmp_path):
-    (tmp_path / "stage1.txt").write_text("".join(
-        f"python --only=color/{index} '--flags=--data_dir=\"a b\"'\n" for index in (1, 2, 3)))
-    returned, lines = run_script("table", ["stage1.txt"], tmp_path, SLURM_ARRAY_TASK_ID="2", TASKS="1",
-                                 STATUS=str(status))
+    (tmp_path / "stage1.txt").write_text(
+        "".join(
+            f"python --only=color/{index} '--flags=--data_dir=\"a b\"'\n" for index in (1, 2, 3)
+        )
+    )
+    returned, lines = run_script(
+        "table", ["stage1.txt"], tmp_path, SLURM_ARRAY_TASK_ID="2", TASKS="1", STATUS=str(status)
+    )
     assert returned == status
     assert lines == [
-        "python: --only=color/2", 'python: --flags=--data_dir="a b"', *["scontrol requeue 17"] * (status == 75)]
+        "python: --only=color/2",
+        'python: --flags=--data_dir="a b"',
+        *["scontrol requeue 17"] * (status == 75),
+    ]
 
 
-@pytest.mark.parametrize("status, restarts, requeued", [
-    (0, None, False), (2, None, False), (3, None, False), (75, None, True), (137, None, True), (75, 19, True),
-    (75, 20, False)])  # If one task has a permanent error, the others always exit with status 75.
-def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(status, restarts, requeued, tmp_path):
+@pytest.mark.parametrize(
+    "status, restarts, requeued",
+    [
+        (0, None, False),
+        (2, None, False),
+        (3, None, False),
+        (75, None, True),
+        (137, None, True),
+        (75, 19, True),
+        (75, 20, False),
+    ],
+)  # If one task has a permanent error, the others always exit with status 75.
+def test_the_script_for_one_run_starts_all_tasks_and_requeues_stopped_runs(
+    status, restarts, requeued, tmp_path
+):
     example = re.search(r"^    sbatch run\.sbatch (.*)$", _DOCUMENT, re.MULTILINE)[1]
     arguments = [*example.split(), "--data_dir=a b"]
     variables = {} if restarts is None else {"SLURM_RESTART_COUNT": str(restarts)}
-    returned, lines = run_script("run", arguments, tmp_path, SLURM_CPUS_PER_TASK="4", TASKS="2", STATUS=str(status),
-                                 **variables)
+    returned, lines = run_script(
+        "run",
+        arguments,
+        tmp_path,
+        SLURM_CPUS_PER_TASK="4",
+        TASKS="2",
+        STATUS=str(status),
+        **variables,
+    )
     assert returned == status
     printed = ["run.py", "--cluster=slurm", *arguments]
-    ending = ["scontrol requeue 17"] if requeued else [
-        "not requeued: the job was restarted 20 times. To resume the run, submit the job again."] if restarts else []
+    ending = (
+        ["scontrol requeue 17"]
+        if requeued
+        else (
+            [
+                "not requeued: the job was restarted 20 times. To resume the run, submit the job"
+                " again."
+            ]
+            if restarts
+            else []
+        )
+    )
     assert lines == [*[f"python: {argument}" for argument in printed] * 2, *ending]
-    config = config_lib.from_arguments([argument.replace("=paper/", f"={ROOT}/paper/") for argument in printed[1:]])
+    config = config_lib.from_arguments(
+        [argument.replace("=paper/", f"={ROOT}/paper/") for argument in printed[1:]]
+    )
     assert config.cluster == "slurm" and config.seed is not None and config.data_dir == "a b"
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_the_kubernetes_manifest_gives_each_pod_its_tf_config_and_valid_flags(index, tmp_path, monkeypatch):
+def test_the_kubernetes_manifest_gives_each_pod_its_tf_config_and_valid_flags(
+    index, tmp_path, monkeypatch
+):
     manifest = re.search("```yaml\n(.*?)```", _DOCUMENT, re.DOTALL)[1]
     service, job = manifest.split("---\n")
     number = re.search(r"name: PODS\n +value: \"(\d+)\"", job)[1]
     assert f"completions: {number}\n  parallelism: {number}\n" in job
-    script = textwrap.dedent("".join(itertools.takewhile(  # The script ends at the next line with less indentation.
-        lambda line: line.startswith(" " * 10), job.split("        - |\n")[1].splitlines(keepends=True))))
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$TF_CONFIG"\nfor argument in "$@"; do echo "$argument"; done\n')
+    # The script ends at the next line with less indentation.
+    script = textwrap.dedent(
+        "".join(
+            itertools.takewhile(
+                lambda line: line.startswith(" " * 10),
+                job.split("        - |\n")[1].splitlines(keepends=True),
+            )
+        )
+    )
+    (tmp_path / "python").write_text(
+        '#!/bin/sh\necho "$TF_CONFIG"\nfor argument in "$@"; do echo "$argument"; done\n'
+    )
     (tmp_path / "python").chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PODS": number, "JOB_COMPLETION_INDEX": str(index)}
-    output = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True).stdout
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PODS": number,
+        "JOB_COMPLETION_INDEX": str(index),
+    }
+    output = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     tf_config, program, *arguments = output.splitlines()
     monkeypatch.setenv("TF_CONFIG", tf_config)
     # Pods are named after the Job and their index, in the subdomain of the Service.
     subdomain, name = re.search(r"subdomain: (.*)", job)[1], re.search(r"\n  name: (.*)", job)[1]
     assert f"\n  name: {subdomain}\n" in service and f"job-name: {name}\n" in service
     assert workers._read_tf_config() == (
-        {"worker": [f"{name}-{pod}.{subdomain}:2222" for pod in range(2)]}, {"type": "worker", "index": index})
-    config = config_lib.from_arguments([argument.replace("=paper/", f"={ROOT}/paper/") for argument in arguments])
-    assert program == "run.py" and config.seed is not None and config.model_dir.startswith("/shared/")
+        {"worker": [f"{name}-{pod}.{subdomain}:2222" for pod in range(2)]},
+        {"type": "worker", "index": index},
+    )
+    config = config_lib.from_arguments(
+        [argument.replace("=paper/", f"={ROOT}/paper/") for argument in arguments]
+    )
+    assert (
+        program == "run.py" and config.seed is not None and config.model_dir.startswith("/shared/")
+    )

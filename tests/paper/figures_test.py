@@ -20,7 +20,9 @@ from paper import drawing, figures
 from sources.digits import digits_source
 from support.images import write_images
 
-SMALL = dict(resnet_depth=10, image_size=8, num_proj_layers=1, proj_head_mode="linear", proj_out_dim=512)
+SMALL = dict(
+    resnet_depth=10, image_size=8, num_proj_layers=1, proj_head_mode="linear", proj_out_dim=512
+)
 
 
 def draw(tmp_path, name, *arguments):
@@ -44,16 +46,23 @@ def draw(tmp_path, name, *arguments):
 
 def bars_of(axis):
     """Returns a nested dict: legend label -> tick label -> (height, half the length of the error bar or NaN)."""
-    ticks = {round(position): label.get_text() for position, label in zip(axis.get_xticks(), axis.get_xticklabels())}
+    ticks = {
+        round(position): label.get_text()
+        for position, label in zip(axis.get_xticks(), axis.get_xticklabels())
+    }
     series = {}
     for bars in axis.containers:
         if isinstance(bars, container.BarContainer):
             errors = [np.nan] * len(bars)
             if bars.errorbar is not None:
-                errors = [np.nan if len(segment) < 2 else (segment[1, 1] - segment[0, 1]) / 2
-                          for segment in bars.errorbar.lines[2][0].get_segments()]
-            series[bars.get_label()] = {ticks[round(bar.get_x() + bar.get_width() / 2)]: (bar.get_height(), error)
-                                        for bar, error in zip(bars, errors)}
+                errors = [
+                    np.nan if len(segment) < 2 else (segment[1, 1] - segment[0, 1]) / 2
+                    for segment in bars.errorbar.lines[2][0].get_segments()
+                ]
+            series[bars.get_label()] = {
+                ticks[round(bar.get_x() + bar.get_width() / 2)]: (bar.get_height(), error)
+                for bar, error in zip(bars, errors)
+            }
     return series
 
 
@@ -66,22 +75,42 @@ def points_of(axis):
 def network(tmp_path_factory):
     """Returns the checkpoint prefix of a network with a square linear projection head, and the kernel of the head."""
     model = model_lib.build_model(Config(**SMALL), 10)
-    path = tf.train.Checkpoint(model=model).write(str(tmp_path_factory.mktemp("network") / "ckpt-1"))
+    path = tf.train.Checkpoint(model=model).write(
+        str(tmp_path_factory.mktemp("network") / "ckpt-1")
+    )
     return path, model._projection_head.linear_layers[0].dense.kernel.numpy()
 
 
 def test_each_operator_is_plotted_with_three_random_samples(tmp_path):
     rows, axes = draw(tmp_path, "operators")
-    titles = ["original", "crop, resize", "crop, resize, flip", "color drop", "color jitter", "rotate", "cutout",
-              "Gaussian noise", "Gaussian blur", "Sobel", "equalize", "solarize", "motion blur", "AutoAugment",
-              "crop and color"]
+    titles = [
+        "original",
+        "crop, resize",
+        "crop, resize, flip",
+        "color drop",
+        "color jitter",
+        "rotate",
+        "cutout",
+        "Gaussian noise",
+        "Gaussian blur",
+        "Sobel",
+        "equalize",
+        "solarize",
+        "motion blur",
+        "AutoAugment",
+        "crop and color",
+    ]
     assert [row[0] for row in rows[::3]] == titles
-    shown = {title: [axis.images[0].get_array() for axis in axes[3 * index:3 * index + 3]]
-             for index, title in enumerate(titles)}
-    assert [axis.get_title(loc="left") for axis in axes[:3 * len(titles):3]] == titles
+    shown = {
+        title: [axis.images[0].get_array() for axis in axes[3 * index : 3 * index + 3]]
+        for index, title in enumerate(titles)
+    }
+    assert [axis.get_title(loc="left") for axis in axes[: 3 * len(titles) : 3]] == titles
     for title, draw_index, *statistics_of_image in rows:
         image = shown[title][int(draw_index)]
-        np.testing.assert_allclose(np.array(statistics_of_image, float), [*image.mean((0, 1)), image.std()], atol=1e-4)
+        np.testing.assert_allclose(
+            np.array(statistics_of_image, float), [*image.mean((0, 1)), image.std()], atol=1e-4
+        )
     # The default image is the 427 x 640 photograph flower.jpg.
     photograph = datasets.load_sample_image("flower.jpg")[:, 107:534] / 255
     original = np.clip(tf.image.resize(photograph, [160, 160], tf.image.ResizeMethod.BICUBIC), 0, 1)
@@ -96,7 +125,10 @@ def test_each_operator_is_plotted_with_three_random_samples(tmp_path):
         is_changed = np.abs(image - original).max(-1) > 1e-5
         assert is_changed.any() and (image[is_changed] == 0.5).all()
     for title in ("crop, resize", "color jitter", "Gaussian noise", "crop and color"):
-        assert all(np.abs(image - other).max() > 0.05 for image, other in itertools.combinations(shown[title], 2))
+        assert all(
+            np.abs(image - other).max() > 0.05
+            for image, other in itertools.combinations(shown[title], 2)
+        )
 
 
 def test_histograms_count_every_pixel_value(tmp_path):
@@ -107,7 +139,9 @@ def test_histograms_count_every_pixel_value(tmp_path):
     counts = np.array([int(row[-1]) for row in rows]).reshape(2, 2, 4, 32)
     assert (counts.sum(-1) == 160 * 160 * 3).all()
     # Without color distortion, all values are 100 / 255, which is in bin 12: [12 / 32, 13 / 32).
-    assert (counts[:, 0, :, 12] == 160 * 160 * 3).all() and (counts[:, 1, :, 12] < 160 * 160 * 3).any()
+    assert (counts[:, 0, :, 12] == 160 * 160 * 3).all() and (
+        counts[:, 1, :, 12] < 160 * 160 * 3
+    ).any()
     for axis, expected in zip(axes, counts.reshape(16, 32)):
         values, edges, _ = axis.patches[0].get_data()
         np.testing.assert_allclose(values, expected / (160 * 160 * 3))
@@ -138,20 +172,33 @@ def draw_black(tmp_path, name, path):
 @pytest.mark.parametrize("split, count", [("train", 8), ("train[:5]", 5)])
 def test_views_figure_shows_two_views_of_up_to_eight_images(split, count, tmp_path):
     """With crops of the whole image and without other operators, the views equal the images."""
-    rows, axes = draw(tmp_path, "views", "--dataset=digits", f"--flags=--image_size=8 --train_split='{split}' "
-                      "--min_crop_area=1 --random_flip=false --color_jitter_strength=0 --use_blur=false")
-    images = [image / np.float32(255) for _, image, _ in digits_source().records(split).as_numpy_iterator()]
+    rows, axes = draw(
+        tmp_path,
+        "views",
+        "--dataset=digits",
+        f"--flags=--image_size=8 --train_split='{split}' "
+        "--min_crop_area=1 --random_flip=false --color_jitter_strength=0 --use_blur=false",
+    )
+    images = [
+        image / np.float32(255)
+        for _, image, _ in digits_source().records(split).as_numpy_iterator()
+    ]
     assert [(int(column), int(view)) for column, view, *_ in rows] == [
-        (column, view) for view in range(2) for column in range(count)]
+        (column, view) for view in range(2) for column in range(count)
+    ]
     for (column, _, mean, deviation), axis in zip(rows, axes, strict=True):
         image = images[int(column)]
         np.testing.assert_allclose(axis.images[0].get_array(), image, atol=1e-6)
-        assert (float(mean), float(deviation)) == pytest.approx((image.mean(), image.std()), abs=1e-4)
+        assert (float(mean), float(deviation)) == pytest.approx(
+            (image.mean(), image.std()), abs=1e-4
+        )
     assert [axes[0].get_ylabel(), axes[count].get_ylabel()] == ["view 1", "view 2"]
 
 
 def test_views_figure_shows_augmented_views(tmp_path):
-    _, axes = draw(tmp_path, "views", "--dataset=digits", "--flags=--image_size=16 --augmentation=broader")
+    _, axes = draw(
+        tmp_path, "views", "--dataset=digits", "--flags=--image_size=16 --augmentation=broader"
+    )
     views = np.stack([axis.images[0].get_array() for axis in axes])
     assert views.shape == (16, 16, 16, 3)
     assert all(np.abs(one - other).max() > 0.1 for one, other in zip(views[:8], views[8:]))
@@ -164,15 +211,21 @@ def test_eigenvalues_match_scipy(tmp_path, network):
     expected = np.sort(scipy.linalg.eig(np.float64(kernel), right=False).real ** 2)[::-1]
     np.testing.assert_allclose(values[:200], expected[:200], rtol=1e-3)
     for axis, scale in zip(axes, ("linear", "log"), strict=True):
-        (index, plotted), = (line.get_data() for line in axis.lines)
+        ((index, plotted),) = (line.get_data() for line in axis.lines)
         np.testing.assert_array_equal(index, np.arange(1, 513))
         np.testing.assert_allclose(plotted[:200], expected[:200], rtol=1e-3)
         assert axis.get_yscale() == scale
 
 
 def test_tsne_plots_every_example_of_the_split(tmp_path, network):
-    rows, axes = draw(tmp_path, "tsne", f"--checkpoint={network[0]}", "--dataset=digits", "--split=test[:60]",
-                      "--flags=--image_size=8 --eval_batch_size=20")
+    rows, axes = draw(
+        tmp_path,
+        "tsne",
+        f"--checkpoint={network[0]}",
+        "--dataset=digits",
+        "--split=test[:60]",
+        "--flags=--image_size=8 --eval_batch_size=20",
+    )
     records = list(digits_source().records("test[:60]").as_numpy_iterator())
     assert [row[0] for row in rows] == [str(label) for _, _, label in records]
     assert [axis.get_title() for axis in axes] == ["h", "z = g(h)"]
@@ -180,21 +233,40 @@ def test_tsne_plots_every_example_of_the_split(tmp_path, network):
     model = model_lib.build_model(Config(**SMALL), 10)
     restoring.load_model(model, network[0])
     outputs = model(np.stack([image for _, image, _ in records]) / np.float32(255), training=False)
-    for axis, columns, name in zip(axes, (slice(1, 3), slice(3, 5)), ("final_avg_pool", "proj_head_output")):
+    for axis, columns, name in zip(
+        axes, (slice(1, 3), slice(3, 5)), ("final_avg_pool", "proj_head_output")
+    ):
         points = np.array([row[columns] for row in rows], float)
         plotted = points_of(axis)
         for digit in "0123456789":
-            np.testing.assert_allclose(plotted[digit], points[[row[0] == digit for row in rows]], atol=1e-3)
-        # Neighbors in the figure are also neighbors in the feature space. For random points, the value is about 0.5.
+            np.testing.assert_allclose(
+                plotted[digit], points[[row[0] == digit for row in rows]], atol=1e-3
+            )
+        # Neighbors in the figure are also neighbors in the feature space. For random points, the
+        # value is about 0.5.
         assert manifold.trustworthiness(outputs[name].numpy(), points) > 0.85
 
 
 def test_seed_determines_the_ten_random_classes_in_the_tsne_figure(tmp_path, network):
     names = [f"class{index:02}" for index in range(14)]
-    write_images(tmp_path / "images", *(f"{name}/{number}.png" for name in names for number in range(3)))
-    drawn = [[row[0] for row in draw(
-        tmp_path, "tsne", f"--checkpoint={network[0]}", f"--dataset=folder:{tmp_path / 'images'}", "--split=train",
-        "--flags=--image_size=8 --eval_batch_size=21", *seed)[0]] for seed in ([], ["--seed=1"], ["--seed=2"])]
+    write_images(
+        tmp_path / "images", *(f"{name}/{number}.png" for name in names for number in range(3))
+    )
+    drawn = [
+        [
+            row[0]
+            for row in draw(
+                tmp_path,
+                "tsne",
+                f"--checkpoint={network[0]}",
+                f"--dataset=folder:{tmp_path / 'images'}",
+                "--split=train",
+                "--flags=--image_size=8 --eval_batch_size=21",
+                *seed,
+            )[0]
+        ]
+        for seed in ([], ["--seed=1"], ["--seed=2"])
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
     for classes in drawn:
         assert len(classes) == 30 and len(set(classes)) == 10 and set(classes) < set(names)
@@ -212,31 +284,49 @@ def test_pairs_figure_is_plotted_from_a_csv_file(tmp_path):
     rows, (axis,) = draw(tmp_path, "pairs", table)
     assert rows == [line.split(",") for line in lines]
     # The last column contains the row means.
-    np.testing.assert_allclose(axis.images[0].get_array().filled(np.nan), [[30, 55, 42.5], [50, np.nan, 50]])
+    np.testing.assert_allclose(
+        axis.images[0].get_array().filled(np.nan), [[30, 55, 42.5], [50, np.nan, 50]]
+    )
     assert [text.get_text() for text in axis.texts] == ["30.0", "55.0", "42.5", "50.0", "", "50.0"]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["crop", "color", "average"]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["crop", "color"]
 
 
 def test_batches_figure_is_plotted_from_a_csv_file(tmp_path):
-    accuracies = {(epochs, size): 0.3 + 0.1 * epochs / size for epochs in (20, 10) for size in (32, 64, 128)}
+    accuracies = {
+        (epochs, size): 0.3 + 0.1 * epochs / size for epochs in (20, 10) for size in (32, 64, 128)
+    }
     lines = [f"{epochs},{size},{accuracy}" for (epochs, size), accuracy in accuracies.items()]
-    rows, (axis,) = draw(tmp_path, "batches", write_csv(
-        tmp_path / "in.csv", "epochs,batch_size,accuracy\n" + "\n".join(lines)))
-    assert {(int(epochs), int(size)): float(accuracy) for _, size, epochs, accuracy in rows} == accuracies
+    rows, (axis,) = draw(
+        tmp_path,
+        "batches",
+        write_csv(tmp_path / "in.csv", "epochs,batch_size,accuracy\n" + "\n".join(lines)),
+    )
+    assert {
+        (int(epochs), int(size)): float(accuracy) for _, size, epochs, accuracy in rows
+    } == accuracies
     bars = bars_of(axis)
-    assert list(bars) == [text.get_text() for text in axis.get_legend().get_texts()] == [
-        "batch 32", "batch 64", "batch 128"]
+    assert (
+        list(bars)
+        == [text.get_text() for text in axis.get_legend().get_texts()]
+        == ["batch 32", "batch 64", "batch 128"]
+    )
     for (epochs, size), accuracy in accuracies.items():
-        assert bars[f"batch {size}"][str(epochs)] == pytest.approx((100 * accuracy, np.nan), nan_ok=True)
+        assert bars[f"batch {size}"][str(epochs)] == pytest.approx(
+            (100 * accuracy, np.nan), nan_ok=True
+        )
     assert axis.get_ylabel() == "top-1 accuracy, %" and axis.get_xlabel() == "epochs"
 
 
 def test_bars_show_means_and_standard_deviations(tmp_path):
-    table = write_csv(tmp_path / "in.csv", "epochs,batch_size,learning_rate,accuracy\n"
-                      "1,8,0.5,0.5\n1,8,1.0,0.6\n1,8,1.5,0.85\n2,8,0.5,0.7\n")
+    table = write_csv(
+        tmp_path / "in.csv",
+        "epochs,batch_size,learning_rate,accuracy\n"
+        "1,8,0.5,0.5\n1,8,1.0,0.6\n1,8,1.5,0.85\n2,8,0.5,0.7\n",
+    )
     ((*first, mean, deviation, runs), second), (axis,) = draw(
-        tmp_path, "batches", table, "--average=learning_rate")
+        tmp_path, "batches", table, "--average=learning_rate"
+    )
     assert (first, runs) == (["", "8", "1"], "3") and float(mean) == pytest.approx(0.65)
     assert float(deviation) == pytest.approx(statistics.stdev([0.5, 0.6, 0.85]))
     assert second == ["", "8", "2", "0.7", "", "1"]
@@ -245,12 +335,21 @@ def test_bars_show_means_and_standard_deviations(tmp_path):
     assert bars["2"] == pytest.approx((70, np.nan), nan_ok=True)
 
 
-@pytest.mark.parametrize("figure, columns, rows", [
-    ("pairs", "first,second", ["crop,color", "color,crop"]), ("batches", "batch_size,epochs", ["8,1", "16,1"]),
-    ("parameters", "network,million parameters,group", ["R50,24,a", "R18,11,a"])])
+@pytest.mark.parametrize(
+    "figure, columns, rows",
+    [
+        ("pairs", "first,second", ["crop,color", "color,crop"]),
+        ("batches", "batch_size,epochs", ["8,1", "16,1"]),
+        ("parameters", "network,million parameters,group", ["R50,24,a", "R18,11,a"]),
+    ],
+)
 def test_means_and_standard_deviations_over_seeds_are_plotted(figure, columns, rows, tmp_path):
     lines = [f"1,{rows[0]},0.5", f"2,{rows[0]},0.6", f"1,{rows[1]},0.7"]
-    draw(tmp_path, figure, write_csv(tmp_path / "in.csv", f"seed,{columns},accuracy\n" + "\n".join(lines)))
+    draw(
+        tmp_path,
+        figure,
+        write_csv(tmp_path / "in.csv", f"seed,{columns},accuracy\n" + "\n".join(lines)),
+    )
     with open(tmp_path / "out" / f"{figure}.csv", newline="") as file:
         first, second = csv.DictReader(file)
     assert float(first["accuracy"]) == pytest.approx(0.55) and first["runs"] == "2"
@@ -259,52 +358,101 @@ def test_means_and_standard_deviations_over_seeds_are_plotted(figure, columns, r
 
 
 def test_top_5_accuracy_is_plotted(tmp_path):
-    table = write_csv(tmp_path / "in.csv", "epochs,batch_size,accuracy,top-5\n1,8,0.5,0.75\n1,16,0.5,\n")
+    table = write_csv(
+        tmp_path / "in.csv", "epochs,batch_size,accuracy,top-5\n1,8,0.5,0.75\n1,16,0.5,\n"
+    )
     rows, (axis,) = draw(tmp_path, "batches", table, "--measure=top-5")
     assert rows == [["", "8", "1", "0.75"]] and axis.get_ylabel() == "top-5 accuracy, %"
     assert bars_of(axis)["batch 8"]["1"][0] == 75
 
 
 def test_temperatures_figure_averages_runs_with_the_same_training_length(tmp_path):
-    accuracies = {("up to 300 epochs", 0.1): (0.8, 0.84), ("up to 300 epochs", 0.5): (0.9, 0.88),
-                  ("more than 300 epochs", 0.1): (0.91,)}
-    table = write_csv(tmp_path / "in.csv", "training,temperature,batch_size,accuracy\n" + "\n".join(
-        f"{training},{temperature},256,{value}" for (training, temperature), values in accuracies.items()
-        for value in values))
+    accuracies = {
+        ("up to 300 epochs", 0.1): (0.8, 0.84),
+        ("up to 300 epochs", 0.5): (0.9, 0.88),
+        ("more than 300 epochs", 0.1): (0.91,),
+    }
+    table = write_csv(
+        tmp_path / "in.csv",
+        "training,temperature,batch_size,accuracy\n"
+        + "\n".join(
+            f"{training},{temperature},256,{value}"
+            for (training, temperature), values in accuracies.items()
+            for value in values
+        ),
+    )
     rows, axes = draw(tmp_path, "temperatures", table)
     assert [axis.get_title() for axis in axes] == ["up to 300 epochs", "more than 300 epochs"]
     bars = {axis.get_title(): bars_of(axis) for axis in axes}
-    assert [(training, float(temperature)) for training, temperature, *_ in rows] == list(accuracies)
+    assert [(training, float(temperature)) for training, temperature, *_ in rows] == list(
+        accuracies
+    )
     for (*_, batch, mean, deviation, runs), values in zip(rows, accuracies.values()):
-        assert (batch, int(runs)) == ("256", len(values)) and float(mean) == pytest.approx(statistics.mean(values))
-        assert deviation == "" if len(values) == 1 else float(deviation) == pytest.approx(statistics.stdev(values))
+        assert (batch, int(runs)) == ("256", len(values)) and float(mean) == pytest.approx(
+            statistics.mean(values)
+        )
+        assert (
+            deviation == ""
+            if len(values) == 1
+            else float(deviation) == pytest.approx(statistics.stdev(values))
+        )
     for (training, temperature), values in accuracies.items():
-        expected = 100 * statistics.mean(values), 100 * statistics.stdev(values) if len(values) > 1 else np.nan
-        assert bars[training][f"temperature {temperature:g}"]["256"] == pytest.approx(expected, nan_ok=True)
+        expected = (
+            100 * statistics.mean(values),
+            (100 * statistics.stdev(values) if len(values) > 1 else np.nan),
+        )
+        assert bars[training][f"temperature {temperature:g}"]["256"] == pytest.approx(
+            expected, nan_ok=True
+        )
 
 
-PAPER_METHODS = {  # The values are copied by hand from Table 6 and, for the supervised ResNet-50, from Table B.3.
-    "Local Agg., ResNet-50": (24, 60.2), "MoCo, ResNet-50": (24, 60.6), "PIRL, ResNet-50": (24, 63.6),
-    "CPC v2, ResNet-50": (24, 63.8), "SimCLR, ResNet-50": (24, 69.3), "Rotation, RevNet-50 (4x)": (86, 55.4),
-    "BigBiGAN, RevNet-50 (4x)": (86, 61.3), "AMDIM, Custom-ResNet": (626, 68.1), "CMC, ResNet-50 (2x)": (188, 68.4),
-    "MoCo, ResNet-50 (4x)": (375, 68.6), "CPC v2, ResNet-161": (305, 71.5), "SimCLR, ResNet-50 (2x)": (94, 74.2),
-    "SimCLR, ResNet-50 (4x)": (375, 76.5), "supervised, ResNet-50": (24, 76.5)}
+# The values are copied by hand from Table 6 and, for the supervised ResNet-50, from Table B.3.
+PAPER_METHODS = {
+    "Local Agg., ResNet-50": (24, 60.2),
+    "MoCo, ResNet-50": (24, 60.6),
+    "PIRL, ResNet-50": (24, 63.6),
+    "CPC v2, ResNet-50": (24, 63.8),
+    "SimCLR, ResNet-50": (24, 69.3),
+    "Rotation, RevNet-50 (4x)": (86, 55.4),
+    "BigBiGAN, RevNet-50 (4x)": (86, 61.3),
+    "AMDIM, Custom-ResNet": (626, 68.1),
+    "CMC, ResNet-50 (2x)": (188, 68.4),
+    "MoCo, ResNet-50 (4x)": (375, 68.6),
+    "CPC v2, ResNet-161": (305, 71.5),
+    "SimCLR, ResNet-50 (2x)": (94, 74.2),
+    "SimCLR, ResNet-50 (4x)": (375, 76.5),
+    "supervised, ResNet-50": (24, 76.5),
+}
 
 
 def test_methods_figure_shows_the_results_of_the_paper_and_of_our_runs(tmp_path):
     rows, (axis,) = draw(tmp_path, "methods")
-    assert {name: (float(size), pytest.approx(100 * float(accuracy)))
-            for name, size, accuracy, _ in rows} == PAPER_METHODS
+    assert {
+        name: (float(size), pytest.approx(100 * float(accuracy)))
+        for name, size, accuracy, _ in rows
+    } == PAPER_METHODS
     assert {name for name, *_, group in rows if group == "SimCLR, paper"} == {
-        "SimCLR, ResNet-50", "SimCLR, ResNet-50 (2x)", "SimCLR, ResNet-50 (4x)"}
+        "SimCLR, ResNet-50",
+        "SimCLR, ResNet-50 (2x)",
+        "SimCLR, ResNet-50 (4x)",
+    }
     points = points_of(axis)
     np.testing.assert_allclose(points["SimCLR, paper"], [(24, 69.3), (94, 74.2), (375, 76.5)])
     np.testing.assert_allclose(points["supervised, paper"], [(24, 76.5)])
-    others = [point for name, point in PAPER_METHODS.items() if not name.startswith(("SimCLR", "supervised"))]
+    others = [
+        point
+        for name, point in PAPER_METHODS.items()
+        if not name.startswith(("SimCLR", "supervised"))
+    ]
     np.testing.assert_allclose(sorted(map(tuple, points["other methods, paper"])), sorted(others))
     labels = {text.get_text(): text.xy for text in axis.texts}
-    assert labels == {name.replace("ResNet-", "R"): pytest.approx(point) for name, point in PAPER_METHODS.items()}
-    ours = write_csv(tmp_path / "in.csv", "network,million parameters,accuracy,group\nResNet-50 (1x),24,0.69,SimCLR\n")
+    assert labels == {
+        name.replace("ResNet-", "R"): pytest.approx(point) for name, point in PAPER_METHODS.items()
+    }
+    ours = write_csv(
+        tmp_path / "in.csv",
+        "network,million parameters,accuracy,group\nResNet-50 (1x),24,0.69,SimCLR\n",
+    )
     more_rows, (axis,) = draw(tmp_path, "methods", ours)
     assert more_rows == [*rows, ["ResNet-50 (1x)", "24.0", "0.69", "SimCLR, ours"]]
     np.testing.assert_allclose(points_of(axis)["SimCLR, ours"], [(24, 69)])
@@ -318,14 +466,21 @@ def test_labels_of_close_points_do_not_overlap():
     drawing._label_points(axis, [(f"network {index}", point) for index, point in enumerate(points)])
     assert [text.get_text() for text in axis.texts] == [f"network {index}" for index in range(4)]
     boxes = [text.get_window_extent() for text in axis.texts]
-    assert not any(box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index])
+    assert not any(
+        box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index]
+    )
     plt.close(figure)
 
 
 def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
     lines = ["R50,24,0.69,1000 epochs", "R50 (2x),94,0.74,1000 epochs", "R18,11,0.5,100 epochs"]
-    rows, (axis,) = draw(tmp_path, "parameters", write_csv(
-        tmp_path / "in.csv", "network,million parameters,accuracy,group\n" + "\n".join(lines)))
+    rows, (axis,) = draw(
+        tmp_path,
+        "parameters",
+        write_csv(
+            tmp_path / "in.csv", "network,million parameters,accuracy,group\n" + "\n".join(lines)
+        ),
+    )
     assert [row[0] for row in rows] == ["R50", "R50 (2x)", "R18"] and axis.get_xscale() == "log"
     points = points_of(axis)
     assert list(points) == [text.get_text() for text in axis.get_legend().get_texts()]
@@ -333,13 +488,26 @@ def test_parameters_figure_is_plotted_from_a_csv_file(tmp_path):
     np.testing.assert_allclose(points["100 epochs"], [(11, 50)])
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["pairs", "--csv=/no/such.csv"], "--csv=/no/such.csv: the file cannot be read"),
-    (["operators", "--image=/no/such.png"], "--image=/no/such.png: file not found. Use another file."),
-    (["views", "--dataset=digits", "--flags=--temprature=1"], "--flags: unknown command line flag"),
-    (["views", "--dataset=digits", "--flags=x"], "--flags: x is not a flag"),
-    (["tsne", "--checkpoint=c", "--dataset=digits", "--seed=-1"], "--seed: must be an integer from 0 to 999999999"),
-    (["eigenvalues", "--checkpoint=/no/such"], "--checkpoint=/no/such")])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["pairs", "--csv=/no/such.csv"], "--csv=/no/such.csv: the file cannot be read"),
+        (
+            ["operators", "--image=/no/such.png"],
+            "--image=/no/such.png: file not found. Use another file.",
+        ),
+        (
+            ["views", "--dataset=digits", "--flags=--temprature=1"],
+            "--flags: unknown command line flag",
+        ),
+        (["views", "--dataset=digits", "--flags=x"], "--flags: x is not a flag"),
+        (
+            ["tsne", "--checkpoint=c", "--dataset=digits", "--seed=-1"],
+            "--seed: must be an integer from 0 to 999999999",
+        ),
+        (["eigenvalues", "--checkpoint=/no/such"], "--checkpoint=/no/such"),
+    ],
+)
 def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, words, capsys):
     with pytest.raises(SystemExit) as error:
         figures.main(arguments)
@@ -351,18 +519,33 @@ def test_invalid_arguments_give_one_line_errors_and_exit_status_2(arguments, wor
 def test_a_missing_csv_column_is_reported(tmp_path, capsys):
     with pytest.raises(SystemExit):
         figures.main(["batches", write_csv(tmp_path / "in.csv", "epochs,accuracy\n1,0.5\n")])
-    assert ": column batch_size is missing. Use a file with at least one row" in capsys.readouterr().err
+    assert (
+        ": column batch_size is missing. Use a file with at least one row"
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize("text, words", [
-    ("epochs,batch_size,accuracy\n1,8,58 %\n", "accuracy is 58 %. Use a number from 0 to 1."),
-    ("epochs,batch_size,accuracy\n1,8,58\n", "accuracy is 58. Use a number from 0 to 1."),
-    ("epochs,batch_size,accuracy\n1,8,nan\n", "accuracy is nan. Use a number from 0 to 1."),
-    ("epochs,accuracy,batch_size\n1,0.5,8\n1,0.5\n", "batch_size is None. Use a number above 0."),
-    ("epochs,batch_size,accuracy\n0,8,0.5\n", "epochs is 0. Use a number above 0."),
-    ("epochs,batch_size,accuracy\n1,8,\n", ": no row has an accuracy. Add at least one accuracy."),
-    ("epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n",
-     "two rows have different accuracies for batch_size=8 and epochs=1.")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("epochs,batch_size,accuracy\n1,8,58 %\n", "accuracy is 58 %. Use a number from 0 to 1."),
+        ("epochs,batch_size,accuracy\n1,8,58\n", "accuracy is 58. Use a number from 0 to 1."),
+        ("epochs,batch_size,accuracy\n1,8,nan\n", "accuracy is nan. Use a number from 0 to 1."),
+        (
+            "epochs,accuracy,batch_size\n1,0.5,8\n1,0.5\n",
+            "batch_size is None. Use a number above 0.",
+        ),
+        ("epochs,batch_size,accuracy\n0,8,0.5\n", "epochs is 0. Use a number above 0."),
+        (
+            "epochs,batch_size,accuracy\n1,8,\n",
+            ": no row has an accuracy. Add at least one accuracy.",
+        ),
+        (
+            "epochs,batch_size,accuracy\n1,8,0.5\n1,8,0.6\n",
+            "two rows have different accuracies for batch_size=8 and epochs=1.",
+        ),
+    ],
+)
 def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
     with pytest.raises(SystemExit):
         figures.main(["batches", write_csv(tmp_path / "in.csv", text)])
@@ -371,22 +554,37 @@ def test_invalid_csv_values_are_reported(text, words, tmp_path, capsys):
 
 def test_averaging_rejects_missing_columns_and_duplicate_rows(tmp_path, capsys):
     text = "epochs,batch_size,seed,accuracy\n1,8,1,0.5\n1,8,1,0.6\n"
-    for column, words in (("rate", "column rate is missing"), ("seed", "two rows have different accuracies for")):
+    for column, words in (
+        ("rate", "column rate is missing"),
+        ("seed", "two rows have different accuracies for"),
+    ):
         with pytest.raises(SystemExit):
             figures.main(["batches", write_csv(tmp_path / "in.csv", text), f"--average={column}"])
         assert words in capsys.readouterr().err
 
 
 def test_each_learning_rate_scaling_has_separate_bars(tmp_path):
-    rows, (axis,) = draw(tmp_path, "batches", write_csv(
-        tmp_path / "in.csv", "scaling,epochs,batch_size,accuracy\nlinear,1,8,0.5\nsqrt,1,8,0.6\n"))
+    rows, (axis,) = draw(
+        tmp_path,
+        "batches",
+        write_csv(
+            tmp_path / "in.csv",
+            "scaling,epochs,batch_size,accuracy\nlinear,1,8,0.5\nsqrt,1,8,0.6\n",
+        ),
+    )
     assert rows == [["linear", "8", "1", "0.5"], ["sqrt", "8", "1", "0.6"]]
-    assert {label: bars["1"][0] for label, bars in bars_of(axis).items()} == {"batch 8 linear": 50, "batch 8 sqrt": 60}
+    assert {label: bars["1"][0] for label, bars in bars_of(axis).items()} == {
+        "batch 8 linear": 50,
+        "batch 8 sqrt": 60,
+    }
 
 
 def test_rows_without_an_accuracy_are_skipped(tmp_path):
-    rows, (axis,) = draw(tmp_path, "batches", write_csv(
-        tmp_path / "in.csv", "epochs,batch_size,accuracy\n1,8.0,0.5\n1,16,\n"))
+    rows, (axis,) = draw(
+        tmp_path,
+        "batches",
+        write_csv(tmp_path / "in.csv", "epochs,batch_size,accuracy\n1,8.0,0.5\n1,16,\n"),
+    )
     assert rows == [["", "8", "1", "0.5"]] and list(bars_of(axis)) == ["batch 8"]
 
 
@@ -403,5 +601,7 @@ def test_eigenvalues_require_a_square_linear_head(tmp_path, capsys):
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt-1"))
     with pytest.raises(SystemExit):
         figures.main(["eigenvalues", f"--checkpoint={path}"])
-    assert ("no square linear projection head. Pretrain a network with --proj_head_mode=linear --proj_out_dim=512."
-            in capsys.readouterr().err)
+    assert (
+        "no square linear projection head. Pretrain a network with --proj_head_mode=linear"
+        " --proj_out_dim=512." in capsys.readouterr().err
+    )

@@ -12,16 +12,25 @@ from support import ROOT
 
 PAPER = ROOT.parent / "shared" / "reference" / "paper.tex"
 NUMBERS = ROOT / "paper" / "numbers"
-TABLES = [f"table_{number}" for number in (*range(1, 9), "b1", "b2", "b3", "b4", "b5", "c1")]  # in the paper's order
+# in the paper's order
+TABLES = [f"table_{number}" for number in (*range(1, 9), "b1", "b2", "b3", "b4", "b5", "c1")]
 SENTENCES = {
     "appendix_a": [r"evaluation drops from ([\d.]+)\\% to ([\d.]+)\\%"],
-    "appendix_b2_linear": [r"broader data augmentations achieve " + r", ".join([r"([\d.]+) \(\+([\d.]+)\)"] * 3)],
+    "appendix_b2_linear": [
+        r"broader data augmentations achieve " + r", ".join([r"([\d.]+) \(\+([\d.]+)\)"] * 3)
+    ],
     "appendix_b2_all_labels": [
         r"It is ([\d.]+)\\% top-1 / ([\d.]+)\\% top-5 without broader",
         r"than that \(([\d.]+)\\% top-1 / ([\d.]+)\\% top-5\) of training from scratch",
-        r"\(2\$\\times\$\) is also better than training from scratch \(([\d.]+)\\% top-1 / ([\d.]+)\\% top-5\)"],
-    "appendix_b9": [r"linear evaluation accuracy of ([\d.]+)\\%, compared to ([\d.]+)\\% from the supervised",
-                    r"is AMDIM~\\cite\{\w+\}, which achieves ([\d.]+)\\% with a model \$25\\times\$ larger"],
+        (
+            r"\(2\$\\times\$\) is also better than training from scratch \(([\d.]+)\\% top-1 /"
+            r" ([\d.]+)\\% top-5\)"
+        ),
+    ],
+    "appendix_b9": [
+        r"linear evaluation accuracy of ([\d.]+)\\%, compared to ([\d.]+)\\% from the supervised",
+        r"is AMDIM~\\cite\{\w+\}, which achieves ([\d.]+)\\% with a model \$25\\times\$ larger",
+    ],
 }
 
 
@@ -45,10 +54,24 @@ def without_spaces_and_braces(rows):
 
 def plain(latex):
     """Converts LaTeX to plain text without spaces or braces."""
-    text = latex.replace(r"$^\#$", "(of patches)").replace("$^*$", "(memory bank)")  # footnotes of Table C.1
-    text = re.sub(r"\\(toprule|midrule|bottomrule|bm|text(bf|it)?|rotatebox\[origin=c\]\{0\})(?![a-z])", "", text)
-    text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", text).replace("^T", "'").replace("~", " ")
-    for symbol, name in ((r"\textbackslash", "\\"), (r"\times", "x"), (r"\sim", "~"), (r"\ell_2", "l2")):
+    # footnotes of Table C.1
+    text = latex.replace(r"$^\#$", "(of patches)").replace("$^*$", "(memory bank)")
+    text = re.sub(
+        r"\\(toprule|midrule|bottomrule|bm|text(bf|it)?|rotatebox\[origin=c\]\{0\})(?![a-z])",
+        "",
+        text,
+    )
+    text = (
+        re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", text)
+        .replace("^T", "'")
+        .replace("~", " ")
+    )
+    for symbol, name in (
+        (r"\textbackslash", "\\"),
+        (r"\times", "x"),
+        (r"\sim", "~"),
+        (r"\ell_2", "l2"),
+    ):
         text = text.replace(symbol, name)
     text = re.sub(r"\\(tau|sigma|log|exp|max|sum|in)(?![a-z])", r"\1", text)
     return re.sub(r"[\s{}$^]|\\(?=[%{}])", "", text)
@@ -60,7 +83,7 @@ def argument(text):
     for index, character in enumerate(text):
         depth += (character == "{") - (character == "}")
         if depth == 0:
-            return text[1:index], text[index + 1:]
+            return text[1:index], text[index + 1 :]
     raise AssertionError(text)
 
 
@@ -72,10 +95,10 @@ def read_rows(latex):
         for cell in line.split("&"):
             columns = 1
             if r"\multicolumn" in cell:
-                columns, rest = argument(cell[cell.index("{"):])
+                columns, rest = argument(cell[cell.index("{") :])
                 cell, _ = argument(argument(rest)[1])
             if r"\multirow" in cell:
-                count, rest = argument(cell[cell.index("{"):])
+                count, rest = argument(cell[cell.index("{") :])
                 cell, _ = argument(argument(rest)[1])
                 spanning[len(row)] = int(count), plain(cell)
             remaining, text = spanning.get(len(row), (0, ""))
@@ -89,7 +112,10 @@ def read_rows(latex):
 def read_tabular(latex):
     """Returns the rows of a LaTeX table in the format of the CSV files: one header row followed by the data rows."""
     header, body = map(read_rows, latex.split(r"\midrule", 1))
-    titles = [": ".join(dict.fromkeys(filter(None, column))) or "Method" for column in zip(*header, strict=True)]
+    titles = [
+        ": ".join(dict.fromkeys(filter(None, column))) or "Method"
+        for column in zip(*header, strict=True)
+    ]
     rows, group = [], "-"
     for row in body:
         if len(set(row)) == 1:  # The row is a heading.
@@ -104,8 +130,14 @@ def read_tabular(latex):
 def split_slashes(table):
     """Splits each cell of Table B.1 at the slash. The results are columns for linear and for square-root scaling."""
     (first, *epochs), *rows = table
-    header = [first.split("\\")[0], *(f"{number}:{scaling}" for number in epochs for scaling in ("linear", "sqrt"))]
-    return [header, *([row[0], *(number for cell in row[1:] for number in cell.split("/"))] for row in rows)]
+    header = [
+        first.split("\\")[0],
+        *(f"{number}:{scaling}" for number in epochs for scaling in ("linear", "sqrt")),
+    ]
+    return [
+        header,
+        *([row[0], *(number for cell in row[1:] for number in cell.split("/"))] for row in rows),
+    ]
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(TABLES)), ids=TABLES)
@@ -119,8 +151,12 @@ def test_tables_match_the_papers_latex_source(number, name, paper):
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_numbers_from_the_papers_text_match_its_latex_source(name, paper):
-    expected = [number for pattern in SENTENCES[name] for number in re.search(pattern, paper).groups()]
-    assert [cell for row in read_csv(name) for cell in row if re.fullmatch(r"\d+\.\d+", cell)] == expected
+    expected = [
+        number for pattern in SENTENCES[name] for number in re.search(pattern, paper).groups()
+    ]
+    assert [
+        cell for row in read_csv(name) for cell in row if re.fullmatch(r"\d+\.\d+", cell)
+    ] == expected
 
 
 def test_every_csv_file_is_compared_with_the_paper():
@@ -129,40 +165,68 @@ def test_every_csv_file_is_compared_with_the_paper():
 
 def test_read_numbers_parses_numbers_and_omits_dashes():
     rows = studies.read_numbers("table_6")
-    assert rows[0] == {"Group": "Methods using ResNet-50", "Method": "Local Agg.", "Architecture": "ResNet-50",
-                       "Param (M)": 24, "Top 1": 60.2}  # The paper prints a dash for top-5.
+    assert rows[0] == {
+        "Group": "Methods using ResNet-50",
+        "Method": "Local Agg.",
+        "Architecture": "ResNet-50",
+        "Param (M)": 24,
+        "Top 1": 60.2,
+    }  # The paper prints a dash for top-5.
     assert isinstance(rows[0]["Param (M)"], int)
 
 
-@pytest.mark.parametrize("study, run, numbers", [
-    ("color", "AutoAugment", {"top-1": 61.1}), ("color_supervised", "1/4", {"top-1": 76.7}),
-    ("flip", "without", {"top-1": 63.4}),
-    ("broader", "broader (2x)", {"top-1": 74.4}), ("broader", "simclr (4x)", {"top-1": 76.5}),
-    ("losses", "margin, semi-hard", {"top-1": 57.5}), ("losses", "NT-Logistic", {"top-1": 51.6}),
-    ("temperature", "l2 norm, 0.5", {"entropy": 8.2, "contrastive accuracy": 68.2, "top-1": 60.7}),
-    ("temperature", "no norm, 100", {"entropy": 0.5, "contrastive accuracy": 92.1, "top-1": 57.0}),
-    ("probes", "rotation", {"majority baseline": 25, "h": 67.6, "g(h)": 25.6}),
-    ("batches", "linear 256, 100 epochs", {"top-1": 57.5}), ("batches", "sqrt 8192, 400 epochs", {"top-1": 68.3}),
-    ("linear", "ResNet-50 (2x)", {"million parameters": 94, "top-1": 74.2, "top-5": 92.0}),
-    ("few_labels", "ResNet-50 (4x), 1 %", {"top-1": 63.0, "top-5": 85.8}),
-    ("few_labels", "ResNet-50 (1x), 10 %", {"top-1": 65.6, "top-5": 87.8}),
-    ("few_labels_broader", "ResNet-50 (2x), 100 %", {"top-1": 79.1, "top-5": 94.8}),
-    ("all_labels", "without broader augmentation, ResNet-50 (4x)", {"top-1": 80.1, "top-5": 95.2}),
-    ("all_labels", "without broader augmentation, ResNet-50 (2x)", {}),
-    ("all_labels", "from scratch, ResNet-50 (2x)", {"top-1": 77.8, "top-5": 93.9}),
-    ("all_labels", "from scratch, ResNet-50 (4x)", {"top-1": 78.4, "top-5": 94.2}),
-    ("all_labels", "from scratch, ResNet-50 (1x)", {"top-1": 76.5}),
-    ("linear", "supervised ResNet-50 (1x)", {"top-1": 76.5}),
-    ("linear_ways", "momentum", {"million parameters": 24, "top-1": 69.3, "top-5": 89.0}),
-    ("networks", "ResNet-50 (2x), 1000 epochs", {"top-1": 74.2}),
-    ("networks", "supervised ResNet-50 (2x)", {"top-1": 77.8}), ("networks", "supervised ResNet-101 (2x)", {}),
-    ("lengths", "batch 8192, 800 epochs", {"top-1": 69.1}), ("lengths", "400 epochs", {"top-1": 68.0}),
-    ("lengths", "batch 16384, 400 epochs", {}),
-    ("supervised_long", "ResNet-50 (1x), 500 epochs, AutoAugment", {}),
-    ("supervised_long", "ResNet-50 (4x), 500 epochs, crop, color", {"top-1": 78.4}),
-    ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
-    ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
-    ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}), ("cifar10", "supervised", {"top-1": 95.1})])
+@pytest.mark.parametrize(
+    "study, run, numbers",
+    [
+        ("color", "AutoAugment", {"top-1": 61.1}),
+        ("color_supervised", "1/4", {"top-1": 76.7}),
+        ("flip", "without", {"top-1": 63.4}),
+        ("broader", "broader (2x)", {"top-1": 74.4}),
+        ("broader", "simclr (4x)", {"top-1": 76.5}),
+        ("losses", "margin, semi-hard", {"top-1": 57.5}),
+        ("losses", "NT-Logistic", {"top-1": 51.6}),
+        (
+            "temperature",
+            "l2 norm, 0.5",
+            {"entropy": 8.2, "contrastive accuracy": 68.2, "top-1": 60.7},
+        ),
+        (
+            "temperature",
+            "no norm, 100",
+            {"entropy": 0.5, "contrastive accuracy": 92.1, "top-1": 57.0},
+        ),
+        ("probes", "rotation", {"majority baseline": 25, "h": 67.6, "g(h)": 25.6}),
+        ("batches", "linear 256, 100 epochs", {"top-1": 57.5}),
+        ("batches", "sqrt 8192, 400 epochs", {"top-1": 68.3}),
+        ("linear", "ResNet-50 (2x)", {"million parameters": 94, "top-1": 74.2, "top-5": 92.0}),
+        ("few_labels", "ResNet-50 (4x), 1 %", {"top-1": 63.0, "top-5": 85.8}),
+        ("few_labels", "ResNet-50 (1x), 10 %", {"top-1": 65.6, "top-5": 87.8}),
+        ("few_labels_broader", "ResNet-50 (2x), 100 %", {"top-1": 79.1, "top-5": 94.8}),
+        (
+            "all_labels",
+            "without broader augmentation, ResNet-50 (4x)",
+            {"top-1": 80.1, "top-5": 95.2},
+        ),
+        ("all_labels", "without broader augmentation, ResNet-50 (2x)", {}),
+        ("all_labels", "from scratch, ResNet-50 (2x)", {"top-1": 77.8, "top-5": 93.9}),
+        ("all_labels", "from scratch, ResNet-50 (4x)", {"top-1": 78.4, "top-5": 94.2}),
+        ("all_labels", "from scratch, ResNet-50 (1x)", {"top-1": 76.5}),
+        ("linear", "supervised ResNet-50 (1x)", {"top-1": 76.5}),
+        ("linear_ways", "momentum", {"million parameters": 24, "top-1": 69.3, "top-5": 89.0}),
+        ("networks", "ResNet-50 (2x), 1000 epochs", {"top-1": 74.2}),
+        ("networks", "supervised ResNet-50 (2x)", {"top-1": 77.8}),
+        ("networks", "supervised ResNet-101 (2x)", {}),
+        ("lengths", "batch 8192, 800 epochs", {"top-1": 69.1}),
+        ("lengths", "400 epochs", {"top-1": 68.0}),
+        ("lengths", "batch 16384, 400 epochs", {}),
+        ("supervised_long", "ResNet-50 (1x), 500 epochs, AutoAugment", {}),
+        ("supervised_long", "ResNet-50 (4x), 500 epochs, crop, color", {"top-1": 78.4}),
+        ("transfer", "finetune, supervised, aircraft", {"mean per class": 88.0}),
+        ("transfer", "linear, SimCLR, food101", {"top-1": 76.9}),
+        ("transfer_1x", "scratch, random, voc2007", {"mAP": 67.3}),
+        ("cifar10", "supervised", {"top-1": 95.1}),
+    ],
+)
 def test_results_from_the_paper_match_hand_copied_values(study, run, numbers):
     assert studies.find_run((study, run)).paper == numbers
 
@@ -170,129 +234,239 @@ def test_results_from_the_paper_match_hand_copied_values(study, run, numbers):
 def test_results_of_other_methods_are_cited():
     linear, few_labels = (dict(studies.STUDIES[name].cited) for name in ("linear", "few_labels"))
     assert len(linear) == 10 and linear["CPC v2, ResNet-161"] == {
-        "million parameters": 305, "top-1": 71.5, "top-5": 90.1}
-    assert len(few_labels) == 10 and few_labels["UDA, ResNet-50"] == {"top-5, 10 %": 88.5, "top-1, 10 %": 68.8}
+        "million parameters": 305,
+        "top-1": 71.5,
+        "top-5": 90.1,
+    }
+    assert len(few_labels) == 10 and few_labels["UDA, ResNet-50"] == {
+        "top-5, 10 %": 88.5,
+        "top-1, 10 %": 68.8,
+    }
     assert dict(studies.STUDIES["cifar10"].cited) == {"AMDIM, 25 times as large": {"top-1": 91.2}}
 
 
 def test_every_table_of_the_paper_has_a_study():
-    for number in ("1", "2", "3", "4", "5", "6", "7", "8", "B.1", "B.2", "B.3", "B.4", "B.5", "C.1"):
+    for number in (
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+        "7",
+        "8",
+        "B.1",
+        "B.2",
+        "B.3",
+        "B.4",
+        "B.5",
+        "C.1",
+    ):
         assert studies.find_studies(number)
-    assert studies.find_studies("1") == ["color", "color_supervised"] and studies.find_studies("B.1") == ["batches"]
+    assert studies.find_studies("1") == ["color", "color_supervised"] and studies.find_studies(
+        "B.1"
+    ) == ["batches"]
     assert studies.find_studies("B.7") == ["cifar_batches"]
-    assert studies.find_studies("Figure B.1") == ["batches"] and studies.find_studies("Figure 1") == ["linear"]
-    assert studies.find_studies("9") == ["batches"] and studies.find_studies("B.9") == ["cifar_temperature", "cifar10"]
+    assert studies.find_studies("Figure B.1") == ["batches"] and studies.find_studies(
+        "Figure 1"
+    ) == ["linear"]
+    assert studies.find_studies("9") == ["batches"] and studies.find_studies("B.9") == [
+        "cifar_temperature",
+        "cifar10",
+    ]
     with pytest.raises(UserError, match="table=99: unknown table. Use one of pairs, "):
         studies.find_studies("99")
 
 
 def configs_of(study, scale="paper"):
     """Returns the configs of a study's runs."""
-    return [runner.config_of(runner.arguments(run, scale)) for run in studies.STUDIES[study].runs_at(scale)]
+    return [
+        runner.config_of(runner.arguments(run, scale))
+        for run in studies.STUDIES[study].runs_at(scale)
+    ]
 
 
 def test_pairs_study_is_a_7x7_grid_of_augmentations_on_one_branch():
     configs = configs_of("pairs")
     assert len(configs) == 49
     assert all(config.branch_operators[1] == () and not config.blurs_views for config in configs)
-    assert {config.branch_operators[0] for config in configs if len(config.branch_operators[0]) == 1} == {
-        (name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
+    assert {
+        config.branch_operators[0] for config in configs if len(config.branch_operators[0]) == 1
+    } == {(name,) for name in ("crop", "cutout", "color", "sobel", "noise", "blur", "rotate")}
     assert sum(len(config.branch_operators[0]) == 2 for config in configs) == 42
 
 
 def test_losses_in_table_4_use_cross_view_negatives():
     configs = configs_of("losses")
     assert [(config.contrastive_loss, config.semi_hard) for config in configs] == [
-        ("margin_triplet", False), ("nt_logistic", False), ("margin_triplet", True), ("nt_logistic", True),
-        ("nt_xent", False)]
+        ("margin_triplet", False),
+        ("nt_logistic", False),
+        ("margin_triplet", True),
+        ("nt_logistic", True),
+        ("nt_xent", False),
+    ]
     assert all(config.negatives == "cross_view" for config in configs)
 
 
 def numbers_in(paper, pattern):
     """Searches the paper's text for a pattern. Returns one set of numbers for each group of the pattern."""
-    return [set(map(float, re.findall(r"[\d.]+", text))) for text in re.search(pattern, paper).groups()]
+    return [
+        set(map(float, re.findall(r"[\d.]+", text))) for text in re.search(pattern, paper).groups()
+    ]
 
 
 def test_linear_heads_evaluate_projections_at_the_papers_scale():
     configs = configs_of("heads")
     assert len(configs) == 1 + 2 * 2 * 7
-    assert all(config.eval_protocol == "linear_head" and not config.eval_projections for config in configs)
-    on_h, on_projections = ({(config.proj_head_mode, config.proj_out_dim) for config in configs
-                             if config.linear_head_on_projections == value} for value in (False, True))
-    assert on_projections == on_h - {("none", 128)} == {
-        (mode, 2**exponent) for mode in ("linear", "nonlinear") for exponent in range(5, 12)}
+    assert all(
+        config.eval_protocol == "linear_head" and not config.eval_projections for config in configs
+    )
+    on_h, on_projections = (
+        {
+            (config.proj_head_mode, config.proj_out_dim)
+            for config in configs
+            if config.linear_head_on_projections == value
+        }
+        for value in (False, True)
+    )
+    assert (
+        on_projections
+        == on_h - {("none", 128)}
+        == {(mode, 2**exponent) for mode in ("linear", "nonlinear") for exponent in range(5, 12)}
+    )
 
 
 def test_projections_are_evaluated_with_logistic_regression_at_the_small_scale():
-    runs = {run.name: runner.arguments(run, "small") for run in studies.STUDIES["heads"].runs_at("small")}
+    runs = {
+        run.name: runner.arguments(run, "small")
+        for run in studies.STUDIES["heads"].runs_at("small")
+    }
     recipe = "--flagfile=paper/recipes/study_small.cfg"
     assert runs["none"] == [recipe, "--proj_head_mode=none", "--eval_protocol=lbfgs"]
-    assert runs["linear 512"] == [recipe, "--proj_head_mode=linear", "--proj_out_dim=512", "--eval_protocol=lbfgs",
-                                  "--eval_projections"]  # These flags, in this order, identify stored results.
+    assert runs["linear 512"] == [
+        recipe,
+        "--proj_head_mode=linear",
+        "--proj_out_dim=512",
+        "--eval_protocol=lbfgs",
+        # These flags, in this order, identify stored results.
+        "--eval_projections",
+    ]
     assert set(runs) == {"none", "linear 128", "linear 512", "nonlinear 32", "nonlinear 128"}
 
 
 def test_cifar_studies_have_the_settings_in_appendix_b9(paper):
     rates, temperatures, batches = numbers_in(
-        paper, r"learning rate in \$\\\{(.+?)\\\}\$, temperature in \$\\\{(.+?)\\\}\$, "
-        r"and batch size in \$\\\{(.+?)\\\}\$")
+        paper,
+        r"learning rate in \$\\\{(.+?)\\\}\$, temperature in \$\\\{(.+?)\\\}\$, "
+        r"and batch size in \$\\\{(.+?)\\\}\$",
+    )
     assert (len(rates), len(temperatures), len(batches)) == (3, 3, 5)
     (limit,) = numbers_in(paper, r"Training epochs \$\\le\$ (\d+)")[0]
-    runs = {(config.temperature, config.train_batch_size, config.learning_rate, config.train_epochs)
-            for config in configs_of("cifar_temperature")}
+    runs = {
+        (config.temperature, config.train_batch_size, config.learning_rate, config.train_epochs)
+        for config in configs_of("cifar_temperature")
+    }
     epochs = {run[3] for run in runs}
     assert min(epochs) <= limit < max(epochs)
     assert runs == set(itertools.product(temperatures, batches, rates, epochs))
     assert {run for run in runs if run[0] == 0.5} == {
         (config.temperature, config.train_batch_size, config.learning_rate, config.train_epochs)
-        for config in configs_of("cifar_batches")}
+        for config in configs_of("cifar_batches")
+    }
     for run in studies.STUDIES["cifar_temperature"].runs:
-        assert run.plot_columns["training"] == ("up to" if run.plot_columns["epochs"] <= limit else "more than"
-                                                ) + f" {limit:g} epochs"
+        assert (
+            run.plot_columns["training"]
+            == ("up to" if run.plot_columns["epochs"] <= limit else "more than")
+            + f" {limit:g} epochs"
+        )
 
 
 def test_lengths_study_has_the_same_limits_on_batch_size_and_epochs_as_the_paper(paper):
-    (thousands,), (most,) = numbers_in(paper, r"larger batch size \(up to (\d+)K\) and longer \(up to (\d+) epochs\)")
-    (least,), (same,) = numbers_in(paper, r"using batch size of 4096\) are varied from (\d+) to (\d+)")
+    (thousands,), (most,) = numbers_in(
+        paper, r"larger batch size \(up to (\d+)K\) and longer \(up to (\d+) epochs\)"
+    )
+    (least,), (same,) = numbers_in(
+        paper, r"using batch size of 4096\) are varied from (\d+) to (\d+)"
+    )
     configs = configs_of("lengths")
-    batches, epochs = ({getattr(config, name) for config in configs} for name in ("train_batch_size", "train_epochs"))
-    assert max(batches) == 1024 * thousands and (min(epochs), max(epochs)) == (least, most) == (least, same)
+    batches, epochs = (
+        {getattr(config, name) for config in configs}
+        for name in ("train_batch_size", "train_epochs")
+    )
+    assert max(batches) == 1024 * thousands and (min(epochs), max(epochs)) == (least, most) == (
+        least,
+        same,
+    )
     assert len(configs) == len(batches) * len(epochs)
-    assert all(config.learning_rate_scaling == "sqrt" and config.learning_rate == 0.075 for config in configs)
+    assert all(
+        config.learning_rate_scaling == "sqrt" and config.learning_rate == 0.075
+        for config in configs
+    )
 
 
 def test_other_losses_are_tuned_with_and_without_semi_hard_mining(paper):
     rates, margins, temperatures = numbers_in(
-        paper, r"tune learning rate in \$\\\{(.+?)\\\}\$ for both loss functions. We further tune the margin in "
-        r"\$\\\{(.+?)\\\}\$ for margin loss, the temperature in \$\\\{(.+?)\\\}\$ for logistic loss")
+        paper,
+        r"tune learning rate in \$\\\{(.+?)\\\}\$ for both loss functions. We further tune the"
+        r" margin in "
+        r"\$\\\{(.+?)\\\}\$ for margin loss, the temperature in \$\\\{(.+?)\\\}\$ for logistic"
+        r" loss",
+    )
     configs = configs_of("tuning")
     for mining in (False, True):
-        usable = margins - {0} if mining else margins  # Semi-hard mining with a margin of 0 selects no negatives.
-        assert {(config.margin, config.learning_rate) for config in configs if config.semi_hard == mining
-                and config.contrastive_loss == "margin_triplet"} == set(itertools.product(usable, rates))
-        assert {(config.temperature, config.learning_rate) for config in configs if config.semi_hard == mining
-                and config.contrastive_loss == "nt_logistic"} == set(itertools.product(temperatures, rates))
+        # Semi-hard mining with a margin of 0 selects no negatives.
+        usable = margins - {0} if mining else margins
+        assert {
+            (config.margin, config.learning_rate)
+            for config in configs
+            if config.semi_hard == mining and config.contrastive_loss == "margin_triplet"
+        } == set(itertools.product(usable, rates))
+        assert {
+            (config.temperature, config.learning_rate)
+            for config in configs
+            if config.semi_hard == mining and config.contrastive_loss == "nt_logistic"
+        } == set(itertools.product(temperatures, rates))
     assert len(configs) == 2 * 5 * 8 - 5
 
 
 def test_supervised_autoaugment_runs_include_the_numbers_of_epochs_in_the_footnote(paper):
-    (first,), (second,) = numbers_in(paper, r"optimal test accuracy can be achieved between (\d+) and (\d+) epochs")
-    epochs = {config.train_epochs for config in configs_of("supervised_long") if config.augmentation == "autoaugment"}
+    (first,), (second,) = numbers_in(
+        paper, r"optimal test accuracy can be achieved between (\d+) and (\d+) epochs"
+    )
+    epochs = {
+        config.train_epochs
+        for config in configs_of("supervised_long")
+        if config.augmentation == "autoaugment"
+    }
     assert {first, second, 90.0} <= epochs
 
 
 def test_three_linear_evaluation_variants_have_the_settings_in_appendix_b6(paper):
     (rate,), (factor,), (epochs,) = numbers_in(
-        paper, r"larger learning rate of ([\d.]+) \(following \$\\mathrm\{LearningRate\}=([\d.]+).times.+?\) "
-        r"and longer training of (\d+) epochs")
+        paper,
+        r"larger learning rate of ([\d.]+) \(following"
+        r" \$\\mathrm\{LearningRate\}=([\d.]+).times.+?\) "
+        r"and longer training of (\d+) epochs",
+    )
     pretraining = runner.config_of(["--flagfile=paper/recipes/imagenet_paper.cfg"])
     momentum, lars, joint = configs_of("linear_ways")
     assert (momentum.learning_rate, momentum.train_epochs) == (factor, epochs)
     assert momentum.learning_rate * momentum.train_batch_size / 256 == pytest.approx(rate)
-    for name in ("optimizer", "learning_rate", "learning_rate_scaling", "momentum", "weight_decay", "warmup_epochs"):
+    for name in (
+        "optimizer",
+        "learning_rate",
+        "learning_rate_scaling",
+        "momentum",
+        "weight_decay",
+        "warmup_epochs",
+    ):
         assert getattr(lars, name) == getattr(pretraining, name)
     for config in (momentum, lars):
-        assert (config.train_mode, config.fine_tune_after_block, config.ft_proj_selector) == ("finetune", 4, 0)
+        assert (config.train_mode, config.fine_tune_after_block, config.ft_proj_selector) == (
+            "finetune",
+            4,
+            0,
+        )
     assert joint == pretraining.replace(train_epochs=1000)
 
 
@@ -300,17 +474,35 @@ def test_figure_7_study_trains_each_network_with_and_without_labels():
     configs = configs_of("networks")
     networks = {(config.resnet_depth, config.width_multiplier) for config in configs}
     assert len(networks) == 15
-    assert {(config.resnet_depth, config.width_multiplier) for config in configs if config.train_mode == "supervised"
-            and config.train_epochs == 90 and not config.color_jitter_strength} == networks
-    assert {(config.resnet_depth, config.width_multiplier) for config in configs if config.pretraining
-            and config.train_epochs == 100} == networks
-    assert {(config.resnet_depth, config.width_multiplier) for config in configs if config.train_epochs == 1000} == {
-        (50, 1), (50, 2), (50, 4)}
+    assert {
+        (config.resnet_depth, config.width_multiplier)
+        for config in configs
+        if config.train_mode == "supervised"
+        and config.train_epochs == 90
+        and not config.color_jitter_strength
+    } == networks
+    assert {
+        (config.resnet_depth, config.width_multiplier)
+        for config in configs
+        if config.pretraining and config.train_epochs == 100
+    } == networks
+    assert {
+        (config.resnet_depth, config.width_multiplier)
+        for config in configs
+        if config.train_epochs == 1000
+    } == {(50, 1), (50, 2), (50, 4)}
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
 def test_supervised_baselines_have_the_same_weight_decay(scale):
-    baselines = [run for study in studies.STUDIES.values() for run in study.runs_at(scale)
-                 if not run.transfer and runner.config_of(runner.arguments(run, scale)).train_mode == "supervised"]
+    baselines = [
+        run
+        for study in studies.STUDIES.values()
+        for run in study.runs_at(scale)
+        if not run.transfer
+        and runner.config_of(runner.arguments(run, scale)).train_mode == "supervised"
+    ]
     assert {"supervised", "1 + blur"} <= {run.name for run in baselines}
-    assert {runner.config_of(runner.arguments(run, scale)).weight_decay for run in baselines} == {1e-4}
+    assert {runner.config_of(runner.arguments(run, scale)).weight_decay for run in baselines} == {
+        1e-4
+    }

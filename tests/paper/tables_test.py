@@ -63,7 +63,9 @@ def calls(monkeypatch):
             results = {"rotation": dict(majority_baseline=0.25, h=0.7, z=0.3)}
             (directory / "probes.json").write_text(json.dumps(results))
             return
-        (directory / "result.json").write_text(json.dumps({runner.LBFGS: 0.5 + 0.01 * len(commands), "global_step": 3}))
+        (directory / "result.json").write_text(
+            json.dumps({runner.LBFGS: 0.5 + 0.01 * len(commands), "global_step": 3})
+        )
 
     monkeypatch.setattr(runner, "_call", call)
     monkeypatch.setattr(runner, "count_parameters", lambda directory: 11_200_000)
@@ -76,7 +78,8 @@ def test_finished_runs_are_not_repeated(calls, tmp_path, capsys):
     assert "2/2  flip, without: 0.5200" in capsys.readouterr().out
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert len(calls) == 2
-    (tmp_path / "small" / "flip" / "without" / "done.json").unlink()  # Simulates an interrupted run.
+    # Simulates an interrupted run.
+    (tmp_path / "small" / "flip" / "without" / "done.json").unlink()
     tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--data_dir='a b'"])
     assert calls[2] == calls[1]
 
@@ -97,17 +100,26 @@ def test_identical_runs_are_shared_between_studies(calls, tmp_path, capsys):
     assert len(calls) == 13
 
 
-def test_every_run_is_executed_with_each_seed_and_starts_from_the_run_with_the_same_seed(calls, tmp_path, capsys):
+def test_every_run_is_executed_with_each_seed_and_starts_from_the_run_with_the_same_seed(
+    calls, tmp_path, capsys
+):
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
     assert len(calls) == 6  # Two networks are pretrained. Each is fine-tuned twice.
     before = {path: path.read_bytes() for path in tmp_path.rglob("done.json")}
     tables.main(["run", "few_labels", f"--dir={tmp_path}", "--seeds=3"])
-    assert len(calls) == 18 and before.items() <= {path: path.read_bytes() for path in
-                                                   tmp_path.rglob("done.json")}.items()
+    assert (
+        len(calls) == 18
+        and before.items()
+        <= {path: path.read_bytes() for path in tmp_path.rglob("done.json")}.items()
+    )
     for index, seed in ((6, 2), (12, 3)):
-        assert all(f"--seed={seed}" in call for call in calls[index:index + 6])
-    starts = {argument for call in calls[12:] for argument in call if argument.startswith("--checkpoint=")}
-    assert starts == {f"--checkpoint={tmp_path}/small/linear/ResNet-50__{width}x__seed_3" for width in (1, 2)}
+        assert all(f"--seed={seed}" in call for call in calls[index : index + 6])
+    starts = {
+        argument for call in calls[12:] for argument in call if argument.startswith("--checkpoint=")
+    }
+    assert starts == {
+        f"--checkpoint={tmp_path}/small/linear/ResNet-50__{width}x__seed_3" for width in (1, 2)
+    }
     printed = capsys.readouterr().out
     assert "12/12  few_labels, ResNet-50 (2x), 10 %, seed 3: 0." in printed
     # The run with flips is identical to the pretraining of the smaller network.
@@ -125,7 +137,10 @@ def test_results_of_other_studies_and_earlier_versions_are_reused(calls, tmp_pat
     (tmp_path / "small" / "seed_2").rename(tmp_path / "small" / "seeds" / "seed_2")
     tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2"])
     assert len(calls) == 4
-    assert runner.read_done(tmp_path / "small" / "flip" / "with_seed_2")["same_as"] == "small/seeds/seed_2"
+    assert (
+        runner.read_done(tmp_path / "small" / "flip" / "with_seed_2")["same_as"]
+        == "small/seeds/seed_2"
+    )
 
 
 def test_results_without_a_setting_that_was_added_later_are_accepted_and_shared(calls, tmp_path):
@@ -139,7 +154,9 @@ def test_results_without_a_setting_that_was_added_later_are_accepted_and_shared(
     assert len(calls) == 2 + 4  # Seed 1 is not repeated.
     tables.main(["run", "--only=color/1_2", f"--dir={tmp_path}"])
     assert len(calls) == 6
-    assert runner.read_done(str(tmp_path / "small" / "color" / "1_2"))["same_as"] == "small/flip/with"
+    assert (
+        runner.read_done(str(tmp_path / "small" / "color" / "1_2"))["same_as"] == "small/flip/with"
+    )
 
 
 def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_path):
@@ -151,8 +168,10 @@ def test_transfer_starts_from_weights_pretrained_with_the_same_seed(calls, tmp_p
         assert ("--seed=2" in call) == ("linear" not in call)  # Linear evaluation has no seed.
 
 
-@pytest.mark.parametrize("only, directories", [
-    ("flip/with", ["with", "with_seed_2"]), ("flip/with_seed_2", ["with_seed_2"])])
+@pytest.mark.parametrize(
+    "only, directories",
+    [("flip/with", ["with", "with_seed_2"]), ("flip/with_seed_2", ["with_seed_2"])],
+)
 def test_only_flag_selects_all_seeds_or_one_seed_of_a_run(only, directories, calls, tmp_path):
     tables.main(["run", "flip", f"--dir={tmp_path}", "--seeds=2", f"--only={only}"])
     assert sorted(path.parent.name for path in tmp_path.rglob("done.json")) == directories
@@ -164,20 +183,40 @@ def test_stored_runs_with_different_flags_are_rejected(calls, tmp_path, capsys):
         tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=2"])
     assert error.value.code == 2 and len(calls) == 2
     message = capsys.readouterr().err
-    assert "the stored run has seed=1, not 2. Remove the directory, or use another --dir." in message
+    assert (
+        "the stored run has seed=1, not 2. Remove the directory, or use another --dir." in message
+    )
     assert message.count("\n") == 1
 
 
-@pytest.mark.parametrize("name, flags, words", [
-    ("flip", "--temprature=1", "--flags: unknown command line flag 'temprature'"),
-    ("flip", "x", "--flags: x is not a flag"),
-    ("flip", "--seed='1", "--flags=--seed='1: invalid quoting (No closing quotation)"),
-    ("flip", "--mode=train", "--flags: --mode is set by paper.tables. Remove --mode from --flags."),
-    ("flip", "--temperature=-1", "--temperature=-1"),
-    ("transfer", "--learning_rate 1", "--flags: --learning_rate is set by the grid search. Remove --learning_rate"),
-    ("transfer", "--nozero_init_logits_layer", "--flags: --zero_init_logits_layer is set by the grid search"),
-    ("transfer", "--micro_batch_size=7", "--micro_batch_size=7")])
-def test_invalid_flags_are_reported_before_the_first_run(name, flags, words, calls, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "name, flags, words",
+    [
+        ("flip", "--temprature=1", "--flags: unknown command line flag 'temprature'"),
+        ("flip", "x", "--flags: x is not a flag"),
+        ("flip", "--seed='1", "--flags=--seed='1: invalid quoting (No closing quotation)"),
+        (
+            "flip",
+            "--mode=train",
+            "--flags: --mode is set by paper.tables. Remove --mode from --flags.",
+        ),
+        ("flip", "--temperature=-1", "--temperature=-1"),
+        (
+            "transfer",
+            "--learning_rate 1",
+            "--flags: --learning_rate is set by the grid search. Remove --learning_rate",
+        ),
+        (
+            "transfer",
+            "--nozero_init_logits_layer",
+            "--flags: --zero_init_logits_layer is set by the grid search",
+        ),
+        ("transfer", "--micro_batch_size=7", "--micro_batch_size=7"),
+    ],
+)
+def test_invalid_flags_are_reported_before_the_first_run(
+    name, flags, words, calls, tmp_path, capsys
+):
     with pytest.raises(SystemExit) as error:
         tables.main(["run", name, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
     message = capsys.readouterr().err
@@ -188,11 +227,18 @@ def test_invalid_flags_are_reported_before_the_first_run(name, flags, words, cal
 def test_transfer_receives_its_own_flags_and_forwards_the_others_to_training():
     run = studies.find_run(("transfer", "finetune, SimCLR, digits"))
     extra = config_lib.parse_settings(
-        "--data_dir 'a b' --nofollow_links --corrupt_images=skip --max_image_pixels=99 --seed=3 --precision=float32")
+        "--data_dir 'a b' --nofollow_links --corrupt_images=skip --max_image_pixels=99 --seed=3"
+        " --precision=float32"
+    )
     arguments = runner.command(run, "small", "out", "start", extra)
     assert arguments[:3] == ["-m", "transfer", "finetune"]
     assert not any("follow_links" in argument for argument in arguments)
-    assert {"--data_dir=a b", "--corrupt_images=skip", "--seed=3", "--flags=--precision=float32"} < set(arguments)
+    assert {
+        "--data_dir=a b",
+        "--corrupt_images=skip",
+        "--seed=3",
+        "--flags=--precision=float32",
+    } < set(arguments)
     linear = studies.find_run(("transfer", "linear, SimCLR, digits"))
     _, *arguments = runner.command(linear, "small", "out", "start", extra)
     assert {"--data_dir=a b", "--corrupt_images=skip", "--max_image_pixels=99"} < set(arguments)
@@ -202,16 +248,22 @@ def test_transfer_receives_its_own_flags_and_forwards_the_others_to_training():
 def test_probes_receive_the_data_flags_of_the_training_run():
     run = next(run for study in studies.STUDIES.values() for run in study.runs if run.probes)
     config = runner.config_of(["--data_dir=a b", "--corrupt_images=skip"])
-    assert "--flags='--data_dir=a b' --corrupt_images=skip" in runner.probe_command(run, config, "out")
+    assert "--flags='--data_dir=a b' --corrupt_images=skip" in runner.probe_command(
+        run, config, "out"
+    )
 
 
 def test_stored_runs_are_rejected_if_their_recipe_has_changed(calls, tmp_path, capsys, monkeypatch):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     parse = runner.config_of
-    monkeypatch.setattr(runner, "config_of", lambda arguments: parse([*arguments, "--train_epochs=5"]))
+    monkeypatch.setattr(
+        runner, "config_of", lambda arguments: parse([*arguments, "--train_epochs=5"])
+    )
     with pytest.raises(SystemExit):
         tables.main(["run", "flip", f"--dir={tmp_path}"])
-    assert "the stored run has train_epochs=4, not 5. Remove the directory" in capsys.readouterr().err
+    assert (
+        "the stored run has train_epochs=4, not 5. Remove the directory" in capsys.readouterr().err
+    )
 
 
 def test_flags_without_effect_on_results_may_change(calls, tmp_path):
@@ -222,8 +274,9 @@ def test_flags_without_effect_on_results_may_change(calls, tmp_path):
 
 def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsys):
     for table, flags, words in (
-            ("5", "--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, 0.05' in"),
-            ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set to ")):
+        ("5", "--temperature=0.3", "--temperature is set to 0.05 by the run 'l2 norm, 0.05' in"),
+        ("7", "--norandom_flip --train_epochs=1", "--train_epochs is set to "),
+    ):
         with pytest.raises(SystemExit) as error:
             tables.main(["run", table, f"--dir={tmp_path / 'out'}", f"--flags={flags}"])
         message = capsys.readouterr().err
@@ -231,7 +284,9 @@ def test_flags_that_a_study_compares_cannot_be_overridden(calls, tmp_path, capsy
     assert not calls and not (tmp_path / "out").exists()
 
 
-def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, tmp_path, capsys, monkeypatch):
+def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(
+    calls, tmp_path, capsys, monkeypatch
+):
     call = runner._call
 
     def diverging(command, directory, descriptors):
@@ -243,7 +298,10 @@ def test_diverged_runs_are_not_retried_and_dependent_runs_are_skipped(calls, tmp
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
     assert len(calls) == 4  # Both networks are pretrained, and the first is fine-tuned twice.
     printed = capsys.readouterr().out
-    assert "few_labels, ResNet-50 (2x), 1 %: diverged" in printed and "few_labels, ResNet-50 (1x), 1 %: 0.5" in printed
+    assert (
+        "few_labels, ResNet-50 (2x), 1 %: diverged" in printed
+        and "few_labels, ResNet-50 (1x), 1 %: 0.5" in printed
+    )
     tables.main(["run", "linear", "few_labels", f"--dir={tmp_path}"])
     assert len(calls) == 4 and "linear, ResNet-50 (2x): diverged" in capsys.readouterr().out
 
@@ -260,12 +318,22 @@ def test_only_the_exit_status_marks_a_run_as_diverged(status, calls, tmp_path, m
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", [
-    *hostile.HOSTILE.values(), b'{"eval/lbfgs_top_1_accuracy": NaN}', b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
-    b'{"eval/lbfgs_top_1_accuracy": null}', b'{"eval/lbfgs_top_1_accuracy": 1e999}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *hostile.HOSTILE.values(),
+        b'{"eval/lbfgs_top_1_accuracy": NaN}',
+        b'{"eval/lbfgs_top_1_accuracy": "0.5"}',
+        b'{"eval/lbfgs_top_1_accuracy": null}',
+        b'{"eval/lbfgs_top_1_accuracy": 1e999}',
+    ],
+)
 def test_corrupt_or_non_finite_results_cause_errors(content, calls, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "_call", lambda command, directory, _: pathlib.Path(
-        directory, "result.json").write_bytes(content))
+    monkeypatch.setattr(
+        runner,
+        "_call",
+        lambda command, directory, _: pathlib.Path(directory, "result.json").write_bytes(content),
+    )
     with pytest.raises(SystemExit) as error:
         tables.main(["run", "flip", f"--dir={tmp_path}"])
     message = capsys.readouterr().err
@@ -273,7 +341,9 @@ def test_corrupt_or_non_finite_results_cause_errors(content, calls, tmp_path, mo
     assert not list(tmp_path.rglob("done.json"))
 
 
-@pytest.mark.parametrize("content", [*hostile.HOSTILE.values(), b"{}", b'{"seconds": "x", "commits": 3}'])
+@pytest.mark.parametrize(
+    "content", [*hostile.HOSTILE.values(), b"{}", b'{"seconds": "x", "commits": 3}']
+)
 def test_corrupt_done_json_and_time_json_are_replaced(content, calls, tmp_path, capsys):
     tables.main(["run", "flip", f"--dir={tmp_path}"])
     directory = tmp_path / "small" / "flip" / "without"
@@ -287,7 +357,9 @@ def test_corrupt_done_json_and_time_json_are_replaced(content, calls, tmp_path, 
     assert after["settings"] == before["settings"] and after["seconds"] < 60
 
 
-@pytest.mark.parametrize("value", ["x*", "[a]", "?", "a\\b", "a\nb", "\x1b[31m", "", "s3://x/y", "\udcff"])
+@pytest.mark.parametrize(
+    "value", ["x*", "[a]", "?", "a\\b", "a\nb", "\x1b[31m", "", "s3://x/y", "\udcff"]
+)
 def test_unsupported_directory_names_are_rejected(value, calls, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for command in (["run", "flip"], ["commands", "flip"], ["report"]):
@@ -298,7 +370,9 @@ def test_unsupported_directory_names_are_rejected(value, calls, tmp_path, monkey
     assert not calls and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["a b", "-x", "\u00e9\u4e2d", "\u00e9" * 127, "trailing/", "$(touch y);'"])
+@pytest.mark.parametrize(
+    "name", ["a b", "-x", "\u00e9\u4e2d", "\u00e9" * 127, "trailing/", "$(touch y);'"]
+)
 def test_unusual_directory_names_work(name, calls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "real").mkdir()
@@ -313,8 +387,12 @@ def test_unusual_directory_names_work(name, calls, tmp_path, monkeypatch):
 def test_parameters_are_counted_in_the_newest_checkpoint(tmp_path):
     with pytest.raises(UserError, match="no checkpoint found"):
         runner.count_parameters(str(tmp_path))
-    model = model_lib.build_model(Config(resnet_depth=10, image_size=8, num_proj_layers=1, proj_out_dim=16), None)
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), str(tmp_path), max_to_keep=1)
+    model = model_lib.build_model(
+        Config(resnet_depth=10, image_size=8, num_proj_layers=1, proj_out_dim=16), None
+    )
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(model=model), str(tmp_path), max_to_keep=1
+    )
     manager.save(checkpoint_number=3)
     expected = sum(math.prod(variable.shape) for variable in model.resnet_model.trainable_variables)
     assert runner.count_parameters(str(tmp_path)) == expected
@@ -337,12 +415,20 @@ def test_the_version_is_unknown_without_git(monkeypatch):
 def test_pretraining_runs_are_executed_once_and_shared_between_tables(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     tables.main(["run", "few_labels", f"--dir={tmp_path}"])
-    fine_tuned = [call for call in calls[6:] if any("study_small_labels" in argument for argument in call)]
+    fine_tuned = [
+        call for call in calls[6:] if any("study_small_labels" in argument for argument in call)
+    ]
     pretrained = [call for call in calls[6:] if call not in fine_tuned]
     assert len(fine_tuned) == 4 and len(pretrained) == 1 and "--width_multiplier=2" in pretrained[0]
-    starts = [next(argument for argument in call if argument.startswith("--checkpoint=")) for call in fine_tuned]
+    starts = [
+        next(argument for argument in call if argument.startswith("--checkpoint="))
+        for call in fine_tuned
+    ]
     wide = tmp_path / "small" / "linear" / "ResNet-50__2x_"
-    assert set(starts) == {f"--checkpoint={tmp_path / 'small' / 'color' / '1_2'}", f"--checkpoint={wide}"}
+    assert set(starts) == {
+        f"--checkpoint={tmp_path / 'small' / 'color' / '1_2'}",
+        f"--checkpoint={wide}",
+    }
 
 
 def test_reports_for_one_scale_omit_runs_at_the_other_scale(calls, tmp_path, capsys):
@@ -364,12 +450,22 @@ def test_recorded_seconds_and_commits_include_all_attempts(tmp_path, monkeypatch
 
 
 def test_probes_use_the_trained_network_and_its_data_set(calls, tmp_path):
-    runner.Runner(str(tmp_path), "small", dict(data_dir="x")).run("probes", studies.find_run(("probes", "rotation")))
+    runner.Runner(str(tmp_path), "small", dict(data_dir="x")).run(
+        "probes", studies.find_run(("probes", "rotation"))
+    )
     run, probes = calls
     assert "--augment_extra=rotate" in run and "--proj_out_dim=512" in run
-    assert {"--probes=rotation", "--dataset=cifar10", "--train_split=train[:20%]", "--test_split=test",
-            "--flags=--data_dir=x"} <= set(probes)
-    assert runner.read_done(tmp_path / "small" / "probes" / "rotation")["probes"]["rotation"]["h"] == 0.7
+    assert {
+        "--probes=rotation",
+        "--dataset=cifar10",
+        "--train_split=train[:20%]",
+        "--test_split=test",
+        "--flags=--data_dir=x",
+    } <= set(probes)
+    assert (
+        runner.read_done(tmp_path / "small" / "probes" / "rotation")["probes"]["rotation"]["h"]
+        == 0.7
+    )
 
 
 def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path, capsys):
@@ -379,24 +475,41 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
     printed = capsys.readouterr().out
     assert "### Strength of color distortion, contrastive (Table 1)" in printed
     assert "Columns with the same value in all rows are omitted: minutes = 0.0." in printed
-    assert ("| run | paper, top-1 | logistic regression | change | change in the paper | same direction |\n"
-            "| --- | --- | --- | --- | --- | --- |\n| 1/8 | 59.6 | 51.0 | -3.0 | -3.6 | yes |") in printed
-    assert ("### Random flips (Appendix A)\nThe paper's finding: flips help but are not essential. Not run. "
-            f"`python -m paper.tables run flip --scale=small --dir={tmp_path}` executes the runs.") in printed
+    assert (
+        "| run | paper, top-1 | logistic regression | change | change in the paper | same direction"
+        " |\n| --- | --- | --- | --- | --- | --- |\n| 1/8 | 59.6 | 51.0 | -3.0 | -3.6 | yes |"
+        in printed
+    )
+    assert (
+        "### Random flips (Appendix A)\nThe paper's finding: flips help but are not essential. Not"
+        f" run. `python -m paper.tables run flip --scale=small --dir={tmp_path}` executes the runs."
+        in printed
+    )
     with open(tmp_path / "small" / "color.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and rows[0]["run"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
     assert not (tmp_path / "small" / "flip.csv").exists()
 
 
-@pytest.mark.parametrize("study, figure", [
-    ("pairs", "pairs"), ("batches", "batches"), ("networks", "parameters"), ("lengths", "batches"),
-    ("cifar_batches", "batches --average=learning_rate"), ("cifar_temperature", "temperatures"), ("linear", "methods")])
+@pytest.mark.parametrize(
+    "study, figure",
+    [
+        ("pairs", "pairs"),
+        ("batches", "batches"),
+        ("networks", "parameters"),
+        ("lengths", "batches"),
+        ("cifar_batches", "batches --average=learning_rate"),
+        ("cifar_temperature", "temperatures"),
+        ("linear", "methods"),
+    ],
+)
 def test_figures_can_be_drawn_from_report_csv_files(study, figure, calls, tmp_path, capsys):
     tables.main(["run", study, f"--dir={tmp_path}"])
     capsys.readouterr()
     tables.main(["report", study, f"--dir={tmp_path}"])
-    row_with_changed_flags = "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
+    row_with_changed_flags = (
+        "| sqrt 2048, 400 epochs | train_batch_size 256, train_epochs 8 | 67.9 |"
+    )
     assert (row_with_changed_flags in capsys.readouterr().out) == (study == "batches")
     name, *options = figure.split()
     figures.main([name, *options, f"--csv={tmp_path / 'small' / study}.csv", f"--out={tmp_path}"])
@@ -412,16 +525,25 @@ time.sleep(60)
 
 
 def test_the_error_of_a_failed_run_contains_its_last_output_line(tmp_path):
-    with pytest.raises(UserError, match=r"the run exited with status 2 \(run.py: error: disk full\). See .*run.log"):
-        runner._call(["-c", "import sys; print('at first\\nrun.py: error: disk full'); sys.exit(2)"],
-                     str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"the run exited with status 2 \(run.py: error: disk full\). See .*run.log"
+    ):
+        runner._call(
+            ["-c", "import sys; print('at first\\nrun.py: error: disk full'); sys.exit(2)"],
+            str(tmp_path),
+        )
 
 
 def test_sigterm_is_forwarded_and_the_caller_waits_for_the_run_to_stop(tmp_path):
-    code = ("import sys\nfrom paper import runner\n"
-            f"runner._call(['-c', {_STOPS!r}], {str(tmp_path)!r})")
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        while "training" not in ((tmp_path / "run.log").read_text() if (tmp_path / "run.log").exists() else ""):
+    code = (
+        f"import sys\nfrom paper import runner\nrunner._call(['-c', {_STOPS!r}], {str(tmp_path)!r})"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while "training" not in (
+            (tmp_path / "run.log").read_text() if (tmp_path / "run.log").exists() else ""
+        ):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
@@ -430,12 +552,18 @@ def test_sigterm_is_forwarded_and_the_caller_waits_for_the_run_to_stop(tmp_path)
 
 
 def test_a_run_that_succeeds_after_sigterm_counts_as_stopped(tmp_path):
-    code = ("import os, signal, sys\nfrom paper import runner\n"
-            "child = 'import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True); "
-            "time.sleep(1)'\n"
-            f"runner._call(['-c', child], {str(tmp_path)!r})")
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:
+    code = (
+        "import os, signal, sys\nfrom paper import runner\nchild = 'import signal, time;"
+        " signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True);"
+        f" time.sleep(1)'\nrunner._call(['-c', child], {str(tmp_path)!r})"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         while not (tmp_path / "run.log").exists() or not (tmp_path / "run.log").read_text():
             assert process.poll() is None
             time.sleep(0.02)
@@ -444,7 +572,9 @@ def test_a_run_that_succeeds_after_sigterm_counts_as_stopped(tmp_path):
     assert "Stopped: stopped in" in errors and not printed
 
 
-def test_unknown_tables_are_rejected_and_missing_accuracies_are_logged(calls, tmp_path, capsys, monkeypatch):
+def test_unknown_tables_are_rejected_and_missing_accuracies_are_logged(
+    calls, tmp_path, capsys, monkeypatch
+):
     with pytest.raises(SystemExit):
         tables.main(["run", "flip", "flop", f"--dir={tmp_path}"])
     assert not calls and "table=flop: unknown table" in capsys.readouterr().err
@@ -483,20 +613,31 @@ tables.main(["run", *arguments, f"--dir={directory}/tables"])
 
 def test_two_processes_execute_every_run_once(tmp_path):
     names = ["color", "flip", "few_labels"]
-    processes = {name: subprocess.Popen([sys.executable, "-c", _WORKER, str(tmp_path), name, *names], cwd=ROOT,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                 for name in ("one", "two")}
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", _WORKER, str(tmp_path), name, *names],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    }
     for process in processes.values():
         printed, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert len([line for line in printed.splitlines() if ": 0.5000 (" in line]) == 12
     executions = [json.loads(line) for line in (tmp_path / "executions").read_text().splitlines()]
     assert {name for name, _, _ in executions} == set(processes)
-    # `few_labels` starts from two runs of `linear`. One of these, one run of `color` and one of `flip` are identical.
+    # `few_labels` starts from two runs of `linear`. One of these, one run of `color` and one of
+    # `flip` are identical.
     assert len(executions) == len({tuple(settings) for _, settings, _ in executions}) == 12
     assert all(start_is_finished for _, _, start_is_finished in executions)
-    assert all(runner.read_done(runner.directory_of(tmp_path / "tables", "small", name, run))
-               for name in names for run in studies.STUDIES[name].runs_at("small"))
+    assert all(
+        runner.read_done(runner.directory_of(tmp_path / "tables", "small", name, run))
+        for name in names
+        for run in studies.STUDIES[name].runs_at("small")
+    )
 
 
 def _lock_file(key):
@@ -505,12 +646,19 @@ def _lock_file(key):
     return f"small/locks/{runner.settings_digest(settings)}.lock"
 
 
-def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(calls, tmp_path, monkeypatch, capsys):
+def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(
+    calls, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "small" / "locks").mkdir(parents=True)
-    code = ("import sys, time\nfrom checkpoints.lock import Lock\nlock = Lock(*sys.argv[1:])\nprint(1, flush=True)\n"
-            "time.sleep(60)")
-    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), "--dir", _lock_file(("color", "1/2"))],
-                             cwd=ROOT, stdout=subprocess.PIPE)
+    code = (
+        "import sys, time\nfrom checkpoints.lock import Lock\nlock = Lock(*sys.argv[1:])\nprint(1,"
+        " flush=True)\ntime.sleep(60)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), "--dir", _lock_file(("color", "1/2"))],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
     assert other.stdout.readline() == b"1\n"
 
     def kill(seconds):
@@ -524,7 +672,10 @@ def test_a_run_is_executed_if_the_process_that_holds_its_lock_is_killed(calls, t
     lines = capsys.readouterr().out.splitlines()
     assert f"postponed flip, with: flip, with is in progress in process {other.pid} on " in lines[0]
     assert [line.split(" (")[0] for line in lines[1:]] == [
-        "1/2  flip, without: 0.5100", "waiting for other processes; postponed runs: 1", "2/2  flip, with: 0.5200"]
+        "1/2  flip, without: 0.5100",
+        "waiting for other processes; postponed runs: 1",
+        "2/2  flip, with: 0.5200",
+    ]
 
 
 def test_programs_of_a_killed_process_keep_the_lock_of_their_run(tmp_path):
@@ -557,26 +708,51 @@ def test_runs_wait_for_the_run_that_they_start_from(calls, tmp_path, monkeypatch
     with Lock(str(tmp_path), "--dir", _lock_file(key)) as lock:
 
         def finish_run(seconds):
-            runner.write_done(str(directory), dict(
-                arguments=runner.arguments(run, "small"), settings=runner.settings_of(run, "small"), seconds=1,
-                results={runner.LBFGS: 0.5}, probes={}, commits=[], hardware="", diverged=False, same_as=None))
+            runner.write_done(
+                str(directory),
+                dict(
+                    arguments=runner.arguments(run, "small"),
+                    settings=runner.settings_of(run, "small"),
+                    seconds=1,
+                    results={runner.LBFGS: 0.5},
+                    probes={},
+                    commits=[],
+                    hardware="",
+                    diverged=False,
+                    same_as=None,
+                ),
+            )
             lock.__exit__()
 
         monkeypatch.setattr(runner.time, "sleep", finish_run)
         tables.main(["run", "few_labels", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
-    assert "postponed few_labels, ResNet-50 (2x), 1 %: linear, ResNet-50 (2x) is in progress in process " in printed
-    assert len(calls) == 5 and not any("study_small.cfg" in call[1] and "--width_multiplier=2" in call
-                                       for call in calls)
-    assert [f"--checkpoint={directory}" in call for call in calls] == [False, False, False, True, True]
+    assert (
+        "postponed few_labels, ResNet-50 (2x), 1 %: linear, ResNet-50 (2x) is in progress in"
+        " process " in printed
+    )
+    assert len(calls) == 5 and not any(
+        "study_small.cfg" in call[1] and "--width_multiplier=2" in call for call in calls
+    )
+    assert [f"--checkpoint={directory}" in call for call in calls] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
-def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(calls, tmp_path, monkeypatch):
+def test_a_run_is_not_repeated_if_another_process_finishes_it_before_the_lock(
+    calls, tmp_path, monkeypatch
+):
     class LateLock(Lock):
         def __init__(self, *arguments):
             with monkeypatch.context() as patch:
                 patch.setattr(runner, "Lock", Lock)
-                runner.Runner(str(tmp_path), "small").run("flip", studies.find_run(("flip", "with")))
+                runner.Runner(str(tmp_path), "small").run(
+                    "flip", studies.find_run(("flip", "with"))
+                )
             super().__init__(*arguments)
 
     monkeypatch.setattr(runner, "Lock", LateLock)
@@ -588,43 +764,98 @@ def test_waiting_for_other_processes_can_be_stopped(calls, tmp_path, monkeypatch
     (tmp_path / "small" / "locks").mkdir(parents=True)
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
     runs = [("flip", run) for run in studies.STUDIES["flip"].runs_at("small")]
-    with Lock(str(tmp_path), "--dir", _lock_file(("flip", "with"))), signals.StopSignals(), pytest.raises(
-            Stopped, match="stopped by SIGTERM: finished work is kept; run the same command again"):
+    with (
+        Lock(str(tmp_path), "--dir", _lock_file(("flip", "with"))),
+        signals.StopSignals(),
+        pytest.raises(
+            Stopped, match="stopped by SIGTERM: finished work is kept; run the same command again"
+        ),
+    ):
         list(runner.Runner(str(tmp_path), "small").run_all(runs))
     assert len(calls) == 1 and "--norandom_flip" in calls[0]
 
 
 def test_printed_runner_commands_execute_all_runs_and_store_their_results(calls, tmp_path, capsys):
-    tables.main(["commands", "color", "flip", "few_labels", "--scale=small", "--runner", f"--dir={tmp_path}",
-                 "--flags=--data_dir='a b'", "--seeds=2"])
+    tables.main(
+        [
+            "commands",
+            "color",
+            "flip",
+            "few_labels",
+            "--scale=small",
+            "--runner",
+            f"--dir={tmp_path}",
+            "--flags=--data_dir='a b'",
+            "--seeds=2",
+        ]
+    )
     lines = capsys.readouterr().out.splitlines()
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
-    for count, (*program, arguments) in enumerate(([*command[:3], command[3:]] for command in commands), 1):
+    for count, (*program, arguments) in enumerate(
+        ([*command[:3], command[3:]] for command in commands), 1
+    ):
         assert program == ["python", "-m", "paper.tables"]
         tables.main(arguments)
         assert len(calls) == count  # Each line is the command for one run.
     assert len(commands) == 24 and all("--data_dir=a b" in call for call in calls)
-    assert all(runner.read_done(runner.directory_of(tmp_path, "small", name, run.with_seed(seed)))
-               for name in ("color", "flip", "few_labels") for run in studies.STUDIES[name].runs_at("small")
-               for seed in (1, 2))
+    assert all(
+        runner.read_done(runner.directory_of(tmp_path, "small", name, run.with_seed(seed)))
+        for name in ("color", "flip", "few_labels")
+        for run in studies.STUDIES[name].runs_at("small")
+        for seed in (1, 2)
+    )
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["run", "flip", "--only=color/1_2"], "--only=color/1_2: the tables have no such run at the small scale. Use a "
-     "name such as flip/with; `commands --runner` prints all names."),
-    (["commands", "transfer", "--stage=3"], "--stage=3: the runs have 2 stages. Use a number from 1 to 2."),
-    (["run", "flip", "--seeds=2", "--flags=--seed=7"], "--flags: --seed is set to 2 by the run 'with, seed 2' in the "
-     "study flip. Remove --seed from --flags."),
-    (["run", "flip", "--seeds=0"], "--seeds=0: the number of seeds is less than 1. Use a positive number."),
-    (["run", "flip", "--only=flip/with_seed_2"], "--only=flip/with_seed_2: the tables have no such run at the small"),
-    (["commands", "flip", "--stage=0"], "--stage=0: the runs have 1 stage. Use a number from 1 to 1."),
-    (["commands", "flip", "--flags=--temperature=-1"], "--temperature=-1"),
-    (["commands", "5", "--flags=--temperature=0.3"], "--flags: --temperature is set to 0.05 by the run")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            ["run", "flip", "--only=color/1_2"],
+            (
+                "--only=color/1_2: the tables have no such run at the small scale. Use a "
+                "name such as flip/with; `commands --runner` prints all names."
+            ),
+        ),
+        (
+            ["commands", "transfer", "--stage=3"],
+            "--stage=3: the runs have 2 stages. Use a number from 1 to 2.",
+        ),
+        (
+            ["run", "flip", "--seeds=2", "--flags=--seed=7"],
+            (
+                "--flags: --seed is set to 2 by the run 'with, seed 2' in the "
+                "study flip. Remove --seed from --flags."
+            ),
+        ),
+        (
+            ["run", "flip", "--seeds=0"],
+            "--seeds=0: the number of seeds is less than 1. Use a positive number.",
+        ),
+        (
+            ["run", "flip", "--only=flip/with_seed_2"],
+            "--only=flip/with_seed_2: the tables have no such run at the small",
+        ),
+        (
+            ["commands", "flip", "--stage=0"],
+            "--stage=0: the runs have 1 stage. Use a number from 1 to 1.",
+        ),
+        (["commands", "flip", "--flags=--temperature=-1"], "--temperature=-1"),
+        (
+            ["commands", "5", "--flags=--temperature=0.3"],
+            "--flags: --temperature is set to 0.05 by the run",
+        ),
+    ],
+)
 def test_invalid_selections_of_runs_are_reported(arguments, message, calls, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         tables.main([*arguments, f"--dir={tmp_path / 'out'}"])
     printed = capsys.readouterr()
-    assert error.value.code == 2 and message in printed.err and printed.err.count("\n") == 1 and not printed.out
+    assert (
+        error.value.code == 2
+        and message in printed.err
+        and printed.err.count("\n") == 1
+        and not printed.out
+    )
     assert not calls and not (tmp_path / "out").exists()
 
 
@@ -634,10 +865,16 @@ def test_runs_are_scheduled_once_and_after_the_runs_that_they_start_from(scale):
     for selection in (names, ["few_labels"], ["transfer"]):
         scheduled = schedule.schedule(selection, scale)
         assert [run.stage for run in scheduled] == sorted(run.stage for run in scheduled)
-        requested = [(name, run.name, 1) for name in selection for run in studies.STUDIES[name].runs_at(scale)]
+        requested = [
+            (name, run.name, 1)
+            for name in selection
+            for run in studies.STUDIES[name].runs_at(scale)
+        ]
         keys = [key for run in scheduled for key in (run.key, *run.identical)]
         assert len(keys) == len(set(keys)) and set(requested) <= set(keys)
-        settings = [json.dumps(runner.settings_of(studies.find_run(run.key), scale)) for run in scheduled]
+        settings = [
+            json.dumps(runner.settings_of(studies.find_run(run.key), scale)) for run in scheduled
+        ]
         assert len(settings) == len(set(settings))
         stage_of = {run.key: run.stage for run in scheduled}
         for run in scheduled:
@@ -645,7 +882,8 @@ def test_runs_are_scheduled_once_and_after_the_runs_that_they_start_from(scale):
             assert run.stage == (1 if start is None else stage_of[run.weights] + 1)
             if start is not None:
                 assert runner.settings_of(studies.find_run(start), scale) == runner.settings_of(
-                    studies.find_run(run.weights), scale)
+                    studies.find_run(run.weights), scale
+                )
 
 
 def test_commands_are_grouped_by_stage(capsys):
@@ -657,7 +895,7 @@ def test_commands_are_grouped_by_stage(capsys):
     assert lines[second] == "# stage 2 (4 runs): start from the weights of stage 1"
     # The weights of `linear, ResNet-50 (1x)` come from an identical run of the color study.
     starts = ["out/small/color/1_2", "out/small/linear/ResNet-50__2x_"] * 2
-    for start, line in zip(starts, lines[second + 1:], strict=True):
+    for start, line in zip(starts, lines[second + 1 :], strict=True):
         assert f"--checkpoint={start}" in shlex.split(line)
         assert any(f"--model_dir={start}" in shlex.split(other) for other in lines[:second])
     assert "# identical to the run above: flip/with" in lines
@@ -665,37 +903,68 @@ def test_commands_are_grouped_by_stage(capsys):
     subprocess.run(["bash", "-n"], input="\n".join(lines), text=True, check=True)
     for stage, expected in ((1, lines[:second]), (2, lines[second:])):
         tables.main([*arguments, f"--stage={stage}"])
-        assert capsys.readouterr().out.splitlines() == [line for line in expected if not line.startswith("#")]
+        assert capsys.readouterr().out.splitlines() == [
+            line for line in expected if not line.startswith("#")
+        ]
 
 
 @pytest.mark.slow
 def test_a_run_is_executed_and_probed(tmp_path, monkeypatch):
-    run = studies.Run("one", dict(dataset="digits", image_size=8, train_split="train[:64]", train_steps=2,
-                                  train_batch_size=16, proj_out_dim=16, eval_split="test[:64]"), probes=("rotation",))
+    run = studies.Run(
+        "one",
+        dict(
+            dataset="digits",
+            image_size=8,
+            train_split="train[:64]",
+            train_steps=2,
+            train_batch_size=16,
+            proj_out_dim=16,
+            eval_split="test[:64]",
+        ),
+        probes=("rotation",),
+    )
     done = runner.Runner(str(tmp_path), "small").run("flip", run)
     assert 0 <= runner.accuracy(done) <= 1 and done["seconds"] > 0 and done["commits"]
     assert done["probes"]["rotation"]["majority_baseline"] == 0.25
-    assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)  # ResNet-10 without its classifier
+    # ResNet-10 without its classifier
+    assert done["million_parameters"] == pytest.approx(4.9, abs=0.02)
 
 
 def test_subcommands_list_studies_and_print_paper_results_and_commands():
     program = [sys.executable, "-m", "paper.tables"]
-    listed = subprocess.run([*program, "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        [*program, "list"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert all(name in listed for name in studies.STUDIES)
-    shown = subprocess.run([*program, "show", "losses"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [*program, "show", "losses"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert "NT-Xent                 top-1 63.9" in shown
-    printed = subprocess.run([*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True,
-                             check=True).stdout
+    printed = subprocess.run(
+        [*program, "commands", "flip"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     comment, *lines = printed.splitlines()
     assert comment == "# stage 1 (2 runs): no dependencies" and len(lines) == 2
     assert shlex.split(lines[1])[2:] == [
-        "--flagfile=paper/recipes/imagenet_paper.cfg", "--norandom_flip", "--model_dir=runs/tables/paper/flip/without"]
-    printed = subprocess.run([*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True,
-                             check=True).stdout
+        "--flagfile=paper/recipes/imagenet_paper.cfg",
+        "--norandom_flip",
+        "--model_dir=runs/tables/paper/flip/without",
+    ]
+    printed = subprocess.run(
+        [*program, "commands", "probes"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert printed.count("python run.py") == printed.count(" && python -m paper.probes") == 4
     assert "--dataset=imagenet2012" in printed and printed.count("/probes.json\n") == 4
-    failed = subprocess.run([*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False)
+    failed = subprocess.run(
+        [*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert failed.returncode == 2
     assert "table=transfer_1x: no runs at the small scale. Use --scale=paper." in failed.stderr
-    failed = subprocess.run([*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "table=flop: unknown table" in failed.stderr
+    failed = subprocess.run(
+        [*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (
+        failed.returncode == 2
+        and failed.stderr.count("\n") == 1
+        and "table=flop: unknown table" in failed.stderr
+    )

@@ -20,7 +20,13 @@ def sets():
 
     def draw(count):
         labels = random.integers(0, 3, count)
-        return (centers[labels] + random.normal(size=(count, 5))).astype(np.float32) * [1, 2, 3, 40, 0.1], labels
+        return (centers[labels] + random.normal(size=(count, 5))).astype(np.float32) * [
+            1,
+            2,
+            3,
+            40,
+            0.1,
+        ], labels
 
     return draw(240), draw(150)
 
@@ -35,7 +41,9 @@ def test_knn_accuracy_matches_a_loop_implementation(neighbors, temperature, sets
         for row in np.argsort(-cosines)[:neighbors]:
             votes[labels[row]] += 1 if temperature is None else np.exp(cosines[row] / temperature)
         hits += np.argmax(votes) == label
-    accuracy = nearest_neighbors.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)["accuracy"]
+    accuracy = nearest_neighbors.knn_accuracy(*sets, neighbors=neighbors, temperature=temperature)[
+        "accuracy"
+    ]
     assert accuracy == pytest.approx(hits / 150, abs=1e-9)
 
 
@@ -49,11 +57,15 @@ def scipy_accuracy(train, test, l2_per_example):
         weights, bias = flat[:15].reshape(5, 3), flat[15:]
         log_probabilities = special.log_softmax(inputs @ weights + bias, 1)
         errors = np.exp(log_probabilities) - one_hot
-        value = -(one_hot * log_probabilities).sum(1).mean() + l2_per_example / 2 * (weights**2).sum()
+        value = (
+            -(one_hot * log_probabilities).sum(1).mean() + l2_per_example / 2 * (weights**2).sum()
+        )
         gradient = inputs.T @ errors / len(inputs) + l2_per_example * weights
         return value, np.concatenate([gradient.ravel(), errors.mean(0)])
 
-    flat = optimize.minimize(loss, np.zeros(18), jac=True, method="L-BFGS-B", options=dict(maxiter=2000)).x
+    flat = optimize.minimize(
+        loss, np.zeros(18), jac=True, method="L-BFGS-B", options=dict(maxiter=2000)
+    ).x
     scores = (test_inputs - mean) / deviation @ flat[:15].reshape(5, 3) + flat[15:]
     return (scores.argmax(1) == test_labels).mean()
 
@@ -90,7 +102,9 @@ def test_lbfgs_accuracy_matches_scipy(sets):
 def test_blockwise_fits_match_in_memory_fits(multi_label, sets, monkeypatch):
     (inputs, labels), (test_inputs, _) = sets
     labels = np.eye(3, dtype=np.int64)[labels] if multi_label else labels
-    expected = logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)
+    expected = (
+        logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)
+    )
     monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", 0)
     monkeypatch.setattr(logistic_regression, "_BLOCK_ROWS", 7)
     scores = logistic_regression.LogisticPath(inputs, labels).fit(10.0).fit(1.0).scores(test_inputs)
@@ -98,8 +112,11 @@ def test_blockwise_fits_match_in_memory_fits(multi_label, sets, monkeypatch):
 
 
 @pytest.mark.parametrize("cached_bytes", [0, 2**30])
-@pytest.mark.parametrize("count", [4, 200])  # fewer examples than features, or more examples than features
-def test_fits_with_standardization_match_fits_on_standardized_features(count, cached_bytes, sets, monkeypatch):
+# fewer examples than features, or more examples than features
+@pytest.mark.parametrize("count", [4, 200])
+def test_fits_with_standardization_match_fits_on_standardized_features(
+    count, cached_bytes, sets, monkeypatch
+):
     monkeypatch.setattr(logistic_regression, "_CACHED_BYTES", cached_bytes)
     (inputs, labels), (test_inputs, _) = sets
     inputs = np.insert(inputs, 2, 0.1, axis=1)  # Insert a constant feature.
@@ -107,15 +124,21 @@ def test_fits_with_standardization_match_fits_on_standardized_features(count, ca
     rows = np.random.default_rng(0).permutation(240)[:count]
     mean, deviation = inputs[rows].mean(0), inputs[rows].std(0)
     deviation[2] = 1
-    expected = logistic_regression.LogisticPath((inputs[rows] - mean) / deviation, labels[rows]).fit(1.0).scores(
-        (test_inputs - mean) / deviation)
+    expected = (
+        logistic_regression.LogisticPath((inputs[rows] - mean) / deviation, labels[rows])
+        .fit(1.0)
+        .scores((test_inputs - mean) / deviation)
+    )
     path = logistic_regression.LogisticPath(inputs, labels, rows, standardize=True).fit(1.0)
     np.testing.assert_allclose(path.scores(test_inputs), expected, atol=1e-5)
     held_out = np.setdiff1d(np.arange(240), rows)
     # Classes without examples in `rows` have probability 1e-12.
-    log_probabilities = np.maximum(special.log_softmax(path.scores(inputs[held_out]), 1), np.log(1e-12))
+    log_probabilities = np.maximum(
+        special.log_softmax(path.scores(inputs[held_out]), 1), np.log(1e-12)
+    )
     assert path.cross_entropy(inputs, labels, held_out) == pytest.approx(
-        -log_probabilities[np.arange(len(held_out)), labels[held_out]].mean())
+        -log_probabilities[np.arange(len(held_out)), labels[held_out]].mean()
+    )
 
 
 def test_memory_of_fits_does_not_grow_with_the_number_of_examples(monkeypatch):
@@ -127,20 +150,29 @@ def test_memory_of_fits_does_not_grow_with_the_number_of_examples(monkeypatch):
     inputs, labels = file.read("features"), random.integers(0, 3, 40_000)
     assert isinstance(inputs, np.memmap) and inputs.nbytes == 40_000 * 64 * 4
     tracemalloc.start()
-    logistic_regression.LogisticPath(inputs, labels, standardize=True).fit(1.0).accuracy(inputs, labels)
+    logistic_regression.LogisticPath(inputs, labels, standardize=True).fit(1.0).accuracy(
+        inputs, labels
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < inputs.nbytes  # A float64 copy would be twice as large as `inputs`.
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-@pytest.mark.parametrize("accuracy", [logistic_regression.lbfgs_accuracy, nearest_neighbors.knn_accuracy])
+@pytest.mark.parametrize(
+    "accuracy", [logistic_regression.lbfgs_accuracy, nearest_neighbors.knn_accuracy]
+)
 def test_non_finite_features_are_rejected(accuracy, value, sets):
     (inputs, labels), finite = sets
     inputs = inputs.astype(np.float32)
     inputs[3, 2] = value
-    for train, test, name in (((inputs, labels), finite, "training"), (finite, (inputs, labels), "test")):
-        with pytest.raises(UserError, match=f"the {name} features contain NaN or Inf.* in 1 of 240 examples. Use a"):
+    for train, test, name in (
+        ((inputs, labels), finite, "training"),
+        (finite, (inputs, labels), "test"),
+    ):
+        with pytest.raises(
+            UserError, match=f"the {name} features contain NaN or Inf.* in 1 of 240 examples. Use a"
+        ):
             accuracy(train, test)
 
 
@@ -151,9 +183,13 @@ def test_extract_rejects_non_finite_vectors_and_omits_unlabeled_examples():
     def extract():
         labels, weights, positions = np.int64([0, 1, 0, -1]), np.ones(4, np.float32), np.arange(4)
         batches = tf.data.Dataset.from_tensors((images, labels, weights, positions))
-        return features.extract(tf.distribute.get_strategy(), features.pixels_function(2), batches, "test pixels")
+        return features.extract(
+            tf.distribute.get_strategy(), features.pixels_function(2), batches, "test pixels"
+        )
 
-    with pytest.raises(UserError, match="test pixels contain NaN or Inf.* in 1 of 3 examples.*before training"):
+    with pytest.raises(
+        UserError, match="test pixels contain NaN or Inf.* in 1 of 3 examples.*before training"
+    ):
         extract()
     images[1] = 2.0
     vectors, labels = extract()
@@ -167,5 +203,7 @@ def test_full_disk_for_temporary_files_is_reported(monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(features.tempfile, "TemporaryFile", FullFile)
-    with pytest.raises(UserError, match=r"^TMPDIR=.*No space left on device\). Free up some space, or set TMPDIR"):
+    with pytest.raises(
+        UserError, match=r"^TMPDIR=.*No space left on device\). Free up some space, or set TMPDIR"
+    ):
         features.VectorFile().append(np.zeros([1, 2]))

@@ -36,7 +36,9 @@ def test_jobs_run_in_parallel(tmp_path):
     jobs = [job(tmp_path / "0", WAIT, *markers), job(tmp_path / "1", WAIT, *reversed(markers))]
     with child_processes.Launcher() as launcher:
         ended = list(launcher.run_all(jobs, 2))
-    assert {ended_job for ended_job, _ in ended} == set(jobs) and {error for _, error in ended} == {None}
+    assert {ended_job for ended_job, _ in ended} == set(jobs) and {error for _, error in ended} == {
+        None
+    }
 
 
 def test_number_of_parallel_jobs_is_limited(tmp_path):
@@ -50,7 +52,10 @@ time.sleep(0.2)
 marker.unlink()
 """
     (tmp_path / "markers").mkdir()
-    jobs = [job(tmp_path / str(index), code, str(tmp_path / "markers"), str(index)) for index in range(6)]
+    jobs = [
+        job(tmp_path / str(index), code, str(tmp_path / "markers"), str(index))
+        for index in range(6)
+    ]
     with child_processes.Launcher() as launcher:
         assert len(list(launcher.run_all(jobs, 2))) == 6
     counts = [int((tmp_path / str(index) / "run.log").read_text()) for index in range(6)]
@@ -58,7 +63,10 @@ marker.unlink()
 
 
 def test_error_for_a_failed_job_contains_its_last_output_line(tmp_path):
-    jobs = [job(tmp_path / "0", "print('first'); raise SystemExit('no disk')"), job(tmp_path / "1", "")]
+    jobs = [
+        job(tmp_path / "0", "print('first'); raise SystemExit('no disk')"),
+        job(tmp_path / "1", ""),
+    ]
     with child_processes.Launcher() as launcher:
         errors = {ended_job.directory: error for ended_job, error in launcher.run_all(jobs, 1)}
         with pytest.raises(UserError, match=r"status 1 \(no disk\)\. See .*run\.log\."):
@@ -67,10 +75,19 @@ def test_error_for_a_failed_job_contains_its_last_output_line(tmp_path):
 
 
 def test_error_for_a_failed_job_omits_output_from_earlier_attempts(tmp_path):
-    failures = [("print('diverged'); raise SystemExit(3)", 3, r"exited with status 3 \(diverged\)"),
-                ("import os; os.kill(os.getpid(), 9)", -9, r"was killed by signal 9 \(nothing was printed\)")]
+    failures = [
+        ("print('diverged'); raise SystemExit(3)", 3, r"exited with status 3 \(diverged\)"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            -9,
+            r"was killed by signal 9 \(nothing was printed\)",
+        ),
+    ]
     for code, status, message in failures:
-        with child_processes.Launcher() as launcher, pytest.raises(JobFailed, match=message) as error:
+        with (
+            child_processes.Launcher() as launcher,
+            pytest.raises(JobFailed, match=message) as error,
+        ):
             launcher.run(job(tmp_path, code))
         assert error.value.job_status == status
     assert (tmp_path / "run.log").read_text() == "diverged\n"
@@ -92,8 +109,15 @@ def test_ignored_sighup_stays_ignored(tmp_path):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
     markers = [str(tmp_path / name) for name in ("a", "b", "never")]
-    jobs = [job(tmp_path / "0", WAIT, markers[0], markers[2]), job(tmp_path / "1", WAIT, markers[1], markers[2]),
-            job(tmp_path / "2", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "started"))]
+    jobs = [
+        job(tmp_path / "0", WAIT, markers[0], markers[2]),
+        job(tmp_path / "1", WAIT, markers[1], markers[2]),
+        job(
+            tmp_path / "2",
+            "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()",
+            str(tmp_path / "started"),
+        ),
+    ]
 
     def stop():
         while not all(map(os.path.exists, markers[:2])):
@@ -101,7 +125,10 @@ def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
         os.kill(os.getpid(), signum)
 
     threading.Thread(target=stop, daemon=True).start()
-    with pytest.raises(Stopped, match="run the same command again to resume"), child_processes.Launcher() as launcher:
+    with (
+        pytest.raises(Stopped, match="run the same command again to resume"),
+        child_processes.Launcher() as launcher,
+    ):
         list(launcher.run_all(jobs, 2))
     for running_job in jobs[:2]:
         assert pathlib.Path(running_job.directory, "run.log").read_text() == "stopped\n"
@@ -109,7 +136,11 @@ def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
 
 
 def test_launcher_stops_on_signals_before_and_after_a_job(tmp_path):
-    touch = job(tmp_path / "0", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", str(tmp_path / "started"))
+    touch = job(
+        tmp_path / "0",
+        "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()",
+        str(tmp_path / "started"),
+    )
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     with signals.StopSignals(), pytest.raises(Stopped):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -143,15 +174,19 @@ with signals.StopSignals(), child_processes.Launcher() as launcher:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 128 + signal.SIGTERM
     child, deadline = int(log.read_text()), time.monotonic() + 20
-    while pathlib.Path(f"/proc/{child}").exists() and "Z" not in pathlib.Path(
-            f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]:
+    while (
+        pathlib.Path(f"/proc/{child}").exists()
+        and "Z" not in pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def test_closing_the_iterator_stops_running_jobs(tmp_path):
-    jobs = [job(tmp_path / "0", WAIT, str(tmp_path / "a"), str(tmp_path / "never")),
-            job(tmp_path / "1", WAIT, str(tmp_path / "b"), str(tmp_path / "a"))]
+    jobs = [
+        job(tmp_path / "0", WAIT, str(tmp_path / "a"), str(tmp_path / "never")),
+        job(tmp_path / "1", WAIT, str(tmp_path / "b"), str(tmp_path / "a")),
+    ]
     with child_processes.Launcher() as launcher:
         ended = launcher.run_all(jobs, 2)
         assert next(ended)[0] == jobs[1]
@@ -159,11 +194,22 @@ def test_closing_the_iterator_stops_running_jobs(tmp_path):
     assert pathlib.Path(jobs[0].directory, "run.log").read_text() == "stopped\n"
 
 
-@pytest.mark.parametrize("devices, num_shares, shares", [
-    (None, 2, [None, None]), ("", 2, [None, None]), ("3", 2, [None, None]), ("0,1,2,3", 2, ["0,2", "1,3"]),
-    ("0,1,2", 2, ["0,2", "1"]), ("4,7", 3, ["4", "7", "4"]), ("0,1", 1, [None])])
+@pytest.mark.parametrize(
+    "devices, num_shares, shares",
+    [
+        (None, 2, [None, None]),
+        ("", 2, [None, None]),
+        ("3", 2, [None, None]),
+        ("0,1,2,3", 2, ["0,2", "1,3"]),
+        ("0,1,2", 2, ["0,2", "1"]),
+        ("4,7", 3, ["4", "7", "4"]),
+        ("0,1", 1, [None]),
+    ],
+)
 def test_devices_are_divided_among_jobs(devices, num_shares, shares):
-    assert [child_processes.device_share(devices, index, num_shares) for index in range(num_shares)] == shares
+    assert [
+        child_processes.device_share(devices, index, num_shares) for index in range(num_shares)
+    ] == shares
 
 
 def test_parallel_jobs_see_different_devices(tmp_path, monkeypatch):
@@ -172,5 +218,7 @@ def test_parallel_jobs_see_different_devices(tmp_path, monkeypatch):
     jobs = [job(tmp_path / str(index), code) for index in range(4)]
     with child_processes.Launcher() as launcher:
         list(launcher.run_all(jobs, 2))
-    devices = {pathlib.Path(ended_job.directory, "run.log").read_text().strip() for ended_job in jobs}
+    devices = {
+        pathlib.Path(ended_job.directory, "run.log").read_text().strip() for ended_job in jobs
+    }
     assert devices == {"0", "1"}

@@ -41,18 +41,22 @@ def test_progress_bar_is_shown_when_terminal_width_is_unknown(monkeypatch):
     assert "4/4 0:00:00 left 32 img/s loss 5.25" in shown
 
 
-@pytest.mark.parametrize("columns, num_metrics", [(80, 3), (79, 3), (60, 1), (62, 2), (40, 0), (120, 4)])
+@pytest.mark.parametrize(
+    "columns, num_metrics", [(80, 3), (79, 3), (60, 1), (62, 2), (40, 0), (120, 4)]
+)
 def test_progress_bar_fits_into_the_terminal(columns, num_metrics, monkeypatch):
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", str(columns))
     labels = {"a": "loss", "b": "contrast_acc", "c": "head_acc", "d": "head_loss"}
     bar = progress.Progress(start=0, total=4000, batch_size=32, log_seconds=1.0, labels=labels)
-    bar.update(1, 99.0, dict(zip("abcd", [5.25, 0.5, 0.75, 1.0])), timed=False)  # Compilation is not counted.
+    # Compilation is not counted.
+    bar.update(1, 99.0, dict(zip("abcd", [5.25, 0.5, 0.75, 1.0])), timed=False)
     bar.update(400, 399 / 4, dict(zip("abcd", [5.25, 0.5, 0.75, 1.0])))
     bar.close()
     last = re.split(r"[\r\n]", terminal.getvalue().strip())[-1]
     line = "400/4000 0:15:00 left 128 img/s" + "".join(
-        [" loss 5.25", " contrast_acc 0.5", " head_acc 0.75", " head_loss 1"][:num_metrics])
+        [" loss 5.25", " contrast_acc 0.5", " head_acc 0.75", " head_loss 1"][:num_metrics]
+    )
     assert last.startswith(line + " ") and len(last) <= columns
 
 
@@ -64,7 +68,8 @@ def test_progress_lines_are_printed_at_intervals_and_at_the_end(capsys):
     bar.update(10, 4.0, METRICS)
     line = capsys.readouterr().out
     assert line.startswith("step 10/10  100%") and "32 images/s" in line and "loss 5.250" in line
-    assert bar.images_per_second == 32  # The first update is not timed because it includes compilation.
+    # The first update is not timed because it includes compilation.
+    assert bar.images_per_second == 32
 
 
 def test_time_left_is_estimated_from_the_remaining_steps(capsys):
@@ -75,7 +80,15 @@ def test_time_left_is_estimated_from_the_remaining_steps(capsys):
 
 def test_table_columns_are_aligned():
     text = console.format_table("title", [("a", 1), None, ("longer", "x")])
-    assert text.splitlines() == ["-" * 9, "title", "-" * 9, "a       1", "-" * 9, "longer  x", "-" * 9]
+    assert text.splitlines() == [
+        "-" * 9,
+        "title",
+        "-" * 9,
+        "a       1",
+        "-" * 9,
+        "longer  x",
+        "-" * 9,
+    ]
 
 
 HOSTILE, ESCAPED = "\x1b[31m\x07\x9b\u202e\udcff\r\t", r"\x1b[31m\x07\x9b\u202e\udcff\r\t"
@@ -87,7 +100,10 @@ def test_printed_control_characters_are_escaped(monkeypatch, capsys):
     assert console.printable_name("a\nb") == r"a\nb"
     with pytest.raises(SystemExit) as stop:
         command_line.exit_with_error("x.py", f"{HOSTILE}\nnext é")
-    assert (stop.value.code, capsys.readouterr().err) == (2, r"x.py: error: \x1b[31m\x07\x9b\u202e\udcff next é" + "\n")
+    assert (stop.value.code, capsys.readouterr().err) == (
+        2,
+        r"x.py: error: \x1b[31m\x07\x9b\u202e\udcff next é" + "\n",
+    )
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     assert list(progress.track([1], 1, f"split {HOSTILE}\n")) == [1]
     assert rf"split {ESCAPED}\n" in terminal.getvalue()
@@ -96,6 +112,7 @@ def test_printed_control_characters_are_escaped(monkeypatch, capsys):
 def raises(error):
     def function():
         raise error
+
     return function
 
 
@@ -103,17 +120,46 @@ def no_temporary_directory():
     raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 
 
-@pytest.mark.parametrize("error, status, message", [
-    (UserError("--x=1: too small"), 2, "--x=1: too small"),
-    (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device. Free some space"),
-    (OSError(errno.EROFS, "Read-only file system", "a/\x1b"), 2, r"a/\x1b: Read-only file system. Fix the"),
-    (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in"), 2, "Set TMPDIR to a"),
-    (MemoryError(), 2, "out of memory"),
-    (tf.errors.ResourceExhaustedError(None, None, "{{node X}} a/b; No space left on device\nmore"), 2,
-     "error: a/b; No space left on device. Free some space"),
-    (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"), 2, "out of memory or disk space (OOM"),
-    (tf.errors.PermissionDeniedError(None, None, "a/b; Permission denied"), 2, "a/b; Permission denied. Fix the"),
-    (KeyboardInterrupt(), 130, "")])
+@pytest.mark.parametrize(
+    "error, status, message",
+    [
+        (UserError("--x=1: too small"), 2, "--x=1: too small"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "No space left on device. Free some space",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "a/\x1b"),
+            2,
+            r"a/\x1b: Read-only file system. Fix the",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in"),
+            2,
+            "Set TMPDIR to a",
+        ),
+        (MemoryError(), 2, "out of memory"),
+        (
+            tf.errors.ResourceExhaustedError(
+                None, None, "{{node X}} a/b; No space left on device\nmore"
+            ),
+            2,
+            "error: a/b; No space left on device. Free some space",
+        ),
+        (
+            tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"),
+            2,
+            "out of memory or disk space (OOM",
+        ),
+        (
+            tf.errors.PermissionDeniedError(None, None, "a/b; Permission denied"),
+            2,
+            "a/b; Permission denied. Fix the",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
 def test_expected_errors_are_printed_as_one_line(error, status, message, capsys):
     with pytest.raises(SystemExit) as stop:
         command_line.run_command("x.py", raises(error))
@@ -127,7 +173,9 @@ def test_stopped_command_exits_with_status_75(capsys):
     assert stop.value.code == 75 and capsys.readouterr().out == "stopped by SIGTERM: saved\n"
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), tf.errors.InternalError(None, None, "x"), AttributeError("x")])
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), tf.errors.InternalError(None, None, "x"), AttributeError("x")]
+)
 def test_unexpected_errors_keep_their_traceback(error):
     with pytest.raises(type(error)):
         command_line.run_command("x.py", raises(error))
@@ -141,17 +189,24 @@ def test_tensorflow_loads_without_a_temporary_directory(monkeypatch, capfd):
 
 
 def test_missing_temporary_directory_is_reported(capsys, monkeypatch):
-    monkeypatch.setattr(tensorflow_startup.importlib, "import_module", lambda _: no_temporary_directory())
+    monkeypatch.setattr(
+        tensorflow_startup.importlib, "import_module", lambda _: no_temporary_directory()
+    )
     with pytest.raises(SystemExit) as stop:
         command_line.run_command("x.py", lambda: tensorflow_startup.load("tensorflow"))
     printed = capsys.readouterr().err
     assert stop.value.code == 2 and printed.count("\n") == 1
-    assert "TMPDIR: no temporary directory is writable. Set TMPDIR to a writable directory." in printed
+    assert (
+        "TMPDIR: no temporary directory is writable. Set TMPDIR to a writable directory." in printed
+    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_messages_from_native_code_are_shown_only_if_loading_fails(fails, capfd):
-    with pytest.raises(ImportError) if fails else contextlib.nullcontext(), tensorflow_startup.loading_tensorflow():
+    with (
+        pytest.raises(ImportError) if fails else contextlib.nullcontext(),
+        tensorflow_startup.loading_tensorflow(),
+    ):
         os.write(2, b"from native code")
         if fails:
             raise ImportError
@@ -161,12 +216,24 @@ def test_messages_from_native_code_are_shown_only_if_loading_fails(fails, capfd)
 # ------------------------------------------------------------------------------------------------- run.py's flags
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"--image_size=8\n\xff\xfe", "cannot be read as text"), (None, "No such file or directory: 'a.cfg'"),
-    ("directory", "Is a directory"), (b"--flagfile=a.cfg\n", "circular"), (b"# x\n--flagfile=./a.cfg\n", "circular"),
-    (b"--flagfile=none.cfg\n", "No such file"), (b"--nope=1\n", "nope"), (b"--flagfile\n", "flagfile"),
-    (b"--flagfile=a\0b\n", "null"), (b"--mode=\x1b[31m\n", r"\x1b[31m")])
-def test_invalid_flag_files_are_reported_on_one_line(content, message, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"--image_size=8\n\xff\xfe", "cannot be read as text"),
+        (None, "No such file or directory: 'a.cfg'"),
+        ("directory", "Is a directory"),
+        (b"--flagfile=a.cfg\n", "circular"),
+        (b"# x\n--flagfile=./a.cfg\n", "circular"),
+        (b"--flagfile=none.cfg\n", "No such file"),
+        (b"--nope=1\n", "nope"),
+        (b"--flagfile\n", "flagfile"),
+        (b"--flagfile=a\0b\n", "null"),
+        (b"--mode=\x1b[31m\n", r"\x1b[31m"),
+    ],
+)
+def test_invalid_flag_files_are_reported_on_one_line(
+    content, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     if content == "directory":
         (tmp_path / "a.cfg").mkdir()
@@ -175,12 +242,43 @@ def test_invalid_flag_files_are_reported_on_one_line(content, message, tmp_path,
     with pytest.raises(SystemExit) as stop:
         run.parse_flags(["run.py", "--flagfile=a.cfg"])
     printed = capsys.readouterr().err
-    assert stop.value.code == 2 and message in printed and printed.count("\n") == 1 and "\x1b" not in printed
+    assert (
+        stop.value.code == 2
+        and message in printed
+        and printed.count("\n") == 1
+        and "\x1b" not in printed
+    )
 
 
-@pytest.mark.parametrize("name", ["..", "../..", ".", ".hidden", "a/b", "/tmp", "a/", "~", "~root", "a\nb", "\x1b",
-                                  "a*", "s3://x", "\udcff", " ", "n" * 256, "é" * 128,
-                                  "best", "train", "saved_model", "damaged", "ckpt-3", "result.json", "views.png"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "../..",
+        ".",
+        ".hidden",
+        "a/b",
+        "/tmp",
+        "a/",
+        "~",
+        "~root",
+        "a\nb",
+        "\x1b",
+        "a*",
+        "s3://x",
+        "\udcff",
+        " ",
+        "n" * 256,
+        "é" * 128,
+        "best",
+        "train",
+        "saved_model",
+        "damaged",
+        "ckpt-3",
+        "result.json",
+        "views.png",
+    ],
+)
 def test_eval_names_that_are_not_plain_directory_names_are_rejected(name):
     with pytest.raises(UserError, match="--eval_name="):
         Config(eval_name=name)
@@ -211,16 +309,34 @@ sys.exit(3)
 def run_program(path, redirection):
     """Runs PROGRAM in a shell with `redirection`. PROGRAM writes to `path`, prints text, and exits with status 3."""
     command = f'"$0" -c "$1" {redirection}'
-    return subprocess.run(["bash", "-o", "pipefail", "-c", command, sys.executable, PROGRAM.format(path=str(path))],
-                          cwd=ROOT, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command, sys.executable, PROGRAM.format(path=str(path))],
+        cwd=ROOT,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
 
 
-@pytest.mark.parametrize("redirection", [
-    ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "| head -n 1", "2>&1 >/dev/null | head -c 1", ">/dev/full",
-    ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize(
+    "redirection",
+    [
+        ">&-",
+        "2>&-",
+        ">&- 2>&-",
+        "<&- >&- 2>&-",
+        "| head -n 1",
+        "2>&1 >/dev/null | head -c 1",
+        ">/dev/full",
+        ">/dev/full 2>/dev/full",
+    ],
+)
 def test_program_continues_when_its_output_cannot_be_written(redirection, tmp_path):
     done = run_program(tmp_path / "file", redirection)
-    assert done.returncode == 3 and b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
+    assert (
+        done.returncode == 3
+        and b"Traceback" not in done.stderr
+        and b"Exception ignored" not in done.stderr
+    )
     assert (tmp_path / "file").read_bytes() == b"work"  # The file contains no printed output.
 
 

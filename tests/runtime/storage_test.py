@@ -42,7 +42,10 @@ def test_failed_writes_keep_the_old_content(tmp_path, monkeypatch):
     def full(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, f"{path}.tmp; No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left on device") as error:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match="No space left on device") as error,
+    ):
         patch.setattr(tf.io.gfile, "rename", full)
         storage.write_json(str(path), {"a": 2})
     assert "\n" not in str(error.value) and json.loads(path.read_text()) == {"a": 1}

@@ -30,27 +30,39 @@ CLUSTER = {"worker": ["a:1", "b:1"]}
 # ------------------------------------------------------------------------------------------------------- TF_CONFIG
 
 
-@pytest.mark.parametrize("text, message", [
-    ("{cluster: 1}", "not the JSON"), ("[1]", "not the JSON"), ('{"cluster": 5}', "not the JSON"),
-    (json.dumps({"cluster": CLUSTER}), "the task is missing"),
-    (json.dumps({"cluster": CLUSTER, "task": {"type": "worker"}}), "the task is missing"),
-    (tf_config(CLUSTER, "chief"), "type 'chief' is not in the cluster. Use worker"),
-    (tf_config(CLUSTER, "evaluator"), "type 'evaluator' is not in the cluster"),
-    (tf_config(CLUSTER, index=2), "index 2 is out of range: the number of worker addresses is 2"),
-    (tf_config({"worker": ["a:1"]}, index=1), "index 1 is out of range: the number of worker addresses is 1"),
-    (tf_config(CLUSTER, index=-1), "index must be a non-negative integer, not -1"),
-    (tf_config(CLUSTER, index=0.5), "index must be a non-negative integer, not 0.5"),
-    (tf_config(CLUSTER, index="first"), "index must be a non-negative integer, not 'first'"),
-    (tf_config(CLUSTER, index=True), "index must be a non-negative integer, not True"),
-    (tf_config({"worker": ["a:1", "a:1"]}), "a:1 is listed twice"),
-    (tf_config({"chief": ["a:1"], "worker": ["a:1"]}), "a:1 is listed twice"),
-    (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "more than one chief"),
-    (tf_config({"worker": ["a", "b:1"]}), "'a' is not an address. Use host:port"),
-    (tf_config({"worker": [1, 2]}), "1 is not an address"),
-    (tf_config({"worker": ["a:65536", "b:1"]}), "Use a port from 1 to 65535"),
-    (tf_config({"worker": "a:1"}), "worker is not a list"),
-    (tf_config({**CLUSTER, "ps": ["c:1"]}), "unsupported job 'ps'"),
-    (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "unsupported job 'evaluator'")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{cluster: 1}", "not the JSON"),
+        ("[1]", "not the JSON"),
+        ('{"cluster": 5}', "not the JSON"),
+        (json.dumps({"cluster": CLUSTER}), "the task is missing"),
+        (json.dumps({"cluster": CLUSTER, "task": {"type": "worker"}}), "the task is missing"),
+        (tf_config(CLUSTER, "chief"), "type 'chief' is not in the cluster. Use worker"),
+        (tf_config(CLUSTER, "evaluator"), "type 'evaluator' is not in the cluster"),
+        (
+            tf_config(CLUSTER, index=2),
+            "index 2 is out of range: the number of worker addresses is 2",
+        ),
+        (
+            tf_config({"worker": ["a:1"]}, index=1),
+            "index 1 is out of range: the number of worker addresses is 1",
+        ),
+        (tf_config(CLUSTER, index=-1), "index must be a non-negative integer, not -1"),
+        (tf_config(CLUSTER, index=0.5), "index must be a non-negative integer, not 0.5"),
+        (tf_config(CLUSTER, index="first"), "index must be a non-negative integer, not 'first'"),
+        (tf_config(CLUSTER, index=True), "index must be a non-negative integer, not True"),
+        (tf_config({"worker": ["a:1", "a:1"]}), "a:1 is listed twice"),
+        (tf_config({"chief": ["a:1"], "worker": ["a:1"]}), "a:1 is listed twice"),
+        (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "more than one chief"),
+        (tf_config({"worker": ["a", "b:1"]}), "'a' is not an address. Use host:port"),
+        (tf_config({"worker": [1, 2]}), "1 is not an address"),
+        (tf_config({"worker": ["a:65536", "b:1"]}), "Use a port from 1 to 65535"),
+        (tf_config({"worker": "a:1"}), "worker is not a list"),
+        (tf_config({**CLUSTER, "ps": ["c:1"]}), "unsupported job 'ps'"),
+        (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "unsupported job 'evaluator'"),
+    ],
+)
 def test_inconsistent_tf_config_gives_a_one_line_error(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=message) as error:
@@ -58,7 +70,11 @@ def test_inconsistent_tf_config_gives_a_one_line_error(text, message, monkeypatc
     assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value)
 
 
-NOT_JSON, NOT_AN_ADDRESS, NOT_AN_INDEX = "not the JSON", "is not an address", "must be a non-negative integer"
+NOT_JSON, NOT_AN_ADDRESS, NOT_AN_INDEX = (
+    "not the JSON",
+    "is not an address",
+    "must be a non-negative integer",
+)
 TASK = {"type": "worker", "index": 0}
 
 
@@ -67,70 +83,134 @@ def two_workers(address):
     return tf_config({"worker": ["a:1", address]})
 
 
-@pytest.mark.parametrize("text, message", [
-    ("null", NOT_JSON), ("0", NOT_JSON), ("false", NOT_JSON), ('""', NOT_JSON), ("[]", NOT_JSON), ("NaN", NOT_JSON),
-    (" ", NOT_JSON), ("\ufeff{}", NOT_JSON), ("{'cluster': {}}", NOT_JSON), ('{"cluster": {}} {}', NOT_JSON),
-    ("[" * 100_000, NOT_JSON), ('{"cluster": null}', NOT_JSON), ('{"cluster": []}', NOT_JSON),
-    ('{"cluster": "worker"}', NOT_JSON), ('{"cluster": [["worker", ["a:1", "b:1"]]]}', NOT_JSON),
-    (os.fsdecode(b'{"cluster": {"worker": ["\xff:1"]}}'), NOT_JSON),
-    (os.fsdecode(b'{"comment": "\xff"}'), NOT_JSON),
-    ('{"cluster": {"worker": ["a:1"]}, "cluster": {"worker": ["a:1", "b:1"]}}', "duplicate key"),
-    ('{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}}', "duplicate key"),
-    ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0, "index": 1}}', "duplicate key"),
-    (json.dumps({"cluster": CLUSTER, "task": None}), NOT_JSON),
-    (json.dumps({"cluster": CLUSTER, "task": []}), NOT_JSON),
-    (json.dumps({"cluster": CLUSTER, "task": [["type", "worker"], ["index", 0]]}), NOT_JSON),
-    (json.dumps({"cluster": CLUSTER, "task": "worker"}), NOT_JSON),
-    (json.dumps({"cluster": CLUSTER, "task": 1}), NOT_JSON),
-    (json.dumps({"cluster": CLUSTER, "task": {}}), "the task is missing"),
-    (tf_config({"worker": None}), "is not a list"), (tf_config({"worker": ""}), "is not a list"),
-    (tf_config({"worker": 0}), "is not a list"), (tf_config({"worker": {"0": "a:1"}}), "is not a list"),
-    (tf_config({"": ["a:1"]}), "unsupported job ''"),
-    (tf_config({"Worker": ["a:1"]}), "unsupported job 'Worker'"),
-    (tf_config({"worker": ["a:1", ["b:1"]]}), NOT_AN_ADDRESS),
-    (tf_config({"worker": [["a:1", "b:1"]]}), NOT_AN_ADDRESS),
-    (tf_config({"worker": ["a:1", None]}), NOT_AN_ADDRESS), (tf_config({"worker": ["a:1", {}]}), NOT_AN_ADDRESS),
-    (tf_config({"worker": ["a:1", True]}), NOT_AN_ADDRESS),
-    (two_workers(""), NOT_AN_ADDRESS), (two_workers(":2222"), NOT_AN_ADDRESS), (two_workers("b:"), NOT_AN_ADDRESS),
-    (two_workers("b: 1"), NOT_AN_ADDRESS), (two_workers("b :1"), NOT_AN_ADDRESS),
-    (two_workers("b:1\n"), NOT_AN_ADDRESS),
-    (two_workers("b:1/"), NOT_AN_ADDRESS), (two_workers("grpc://b:1"), NOT_AN_ADDRESS),
-    (two_workers("b:-1"), NOT_AN_ADDRESS),
-    (two_workers("b:1.0"), NOT_AN_ADDRESS), (two_workers("b:\u0662\u0662\u0662\u0662"), NOT_AN_ADDRESS),
-    (two_workers("b:\u00b2"), NOT_AN_ADDRESS), (two_workers("h\u00f6st:1"), NOT_AN_ADDRESS),
-    (two_workers("\ud800:1"), NOT_AN_ADDRESS), (two_workers("b\x1b[31m:1"), NOT_AN_ADDRESS),
-    (two_workers("a..b:1"), NOT_AN_ADDRESS), (two_workers("b" * 64 + ":1"), NOT_AN_ADDRESS),
-    (two_workers("b." * 130 + ":1"), NOT_AN_ADDRESS),
-    (two_workers("::1:2222"), NOT_AN_ADDRESS), (two_workers("[::g]:1"), NOT_AN_ADDRESS),
-    (two_workers("[::1]"), NOT_AN_ADDRESS),
-    (two_workers("[]:1"), NOT_AN_ADDRESS), (two_workers("[a]:1"), NOT_AN_ADDRESS),
-    (two_workers("b:0"), "Use a port from 1"), (two_workers("b:" + "9" * 5000), "Use a port from 1"),
-    (two_workers("A:1"), "listed twice"), (two_workers("a:01"), "listed twice"),
-    (tf_config(CLUSTER, None), "type None is not in"), (tf_config(CLUSTER, ["worker"]), "is not in the cluster"),
-    (tf_config(CLUSTER, {}), "is not in the cluster"), (tf_config(CLUSTER, 0), "type 0 is not in"),
-    (tf_config(CLUSTER, ""), "type '' is not in"),
-    (tf_config({**CLUSTER, "chief": []}, "chief"), "is not in the cluster"),
-    (tf_config(CLUSTER, index=None), NOT_AN_INDEX), (tf_config(CLUSTER, index=""), NOT_AN_INDEX),
-    (tf_config(CLUSTER, index=[0]), NOT_AN_INDEX), (tf_config(CLUSTER, index={}), NOT_AN_INDEX),
-    (tf_config(CLUSTER, index="-0"), NOT_AN_INDEX), (tf_config(CLUSTER, index="\u0661"), NOT_AN_INDEX),
-    (tf_config(CLUSTER, index="\u00b2"), NOT_AN_INDEX), (tf_config(CLUSTER, index="1\n"), NOT_AN_INDEX),
-    (tf_config(CLUSTER, index=False), NOT_AN_INDEX), (tf_config(CLUSTER, index=0.0), NOT_AN_INDEX),
-    (tf_config(CLUSTER, index=1e300), NOT_AN_INDEX), (tf_config(CLUSTER, index=float("nan")), NOT_JSON),
-    (tf_config(CLUSTER, index=float("inf")), NOT_JSON), (tf_config(CLUSTER, index=10**200), "is out of range"),
-    (tf_config(CLUSTER, index="9" * 5000), "is out of range"),
-    (json.dumps({"cluster": CLUSTER, "task": TASK})[:-1] + ', "index": ' + "9" * 5000 + "}", NOT_JSON)])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("null", NOT_JSON),
+        ("0", NOT_JSON),
+        ("false", NOT_JSON),
+        ('""', NOT_JSON),
+        ("[]", NOT_JSON),
+        ("NaN", NOT_JSON),
+        (" ", NOT_JSON),
+        ("\ufeff{}", NOT_JSON),
+        ("{'cluster': {}}", NOT_JSON),
+        ('{"cluster": {}} {}', NOT_JSON),
+        ("[" * 100_000, NOT_JSON),
+        ('{"cluster": null}', NOT_JSON),
+        ('{"cluster": []}', NOT_JSON),
+        ('{"cluster": "worker"}', NOT_JSON),
+        ('{"cluster": [["worker", ["a:1", "b:1"]]]}', NOT_JSON),
+        (os.fsdecode(b'{"cluster": {"worker": ["\xff:1"]}}'), NOT_JSON),
+        (os.fsdecode(b'{"comment": "\xff"}'), NOT_JSON),
+        (
+            '{"cluster": {"worker": ["a:1"]}, "cluster": {"worker": ["a:1", "b:1"]}}',
+            "duplicate key",
+        ),
+        ('{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}}', "duplicate key"),
+        (
+            (
+                '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0,'
+                ' "index": 1}}'
+            ),
+            "duplicate key",
+        ),
+        (json.dumps({"cluster": CLUSTER, "task": None}), NOT_JSON),
+        (json.dumps({"cluster": CLUSTER, "task": []}), NOT_JSON),
+        (json.dumps({"cluster": CLUSTER, "task": [["type", "worker"], ["index", 0]]}), NOT_JSON),
+        (json.dumps({"cluster": CLUSTER, "task": "worker"}), NOT_JSON),
+        (json.dumps({"cluster": CLUSTER, "task": 1}), NOT_JSON),
+        (json.dumps({"cluster": CLUSTER, "task": {}}), "the task is missing"),
+        (tf_config({"worker": None}), "is not a list"),
+        (tf_config({"worker": ""}), "is not a list"),
+        (tf_config({"worker": 0}), "is not a list"),
+        (tf_config({"worker": {"0": "a:1"}}), "is not a list"),
+        (tf_config({"": ["a:1"]}), "unsupported job ''"),
+        (tf_config({"Worker": ["a:1"]}), "unsupported job 'Worker'"),
+        (tf_config({"worker": ["a:1", ["b:1"]]}), NOT_AN_ADDRESS),
+        (tf_config({"worker": [["a:1", "b:1"]]}), NOT_AN_ADDRESS),
+        (tf_config({"worker": ["a:1", None]}), NOT_AN_ADDRESS),
+        (tf_config({"worker": ["a:1", {}]}), NOT_AN_ADDRESS),
+        (tf_config({"worker": ["a:1", True]}), NOT_AN_ADDRESS),
+        (two_workers(""), NOT_AN_ADDRESS),
+        (two_workers(":2222"), NOT_AN_ADDRESS),
+        (two_workers("b:"), NOT_AN_ADDRESS),
+        (two_workers("b: 1"), NOT_AN_ADDRESS),
+        (two_workers("b :1"), NOT_AN_ADDRESS),
+        (two_workers("b:1\n"), NOT_AN_ADDRESS),
+        (two_workers("b:1/"), NOT_AN_ADDRESS),
+        (two_workers("grpc://b:1"), NOT_AN_ADDRESS),
+        (two_workers("b:-1"), NOT_AN_ADDRESS),
+        (two_workers("b:1.0"), NOT_AN_ADDRESS),
+        (two_workers("b:\u0662\u0662\u0662\u0662"), NOT_AN_ADDRESS),
+        (two_workers("b:\u00b2"), NOT_AN_ADDRESS),
+        (two_workers("h\u00f6st:1"), NOT_AN_ADDRESS),
+        (two_workers("\ud800:1"), NOT_AN_ADDRESS),
+        (two_workers("b\x1b[31m:1"), NOT_AN_ADDRESS),
+        (two_workers("a..b:1"), NOT_AN_ADDRESS),
+        (two_workers("b" * 64 + ":1"), NOT_AN_ADDRESS),
+        (two_workers("b." * 130 + ":1"), NOT_AN_ADDRESS),
+        (two_workers("::1:2222"), NOT_AN_ADDRESS),
+        (two_workers("[::g]:1"), NOT_AN_ADDRESS),
+        (two_workers("[::1]"), NOT_AN_ADDRESS),
+        (two_workers("[]:1"), NOT_AN_ADDRESS),
+        (two_workers("[a]:1"), NOT_AN_ADDRESS),
+        (two_workers("b:0"), "Use a port from 1"),
+        (two_workers("b:" + "9" * 5000), "Use a port from 1"),
+        (two_workers("A:1"), "listed twice"),
+        (two_workers("a:01"), "listed twice"),
+        (tf_config(CLUSTER, None), "type None is not in"),
+        (tf_config(CLUSTER, ["worker"]), "is not in the cluster"),
+        (tf_config(CLUSTER, {}), "is not in the cluster"),
+        (tf_config(CLUSTER, 0), "type 0 is not in"),
+        (tf_config(CLUSTER, ""), "type '' is not in"),
+        (tf_config({**CLUSTER, "chief": []}, "chief"), "is not in the cluster"),
+        (tf_config(CLUSTER, index=None), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index=""), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index=[0]), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index={}), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index="-0"), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index="\u0661"), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index="\u00b2"), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index="1\n"), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index=False), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index=0.0), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index=1e300), NOT_AN_INDEX),
+        (tf_config(CLUSTER, index=float("nan")), NOT_JSON),
+        (tf_config(CLUSTER, index=float("inf")), NOT_JSON),
+        (tf_config(CLUSTER, index=10**200), "is out of range"),
+        (tf_config(CLUSTER, index="9" * 5000), "is out of range"),
+        (
+            json.dumps({"cluster": CLUSTER, "task": TASK})[:-1] + ', "index": ' + "9" * 5000 + "}",
+            NOT_JSON,
+        ),
+    ],
+)
 def test_malformed_tf_config_gives_a_one_line_error(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=message) as error:
         workers.count_workers()
-    assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
+    assert (
+        "TF_CONFIG" in str(error.value)
+        and "\n" not in str(error.value)
+        and len(str(error.value)) < 400
+    )
 
 
-@pytest.mark.parametrize("text, count", [
-    ("", 1), ("{}", 1), ('{"task": {"type": "worker", "index": 3}}', 1), (tf_config({"worker": ["a:1"]}), 1),
-    (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1), (tf_config(CLUSTER, index=1), 2),
-    (tf_config(CLUSTER, index="1"), 2), (tf_config({"worker": ["[::1]:2222", "my_host-1.example.com.:2222"]}), 2),
-    (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3)])
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("", 1),
+        ("{}", 1),
+        ('{"task": {"type": "worker", "index": 3}}', 1),
+        (tf_config({"worker": ["a:1"]}), 1),
+        (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1),
+        (tf_config(CLUSTER, index=1), 2),
+        (tf_config(CLUSTER, index="1"), 2),
+        (tf_config({"worker": ["[::1]:2222", "my_host-1.example.com.:2222"]}), 2),
+        (tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1), 3),
+    ],
+)
 def test_count_workers_counts_the_workers_in_tf_config(text, count, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     assert workers.count_workers() == count
@@ -143,20 +223,31 @@ def test_a_single_worker_behaves_as_if_tf_config_were_unset(monkeypatch):
     assert strategy is tf.distribute.get_strategy() and devices.is_chief(strategy)
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(seed=None), "--seed: the seed is not set"),
-    (dict(seed=1, mode="eval"), "--mode=eval: this mode runs in one process"),
-    (dict(seed=1, use_tpu=True), "--use_tpu: one process")])
-def test_settings_that_training_on_multiple_workers_does_not_support_are_rejected(settings, message, monkeypatch):
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(seed=None), "--seed: the seed is not set"),
+        (dict(seed=1, mode="eval"), "--mode=eval: this mode runs in one process"),
+        (dict(seed=1, use_tpu=True), "--use_tpu: one process"),
+    ],
+)
+def test_settings_that_training_on_multiple_workers_does_not_support_are_rejected(
+    settings, message, monkeypatch
+):
     monkeypatch.setenv("TF_CONFIG", tf_config(CLUSTER))
     with pytest.raises(UserError, match=message):
         workers.check_multi_worker_settings(**{"use_tpu": False, "mode": "train", **settings})
 
 
-@pytest.mark.parametrize("cluster, job, index, chief", [
-    (CLUSTER, "worker", 0, True), (CLUSTER, "worker", 1, False),
-    ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 0, True),
-    ({"chief": ["a:1"], "worker": ["b:1"]}, "worker", 0, False)])
+@pytest.mark.parametrize(
+    "cluster, job, index, chief",
+    [
+        (CLUSTER, "worker", 0, True),
+        (CLUSTER, "worker", 1, False),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 0, True),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "worker", 0, False),
+    ],
+)
 def test_exactly_one_worker_is_the_chief(cluster, job, index, chief, monkeypatch):
     class Strategy:
         cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -172,28 +263,50 @@ def test_exactly_one_worker_is_the_chief(cluster, job, index, chief, monkeypatch
 def set_variables(monkeypatch):
     """Returns a function that sets the variables of a Slurm task, without TF_CONFIG and GPUs, for one test."""
     for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.setenv(name, "")  # The program sets these variables. monkeypatch restores them after the test.
+        # The program sets these variables. monkeypatch restores them after the test.
+        monkeypatch.setenv(name, "")
     for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND"):
         monkeypatch.delenv(name, raising=False)
 
     def set_all(variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
+
     return set_all
 
 
-@pytest.mark.parametrize("nodes, tasks_per_node, node, local_task, addresses, index", [
-    ("node[01-03]", "1(x3)", "node02", 0, ["node01:20017", "node02:20017", "node03:20017"], 1),
-    ("node[01-03]", "1(x3)", "node01", 0, ["node01:20017", "node02:20017", "node03:20017"], 0),
-    ("a,b", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
-    ("b,a", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
-    ("a,n[1,3-4]", "1(x4)", "n3", 0, ["a:20017", "n1:20017", "n3:20017", "n4:20017"], 2),
-    ("node[9-10]", "1(x2)", "node9", 0, ["node10:20017", "node9:20017"], 1),  # Slurm starts task 0 on node9.
-    ("n[1-3]", "2(x2),1", "n2", 1, ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"], 3),
-    ("n[1-3]", "2(x2),1", "n3", 0, ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"], 4),
-    ("n[1-2]", "1,3", "n2", 2, ["n1:20051", "n2:20051", "n2:20052", "n2:20053"], 3)])
+@pytest.mark.parametrize(
+    "nodes, tasks_per_node, node, local_task, addresses, index",
+    [
+        ("node[01-03]", "1(x3)", "node02", 0, ["node01:20017", "node02:20017", "node03:20017"], 1),
+        ("node[01-03]", "1(x3)", "node01", 0, ["node01:20017", "node02:20017", "node03:20017"], 0),
+        ("a,b", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
+        ("b,a", "1(x2)", "b", 0, ["a:20017", "b:20017"], 1),
+        ("a,n[1,3-4]", "1(x4)", "n3", 0, ["a:20017", "n1:20017", "n3:20017", "n4:20017"], 2),
+        # Slurm starts task 0 on node9.
+        ("node[9-10]", "1(x2)", "node9", 0, ["node10:20017", "node9:20017"], 1),
+        (
+            "n[1-3]",
+            "2(x2),1",
+            "n2",
+            1,
+            ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"],
+            3,
+        ),
+        (
+            "n[1-3]",
+            "2(x2),1",
+            "n3",
+            0,
+            ["n1:20034", "n1:20035", "n2:20034", "n2:20035", "n3:20034"],
+            4,
+        ),
+        ("n[1-2]", "1,3", "n2", 2, ["n1:20051", "n2:20051", "n2:20052", "n2:20053"], 3),
+    ],
+)
 def test_slurm_variables_give_the_same_cluster_as_tf_config(
-        nodes, tasks_per_node, node, local_task, addresses, index, set_variables, monkeypatch):
+    nodes, tasks_per_node, node, local_task, addresses, index, set_variables, monkeypatch
+):
     set_variables(slurm_variables(nodes, tasks_per_node, node, local_task, len(addresses)))
     workers.use_slurm_cluster()
     from_slurm = workers._read_tf_config()
@@ -201,11 +314,17 @@ def test_slurm_variables_give_the_same_cluster_as_tf_config(
     assert (resolver.cluster_spec().as_dict(), resolver.task_id) == ({"worker": addresses}, index)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}, index=index))
     assert from_slurm == workers._read_tf_config() and workers.count_workers() == len(addresses)
-    workers.use_slurm_cluster()  # An equal TF_CONFIG is accepted, so a process can start several runs.
+    # An equal TF_CONFIG is accepted, so a process can start several runs.
+    workers.use_slurm_cluster()
 
 
-def test_every_slurm_task_has_its_own_index_with_any_distribution_of_the_tasks(set_variables, monkeypatch):
-    for tasks in ([("n9", 0), ("n9", 1), ("n10", 0), ("n10", 1)], [("n9", 0), ("n10", 0), ("n9", 1), ("n10", 1)]):
+def test_every_slurm_task_has_its_own_index_with_any_distribution_of_the_tasks(
+    set_variables, monkeypatch
+):
+    for tasks in (
+        [("n9", 0), ("n9", 1), ("n10", 0), ("n10", 1)],
+        [("n9", 0), ("n10", 0), ("n9", 1), ("n10", 1)],
+    ):
         indices = []
         for number, (node, local_task) in enumerate(tasks):
             monkeypatch.setenv("TF_CONFIG", "")
@@ -217,13 +336,17 @@ def test_every_slurm_task_has_its_own_index_with_any_distribution_of_the_tasks(s
         assert sorted(indices) == [0, 1, 2, 3]
 
 
-def test_slurm_jobs_of_the_same_shape_use_different_ports_below_the_ephemeral_ports(set_variables, monkeypatch):
+def test_slurm_jobs_of_the_same_shape_use_different_ports_below_the_ephemeral_ports(
+    set_variables, monkeypatch
+):
     used = []
     for job in (11_999, 12_000, 12_001, 4_294_967_290):
         monkeypatch.setenv("TF_CONFIG", "")
         set_variables(slurm_variables("n1", "8", "n1", 0, 8, job=job))
         workers.use_slurm_cluster()
-        used.append({int(address.split(":")[1]) for address in workers._read_tf_config()[0]["worker"]})
+        used.append(
+            {int(address.split(":")[1]) for address in workers._read_tf_config()[0]["worker"]}
+        )
     assert all(20_000 <= port < 32_768 for ports in used for port in ports)
     assert sum(map(len, used)) == len(set().union(*used)) == 32
 
@@ -235,19 +358,47 @@ def test_a_slurm_step_with_one_task_is_a_single_worker(set_variables):
     workers.check_multi_worker_settings(use_tpu=False, mode="eval", seed=None)
 
 
-@pytest.mark.parametrize("changes, message", [
-    *(({name: ""}, f"--cluster=slurm: the Slurm variable {name} is not set. Start the program with srun")
-      for name in slurm_variables("", "", "", 0, 0)),
-    ({"TF_CONFIG": tf_config(CLUSTER)}, "--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG"),
-    ({"TF_CONFIG": tf_config(CLUSTER), "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1",
-      "SLURM_STEP_TASKS_PER_NODE": "1"}, "TF_CONFIG is also set"),
-    ({"SLURM_STEP_NODELIST": "n[1-2]-ib"}, "not supported .Invalid hostlist format"),
-    ({"SLURM_STEP_NODELIST": "n[1-"}, "not supported .Invalid hostlist format"),
-    ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "not supported .Invalid tasks-per-node"),
-    ({"SLURM_STEP_NUM_TASKS": "3"}, "not supported .Requested 3 tasks but only 2"),
-    ({"SLURM_STEP_NUM_TASKS": "many"}, "not supported .invalid literal"),
-    ({"SLURM_LOCALID": "1"}, "not supported .n1:20018, the address of this task, is not among n1:20017, n2:20017"),
-    ({"SLURMD_NODENAME": "n3"}, "not supported .n3:20017, the address of this task, is not among")])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        *(
+            (
+                {name: ""},
+                (
+                    f"--cluster=slurm: the Slurm variable {name} is not set. Start the program with"
+                    " srun"
+                ),
+            )
+            for name in slurm_variables("", "", "", 0, 0)
+        ),
+        (
+            {"TF_CONFIG": tf_config(CLUSTER)},
+            "--cluster=slurm: TF_CONFIG is also set. Unset TF_CONFIG",
+        ),
+        (
+            {
+                "TF_CONFIG": tf_config(CLUSTER),
+                "SLURM_STEP_NUM_TASKS": "1",
+                "SLURM_STEP_NODELIST": "n1",
+                "SLURM_STEP_TASKS_PER_NODE": "1",
+            },
+            "TF_CONFIG is also set",
+        ),
+        ({"SLURM_STEP_NODELIST": "n[1-2]-ib"}, "not supported .Invalid hostlist format"),
+        ({"SLURM_STEP_NODELIST": "n[1-"}, "not supported .Invalid hostlist format"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "not supported .Invalid tasks-per-node"),
+        ({"SLURM_STEP_NUM_TASKS": "3"}, "not supported .Requested 3 tasks but only 2"),
+        ({"SLURM_STEP_NUM_TASKS": "many"}, "not supported .invalid literal"),
+        (
+            {"SLURM_LOCALID": "1"},
+            "not supported .n1:20018, the address of this task, is not among n1:20017, n2:20017",
+        ),
+        (
+            {"SLURMD_NODENAME": "n3"},
+            "not supported .n3:20017, the address of this task, is not among",
+        ),
+    ],
+)
 def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_variables):
     set_variables({**slurm_variables("n[1-2]", "1(x2)", "n1", 0, 2), **changes})
     with pytest.raises(UserError, match=message) as error:
@@ -256,14 +407,22 @@ def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_va
     assert os.environ["TF_CONFIG"] == changes.get("TF_CONFIG", "")
 
 
-@pytest.mark.parametrize("tasks_per_node, num_tasks, visible, variables, expected", [
-    ("2", 2, "0,1,2,3", {}, ["0,2", "1,3"]), ("2", 2, "5,GPU-8f", {"SLURM_GPU_BIND": "none"}, ["5", "GPU-8f"]),
-    ("2", 2, "0,1", {"SLURM_GPUS_PER_TASK": "2"}, ["0,1", "0,1"]),  # Slurm has assigned two other GPUs to each task.
-    ("2", 2, "0", {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"}, ["0", "0"]),
-    ("2", 2, "0,1", {"SLURM_TRES_PER_TASK": "cpu=4"}, ["0", "1"]),
-    ("2", 2, "", {}, ["", ""]), ("1(x2)", 2, "0,1", {}, ["0,1"])])
+@pytest.mark.parametrize(
+    "tasks_per_node, num_tasks, visible, variables, expected",
+    [
+        ("2", 2, "0,1,2,3", {}, ["0,2", "1,3"]),
+        ("2", 2, "5,GPU-8f", {"SLURM_GPU_BIND": "none"}, ["5", "GPU-8f"]),
+        # Slurm has assigned two other GPUs to each task.
+        ("2", 2, "0,1", {"SLURM_GPUS_PER_TASK": "2"}, ["0,1", "0,1"]),
+        ("2", 2, "0", {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"}, ["0", "0"]),
+        ("2", 2, "0,1", {"SLURM_TRES_PER_TASK": "cpu=4"}, ["0", "1"]),
+        ("2", 2, "", {}, ["", ""]),
+        ("1(x2)", 2, "0,1", {}, ["0,1"]),
+    ],
+)
 def test_slurm_tasks_on_one_node_share_its_gpus(
-        tasks_per_node, num_tasks, visible, variables, expected, set_variables, monkeypatch):
+    tasks_per_node, num_tasks, visible, variables, expected, set_variables, monkeypatch
+):
     for local_task, gpus in enumerate(expected):
         monkeypatch.setenv("TF_CONFIG", "")
         nodes = "n1" if tasks_per_node == "2" else "n[1-2]"
@@ -275,9 +434,14 @@ def test_slurm_tasks_on_one_node_share_its_gpus(
 
 
 @pytest.mark.parametrize("visible", ["0", "0,1,2"])
-def test_slurm_tasks_that_cannot_share_the_gpus_equally_give_a_one_line_error(visible, set_variables):
+def test_slurm_tasks_that_cannot_share_the_gpus_equally_give_a_one_line_error(
+    visible, set_variables
+):
     set_variables({**slurm_variables("n1", "2", "n1", 0, 2), "CUDA_VISIBLE_DEVICES": visible})
-    with pytest.raises(UserError, match="--cluster=slurm: 2 tasks cannot share [13] GPUs equally. Start one task per"):
+    with pytest.raises(
+        UserError,
+        match="--cluster=slurm: 2 tasks cannot share [13] GPUs equally. Start one task per",
+    ):
         workers.use_slurm_cluster()
     assert not os.environ["TF_CONFIG"]
 
@@ -298,16 +462,22 @@ def test_a_worker_waits_for_the_others_and_logs_missing_workers(monkeypatch, cap
         assert waiting.result(10) is None
     assert not workers._is_reachable(own_address)
     warning, *lines = capsys.readouterr().out.splitlines()
-    assert warning.startswith("warning: ") and "without authentication. Use trusted networks only" in warning
+    assert (
+        warning.startswith("warning: ")
+        and "without authentication. Use trusted networks only" in warning
+    )
     assert lines == [
-        f"worker 0: waiting for {peers[0]}, {peers[1]} (TF_CONFIG)", f"worker 0: waiting for {peers[1]} (TF_CONFIG)",
-        "all 3 workers are reachable"]
+        f"worker 0: waiting for {peers[0]}, {peers[1]} (TF_CONFIG)",
+        f"worker 0: waiting for {peers[1]} (TF_CONFIG)",
+        "all 3 workers are reachable",
+    ]
 
 
 def test_a_waiting_worker_answers_repeated_probes(monkeypatch):
     own_address, peer = free_addresses(2)
     monkeypatch.setattr(workers, "_PROBE_INTERVAL", 0.001)
-    monkeypatch.setattr(socket, "SOMAXCONN", 2)  # The connection queue overflows unless it is drained.
+    # The connection queue overflows unless it is drained.
+    monkeypatch.setattr(socket, "SOMAXCONN", 2)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": [own_address, peer]}))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting, reachable = pool.submit(workers.wait_for_workers), []
@@ -321,9 +491,14 @@ def test_a_waiting_worker_answers_repeated_probes(monkeypatch):
 
 def test_a_signal_ends_the_wait_for_other_workers(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": free_addresses(2)}))
-    timer = threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGTERM])
-    with signals.StopSignals() as stop, pytest.raises(Stopped, match="stopped by SIGTERM"), \
-            stop.interruptible():
+    timer = threading.Timer(
+        0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGTERM]
+    )
+    with (
+        signals.StopSignals() as stop,
+        pytest.raises(Stopped, match="stopped by SIGTERM"),
+        stop.interruptible(),
+    ):
         timer.start()
         workers.wait_for_workers()
 
@@ -331,54 +506,85 @@ def test_a_signal_ends_the_wait_for_other_workers(monkeypatch):
 def test_a_port_in_use_is_reported(monkeypatch):
     addresses = free_addresses(2)
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
-    with socket.create_server(("", int(addresses[0].rpartition(":")[2]))), \
-            pytest.raises(UserError, match="TF_CONFIG: port .* cannot be used .Address already in use"):
+    with (
+        socket.create_server(("", int(addresses[0].rpartition(":")[2]))),
+        pytest.raises(UserError, match="TF_CONFIG: port .* cannot be used .Address already in use"),
+    ):
         workers.wait_for_workers()
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_combined_batches_of_all_workers_match_the_batches_of_one_worker(num_workers):
     source = digits.digits_source()
-    shards = [[int(key) for key, _, _ in source.records("train[:60]", 5, num_workers, worker)]
-              for worker in range(num_workers)]
+    shards = [
+        [int(key) for key, _, _ in source.records("train[:60]", 5, num_workers, worker)]
+        for worker in range(num_workers)
+    ]
     keys = [int(key) for key, _, _ in source.records("train[:60]", 5)]
     assert sorted(sum(shards, [])) == sorted(keys) and len(set(keys)) == 60
     size = 60 // num_workers // 5
     for batch in range(5):
-        joined = set().union(*(shard[batch * size:(batch + 1) * size] for shard in shards))
-        assert joined == set(keys[batch * size * num_workers:(batch + 1) * size * num_workers])
+        joined = set().union(*(shard[batch * size : (batch + 1) * size] for shard in shards))
+        assert joined == set(keys[batch * size * num_workers : (batch + 1) * size * num_workers])
 
 
 # ------------------------------------------------------------------------------------------------ several processes
 
 
 SETTINGS = dict(
-    dataset="digits", resnet_depth=10, image_size=8, train_split="train[:64]", train_batch_size=16, num_proj_layers=2,
-    proj_out_dim=16, seed=7, color_jitter_strength=0.0, learning_rate=0.3, warmup_epochs=0, use_blur=False,
-    linear_head_learning_rate=0.1, train_steps=3, eval_split="test[:101]", eval_batch_size=14)
-FINISH = dict(train_steps=5, mode="train_then_eval", eval_protocol="linear_head,lbfgs,knn,contrastive")
+    dataset="digits",
+    resnet_depth=10,
+    image_size=8,
+    train_split="train[:64]",
+    train_batch_size=16,
+    num_proj_layers=2,
+    proj_out_dim=16,
+    seed=7,
+    color_jitter_strength=0.0,
+    learning_rate=0.3,
+    warmup_epochs=0,
+    use_blur=False,
+    linear_head_learning_rate=0.1,
+    train_steps=3,
+    eval_split="test[:101]",
+    eval_batch_size=14,
+)
+FINISH = dict(
+    train_steps=5, mode="train_then_eval", eval_protocol="linear_head,lbfgs,knn,contrastive"
+)
 TOLERANCE = 1e-9
 
 
 def run_workers(directories, settings, seconds=300, status=0, environments=None):
     """Runs one worker process for each model directory in `directories`. Returns the outputs of the processes.
 
-    `settings` is a dict for all workers, or a list with one dict per worker. `environments` is a list of environment
-    variables for each worker; by default, TF_CONFIG is set. If any process does not exit with `status` within
-    `seconds`, the test fails and shows all outputs.
+    `settings` is a dict for all workers, or a list with one dict per worker. `environments` is a
+    list of environment variables for each worker; by default, TF_CONFIG is set. If any process does
+    not exit with `status` within `seconds`, the test fails and shows all outputs.
     """
     settings = settings if isinstance(settings, list) else [settings] * len(directories)
     addresses = free_addresses(len(directories))
-    environments = environments or [{"TF_CONFIG": tf_config({"worker": addresses}, index=index)}
-                                    for index in range(len(directories))]
+    environments = environments or [
+        {"TF_CONFIG": tf_config({"worker": addresses}, index=index)}
+        for index in range(len(directories))
+    ]
     with contextlib.ExitStack() as stack:
         logs, processes = [], []
         for index, directory in enumerate(directories):
             logs.append(stack.enter_context(tempfile.TemporaryFile("w+")))
             environment = {**os.environ, **environments[index]}
-            processes.append(subprocess.Popen(
-                [sys.executable, training_worker.__file__, json.dumps({**settings[index], "model_dir": str(directory)})
-                 ], env=environment, stdout=logs[-1], stderr=subprocess.STDOUT))
+            processes.append(
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        training_worker.__file__,
+                        json.dumps({**settings[index], "model_dir": str(directory)}),
+                    ],
+                    env=environment,
+                    stdout=logs[-1],
+                    stderr=subprocess.STDOUT,
+                )
+            )
             stack.callback(processes[-1].wait)
             stack.callback(processes[-1].kill)
         end = time.monotonic() + seconds
@@ -389,20 +595,29 @@ def run_workers(directories, settings, seconds=300, status=0, environments=None)
             log.seek(0)
             printed.append(log.read())
         statuses = [process.poll() for process in processes]
-        assert statuses == [status] * len(processes), "\n".join([f"exit status {statuses}", *printed])
+        assert statuses == [status] * len(processes), "\n".join(
+            [f"exit status {statuses}", *printed]
+        )
     return printed
 
 
 def assert_same_checkpoint(one, two, step):
     """Asserts that the arrays of two checkpoints match within `TOLERANCE`, relative to each array's largest entry."""
-    readers = [tf.train.load_checkpoint(str(pathlib.Path(path, f"ckpt-{step}"))) for path in (one, two)]
+    readers = [
+        tf.train.load_checkpoint(str(pathlib.Path(path, f"ckpt-{step}"))) for path in (one, two)
+    ]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]
     assert shapes[0] == shapes[1] and sum("Momentum" in key for key in shapes[0]) > 30
     for key in shapes[0]:
         if "OBJECT_GRAPH" not in key:
             expected, actual = (reader.get_tensor(key) for reader in readers)
-            np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max() + 1e-15,
-                                       err_msg=key)
+            np.testing.assert_allclose(
+                actual,
+                expected,
+                rtol=0,
+                atol=TOLERANCE * np.abs(expected).max() + 1e-15,
+                err_msg=key,
+            )
 
 
 @pytest.mark.slow
@@ -420,7 +635,9 @@ def test_two_workers_match_one_worker_in_training_evaluation_and_resumption(tmp_
     assert "linear head, top-1" in printed[0] and "linear head, top-1" not in printed[1]
     assert_same_checkpoint(one, two, 5)
     results = [json.loads((path / "result.json").read_text()) for path in (one, two)]
-    assert {evaluate.LINEAR_TOP_1, evaluate.LBFGS, evaluate.KNN, "eval/contrast_loss"} <= set(results[0])
+    assert {evaluate.LINEAR_TOP_1, evaluate.LBFGS, evaluate.KNN, "eval/contrast_loss"} <= set(
+        results[0]
+    )
     assert results[1] == pytest.approx(results[0], rel=1e-6)
     assert files_in(two) == files_in(one)
 
@@ -428,11 +645,20 @@ def test_two_workers_match_one_worker_in_training_evaluation_and_resumption(tmp_
 @pytest.mark.slow
 def test_two_slurm_tasks_match_one_worker(tmp_path, float64):
     training_worker.run({**SETTINGS, "model_dir": str(tmp_path / "one")})
-    job = next(job for job in random.sample(range(6000), 100) if ports_are_free(20_000 + 2 * job, 2))
-    printed = run_workers([tmp_path / "two", tmp_path / "elsewhere"], {**SETTINGS, "cluster": "slurm"}, environments=[
-        slurm_variables("localhost", "2", "localhost", task, 2, task, job) for task in range(2)])
+    job = next(
+        job for job in random.sample(range(6000), 100) if ports_are_free(20_000 + 2 * job, 2)
+    )
+    printed = run_workers(
+        [tmp_path / "two", tmp_path / "elsewhere"],
+        {**SETTINGS, "cluster": "slurm"},
+        environments=[
+            slurm_variables("localhost", "2", "localhost", task, 2, task, job) for task in range(2)
+        ],
+    )
     for task, text in enumerate(printed):
-        assert f"TF_CONFIG from Slurm: worker {task} of 2, localhost:{20_000 + 2 * job + task}" in text
+        assert (
+            f"TF_CONFIG from Slurm: worker {task} of 2, localhost:{20_000 + 2 * job + task}" in text
+        )
         assert "all 2 workers are reachable" in text
     assert not (tmp_path / "elsewhere").exists()
     assert_same_checkpoint(tmp_path / "one", tmp_path / "two", 3)
@@ -451,7 +677,12 @@ def ports_are_free(first, count):
 
 @pytest.mark.slow
 def test_two_workers_train_on_the_same_label_subset_as_one_worker(tmp_path, float64):
-    settings = {**SETTINGS, "train_mode": "supervised", "label_fraction": 0.5, "linear_head_learning_rate": None}
+    settings = {
+        **SETTINGS,
+        "train_mode": "supervised",
+        "label_fraction": 0.5,
+        "linear_head_learning_rate": None,
+    }
     training_worker.run({**settings, "model_dir": str(tmp_path / "one")})
     run_workers([tmp_path / "two", tmp_path / "elsewhere"], settings)
     assert_same_checkpoint(tmp_path / "one", tmp_path / "two", 3)
@@ -459,7 +690,9 @@ def test_two_workers_train_on_the_same_label_subset_as_one_worker(tmp_path, floa
 
 def files_in(directory):
     """Returns the relative paths of all files except event files, whose names contain the time and the host name."""
-    return {path.relative_to(directory) for path in directory.rglob("*") if "tfevents" not in path.name}
+    return {
+        path.relative_to(directory) for path in directory.rglob("*") if "tfevents" not in path.name
+    }
 
 
 @pytest.mark.slow
@@ -470,5 +703,7 @@ def test_workers_with_different_checkpoints_or_flags_are_rejected(tmp_path):
     tf.compat.v1.train.update_checkpoint_state(str(with_checkpoint), "ckpt-3")
     for text in run_workers([with_checkpoint, without], SETTINGS, status=2):
         assert "error: --model_dir=" in text and "different checkpoints (steps: 3, none" in text
-    for text in run_workers([without, without], [SETTINGS, {**SETTINGS, "learning_rate": 0.2}], status=2):
+    for text in run_workers(
+        [without, without], [SETTINGS, {**SETTINGS, "learning_rate": 0.2}], status=2
+    ):
         assert "error: TF_CONFIG: the workers were started with different flags" in text

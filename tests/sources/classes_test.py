@@ -21,9 +21,17 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet")
 COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "yellow": (255, 255, 0)}
 
 
-@pytest.mark.parametrize("names, head_names, columns", [
-    (["a", "b"], ["a", "b"], [0, 1]), (["b", "a"], ["a", "b"], [1, 0]), (["c"], ["a", "b", "c"], [2]),
-    (["a", "b", "c"], ["c", "a"], [1, -1, 0]), (["a", "b"], ["b", "c"], None), (["a"], ["b"], None)])
+@pytest.mark.parametrize(
+    "names, head_names, columns",
+    [
+        (["a", "b"], ["a", "b"], [0, 1]),
+        (["b", "a"], ["a", "b"], [1, 0]),
+        (["c"], ["a", "b", "c"], [2]),
+        (["a", "b", "c"], ["c", "a"], [1, -1, 0]),
+        (["a", "b"], ["b", "c"], None),
+        (["a"], ["b"], None),
+    ],
+)
 def test_match_columns_maps_class_names_to_head_columns(names, head_names, columns):
     assert classes.match_columns(names, head_names) == columns
 
@@ -52,7 +60,9 @@ def write_folder(root, names):
         (root / name).mkdir(parents=True)
         for index in range(8):
             image = np.array(COLORS[name.strip("z")]) * random.uniform(0.5, 1, [8, 8, 1])
-            (root / name / f"{index}.png").write_bytes(tf.io.encode_png(image.astype(np.uint8)).numpy())
+            (root / name / f"{index}.png").write_bytes(
+                tf.io.encode_png(image.astype(np.uint8)).numpy()
+            )
     return f"folder:{root}"
 
 
@@ -60,8 +70,14 @@ def run(model_dir, dataset, **settings):
     messages = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", messages.append)
-        runs.run(model_dir, dataset=dataset, train_split="train", eval_split="train", given=["eval_split"],
-                 **{**dict(train_batch_size=8, train_steps=1), **settings})
+        runs.run(
+            model_dir,
+            dataset=dataset,
+            train_split="train",
+            eval_split="train",
+            given=["eval_split"],
+            **{**dict(train_batch_size=8, train_steps=1), **settings},
+        )
     return "\n".join(messages)
 
 
@@ -69,39 +85,69 @@ def run(model_dir, dataset, **settings):
 def trained(tiny_resnet, tmp_path_factory):
     """Trains on the classes blue, green and red. Returns the parent directory, the labels, and the logits."""
     root = tmp_path_factory.mktemp("colors")
-    run(root / "run", write_folder(root / "data", ["blue", "green", "red"]), mode="train_then_eval",
-        save_predictions=True)
+    run(
+        root / "run",
+        write_folder(root / "data", ["blue", "green", "red"]),
+        mode="train_then_eval",
+        save_predictions=True,
+    )
     with np.load(root / "run" / "predictions_1.npz") as arrays:
         return root, arrays["labels"], arrays["logits"]
 
 
-@pytest.mark.parametrize("names, columns", [
-    (["green", "red"], [1, 2]), (["blue", "green", "red", "yellow"], [0, 1, 2])])
+@pytest.mark.parametrize(
+    "names, columns", [(["green", "red"], [1, 2]), (["blue", "green", "red", "yellow"], [0, 1, 2])]
+)
 @pytest.mark.parametrize("continuous", [False, True])
-def test_evaluation_on_fewer_or_more_classes_matches_them_by_name(names, columns, continuous, trained, tmp_path):
+def test_evaluation_on_fewer_or_more_classes_matches_them_by_name(
+    names, columns, continuous, trained, tmp_path
+):
     root, labels, logits = trained
     shutil.copytree(root / "run", tmp_path / "run")
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(root / "run"))
-    printed = run(tmp_path / "run" if continuous else tmp_path / "eval", write_folder(tmp_path / "data", names),
-                  mode="eval", **settings)
+    printed = run(
+        tmp_path / "run" if continuous else tmp_path / "eval",
+        write_folder(tmp_path / "data", names),
+        mode="eval",
+        **settings,
+    )
     assert "are matched by name with the 3 classes of the linear head" in printed
     assert ("examples of other classes (yellow) are ignored" in printed) == ("yellow" in names)
     result = json.loads((tmp_path / ("run" if continuous else "eval") / "result.json").read_text())
     evaluated = np.isin(labels, columns)
-    assert result["eval/label_top_1_accuracy"] == (logits[evaluated].argmax(1) == labels[evaluated]).mean()
+    assert (
+        result["eval/label_top_1_accuracy"]
+        == (logits[evaluated].argmax(1) == labels[evaluated]).mean()
+    )
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_evaluation_is_rejected_if_data_and_head_both_have_unmatched_classes(continuous, trained, tmp_path):
+def test_evaluation_is_rejected_if_data_and_head_both_have_unmatched_classes(
+    continuous, trained, tmp_path
+):
     shutil.copytree(trained[0] / "run", tmp_path / "run")
     settings = dict(eval_timeout=0.1) if continuous else dict(checkpoint=str(trained[0] / "run"))
-    with pytest.raises(UserError, match="trained on different classes .only in the data set: yellow; only in the "
-                       "checkpoint: blue.*--eval_protocol=lbfgs or knn"):
-        run(tmp_path / "run" if continuous else tmp_path / "eval", write_folder(
-            tmp_path / "data", ["green", "red", "yellow"]), mode="eval", **settings)
+    with pytest.raises(
+        UserError,
+        match=(
+            "trained on different classes .only in the data set: yellow; only in the "
+            "checkpoint: blue.*--eval_protocol=lbfgs or knn"
+        ),
+    ):
+        run(
+            tmp_path / "run" if continuous else tmp_path / "eval",
+            write_folder(tmp_path / "data", ["green", "red", "yellow"]),
+            mode="eval",
+            **settings,
+        )
     assert not (tmp_path / "eval" / "result.json").exists()
-    run(tmp_path / "knn", f"folder:{tmp_path}/data", mode="eval", checkpoint=str(trained[0] / "run"),
-        eval_protocol="knn")
+    run(
+        tmp_path / "knn",
+        f"folder:{tmp_path}/data",
+        mode="eval",
+        checkpoint=str(trained[0] / "run"),
+        eval_protocol="knn",
+    )
 
 
 def test_run_is_not_resumed_after_a_class_is_renamed(trained, tmp_path):
@@ -109,14 +155,23 @@ def test_run_is_not_resumed_after_a_class_is_renamed(trained, tmp_path):
     dataset = write_folder(tmp_path / "data", ["green", "red", "zblue"])
     flags = json.loads((tmp_path / "run" / "flags.json").read_text())
     (tmp_path / "run" / "flags.json").write_text(json.dumps({**flags, "dataset": dataset}))
-    with pytest.raises(UserError, match="the data has changed .*only in the data set: zblue; only in the run: blue"):
+    with pytest.raises(
+        UserError, match="the data has changed .*only in the data set: zblue; only in the run: blue"
+    ):
         run(tmp_path / "run", dataset, train_steps=2)
 
 
-@pytest.mark.parametrize("names, head_columns", [
-    (["green", "red"], [1, 2]), (["green", "red", "yellow"], None),
-    (["blue", "green", "red", "yellow"], [0, 1, 2, None])])
-def test_warm_start_matches_linear_head_columns_by_name_or_skips_the_head(names, head_columns, trained):
+@pytest.mark.parametrize(
+    "names, head_columns",
+    [
+        (["green", "red"], [1, 2]),
+        (["green", "red", "yellow"], None),
+        (["blue", "green", "red", "yellow"], [0, 1, 2, None]),
+    ],
+)
+def test_warm_start_matches_linear_head_columns_by_name_or_skips_the_head(
+    names, head_columns, trained
+):
     config = Config(**{**runs.TINY, "lineareval_while_pretraining": True})
     old_model, model = (model_lib.build_model(config, size) for size in (3, len(names)))
     restoring.load_model(old_model, str(trained[0] / "run"))
@@ -127,9 +182,14 @@ def test_warm_start_matches_linear_head_columns_by_name_or_skips_the_head(names,
         head_columns = [None] * len(names)
     else:
         num_mapped = len(head_columns) - head_columns.count(None)
-        assert f"linear head: {num_mapped} of {len(names)} classes were loaded" in "".join(loaded.lines)
-    for variable, old, initial in zip(model.supervised_head.variables, old_model.supervised_head.variables,
-                                      initial_values):
+        assert f"linear head: {num_mapped} of {len(names)} classes were loaded" in "".join(
+            loaded.lines
+        )
+    for variable, old, initial in zip(
+        model.supervised_head.variables, old_model.supervised_head.variables, initial_values
+    ):
         for column, head_column in enumerate(head_columns):
-            expected = initial[..., column] if head_column is None else old.numpy()[..., head_column]
+            expected = (
+                initial[..., column] if head_column is None else old.numpy()[..., head_column]
+            )
             np.testing.assert_array_equal(variable.numpy()[..., column], expected)

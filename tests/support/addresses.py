@@ -11,9 +11,15 @@ def tf_config(cluster, job="worker", index=0):
 
 def slurm_variables(nodes, tasks_per_node, node, local_task, num_tasks, task=0, job=17):
     """Returns the variables that srun sets for one task. All values except the numbers are in Slurm's format."""
-    return {"SLURM_JOB_ID": str(job), "SLURM_STEP_NUM_TASKS": str(num_tasks), "SLURM_STEP_NODELIST": nodes,
-            "SLURM_STEP_TASKS_PER_NODE": tasks_per_node, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(local_task),
-            "SLURMD_NODENAME": node}
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_NUM_TASKS": str(num_tasks),
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": tasks_per_node,
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(local_task),
+        "SLURMD_NODENAME": node,
+    }
 
 
 def free_addresses(count):

@@ -8,27 +8,45 @@ import config as config_lib
 from paper import schedule, studies
 from support import ROOT
 
-DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")),
-             "benchmarks/README.md"]
-# Commands and code that `make docs-check` does not execute: (document, start of the text) -> reason.
+DOCUMENTS = [
+    "README.md",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")),
+    "benchmarks/README.md",
+]
+# Commands and code that `make docs-check` does not execute: (document, start of the text) ->
+# reason.
 NOT_EXECUTED = {
     ("README.md", "make quickstart"): "installs packages, and trains for several minutes",
     ("docs/accelerators.md", "pip install"): "installs CUDA libraries",
-    ("docs/accelerators.md", "TF_CONFIG="): "requires two machines; tests/faults/kill_test.py runs two workers",
-    ("docs/clusters.md", "python -m paper.tables run few_labels"): "requires ImageNet and accelerators",
+    (
+        "docs/accelerators.md",
+        "TF_CONFIG=",
+    ): "requires two machines; tests/faults/kill_test.py runs two workers",
+    (
+        "docs/clusters.md",
+        "python -m paper.tables run few_labels",
+    ): "requires ImageNet and accelerators",
     ("docs/clusters.md", "CUDA_VISIBLE_DEVICES=$gpu python"): "requires ImageNet and four GPUs",
     ("docs/data.md", "python -c"): "requires the archives of ImageNet",
     ("docs/install.md", "pip "): "installs or downloads packages",
     ("docs/install.md", "PIP_NO_INDEX=1"): "installs packages from a directory",
     ("docs/own_images.md", "git clone"): "installs packages",
-    ("docs/paper.md", "python run.py --flagfile=paper/recipes/imagenet.cfg"): "requires ImageNet and a TPU",
-    ("docs/pytorch.md", "from safetensors.torch import load_file"):
-        "requires PyTorch; `make test-torch` executes the code of the model cards",
+    (
+        "docs/paper.md",
+        "python run.py --flagfile=paper/recipes/imagenet.cfg",
+    ): "requires ImageNet and a TPU",
+    (
+        "docs/pytorch.md",
+        "from safetensors.torch import load_file",
+    ): "requires PyTorch; `make test-torch` executes the code of the model cards",
     ("docs/pytorch.md", "import torchvision"): "requires PyTorch, and downloads weights",
     ("docs/reliability.md", "python run.py ..."): "is not a complete command",
     ("docs/saved_models.md", "pip install"): "installs packages",
     ("docs/training.md", 'python -c "import wandb'): "requires Weights & Biases",
-    ("benchmarks/README.md", "python -m benchmarks."): "executed on small data by tests/benchmarks_test.py",
+    (
+        "benchmarks/README.md",
+        "python -m benchmarks.",
+    ): "executed on small data by tests/benchmarks_test.py",
 }
 
 STEPS = 2
@@ -60,8 +78,11 @@ class Example:
     @property
     def reasons(self):
         """The reasons in `NOT_EXECUTED` that apply to this example. If there are none, the example is executed."""
-        return [reason for (document, start), reason in NOT_EXECUTED.items()
-                if self.document == document and self.text.startswith(start)]
+        return [
+            reason
+            for (document, start), reason in NOT_EXECUTED.items()
+            if self.document == document and self.text.startswith(start)
+        ]
 
 
 def find_examples(document, text=None):
@@ -71,7 +92,9 @@ def find_examples(document, text=None):
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("```"):
             if language == "python":
-                examples.append(Example(document, number - len(code), "\n".join(code), is_python=True))
+                examples.append(
+                    Example(document, number - len(code), "\n".join(code), is_python=True)
+                )
             language, code = (line[3:].strip() or "text") if language is None else None, []
         elif language == "python":
             code.append(line)
@@ -88,11 +111,18 @@ def find_examples(document, text=None):
 def arguments(command):
     """Returns the program (`python`, `pip` or `make`) in a shell command, followed by its arguments."""
     words = shlex.split(command)
-    words = words[min(words.index(name) for name in ("python", "pip", "make") if name in words):]
-    words = words[:next((index for index, word in enumerate(words) if word in ("&&", "&", ">", "|")), None)]
+    words = words[min(words.index(name) for name in ("python", "pip", "make") if name in words) :]
+    words = words[
+        : next((index for index, word in enumerate(words) if word in ("&&", "&", ">", "|")), None)
+    ]
     braces = [re.fullmatch(r"(.*)\{(.*)\}(.*)", word) for word in words]
-    return [expanded for word, match in zip(words, braces) for expanded in (
-        [f"{match[1]}{part}{match[3]}" for part in match[2].split(",")] if match else [word])]
+    return [
+        expanded
+        for word, match in zip(words, braces)
+        for expanded in (
+            [f"{match[1]}{part}{match[3]}" for part in match[2].split(",")] if match else [word]
+        )
+    ]
 
 
 def _additional_flags(words, data_dir):
@@ -100,13 +130,18 @@ def _additional_flags(words, data_dir):
     if words[1] == "run.py":
         given = config_lib.parse_settings(shlex.join(words[2:]))
         fits_checkpoint = "checkpoint" in given and "resnet_depth" not in given
-        return [*SETTINGS, *([] if fits_checkpoint else MODEL_SETTINGS),
-                *(["--micro_batch_size=2"] if "micro_batch_size" in given else []),
-                *([] if "dataset" in given else ["--dataset=folder:photos"])]
+        return [
+            *SETTINGS,
+            *([] if fits_checkpoint else MODEL_SETTINGS),
+            *(["--micro_batch_size=2"] if "micro_batch_size" in given else []),
+            *([] if "dataset" in given else ["--dataset=folder:photos"]),
+        ]
     if words[1:3] == ["-m", "transfer"] and words[3] in ("linear", "finetune", "scratch"):
         grid = [f"--steps={STEPS}", "--learning_rates=0.1", "--weight_decays=0", "--jobs=1"]
         return ["--batch_size=4", *(grid if words[3] != "linear" else [])]
-    if words[1:4] == ["-m", "paper.tables", "run"] and not any(word.startswith("--only") for word in words):
+    if words[1:4] == ["-m", "paper.tables", "run"] and not any(
+        word.startswith("--only") for word in words
+    ):
         study = studies.find_studies(words[4])[0]
         run = schedule.name_of((study, studies.STUDIES[study].runs_at("small")[0].name))
         return [f"--only={run}", f"--flags=--data_dir={data_dir} {' '.join(SETTINGS)}"]
@@ -118,9 +153,9 @@ def _additional_flags(words, data_dir):
 def small_form(example, model_dir, data_dir):
     """Returns the text of an example, with placeholders replaced by paths. In commands, training is also shortened.
 
-    `run.py` trains a ResNet-10 for two steps with batch size 4 at 32 pixels, unless a checkpoint determines the
-    network. Grid searches have one trial of two steps. `paper.tables run` executes the first run of the table,
-    and `benchmarks.parity` one seed.
+    `run.py` trains a ResNet-10 for two steps with batch size 4 at 32 pixels, unless a checkpoint
+    determines the network. Grid searches have one trial of two steps. `paper.tables run` executes
+    the first run of the table, and `benchmarks.parity` one seed.
 
     Args:
       example: the example.
@@ -129,11 +164,14 @@ def small_form(example, model_dir, data_dir):
     """
     text = example.text
     for pattern, value in (
-            (r"(data|tfds)_dir=DIR\b", rf"\1_dir={data_dir}"), (r"\b(?:PATH|MODEL|MODEL_DIR)\b", model_dir),
-            (r"\bSTEP\b", STEPS), (r"=DIR\b", f"=directory_{example.line}"),
-            (r"\bFILE\.tar\.gz", f"archive_{example.line}.tar.gz"),
-            (r"\bA/predictions", "runs/transfer/finetune_food101/predictions"),
-            (r"\bB/predictions", "runs/transfer/scratch_food101/predictions")):
+        (r"(data|tfds)_dir=DIR\b", rf"\1_dir={data_dir}"),
+        (r"\b(?:PATH|MODEL|MODEL_DIR)\b", model_dir),
+        (r"\bSTEP\b", STEPS),
+        (r"=DIR\b", f"=directory_{example.line}"),
+        (r"\bFILE\.tar\.gz", f"archive_{example.line}.tar.gz"),
+        (r"\bA/predictions", "runs/transfer/finetune_food101/predictions"),
+        (r"\bB/predictions", "runs/transfer/scratch_food101/predictions"),
+    ):
         text = re.sub(pattern, str(value), text)
     if not example.is_python and arguments(text)[0] == "python":
         text = f"{text} {shlex.join(_additional_flags(arguments(text), data_dir))}".rstrip()

@@ -20,5 +20,8 @@ def write_images(root, *names, size=(12, 10)):
 
 def photographs(height=None, width=None):
     """Returns two photographs, cropped to the same size: uint8 [2, h, w, 3]."""
-    crops = [datasets.load_sample_image(name)[100:400:5, 80:480:5] for name in ("china.jpg", "flower.jpg")]
+    crops = [
+        datasets.load_sample_image(name)[100:400:5, 80:480:5]
+        for name in ("china.jpg", "flower.jpg")
+    ]
     return np.stack(crops)[:, :height, :width]

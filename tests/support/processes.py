@@ -11,18 +11,39 @@ import numpy as np
 import tensorflow as tf
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-# A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written before an epoch ends.
-FLAGS = dict(dataset="digits", resnet_depth=10, image_size=8, num_proj_layers=2, proj_out_dim=16, train_batch_size=16,
-             train_split="train[:64]", learning_rate=0.02, train_steps=240, checkpoint_steps=17, seed=7,
-             mode="train_then_eval", eval_batch_size=90, log_seconds=0.5, linear_head_learning_rate=0.1)
+# A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written
+# before an epoch ends.
+FLAGS = dict(
+    dataset="digits",
+    resnet_depth=10,
+    image_size=8,
+    num_proj_layers=2,
+    proj_out_dim=16,
+    train_batch_size=16,
+    train_split="train[:64]",
+    learning_rate=0.02,
+    train_steps=240,
+    checkpoint_steps=17,
+    seed=7,
+    mode="train_then_eval",
+    eval_batch_size=90,
+    log_seconds=0.5,
+    linear_head_learning_rate=0.1,
+)
 
 
 def start(model_dir, environment=None, log=None, **flags):
     """Starts run.py in a process that appends its output to `log` (default: model_dir.log). Omits flags set to None."""
-    flags = {name: value for name, value in {**FLAGS, "model_dir": model_dir, **flags}.items() if value is not None}
+    flags = {
+        name: value
+        for name, value in {**FLAGS, "model_dir": model_dir, **flags}.items()
+        if value is not None
+    }
     command = [sys.executable, str(WORKER), *(f"--{name}={value}" for name, value in flags.items())]
     with open(log or f"{model_dir}.log", "a") as file:
-        return subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **(environment or {})})
+        return subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, **(environment or {})}
+        )
 
 
 def log_of(model_dir):
@@ -54,8 +75,11 @@ def wait_for(words, model_dir, process, begin=0):
 def tensors(model_dir, step):
     """Returns a dict mapping checkpoint keys to tensors, without the save counter and the object graph."""
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, f"ckpt-{step}")))
-    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()
-            if not key.startswith(("save_counter", "_CHECKPOINTABLE"))}
+    return {
+        key: reader.get_tensor(key)
+        for key in reader.get_variable_to_shape_map()
+        if not key.startswith(("save_counter", "_CHECKPOINTABLE"))
+    }
 
 
 def assert_same_run(one, two, step=FLAGS["train_steps"]):
@@ -64,5 +88,7 @@ def assert_same_run(one, two, step=FLAGS["train_steps"]):
     assert set(actual) == set(expected) and sum("Momentum" in key for key in actual) > 10
     for key in actual:
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
-    results = [json.loads(pathlib.Path(path, f"result_{step}.json").read_text()) for path in (one, two)]
+    results = [
+        json.loads(pathlib.Path(path, f"result_{step}.json").read_text()) for path in (one, two)
+    ]
     assert results[0] == results[1] and "eval/label_top_1_accuracy" in results[0]

@@ -1,6 +1,6 @@
 """Training steps for `replicas_test.py`: on one or two replicas, or on four replicas in a separate process.
 
-    python tests/support/replica_worker.py 4 OUT.npz '{"use_blur": true, "image_size": 20}'
+python tests/support/replica_worker.py 4 OUT.npz '{"use_blur": true, "image_size": 20}'
 """
 
 import json
@@ -31,8 +31,18 @@ from runtime import replicas  # noqa: E402
 from train import TrainStep  # noqa: E402
 
 BATCH, CLASSES, SEED = 8, 4, 5
-SMALL = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=BATCH, num_proj_layers=2,
-             proj_out_dim=16, seed=SEED, learning_rate=0.3, warmup_epochs=0, linear_head_learning_rate=0.1)
+SMALL = dict(
+    dataset="digits",
+    resnet_depth=10,
+    image_size=8,
+    train_batch_size=BATCH,
+    num_proj_layers=2,
+    proj_out_dim=16,
+    seed=SEED,
+    learning_rate=0.3,
+    warmup_epochs=0,
+    linear_head_learning_rate=0.1,
+)
 TWO_BLOCKS = (False, (1, 1))  # Tracing four block groups would take twice as long.
 
 
@@ -52,10 +62,12 @@ class RecordingLARS(lars_optimizer.LARSOptimizer):
 def two_replicas_on_one_device():
     """Returns a strategy with two replicas whose variables are on the same device.
 
-    XLA cannot compile a function that uses variables on several CPUs. The second CPU does not exist, so TensorFlow
-    uses the first one instead.
+    XLA cannot compile a function that uses variables on several CPUs. The second CPU does not
+    exist, so TensorFlow uses the first one instead.
     """
-    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:99"], tf.distribute.ReductionToOneDevice())
+    return tf.distribute.MirroredStrategy(
+        ["/cpu:0", "/cpu:99"], tf.distribute.ReductionToOneDevice()
+    )
 
 
 def make_config(settings):
@@ -84,23 +96,28 @@ def distributed_batches(config, strategy):
     """Returns an iterator that repeats one global batch. The replicas get equal shares of its rows, in order."""
     size = BATCH // strategy.num_replicas_in_sync
     rows = tf.data.Dataset.from_tensor_slices(batch_of(config))
-    return iter(data.distribute(strategy, lambda *_: rows.repeat().batch(size, drop_remainder=True)))
+    return iter(
+        data.distribute(strategy, lambda *_: rows.repeat().batch(size, drop_remainder=True))
+    )
 
 
 def train_case(strategy, settings):
     """Takes three training steps.
 
     Returns:
-      A dict that contains the scalars, gradients and moving statistics of the first step, and the variables and
-      momentum slots after the last step.
+      A dict that contains the scalars, gradients and moving statistics of the first step, and the
+      variables and momentum slots after the last step.
     """
     config = make_config(settings)
     with strategy.scope():
         model = build_model(config)
         head = model_lib._head_refs(model)
         optimizer = RecordingLARS(
-            model_lib.build_schedule(config, 64), config.momentum, weight_decay=config.weight_decay,
-            exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head)
+            model_lib.build_schedule(config, 64),
+            config.momentum,
+            weight_decay=config.weight_decay,
+            exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head,
+        )
         model_lib.create_slots(optimizer, model)
         state = TrainingState(model, optimizer, tempfile.gettempdir(), 1)
     run_steps = train.make_run_steps(TrainStep(model, optimizer, config, strategy))
@@ -108,15 +125,28 @@ def train_case(strategy, settings):
     results = {name: value.numpy() for name, value in run_steps(batches, tf.constant(1))[0].items()}
     variables = restoring.variables_by_key(model=model)
     trained = {key: variable for key, variable in variables.items() if variable.trainable}
-    results.update({f"step 1: {key}": variable.numpy()
-                    for key, variable in variables.items() if not variable.trainable})
-    results.update({f"gradient: {key}": optimizer.get_slot(variable, "gradient").numpy()
-                    for key, variable in trained.items()})
+    results.update(
+        {
+            f"step 1: {key}": variable.numpy()
+            for key, variable in variables.items()
+            if not variable.trainable
+        }
+    )
+    results.update(
+        {
+            f"gradient: {key}": optimizer.get_slot(variable, "gradient").numpy()
+            for key, variable in trained.items()
+        }
+    )
     run_steps(batches, tf.constant(2))
     assert state.step == 3
     results.update({f"step 3: {key}": variable.numpy() for key, variable in variables.items()})
-    results.update({f"momentum: {key}": optimizer.get_slot(variable, "Momentum").numpy()
-                    for key, variable in trained.items()})
+    results.update(
+        {
+            f"momentum: {key}": optimizer.get_slot(variable, "Momentum").numpy()
+            for key, variable in trained.items()
+        }
+    )
     return results
 
 
@@ -129,17 +159,24 @@ def first_loss(strategy, settings):
     @tf.autograph.experimental.do_not_convert
     def forward(batch):
         first_row = replicas.row_offset(batch[0].shape[0], strategy)
-        views = model_lib.blurred_views(tf.cast(batch[0], keras.backend.floatx()), config, SEED, 0, first_row)
+        views = model_lib.blurred_views(
+            tf.cast(batch[0], keras.backend.floatx()), config, SEED, 0, first_row
+        )
         hidden = model(views, training=True)["proj_head_output"]
         loss, reported = model_lib.contrastive_loss(hidden, config, strategy)
         return {"contrast_loss": loss, **reported}
 
     @tf.function(autograph=False)
     def run(batch):
-        return {name: strategy.reduce("MEAN", value, axis=None)
-                for name, value in strategy.run(forward, args=(batch,)).items()}
+        return {
+            name: strategy.reduce("MEAN", value, axis=None)
+            for name, value in strategy.run(forward, args=(batch,)).items()
+        }
 
-    return {name: value.numpy() for name, value in run(next(distributed_batches(config, strategy))).items()}
+    return {
+        name: value.numpy()
+        for name, value in run(next(distributed_batches(config, strategy))).items()
+    }
 
 
 if __name__ == "__main__":
@@ -147,7 +184,14 @@ if __name__ == "__main__":
     # Graph optimization is disabled, because it takes longer than the steps.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS)
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS
+    )
     mirrored = tf.distribute.MirroredStrategy([f"/cpu:{number}" for number in range(REPLICAS)])
-    np.savez(sys.argv[2], **{name.replace("/", "|"): value
-                             for name, value in train_case(mirrored, json.loads(sys.argv[3])).items()})
+    np.savez(
+        sys.argv[2],
+        **{
+            name.replace("/", "|"): value
+            for name, value in train_case(mirrored, json.loads(sys.argv[3])).items()
+        },
+    )

@@ -5,8 +5,19 @@ import pytest
 import run as run_lib
 from config import Config
 
-TINY = dict(dataset="digits", resnet_depth=10, image_size=8, train_batch_size=32, eval_batch_size=90, num_proj_layers=2,
-            proj_out_dim=16, seed=7, color_jitter_strength=0.0, train_split="train[:64]", learning_rate=0.02)
+TINY = dict(
+    dataset="digits",
+    resnet_depth=10,
+    image_size=8,
+    train_batch_size=32,
+    eval_batch_size=90,
+    num_proj_layers=2,
+    proj_out_dim=16,
+    seed=7,
+    color_jitter_strength=0.0,
+    train_split="train[:64]",
+    learning_rate=0.02,
+)
 
 
 def run(model_dir, given=(), with_export=False, **settings):

@@ -9,7 +9,8 @@ def write_tfds(name, data_dir, **sizes):
     """Writes a data set with random 32 x 32 images, whose mean color depends on the class.
 
     Args:
-      name: name of a TFDS data set whose features are an image, a class label and, optionally, text.
+      name: name of a TFDS data set whose features are an image, a class label and, optionally,
+        text.
       data_dir: directory for the prepared data.
       **sizes: number of examples of each split.
     """
@@ -25,9 +26,17 @@ def write_tfds(name, data_dir, **sizes):
         for index in range(count):
             label = index % num_classes
             image = (colors[label] + random.integers(0, 64, (32, 32, 3))).astype(np.uint8)
-            texts = {feature: f"{split}_{index}" for feature in info.features if feature not in ("image", "label")}
+            texts = {
+                feature: f"{split}_{index}"
+                for feature in info.features
+                if feature not in ("image", "label")
+            }
             yield f"{split}_{index}", {"image": image, "label": label, **texts}
 
     tfds.dataset_builders.store_as_tfds_dataset(
-        name, str(info.version), info.features, {split: examples(split, count) for split, count in sizes.items()},
-        data_dir=data_dir)
+        name,
+        str(info.version),
+        info.features,
+        {split: examples(split, count) for split, count in sizes.items()},
+        data_dir=data_dir,
+    )

@@ -2,8 +2,8 @@
 
     python tests/support/torch_step_worker.py DEPTH STEM INPUT.npz OUT.npz
 
-INPUT.npz contains the weights by name, `views` [2n, h, w, 3] and `labels` [n]. OUT.npz contains `losses` (contrastive
-loss, loss of the linear head) and the gradients of their sum by name.
+INPUT.npz contains the weights by name, `views` [2n, h, w, 3] and `labels` [n]. OUT.npz contains
+`losses` (contrastive loss, loss of the linear head) and the gradients of their sum by name.
 """
 
 import pathlib
@@ -25,11 +25,17 @@ def main():
     views, labels = arrays.pop("views").permute(0, 3, 1, 2).contiguous(), arrays.pop("labels")
     network = torch_step.Network(int(depth), stem == "cifar")
     missing, unexpected = network.load_state_dict(arrays, strict=False)
-    assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing), (missing, unexpected)
+    assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing), (
+        missing,
+        unexpected,
+    )
     losses = torch_step.losses(network, views, labels)
     sum(losses).backward()
-    np.savez(out, losses=[loss.item() for loss in losses],
-             **{name: parameter.grad.numpy() for name, parameter in network.named_parameters()})
+    np.savez(
+        out,
+        losses=[loss.item() for loss in losses],
+        **{name: parameter.grad.numpy() for name, parameter in network.named_parameters()},
+    )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python tests/support/torch_worker.py CARD.md IMAGES.npy LIBRARY OUT.npz
 
-The images are float32 [n, height, width, 3]. LIBRARY is torchvision or timm. OUT.npz contains h and, if the card
-describes the heads, z and logits. If `stock:NAME` is given instead of CARD.md, the program builds the library's model
-NAME with random weights, and replaces its max pooling with the max pooling of this project. It then writes the weights
-to OUT.npz.safetensors and the logits to OUT.npz.
+The images are float32 [n, height, width, 3]. LIBRARY is torchvision or timm. OUT.npz contains h
+and, if the card describes the heads, z and logits. If `stock:NAME` is given instead of CARD.md, the
+program builds the library's model NAME with random weights, and replaces its max pooling with the
+max pooling of this project. It then writes the weights to OUT.npz.safetensors and the logits to
+OUT.npz.
 """
 
 import importlib
@@ -22,12 +23,13 @@ from torch import library
 def define_missing_operators():
     """Defines the operators that torchvision's Python code expects from its compiled library.
 
-    The default torchvision packages are compiled for PyTorch with CUDA. With a CPU-only build of PyTorch, the compiled
-    library does not load, and importing torchvision fails because the operators are unknown. ResNets do not use
-    these operators.
+    The default torchvision packages are compiled for PyTorch with CUDA. With a CPU-only build of
+    PyTorch, the compiled library does not load, and importing torchvision fails because the
+    operators are unknown. ResNets do not use these operators.
 
     Returns:
-      The PyTorch operator library that contains the operators. They are removed when this object is garbage-collected.
+      The PyTorch operator library that contains the operators. They are removed when this object is
+      garbage-collected.
     """
     operators = library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
@@ -84,7 +86,9 @@ def main():
             os.chdir(os.path.dirname(source))
             for title in (library, "Input", "Projection head", "Linear head"):
                 exec(card_code(card, title), variables)
-    np.savez(out, **{name: variables[name].numpy() for name in ("h", "z", "logits") if name in variables})
+    np.savez(
+        out, **{name: variables[name].numpy() for name in ("h", "z", "logits") if name in variables}
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Program that acts as one worker in `workers_test.py` and computes in double precision.
 
-    TF_CONFIG=... python tests/support/training_worker.py SETTINGS_JSON
+TF_CONFIG=... python tests/support/training_worker.py SETTINGS_JSON
 """
 
 import contextlib

@@ -27,6 +27,8 @@ if __name__ == "__main__":
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     if os.environ.get("REPLICAS"):
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+        )
         devices.make_strategy = lambda *_: tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
     run.app.run(run.run_from_flags, flags_parser=run.parse_flags)

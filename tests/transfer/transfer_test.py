@@ -54,7 +54,9 @@ def objective(scores, weights, labels, l2_of_sum):
     """Returns the mean cross-entropy plus the l2 penalty l2_of_sum / (2 n) |W|^2, computed in plain NumPy."""
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * (weights**2).sum() / len(labels)
+    return -log_probabilities[np.arange(len(labels)), labels].mean() + l2_of_sum / 2 * (
+        weights**2
+    ).sum() / len(labels)
 
 
 def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
@@ -64,15 +66,22 @@ def test_l2_path_reaches_the_loss_and_accuracy_of_separate_fits(feature_sets):
     path = logistic_regression.LogisticPath(inputs, labels)
     for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
         path.fit(l2_of_sum)
-        if number % 4 and number < 40:  # Weak regularization needs the most iterations, so it is always tested.
+        if number % 4 and number < 40:
+            # Weak regularization needs the most iterations, so it is always tested.
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             cold = linear_model.LogisticRegression(
-                C=1 / l2_of_sum, max_iter=logistic_regression.PATH_ITERATIONS, tol=logistic_regression.PATH_TOLERANCE)
+                C=1 / l2_of_sum,
+                max_iter=logistic_regression.PATH_ITERATIONS,
+                tol=logistic_regression.PATH_TOLERANCE,
+            )
             cold.fit(np.float64(inputs), labels)
         warm_loss = objective(path.scores(inputs), path.kernel, labels, l2_of_sum)
-        assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
+        assert (
+            warm_loss
+            <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
+        )
         correct = path.scores(test_inputs).argmax(1) == test_labels
         assert correct.mean() == pytest.approx(cold.score(test_inputs, test_labels), abs=0.03)
 
@@ -82,14 +91,20 @@ def test_l2_path_reaches_the_loss_of_separate_fits_with_more_features_than_examp
     from sklearn import linear_model
 
     random = np.random.default_rng(4)
-    inputs, labels = np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32), np.arange(60) % 3
+    inputs, labels = (
+        np.maximum(random.normal(size=(60, 200)) + 0.5, 0).astype(np.float32),
+        np.arange(60) % 3,
+    )
     path = logistic_regression.LogisticPath(inputs, labels)
     for number, l2_of_sum in enumerate(linear_evaluation.L2_OF_SUM_CHOICES):
         warm_loss = objective(path.fit(l2_of_sum).scores(inputs), path.kernel, labels, l2_of_sum)
         if number % 6 == 0:
             cold = linear_model.LogisticRegression(C=1 / l2_of_sum, max_iter=10_000, tol=1e-9)
             cold.fit(np.float64(inputs), labels)
-            assert warm_loss <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
+            assert (
+                warm_loss
+                <= objective(cold.decision_function(inputs), cold.coef_, labels, l2_of_sum) + 1e-4
+            )
 
 
 def test_fit_on_two_classes_matches_binary_logistic_regression(feature_sets):
@@ -100,19 +115,33 @@ def test_fit_on_two_classes_matches_binary_logistic_regression(feature_sets):
     inputs, labels = inputs[labels < 2], labels[labels < 2]
     scores = logistic_regression.LogisticPath(inputs, labels).fit(2.0).scores(inputs)
     cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-8).fit(np.float64(inputs), labels)
-    np.testing.assert_allclose(scores[:, 1] - scores[:, 0], cold.decision_function(inputs), atol=0.01)
+    np.testing.assert_allclose(
+        scores[:, 1] - scores[:, 0], cold.decision_function(inputs), atol=0.01
+    )
 
 
 def test_interrupted_sweep_resumes_without_repeating_fits(feature_sets):
     train, validation, _ = feature_sets
     strengths, snapshots = (100.0, 1.0, 0.01), []
-    _, values = linear_evaluation.sweep(train, validation, "top_1", strengths,
-                                        on_result=lambda values: snapshots.append(dict(values)))
+    _, values = linear_evaluation.sweep(
+        train,
+        validation,
+        "top_1",
+        strengths,
+        on_result=lambda values: snapshots.append(dict(values)),
+    )
     assert [len(snapshot) for snapshot in snapshots] == [1, 2, 3] and snapshots[-1] == values
     snapshots.clear()
-    best, resumed = linear_evaluation.sweep(train, validation, "top_1", strengths,
-                                            previous={100.0: values[100.0], 1.0: 0.0}, on_result=snapshots.append)
-    assert len(snapshots) == 1 and resumed[1.0] == 0.0  # The previous value is reused without refitting.
+    best, resumed = linear_evaluation.sweep(
+        train,
+        validation,
+        "top_1",
+        strengths,
+        previous={100.0: values[100.0], 1.0: 0.0},
+        on_result=snapshots.append,
+    )
+    # The previous value is reused without refitting.
+    assert len(snapshots) == 1 and resumed[1.0] == 0.0
     assert resumed[0.01] == pytest.approx(values[0.01], abs=0.02) and best in (100.0, 0.01)
 
 
@@ -120,7 +149,9 @@ def test_classes_without_training_examples_are_never_predicted(feature_sets):
     inputs, labels = feature_sets[0]
     for classes in ((0, 2), (0, 1, 3), (2, 3)):
         rows = np.isin(labels, classes)
-        scores = logistic_regression.LogisticPath(inputs[rows], labels[rows]).fit(1.0).scores(inputs)
+        scores = (
+            logistic_regression.LogisticPath(inputs[rows], labels[rows]).fit(1.0).scores(inputs)
+        )
         assert scores.shape == (300, max(classes) + 1) and set(scores.argmax(1)) <= set(classes)
         assert (scores.argmax(1) == labels)[rows].mean() > 0.5
 
@@ -130,12 +161,16 @@ def test_multi_label_path_matches_separate_binary_fits(feature_sets):
 
     inputs, labels = feature_sets[0]
     multi_labels = np.eye(4, dtype=np.int64)[labels]
-    multi_labels[:40, 1], multi_labels[:, 3] = -1, 0  # Some labels are unknown. Class 3 has no positives.
-    scores = logistic_regression.LogisticPath(inputs, multi_labels).fit(10.0).fit(1.0).scores(inputs)
+    # Some labels are unknown. Class 3 has no positives.
+    multi_labels[:40, 1], multi_labels[:, 3] = -1, 0
+    scores = (
+        logistic_regression.LogisticPath(inputs, multi_labels).fit(10.0).fit(1.0).scores(inputs)
+    )
     for column in range(3):
         rows = multi_labels[:, column] >= 0
         cold = linear_model.LogisticRegression(max_iter=3000, tol=1e-6).fit(
-            np.float64(inputs[rows]), multi_labels[rows, column])
+            np.float64(inputs[rows]), multi_labels[rows, column]
+        )
         np.testing.assert_allclose(scores[:, column], cold.decision_function(inputs), atol=0.05)
     assert (scores[:, 3] == -np.inf).all()
 
@@ -161,11 +196,18 @@ def test_ties_select_the_strongest_regularization(feature_sets):
     train, (inputs, _), _ = feature_sets
     strengths = (1e4, 30.0, 1.0, 1e-3)
     path = logistic_regression.LogisticPath(*train)
-    predictions = {l2_of_sum: path.fit(l2_of_sum).scores(inputs).argmax(1) for l2_of_sum in strengths}
+    predictions = {
+        l2_of_sum: path.fit(l2_of_sum).scores(inputs).argmax(1) for l2_of_sum in strengths
+    }
     for l2_of_sum in strengths:
-        best, values = linear_evaluation.sweep(train, (inputs, predictions[l2_of_sum]), "top_1", strengths)
-        assert values[l2_of_sum] == 1.0 and best == max(strength for strength in strengths if values[strength] == 1.0)
-    assert len({tuple(labels) for labels in predictions.values()}) == 4  # Each strength yields different predictions.
+        best, values = linear_evaluation.sweep(
+            train, (inputs, predictions[l2_of_sum]), "top_1", strengths
+        )
+        assert values[l2_of_sum] == 1.0 and best == max(
+            strength for strength in strengths if values[strength] == 1.0
+        )
+    # Each strength yields different predictions.
+    assert len({tuple(labels) for labels in predictions.values()}) == 4
 
 
 # ---------------------------------------------------------------------------------------------------- linear evaluation
@@ -180,7 +222,9 @@ def few_iterations(monkeypatch):
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
     directory = tmp_path_factory.mktemp("network")
-    tf.train.Checkpoint(model=model_lib.build_model(Config(**SMALL), 10)).write(str(directory / "ckpt-1"))
+    tf.train.Checkpoint(model=model_lib.build_model(Config(**SMALL), 10)).write(
+        str(directory / "ckpt-1")
+    )
     # Evaluation settings from pretraining must be ignored.
     settings = {"image_size": 8, "eval_steps": 1, "eval_split": "test[:150]", "eval_batch_size": 10}
     (directory / "flags.json").write_text(json.dumps(settings))
@@ -191,23 +235,41 @@ def run(*arguments):
     cli.main(["linear", *arguments])
 
 
-def test_linear_evaluation_saves_features_and_predictions(network, few_iterations, tmp_path, capsys, monkeypatch):
+def test_linear_evaluation_saves_features_and_predictions(
+    network, few_iterations, tmp_path, capsys, monkeypatch
+):
     out = tmp_path / "out"
-    command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:320]", "--validation=train[320:400]",
-               "--test=test[:150]", f"--out={out}")
+    command = (
+        f"--checkpoint={network}",
+        "--dataset=digits",
+        "--train=train[:320]",
+        "--validation=train[320:400]",
+        "--test=test[:150]",
+        f"--out={out}",
+    )
     run(*command)
     results = json.loads((out / "result.json").read_text())
     source, feature_sets = digits.digits_source(), {}
-    for name, split in (("train", "train[:320]"), ("validation", "train[320:400]"), ("test", "test[:150]")):
+    for name, split in (
+        ("train", "train[:320]"),
+        ("validation", "train[320:400]"),
+        ("test", "test[:150]"),
+    ):
         saved = np.load(out / f"features_{name}.npz")
         assert saved["labels"].tolist() == [int(label) for *_, label in source.records(split)]
         feature_sets[name] = saved["vectors"], saved["labels"]
     assert results["metric"] == "top_1"
     model = model_lib.build_model(Config(**SMALL), 10)
     restoring.load_model(model, network)
-    images, *_ = next(iter(data.build_eval_dataset(Config(**SMALL, dataset="digits"), source, "test[:150]", 150)))
-    np.testing.assert_allclose(feature_sets["test"][0], model(images, training=False)["final_avg_pool"], rtol=1e-4,
-                               atol=1e-6)
+    images, *_ = next(
+        iter(data.build_eval_dataset(Config(**SMALL, dataset="digits"), source, "test[:150]", 150))
+    )
+    np.testing.assert_allclose(
+        feature_sets["test"][0],
+        model(images, training=False)["final_avg_pool"],
+        rtol=1e-4,
+        atol=1e-6,
+    )
     predictions = np.load(out / "predictions.npz")
     expected, scores = linear_evaluation.linear(*feature_sets.values(), "top_1")
     np.testing.assert_array_equal(predictions["logits"], scores)
@@ -219,46 +281,90 @@ def test_linear_evaluation_saves_features_and_predictions(network, few_iteration
     assert json.loads((out / "result.json").read_text()) == results
 
 
-def test_linear_evaluation_on_a_folder_uses_the_given_splits(network, few_iterations, tmp_path, capsys):
+def test_linear_evaluation_on_a_folder_uses_the_given_splits(
+    network, few_iterations, tmp_path, capsys
+):
     for split, count in (("train", 12), ("test", 6)):
         for name in ("cat", "dog"):
-            write_images(tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count)))
-    run(f"--checkpoint={network}", "--task=aircraft", f"--dataset=folder:{tmp_path / 'photos'}",
-        "--validation=train[:7]", "--train=train[7:]", f"--out={tmp_path / 'out'}")
+            write_images(
+                tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count))
+            )
+    run(
+        f"--checkpoint={network}",
+        "--task=aircraft",
+        f"--dataset=folder:{tmp_path / 'photos'}",
+        "--validation=train[:7]",
+        "--train=train[7:]",
+        f"--out={tmp_path / 'out'}",
+    )
     printed = capsys.readouterr().out
     assert "mean per class" in printed and "FGVC Aircraft" in printed
-    counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"])
-              for name in ("train", "validation", "test")]
+    counts = [
+        len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"])
+        for name in ("train", "validation", "test")
+    ]
     assert counts == [17, 7, 12]
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    ((), "--task, --dataset: neither is set. Pass --task (one of food101, "),
-    (("--task=birdsnap",), "--task=birdsnap: Birdsnap is not in TFDS. Pass --dataset=folder:DIR."),
-    (("--dataset=digits", "--train=train[:50%]"), "no default validation split can be derived from this split. "
-     "Pass --validation."),
-    (("--dataset=digits", "--checkpoint=/no/such"), "--checkpoint=/no/such"),
-    (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
-    (("--dataset=digits", "--metric=mean_average_precision"), "one label per example. Use top_1 or mean_per_class."),
-    (("--dataset=digits", "--out=/proc/none/out"), "--out=/proc/none/out: the directory cannot be created")])
-def test_user_errors_give_one_line_messages_and_create_no_directory(arguments, expected, network, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ((), "--task, --dataset: neither is set. Pass --task (one of food101, "),
+        (
+            ("--task=birdsnap",),
+            "--task=birdsnap: Birdsnap is not in TFDS. Pass --dataset=folder:DIR.",
+        ),
+        (
+            ("--dataset=digits", "--train=train[:50%]"),
+            "no default validation split can be derived from this split. Pass --validation.",
+        ),
+        (("--dataset=digits", "--checkpoint=/no/such"), "--checkpoint=/no/such"),
+        (("--dataset=digits", "--test=validation"), "--test=validation: digits has no such split"),
+        (
+            ("--dataset=digits", "--metric=mean_average_precision"),
+            "one label per example. Use top_1 or mean_per_class.",
+        ),
+        (
+            ("--dataset=digits", "--out=/proc/none/out"),
+            "--out=/proc/none/out: the directory cannot be created",
+        ),
+    ],
+)
+def test_user_errors_give_one_line_messages_and_create_no_directory(
+    arguments, expected, network, tmp_path, capsys
+):
     with pytest.raises(SystemExit) as error:
         run(f"--checkpoint={network}", f"--out={tmp_path / 'out'}", *arguments)
     message = capsys.readouterr().err
     assert error.value.code == 2 and expected in message and message.count("\n") == 1
-    assert not (tmp_path / "out").exists()  # After the error is fixed, the same path must be usable.
+    # After the error is fixed, the same path must be usable.
+    assert not (tmp_path / "out").exists()
 
 
 def test_non_finite_features_are_rejected(network, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(features, "encoder_function", lambda model: lambda images: images[:, 0, 0] / 0)
+    monkeypatch.setattr(
+        features, "encoder_function", lambda model: lambda images: images[:, 0, 0] / 0
+    )
     with pytest.raises(SystemExit) as error:
-        run(f"--checkpoint={network}", "--dataset=digits", "--train=train[:60]", "--validation=train[60:80]",
-            "--test=test[:20]", f"--out={tmp_path / 'out'}")
+        run(
+            f"--checkpoint={network}",
+            "--dataset=digits",
+            "--train=train[:60]",
+            "--validation=train[60:80]",
+            "--test=test[:20]",
+            f"--out={tmp_path / 'out'}",
+        )
     message = capsys.readouterr().err
-    assert error.value.code == 2 and "features of train[:60] contain NaN or Inf" in message and message.count("\n") == 1
+    assert (
+        error.value.code == 2
+        and "features of train[:60] contain NaN or Inf" in message
+        and message.count("\n") == 1
+    )
 
 
-def test_features_use_the_central_square_of_the_image(network, few_iterations, tmp_path, monkeypatch):
+def test_features_use_the_central_square_of_the_image(
+    network, few_iterations, tmp_path, monkeypatch
+):
     """Checks that the crop spans the whole shorter side (paper, B.8.1), which is not the case in other evaluations."""
     random, images = np.random.default_rng(0), {}
     for split in ("train", "validation", "test"):
@@ -267,18 +373,35 @@ def test_features_use_the_central_square_of_the_image(network, few_iterations, t
             path.parent.mkdir(parents=True)
             images[split, name] = random.integers(0, 256, (40, 60, 3), np.uint8)
             path.write_bytes(tf.io.encode_png(images[split, name]).numpy())
-    monkeypatch.setattr(features, "encoder_function", lambda model: lambda images: tf.reshape(images, [-1, 4800]))
-    run(f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}", "--validation=validation",
-        "--image_size=40", f"--out={tmp_path / 'out'}")
+    monkeypatch.setattr(
+        features, "encoder_function", lambda model: lambda images: tf.reshape(images, [-1, 4800])
+    )
+    run(
+        f"--checkpoint={network}",
+        f"--dataset=folder:{tmp_path / 'photos'}",
+        "--validation=validation",
+        "--image_size=40",
+        f"--out={tmp_path / 'out'}",
+    )
     saved = np.load(tmp_path / "out" / "features_test.npz")
     for label, name in enumerate(("cat", "dog")):
         row = saved["vectors"][saved["labels"].tolist().index(label)]
-        np.testing.assert_allclose(row.reshape(40, 40, 3), images["test", name][:, 10:50] / 255, atol=1e-6)
+        np.testing.assert_allclose(
+            row.reshape(40, 40, 3), images["test", name][:, 10:50] / 255, atol=1e-6
+        )
 
 
-def test_different_weights_require_a_different_output_directory(network, few_iterations, tmp_path, capsys):
-    arguments = ("--dataset=digits", "--train=train[:60]", "--validation=train[60:80]", "--test=test[:20]",
-                 "--image_size=8", f"--out={tmp_path / 'out'}")
+def test_different_weights_require_a_different_output_directory(
+    network, few_iterations, tmp_path, capsys
+):
+    arguments = (
+        "--dataset=digits",
+        "--train=train[:60]",
+        "--validation=train[60:80]",
+        "--test=test[:20]",
+        "--image_size=8",
+        f"--out={tmp_path / 'out'}",
+    )
     directory = tmp_path / "network"
     for step in (1, 2):
         model = model_lib.build_model(Config(**SMALL), 10)
@@ -289,17 +412,27 @@ def test_different_weights_require_a_different_output_directory(network, few_ite
     capsys.readouterr()
     with pytest.raises(SystemExit):
         run(f"--checkpoint={directory}", *arguments)
-    assert re.search(r"computed with weights=step None, content (\w+), not step None, content (?!\1)\w+\.",
-                     capsys.readouterr().err)
+    assert re.search(
+        r"computed with weights=step None, content (\w+), not step None, content (?!\1)\w+\.",
+        capsys.readouterr().err,
+    )
 
 
 SETTINGS = dict(command="linear", weights="step 1, content abc", seed=0)
 
 
 @pytest.mark.parametrize("settings", [None, *hostile.HOSTILE.values(), b"{}", b'{"a": 1}'])
-@pytest.mark.parametrize("result", [
-    "features_train.npz", "sweep.json", "rate_0.1_decay_0.json", "best_rate_0.1_decay_0", "predictions.npz",
-    "result.json"])
+@pytest.mark.parametrize(
+    "result",
+    [
+        "features_train.npz",
+        "sweep.json",
+        "rate_0.1_decay_0.json",
+        "best_rate_0.1_decay_0",
+        "predictions.npz",
+        "result.json",
+    ],
+)
 def test_existing_results_with_unknown_settings_are_rejected(result, settings, tmp_path):
     (tmp_path / result).touch()
     if settings is not None:
@@ -320,27 +453,61 @@ def test_existing_results_with_the_same_settings_are_accepted(tmp_path):
         output._check_settings(str(tmp_path), {**SETTINGS, "weights": "step 2"})
 
 
-def test_saved_features_and_sweeps_with_different_settings_are_rejected(network, few_iterations, tmp_path, capsys):
+def test_saved_features_and_sweeps_with_different_settings_are_rejected(
+    network, few_iterations, tmp_path, capsys
+):
     out = tmp_path / "out"
-    command = (f"--checkpoint={network}", "--dataset=digits", "--train=train[:60]", "--validation=train[60:80]",
-               "--test=test[:20]", f"--out={out}")
+    command = (
+        f"--checkpoint={network}",
+        "--dataset=digits",
+        "--train=train[:60]",
+        "--validation=train[60:80]",
+        "--test=test[:20]",
+        f"--out={out}",
+    )
     run(*command)
     (out / "result.json").unlink()
     saved = dict(np.load(out / "features_validation.npz"))
     sweep = json.loads((out / "sweep.json").read_text())
     for name, changes, expected in (
-            ("features_validation.npz", [{"settings": "0123"}], "was written with different settings"),
-            ("features_validation.npz", [{"vectors": saved["vectors"] * np.nan},
-                                         {"vectors": np.full([20, 512], np.inf)}], "contain NaN or Inf"),
-            ("features_validation.npz", [{"vectors": np.full([20, 2], "x")},
-                                         {"labels": np.float32(saved["labels"])},
-                                         {"labels": saved["labels"][1:]}, {"labels": np.int64(3)}],
-             "not features [n, d] and their labels"),
-            ("features_validation.npz", [{"vectors": np.array([None])}],
-             "the arrays vectors, labels, settings cannot be read"),
-            ("sweep.json", [{"settings": "0123"}, {"settings": None}], "was written with different settings"),
-            ("sweep.json", [{"metrics": {"1.0": float("nan")}}, {"metrics": {"x": 0.5}}, {"metrics": []},
-                            {"metrics": {"1.0": "0.5"}}, {"metrics": {"1.0": 10**400}}], "are not numbers from 0")):
+        ("features_validation.npz", [{"settings": "0123"}], "was written with different settings"),
+        (
+            "features_validation.npz",
+            [{"vectors": saved["vectors"] * np.nan}, {"vectors": np.full([20, 512], np.inf)}],
+            "contain NaN or Inf",
+        ),
+        (
+            "features_validation.npz",
+            [
+                {"vectors": np.full([20, 2], "x")},
+                {"labels": np.float32(saved["labels"])},
+                {"labels": saved["labels"][1:]},
+                {"labels": np.int64(3)},
+            ],
+            "not features [n, d] and their labels",
+        ),
+        (
+            "features_validation.npz",
+            [{"vectors": np.array([None])}],
+            "the arrays vectors, labels, settings cannot be read",
+        ),
+        (
+            "sweep.json",
+            [{"settings": "0123"}, {"settings": None}],
+            "was written with different settings",
+        ),
+        (
+            "sweep.json",
+            [
+                {"metrics": {"1.0": float("nan")}},
+                {"metrics": {"x": 0.5}},
+                {"metrics": []},
+                {"metrics": {"1.0": "0.5"}},
+                {"metrics": {"1.0": 10**400}},
+            ],
+            "are not numbers from 0",
+        ),
+    ):
         content = (out / name).read_bytes()
         for change in changes:
             if name == "sweep.json":
@@ -350,7 +517,12 @@ def test_saved_features_and_sweeps_with_different_settings_are_rejected(network,
             with pytest.raises(SystemExit) as error:
                 run(*command)
             message = capsys.readouterr().err
-            assert error.value.code == 2 and name in message and expected in message and message.count("\n") == 1
+            assert (
+                error.value.code == 2
+                and name in message
+                and expected in message
+                and message.count("\n") == 1
+            )
         (out / name).write_bytes(content)
     assert not (out / "result.json").exists()
     run(*command)
@@ -359,19 +531,29 @@ def test_saved_features_and_sweeps_with_different_settings_are_rejected(network,
 
 def test_nan_metrics_are_rejected(feature_sets):
     train, validation, _ = feature_sets
-    with pytest.raises(UserError, match="--metric=top_1: the value is NaN because the scores contain NaN"):
+    with pytest.raises(
+        UserError, match="--metric=top_1: the value is NaN because the scores contain NaN"
+    ):
         measures.measure("top_1", np.array([0, 1]), np.array([[0.1, np.nan], [0.0, 1.0]]))
     negatives = np.zeros([len(validation[1]), 4], np.int64)
-    with pytest.raises(UserError, match="--metric=mean_average_precision: the value is NaN because no label is 1"):
-        linear_evaluation.sweep((train[0], np.eye(4, dtype=np.int64)[train[1]]), (validation[0], negatives),
-                                "mean_average_precision", (1.0,))
+    with pytest.raises(
+        UserError, match="--metric=mean_average_precision: the value is NaN because no label is 1"
+    ):
+        linear_evaluation.sweep(
+            (train[0], np.eye(4, dtype=np.int64)[train[1]]),
+            (validation[0], negatives),
+            "mean_average_precision",
+            (1.0,),
+        )
 
 
 def test_weights_digest_depends_on_the_weights_but_not_on_the_path(network, tmp_path):
     digests = []
     for name in ("original", "copy"):
         shutil.copytree(os.path.dirname(network), tmp_path / name)
-        digests.append(output.weights_digest(weight_files.open_weights(str(tmp_path / name / "ckpt-1"))))
+        digests.append(
+            output.weights_digest(weight_files.open_weights(str(tmp_path / name / "ckpt-1")))
+        )
     model = model_lib.build_model(Config(**SMALL), 10)
     kernel = model.trainable_variables[0]
     for name in ("before", "after"):
@@ -384,11 +566,19 @@ def test_weights_digest_depends_on_the_weights_but_not_on_the_path(network, tmp_
 def test_validation_folder_is_used_for_model_selection(network, few_iterations, tmp_path, capsys):
     for split, count in (("train", 12), ("val", 4), ("test", 3)):
         for name in ("cat", "dog"):
-            write_images(tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count)))
-    run(f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}", f"--out={tmp_path / 'out'}")
+            write_images(
+                tmp_path / "photos" / split / name, *(f"{number}.png" for number in range(count))
+            )
+    run(
+        f"--checkpoint={network}",
+        f"--dataset=folder:{tmp_path / 'photos'}",
+        f"--out={tmp_path / 'out'}",
+    )
     assert "using the validation split of folder:" in capsys.readouterr().out
-    counts = [len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"])
-              for name in ("train", "validation", "test")]
+    counts = [
+        len(np.load(tmp_path / "out" / f"features_{name}.npz")["labels"])
+        for name in ("train", "validation", "test")
+    ]
     assert counts == [24, 8, 6]
 
 
@@ -396,7 +586,9 @@ def test_output_directory_in_use_is_rejected(network, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     with Lock(str(tmp_path / "out")), pytest.raises(SystemExit):
         run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
-    assert f"--out={tmp_path / 'out'}: the directory is in use by process " in capsys.readouterr().err
+    assert (
+        f"--out={tmp_path / 'out'}: the directory is in use by process " in capsys.readouterr().err
+    )
 
 
 def test_tasks_match_the_paper():
@@ -448,29 +640,62 @@ def program(tmp_path, monkeypatch):
     monkeypatch.setattr(grid_search, "_ROOT", str(tmp_path / "program"))
 
     def calls():
-        return [json.loads(line) for line in (tmp_path / "program" / "calls").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (tmp_path / "program" / "calls").read_text().splitlines()
+        ]
 
     return calls
 
 
 def grid(network, out, *arguments, protocol="finetune"):
-    cli.main([protocol, f"--checkpoint={network}", "--dataset=digits", f"--out={out}", "--steps=30", "--jobs=2",
-              *arguments])
+    cli.main(
+        [
+            protocol,
+            f"--checkpoint={network}",
+            "--dataset=digits",
+            f"--out={out}",
+            "--steps=30",
+            "--jobs=2",
+            *arguments,
+        ]
+    )
 
 
-def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(network, tmp_path, program, capsys):
+def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(
+    network, tmp_path, program, capsys
+):
     values = ("--learning_rates=0.01,0.1,1", "--weight_decays=0,0.001")
     grid(network, tmp_path / "out", *values)
     calls = program()
     assert len(calls) == 7 and {call["train_split"] for call in calls[:6]} == {"train[:80%]"}
     assert {call["eval_split"] for call in calls[:6]} == {"train[80%:]"}
     assert {(call["learning_rate"], call["weight_decay"]) for call in calls[:6]} == {
-        ("0.01", "0"), ("0.01", "0.1"), ("0.1", "0"), ("0.1", "0.01"), ("1", "0"), ("1", "0.001")}
+        ("0.01", "0"),
+        ("0.01", "0.1"),
+        ("0.1", "0"),
+        ("0.1", "0.01"),
+        ("1", "0"),
+        ("1", "0.001"),
+    }
     final = calls[6]
-    assert (final["train_split"], final["eval_split"], final["learning_rate"]) == ("train", "test", "0.1")
+    assert (final["train_split"], final["eval_split"], final["learning_rate"]) == (
+        "train",
+        "test",
+        "0.1",
+    )
     results = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert results["test"] == 1.0 and (results["learning_rate"], results["weight_decay"]) == (0.1, 0.0)
-    assert [result["metric"] for result in results["validation"]] == [0.9, 0.85, 1.0, 0.95, None, None]
+    assert results["test"] == 1.0 and (results["learning_rate"], results["weight_decay"]) == (
+        0.1,
+        0.0,
+    )
+    assert [result["metric"] for result in results["validation"]] == [
+        0.9,
+        0.85,
+        1.0,
+        0.95,
+        None,
+        None,
+    ]
     printed = capsys.readouterr().out
     assert "rate_1_decay_0  diverged" in printed and "rate_0.1_decay_0.001  0.9500" in printed
     assert not (tmp_path / "out" / "rate_0.1_decay_0").exists()  # Trial directories are deleted.
@@ -483,40 +708,73 @@ def test_grid_search_selects_on_validation_data_and_reports_test_accuracy(networ
 
 
 def test_trials_are_compared_by_the_metric_of_the_task(network, tmp_path, program):
-    grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0", "--metric=mean_per_class")
+    grid(
+        network,
+        tmp_path / "out",
+        "--learning_rates=0.1",
+        "--weight_decays=0",
+        "--metric=mean_per_class",
+    )
     results = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert [result["metric"] for result in results["validation"]] == [0.5]  # The fake accuracy is 1.
+    # The fake accuracy is 1.
+    assert [result["metric"] for result in results["validation"]] == [0.5]
 
 
 def test_final_run_uses_as_many_devices_as_one_trial(network, tmp_path, program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     devices = []
-    monkeypatch.setattr(child_processes.Launcher, "run", lambda self, job, visible=None: (
-        devices.append(visible), subprocess.run(job.command, check=True)))
+    monkeypatch.setattr(
+        child_processes.Launcher,
+        "run",
+        lambda self, job, visible=None: (
+            devices.append(visible),
+            subprocess.run(job.command, check=True),
+        ),
+    )
     grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0,0.001", "--jobs=3")
     assert len(devices) == 3 and all(len(visible) == 1 for visible in devices)
 
 
 def test_trials_follow_the_papers_protocol(network, tmp_path, program):
     single_trial = ("--learning_rates=0.1", "--weight_decays=0.001")
-    grid(network, tmp_path / "finetune", *single_trial, "--flags=--precision=mixed_bfloat16", "--seed=5")
+    grid(
+        network,
+        tmp_path / "finetune",
+        *single_trial,
+        "--flags=--precision=mixed_bfloat16",
+        "--seed=5",
+    )
     grid(network, tmp_path / "scratch", *single_trial, protocol="scratch")
     finetune, _, scratch, final = program()
     assert finetune["checkpoint"] == network and "checkpoint" not in scratch
     assert (finetune["train_mode"], scratch["train_mode"]) == ("finetune", "supervised")
     assert finetune["precision"] == "mixed_bfloat16"
-    assert "nouse_blur" in finetune and finetune["color_jitter_strength"] == finetune["warmup_epochs"] == "0"
+    assert (
+        "nouse_blur" in finetune
+        and finetune["color_jitter_strength"] == finetune["warmup_epochs"] == "0"
+    )
     assert "zero_init_logits_layer" in finetune and finetune["seed"] == "5"
-    assert {finetune["optimizer"], finetune["momentum"], finetune["train_batch_size"], finetune["train_steps"]} == {
-        "momentum", "0.9", "256", "30"}
+    assert {
+        finetune["optimizer"],
+        finetune["momentum"],
+        finetune["train_batch_size"],
+        finetune["train_steps"],
+    } == {"momentum", "0.9", "256", "30"}
     assert finetune["resnet_depth"] == "10" and finetune["image_size"] == "8"
     # The formula 1 - 10 / (1150 / 256) gives a negative value, so the minimum of 0.9 is used.
     assert float(finetune["batch_norm_decay"]) == 0.9
-    settings = grid_search.trial_settings("finetune", tasks.TASKS["food101"], 75750, 0.1, 0.0, 20000)
+    settings = grid_search.trial_settings(
+        "finetune", tasks.TASKS["food101"], 75750, 0.1, 0.0, 20000
+    )
     assert float(settings["batch_norm_decay"]) == pytest.approx(1 - 10 / (75750 / 256), abs=1e-5)
     for call in (finetune, scratch, final):  # Check that run.py accepts these flags.
         values = make_flags()
-        values(["run.py", *(f"--{name}={value}" if value else f"--{name}" for name, value in call.items())])
+        values(
+            [
+                "run.py",
+                *(f"--{name}={value}" if value else f"--{name}" for name, value in call.items()),
+            ]
+        )
         config_lib.from_flags(values)
 
 
@@ -530,34 +788,71 @@ def test_grids_match_the_paper():
     np.testing.assert_allclose(np.log10(scratch.weight_decays), np.linspace(-5, -1.5, 8))
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (("--learning_rates=2,3", "--weight_decays=0"),
-     "--learning_rates: all 2 trials diverged. Use lower learning rates."),
-    (("--learning_rates=0.001", "--weight_decays=0"), "the run exited with status 1 (run.py: error: no disk)")])
-def test_failed_trials_give_one_line_errors(arguments, expected, network, tmp_path, program, capsys):
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (
+            ("--learning_rates=2,3", "--weight_decays=0"),
+            "--learning_rates: all 2 trials diverged. Use lower learning rates.",
+        ),
+        (
+            ("--learning_rates=0.001", "--weight_decays=0"),
+            "the run exited with status 1 (run.py: error: no disk)",
+        ),
+    ],
+)
+def test_failed_trials_give_one_line_errors(
+    arguments, expected, network, tmp_path, program, capsys
+):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", *arguments)
     message = capsys.readouterr().err
-    assert error.value.code == (3 if "diverged" in expected else 2) and expected in message and message.count("\n") == 1
+    assert (
+        error.value.code == (3 if "diverged" in expected else 2)
+        and expected in message
+        and message.count("\n") == 1
+    )
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (("--flags=--learning_rate=1",), "--flags: --learning_rate is set by the grid search. Remove --learning_rate"),
-    (("--flags=--model_dir=x",), "--flags: --model_dir is set by the grid search"),
-    (("--flags=--nouse_blur",), "--flags: --use_blur is set by the grid search"),
-    (("--flags=--precision=half",), "--flags: flag --precision=half: value should be one of"),
-    (("--flags=--min_crop_area=2",), "--min_crop_area=2"), (("--flags=--seed='",), "--flags=--seed='"),
-    (("--jobs=0",), "--jobs=0: the value is too small. Use at least 1."),
-    (("--steps=0",), "--steps=0: the value is too small. Use at least 1"),
-    (("--learning_rates=0.1,0",), "--learning_rates=0: the value is too small. Use values above 0"),
-    (("--weight_decays=-1",), "--weight_decays=-1.0: the value is too small. Use at least 0"),
-    (("--seed=-1",), "--seed=-1: the value is too small. Use at least 0"),
-    (("--batch_size=0",), "--batch_size=0: the value is too small. Use at least 1"),
-    (("--flags=--train_epochs=3",), "--flags: --train_epochs is set by the grid search"),
-    (("--out=gs://bucket/out",), "--out=gs://bucket/out: the trials' logs need a local directory"),
-    (("--learning_rates=0.1,0.1001",), "two values have the same first three significant digits"),
-    (("--batch_size=5000",), "--batch_size=5000: the split train[:80%] has only 1150 examples. Use at most 1150.")])
-def test_invalid_grids_give_one_line_errors_and_create_no_directory(arguments, expected, network, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (
+            ("--flags=--learning_rate=1",),
+            "--flags: --learning_rate is set by the grid search. Remove --learning_rate",
+        ),
+        (("--flags=--model_dir=x",), "--flags: --model_dir is set by the grid search"),
+        (("--flags=--nouse_blur",), "--flags: --use_blur is set by the grid search"),
+        (("--flags=--precision=half",), "--flags: flag --precision=half: value should be one of"),
+        (("--flags=--min_crop_area=2",), "--min_crop_area=2"),
+        (("--flags=--seed='",), "--flags=--seed='"),
+        (("--jobs=0",), "--jobs=0: the value is too small. Use at least 1."),
+        (("--steps=0",), "--steps=0: the value is too small. Use at least 1"),
+        (
+            ("--learning_rates=0.1,0",),
+            "--learning_rates=0: the value is too small. Use values above 0",
+        ),
+        (("--weight_decays=-1",), "--weight_decays=-1.0: the value is too small. Use at least 0"),
+        (("--seed=-1",), "--seed=-1: the value is too small. Use at least 0"),
+        (("--batch_size=0",), "--batch_size=0: the value is too small. Use at least 1"),
+        (("--flags=--train_epochs=3",), "--flags: --train_epochs is set by the grid search"),
+        (
+            ("--out=gs://bucket/out",),
+            "--out=gs://bucket/out: the trials' logs need a local directory",
+        ),
+        (
+            ("--learning_rates=0.1,0.1001",),
+            "two values have the same first three significant digits",
+        ),
+        (
+            ("--batch_size=5000",),
+            "--batch_size=5000: the split train[:80%] has only 1150 examples. Use at most 1150.",
+        ),
+    ],
+)
+def test_invalid_grids_give_one_line_errors_and_create_no_directory(
+    arguments, expected, network, tmp_path, capsys
+):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", *arguments)
     message = capsys.readouterr().err
@@ -565,8 +860,12 @@ def test_invalid_grids_give_one_line_errors_and_create_no_directory(arguments, e
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_metric_is_reported_as_an_error_and_not_as_divergence(network, tmp_path, program, capsys):
-    (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("eval/label_top_1_accuracy", "eval/other"))
+def test_missing_metric_is_reported_as_an_error_and_not_as_divergence(
+    network, tmp_path, program, capsys
+):
+    (tmp_path / "program" / "run.py").write_text(
+        _PROGRAM.replace("eval/label_top_1_accuracy", "eval/other")
+    )
     with pytest.raises(SystemExit):
         grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0")
     assert "result.json: eval/label_top_1_accuracy is None, not a number" in capsys.readouterr().err
@@ -579,20 +878,32 @@ def test_invalid_metric_is_rejected(metric, network, tmp_path, program, capsys):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", "--learning_rates=0.1", "--weight_decays=0")
     message = capsys.readouterr().err
-    assert error.value.code == 2 and "result.json: eval/label_top_1_accuracy is" in message and message.count("\n") == 1
+    assert (
+        error.value.code == 2
+        and "result.json: eval/label_top_1_accuracy is" in message
+        and message.count("\n") == 1
+    )
     assert not list((tmp_path / "out").glob("rate*.json"))
 
 
 def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, capsys):
     """Checks that only the exit status determines whether a trial diverged, even if the log reports divergence."""
-    killed = "print('run.py: error: training diverged at step 3', flush=True); os.kill(os.getpid(), 9)\n"
-    (tmp_path / "program" / "run.py").write_text(_PROGRAM.replace("rate = float", f"{killed}rate = float"))
+    killed = (
+        "print('run.py: error: training diverged at step 3', flush=True); os.kill(os.getpid(), 9)\n"
+    )
+    (tmp_path / "program" / "run.py").write_text(
+        _PROGRAM.replace("rate = float", f"{killed}rate = float")
+    )
     single_trial = ("--learning_rates=0.1", "--weight_decays=0")
     for _ in range(2):
         with pytest.raises(SystemExit) as error:
             grid(network, tmp_path / "out", *single_trial)
         message = capsys.readouterr().err
-        assert error.value.code == 2 and "was killed by signal 9" in message and message.count("\n") == 1
+        assert (
+            error.value.code == 2
+            and "was killed by signal 9" in message
+            and message.count("\n") == 1
+        )
         assert not list((tmp_path / "out").glob("rate*.json"))
     (tmp_path / "program" / "run.py").write_text(_PROGRAM)
     grid(network, tmp_path / "out", *single_trial)
@@ -600,20 +911,36 @@ def test_killed_trial_does_not_count_as_diverged(network, tmp_path, program, cap
 
 
 def test_saved_trials_with_different_settings_are_rejected(network, tmp_path, program, capsys):
-    single_trial, path = ("--learning_rates=0.1", "--weight_decays=0"), tmp_path / "out" / "rate_0.1_decay_0.json"
+    single_trial, path = (
+        ("--learning_rates=0.1", "--weight_decays=0"),
+        tmp_path / "out" / "rate_0.1_decay_0.json",
+    )
     grid(network, tmp_path / "out", *single_trial)
     trial = json.loads(path.read_text())
-    for change, expected in (({"settings": "0123"}, "different settings"), ({"settings": None}, "different settings"),
-                             ({"metric": float("nan")}, "metric=nan"), ({"metric": "0.5"}, "metric=0.5")):
+    for change, expected in (
+        ({"settings": "0123"}, "different settings"),
+        ({"settings": None}, "different settings"),
+        ({"metric": float("nan")}, "metric=nan"),
+        ({"metric": "0.5"}, "metric=0.5"),
+    ):
         path.write_text(json.dumps({**trial, **change}))
         with pytest.raises(SystemExit) as error:
             grid(network, tmp_path / "out", *single_trial)
         message = capsys.readouterr().err
-        assert error.value.code == 2 and path.name in message and expected in message and message.count("\n") == 1
+        assert (
+            error.value.code == 2
+            and path.name in message
+            and expected in message
+            and message.count("\n") == 1
+        )
     path.write_text(json.dumps(trial))
-    with pytest.raises(SystemExit):  # File names contain three significant digits, so both rates share one file.
+    with pytest.raises(SystemExit):
+        # File names contain three significant digits, so both rates share one file.
         grid(network, tmp_path / "out", "--learning_rates=0.1001", "--weight_decays=0")
-    assert "rate_0.1_decay_0.json: the file was written with different settings" in capsys.readouterr().err
+    assert (
+        "rate_0.1_decay_0.json: the file was written with different settings"
+        in capsys.readouterr().err
+    )
     assert len(program()) == 2
     path.write_bytes(b"[]")  # A trial with a corrupt record is repeated.
     grid(network, tmp_path / "out", *single_trial)
@@ -621,7 +948,10 @@ def test_saved_trials_with_different_settings_are_rejected(network, tmp_path, pr
 
 
 def test_user_files_at_the_path_of_a_trial_directory_are_kept(network, tmp_path, program, capsys):
-    single_trial, user_files = ("--learning_rates=0.1", "--weight_decays=0"), tmp_path / "user_files"
+    single_trial, user_files = (
+        ("--learning_rates=0.1", "--weight_decays=0"),
+        tmp_path / "user_files",
+    )
     user_files.mkdir()
     (user_files / "notes.txt").write_text("notes")
     (user_files / "draft.tmp").write_text("notes")
@@ -639,7 +969,11 @@ def test_user_files_at_the_path_of_a_trial_directory_are_kept(network, tmp_path,
                 trial.write_text("notes")
             else:
                 shutil.copytree(user_files, trial)
-            user_file = trial if case == "file" else trial / ("draft.tmp" if case == "only .tmp" else "notes.txt")
+            user_file = (
+                trial
+                if case == "file"
+                else trial / ("draft.tmp" if case == "only .tmp" else "notes.txt")
+            )
             if case == "only .tmp":
                 (trial / "notes.txt").unlink()
             if case == "other marker":
@@ -653,18 +987,30 @@ def test_user_files_at_the_path_of_a_trial_directory_are_kept(network, tmp_path,
     assert (user_files / "notes.txt").read_text() == "notes"
 
 
-def test_results_computed_with_different_arguments_are_not_overwritten(network, tmp_path, program, capsys):
+def test_results_computed_with_different_arguments_are_not_overwritten(
+    network, tmp_path, program, capsys
+):
     single_trial = ("--learning_rates=0.1", "--weight_decays=0")
     grid(network, tmp_path / "out", *single_trial)
-    for argument, expected in (("--test=test[:50%]", "examples={"), ("--batch_size=64", "batch_size=256, not 64."),
-                               ("--steps=31", "steps=30, not 31."), ("--seed=1", "seed=0, not 1.")):
+    for argument, expected in (
+        ("--test=test[:50%]", "examples={"),
+        ("--batch_size=64", "batch_size=256, not 64."),
+        ("--steps=31", "steps=30, not 31."),
+        ("--seed=1", "seed=0, not 1."),
+    ):
         with pytest.raises(SystemExit):
             grid(network, tmp_path / "out", *single_trial, argument)
         message = capsys.readouterr().err
-        assert f"the existing results were computed with {expected}" in message and message.count("\n") == 1
+        assert (
+            f"the existing results were computed with {expected}" in message
+            and message.count("\n") == 1
+        )
     with pytest.raises(SystemExit):
         run(f"--checkpoint={network}", "--dataset=digits", f"--out={tmp_path / 'out'}")
-    assert "computed with command=finetune, not linear. Use another directory" in capsys.readouterr().err
+    assert (
+        "computed with command=finetune, not linear. Use another directory"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["learning_rates", "weight_decays"])
@@ -672,7 +1018,11 @@ def test_results_computed_with_different_arguments_are_not_overwritten(network, 
 def test_non_numeric_grid_values_are_rejected(name, value, network, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         grid(network, tmp_path / "out", f"--{name}={value}")
-    assert error.value.code == 2 and f"--{name}" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert (
+        error.value.code == 2
+        and f"--{name}" in capsys.readouterr().err
+        and not (tmp_path / "out").exists()
+    )
 
 
 @pytest.mark.slow
@@ -684,9 +1034,20 @@ def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_pa
                 image = tf.io.encode_png(np.full([10, 12, 3], 255 * label, np.uint8)).numpy()
                 (tmp_path / "photos" / split / name / f"{number}.png").write_bytes(image)
     (tmp_path / "photos" / "train" / "black" / "bad.png").write_bytes(b"nothing")
-    cli.main(["scratch", f"--checkpoint={network}", f"--dataset=folder:{tmp_path / 'photos'}",
-              "--corrupt_images=skip", "--metric=mean_per_class", "--steps=20", "--batch_size=16",
-              "--learning_rates=1", "--weight_decays=0.001", f"--out={tmp_path / 'out'}"])
+    cli.main(
+        [
+            "scratch",
+            f"--checkpoint={network}",
+            f"--dataset=folder:{tmp_path / 'photos'}",
+            "--corrupt_images=skip",
+            "--metric=mean_per_class",
+            "--steps=20",
+            "--batch_size=16",
+            "--learning_rates=1",
+            "--weight_decays=0.001",
+            f"--out={tmp_path / 'out'}",
+        ]
+    )
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     assert results["test"] == results["validation"][0]["metric"] == 1.0
     assert len(np.load(tmp_path / "out" / "predictions.npz")["labels"]) == 20
@@ -694,20 +1055,30 @@ def test_training_from_scratch_on_a_folder_skips_a_corrupt_image(network, tmp_pa
 
 @pytest.mark.slow
 def test_fine_tuning_with_the_real_run_py_selects_the_better_learning_rate(network, tmp_path):
-    arguments = ("--train=train[:300]", "--validation=train[300:400]", "--test=test[:100]",
-                 "--learning_rates=1,1000", "--weight_decays=0", "--steps=60")
+    arguments = (
+        "--train=train[:300]",
+        "--validation=train[300:400]",
+        "--test=test[:100]",
+        "--learning_rates=1,1000",
+        "--weight_decays=0",
+        "--steps=60",
+    )
     grid(network, tmp_path / "out", *arguments, "--batch_size=32")
     results = json.loads((tmp_path / "out" / "result.json").read_text())
     assert results["learning_rate"] == 1 and results["test"] > 0.3
     saved = np.load(tmp_path / "out" / "predictions.npz")
-    assert (saved["logits"].argmax(1) == saved["labels"]).mean() == results["test"] and len(saved["labels"]) == 100
+    assert (saved["logits"].argmax(1) == saved["labels"]).mean() == results["test"] and len(
+        saved["labels"]
+    ) == 100
 
 
 NAMES = ["a b", "-x", "\u00e9\u4e2d", "\u00e9" * 127, "x" * 255, "trailing/", "$(touch y);'\""]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_output_directory_in_a_relative_link_may_have_any_name(name, network, tmp_path, program, monkeypatch):
+def test_output_directory_in_a_relative_link_may_have_any_name(
+    name, network, tmp_path, program, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "real").mkdir()
     os.symlink("real", "link")
@@ -717,7 +1088,9 @@ def test_output_directory_in_a_relative_link_may_have_any_name(name, network, tm
 
 
 @pytest.mark.parametrize("flag", ["out", "checkpoint"])
-@pytest.mark.parametrize("value", ["x*", "[a]", "?", "a\\b", "a\nb", "\x1b[31m", "", "s3://x/y", "\udcff"])
+@pytest.mark.parametrize(
+    "value", ["x*", "[a]", "?", "a\\b", "a\nb", "\x1b[31m", "", "s3://x/y", "\udcff"]
+)
 def test_unsafe_paths_are_rejected(flag, value, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for command in ("linear", "finetune"):
@@ -736,24 +1109,32 @@ def draw_correct(count, accuracy, other_accuracy, seed=0):
     return random.random(count) < accuracy, random.random(count) < other_accuracy
 
 
-@pytest.mark.parametrize("count, accuracy, other_accuracy", [
-    (40, 0.6, 0.7), (1000, 0.8, 0.82), (1000, 0.5, 0.5), (9, 0, 1)])
+@pytest.mark.parametrize(
+    "count, accuracy, other_accuracy",
+    [(40, 0.6, 0.7), (1000, 0.8, 0.82), (1000, 0.5, 0.5), (9, 0, 1)],
+)
 def test_permutation_test_on_accuracies_matches_the_mcnemar_test(count, accuracy, other_accuracy):
     correct, other_correct = draw_correct(count, accuracy, other_accuracy)
     only_first, only_second = (correct & ~other_correct).sum(), (other_correct & ~correct).sum()
     exact = stats.binomtest(int(only_first), int(only_first + only_second)).pvalue
     result = significance.permutation_test(correct, other_correct)
     assert result["difference"] == pytest.approx(correct.mean() - other_correct.mean())
-    assert result["p"] == pytest.approx(exact, abs=4 * np.sqrt(0.25 / significance.NUM_PERMUTATIONS))
+    assert result["p"] == pytest.approx(
+        exact, abs=4 * np.sqrt(0.25 / significance.NUM_PERMUTATIONS)
+    )
 
 
 def naive_p(correct, other_correct, statistic, num_permutations=4000):
     random, differences = np.random.default_rng(5), []
     for _ in range(num_permutations):
         swap = random.random(len(correct)) < 0.5
-        differences.append(statistic(np.where(swap, other_correct, correct))
-                           - statistic(np.where(swap, correct, other_correct)))
-    return np.mean(np.abs(differences) >= abs(statistic(correct) - statistic(other_correct)) - 1e-12)
+        differences.append(
+            statistic(np.where(swap, other_correct, correct))
+            - statistic(np.where(swap, correct, other_correct))
+        )
+    return np.mean(
+        np.abs(differences) >= abs(statistic(correct) - statistic(other_correct)) - 1e-12
+    )
 
 
 def test_permutation_test_on_mean_per_class_accuracies_matches_a_naive_implementation():
@@ -764,21 +1145,35 @@ def test_permutation_test_on_mean_per_class_accuracies_matches_a_naive_implement
         return np.mean([values[labels == label].mean() for label in (0, 1, 4, 7)])
 
     result = significance.permutation_test(correct, other_correct, labels)
-    assert result["difference"] == pytest.approx(mean_per_class(correct) - mean_per_class(other_correct))
-    assert result["p"] == pytest.approx(naive_p(correct, other_correct, mean_per_class), abs=4 * np.sqrt(0.25 / 4000))
+    assert result["difference"] == pytest.approx(
+        mean_per_class(correct) - mean_per_class(other_correct)
+    )
+    assert result["p"] == pytest.approx(
+        naive_p(correct, other_correct, mean_per_class), abs=4 * np.sqrt(0.25 / 4000)
+    )
 
 
 def test_multi_label_predictions_are_compared_by_accuracy():
     random = np.random.default_rng(3)
     labels = random.integers(-1, 2, (50, 4))
     labels[:, 0] = np.maximum(labels[:, 0], 0)
-    scores, other_scores = (labels + random.normal(size=(50, 4)) * scale - 0.5 for scale in (0.5, 0.9))
+    scores, other_scores = (
+        labels + random.normal(size=(50, 4)) * scale - 0.5 for scale in (0.5, 0.9)
+    )
     correct, other_correct = (
-        np.array([np.mean([(value > 0) == label for value, label in zip(*row) if label >= 0])
-                  for row in zip(model_scores, labels)]) for model_scores in (scores, other_scores))
+        np.array(
+            [
+                np.mean([(value > 0) == label for value, label in zip(*row) if label >= 0])
+                for row in zip(model_scores, labels)
+            ]
+        )
+        for model_scores in (scores, other_scores)
+    )
     result = significance.compare(labels, scores, other_scores, "mean_average_precision")
     assert result["difference"] == pytest.approx(correct.mean() - other_correct.mean())
-    assert result["p"] == pytest.approx(naive_p(correct, other_correct, np.mean), abs=4 * np.sqrt(0.25 / 4000))
+    assert result["p"] == pytest.approx(
+        naive_p(correct, other_correct, np.mean), abs=4 * np.sqrt(0.25 / 4000)
+    )
 
 
 def test_identical_predictions_have_difference_0_and_p_value_1():
@@ -790,9 +1185,17 @@ LABELS, LOGITS = np.arange(6) % 2, np.eye(2)[np.arange(6) % 2]
 MULTI_LABELS = np.eye(2, dtype=np.int64)[np.arange(6) % 2]
 
 
-@pytest.mark.parametrize("labels, logits", [
-    (LABELS, LOGITS), (LABELS.astype(np.uint8), LOGITS.astype(np.float16)), (LABELS + 5, LOGITS),
-    (MULTI_LABELS, LOGITS), (LABELS, np.where(LOGITS > 0, 1.0, -np.inf)), (MULTI_LABELS - [1, 0], LOGITS)])
+@pytest.mark.parametrize(
+    "labels, logits",
+    [
+        (LABELS, LOGITS),
+        (LABELS.astype(np.uint8), LOGITS.astype(np.float16)),
+        (LABELS + 5, LOGITS),
+        (MULTI_LABELS, LOGITS),
+        (LABELS, np.where(LOGITS > 0, 1.0, -np.inf)),
+        (MULTI_LABELS - [1, 0], LOGITS),
+    ],
+)
 def test_valid_predictions_are_accepted(labels, logits, tmp_path):
     """Checks that valid predictions are accepted, including logits of -inf, which mean that a class was not learned."""
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
@@ -800,19 +1203,33 @@ def test_valid_predictions_are_accepted(labels, logits, tmp_path):
     assert read_labels.tolist() == labels.tolist() and read_logits.tolist() == logits.tolist()
 
 
-@pytest.mark.parametrize("labels, logits, expected", [
-    (LABELS, LOGITS * np.nan, "NaN or Inf"), (LABELS, np.where(LOGITS > 0, np.inf, 0), "NaN or Inf"),
-    (LABELS, LOGITS - np.inf, "all logits of an example are -Inf"), (LABELS[:0], LOGITS[:0], "no examples"),
-    (LABELS, LOGITS[:, :0], "no classes"), (LABELS.astype(str), LOGITS, "labels are <U21"),
-    (LABELS, LOGITS.astype(str), "logits have type <U"), (LABELS.astype(object), LOGITS, "cannot be read"),
-    (LABELS, LOGITS.astype(complex), "logits have type complex128"), (LABELS, LOGITS > 0, "logits have type bool"),
-    (LABELS / 1, LOGITS, "labels are float64"), (LABELS - 1, LOGITS, "label values range from -1 to 0"),
-    (LABELS.astype(np.uint64) + np.uint64(2**63), LOGITS, "label values range from"),
-    (MULTI_LABELS * 2, LOGITS, "label values range from 0 to 2"),
-    (MULTI_LABELS - 1, LOGITS - 1, None), (MULTI_LABELS * 0 - 1, LOGITS, "no known label"),
-    (LABELS, LOGITS[..., np.newaxis], "do not match"), (LABELS[:, np.newaxis, np.newaxis], LOGITS, "labels are int64"),
-    (np.int64(3), LOGITS, "labels are int64 ()"), (LABELS, np.float64(1), "do not match"),
-    (MULTI_LABELS, LOGITS[:, :1], "do not match"), (LABELS, np.array([(1.0, 2)] * 6, "f4,i4"), "do not match")])
+@pytest.mark.parametrize(
+    "labels, logits, expected",
+    [
+        (LABELS, LOGITS * np.nan, "NaN or Inf"),
+        (LABELS, np.where(LOGITS > 0, np.inf, 0), "NaN or Inf"),
+        (LABELS, LOGITS - np.inf, "all logits of an example are -Inf"),
+        (LABELS[:0], LOGITS[:0], "no examples"),
+        (LABELS, LOGITS[:, :0], "no classes"),
+        (LABELS.astype(str), LOGITS, "labels are <U21"),
+        (LABELS, LOGITS.astype(str), "logits have type <U"),
+        (LABELS.astype(object), LOGITS, "cannot be read"),
+        (LABELS, LOGITS.astype(complex), "logits have type complex128"),
+        (LABELS, LOGITS > 0, "logits have type bool"),
+        (LABELS / 1, LOGITS, "labels are float64"),
+        (LABELS - 1, LOGITS, "label values range from -1 to 0"),
+        (LABELS.astype(np.uint64) + np.uint64(2**63), LOGITS, "label values range from"),
+        (MULTI_LABELS * 2, LOGITS, "label values range from 0 to 2"),
+        (MULTI_LABELS - 1, LOGITS - 1, None),
+        (MULTI_LABELS * 0 - 1, LOGITS, "no known label"),
+        (LABELS, LOGITS[..., np.newaxis], "do not match"),
+        (LABELS[:, np.newaxis, np.newaxis], LOGITS, "labels are int64"),
+        (np.int64(3), LOGITS, "labels are int64 ()"),
+        (LABELS, np.float64(1), "do not match"),
+        (MULTI_LABELS, LOGITS[:, :1], "do not match"),
+        (LABELS, np.array([(1.0, 2)] * 6, "f4,i4"), "do not match"),
+    ],
+)
 def test_invalid_predictions_are_rejected(labels, logits, expected, tmp_path, capsys):
     np.savez(tmp_path / "x.npz", labels=labels, logits=logits)
     np.savez(tmp_path / "good.npz", labels=LABELS, logits=LOGITS)
@@ -833,9 +1250,11 @@ def test_compare_reports_significance_and_rejects_unusable_files(tmp_path, capsy
     assert "the difference is significant" in capsys.readouterr().out
     (tmp_path / "text.npz").write_text("nothing")
     np.savez(tmp_path / "cut.npz", labels=labels, logits=logits[:50])
-    for other, expected in (("short", "the predictions are for different examples"),
-                            ("cut", "and logits (50, 2) do not match"),
-                            ("text", "text.npz: the arrays labels, logits cannot be read")):
+    for other, expected in (
+        ("short", "the predictions are for different examples"),
+        ("cut", "and logits (50, 2) do not match"),
+        ("text", "text.npz: the arrays labels, logits cannot be read"),
+    ):
         with pytest.raises(SystemExit):
             cli.main(["compare", str(tmp_path / "good.npz"), str(tmp_path / f"{other}.npz")])
         message = capsys.readouterr().err
