@@ -8,15 +8,8 @@ default.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take several seconds.
-    from runtime import command_line
-
-    command_line.exit_not_a_program(__file__)
-
 import dataclasses
 import functools
-import hashlib
-import json
 import math
 import operator
 import os
@@ -30,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from runtime.errors import UserError, first_line
-from runtime.paths import check_path, check_weights_path, slug
+from runtime.paths import check_path, check_weights_path, hashed_name, slug
 
 # depth -> (whether bottleneck blocks are used, number of blocks in each of the four groups). This
 # dict is defined here rather than in resnet.py, because the choices for --resnet_depth must be
@@ -876,11 +869,8 @@ class Config:
 
         The name depends only on `identity`, so running the same command again resumes the run.
         """
-        digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[
-            :8
-        ]
-        name = slug(self.dataset.strip("/").rsplit(":", 1)[-1])
-        return f"runs/{name.strip('_')[-40:]}_{self.network_name}_{digest}"
+        name = slug(self.dataset.strip("/").rsplit(":", 1)[-1]).strip("_")[-40:]
+        return hashed_name(f"runs/{name}_{self.network_name}", self.identity())
 
     def replace(self, **changes: Any) -> Config:
         """Returns a validated copy with some settings changed."""

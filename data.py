@@ -6,11 +6,6 @@ keys. Examples are shuffled before they are decoded.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exit before the imports, which take several seconds.
-    from runtime import command_line
-
-    command_line.exit_not_a_program(__file__)
-
 from collections.abc import Callable
 from typing import Any
 

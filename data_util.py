@@ -13,11 +13,6 @@ images in the batch. The operators for the paper's other studies are in `augment
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take several seconds.
-    from runtime import command_line
-
-    command_line.exit_not_a_program(__file__)
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take several seconds.
-    from runtime import command_line
-
-    command_line.exit_not_a_program(__file__)
-
 import collections
 
 import numpy as np

@@ -6,11 +6,6 @@ the dimension of the projections.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take several seconds.
-    from runtime import command_line
-
-    command_line.exit_not_a_program(__file__)
-
 import tensorflow as tf
 
 from runtime import replicas

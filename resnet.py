@@ -6,11 +6,6 @@ checkpoints. `None` marks positions where the original has a layer without weigh
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # Exits before the imports, which take several seconds.
-    from runtime import command_line
-
-    command_line.exit_not_a_program(__file__)
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

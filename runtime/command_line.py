@@ -35,14 +35,6 @@ def exit_with_error(program: str, message: object, status: int = UserError.statu
     sys.exit(status)
 
 
-def exit_not_a_program(path: str, command: str = "python run.py") -> NoReturn:
-    """Prints an error that names the command to run instead of the module at `path`, and exits with status 2."""
-    exit_with_error(
-        os.path.basename(path),
-        f"this module is not a program. Use `{command}`; `make help` lists all commands.",
-    )
-
-
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser that prints errors on a single line."""
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import json
 import os
 import re
+from collections.abc import Mapping
 
 from runtime.errors import UserError
 
@@ -15,6 +18,15 @@ def slug(text: str) -> str:
     return "".join(
         character if character.isalnum() or character in "-." else "_" for character in text
     )
+
+
+def hashed_name(name: str, values: Mapping[str, object]) -> str:
+    """Returns `name`, an underscore, and 8 hexadecimal digits of the SHA-256 of JSON-serializable values.
+
+    Directories have such names, so that the same settings lead to the same directory.
+    """
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return f"{name}_{digest[:8]}"
 
 
 _PATTERN_CHARACTERS = "*?[\\"
