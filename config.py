@@ -11,14 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
-import os
 import re
 import shlex
 import shutil
 import textwrap
 import typing
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -53,16 +52,12 @@ AUGMENTATIONS = (
     "solarize",
     "motion_blur",
     "autoaugment",
-    "autoaugment_v0",
 )
 EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
 MAX_IMAGE_PIXELS = 100_000_000
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
-_MAX_INT32 = 2**31 - 1  # TensorFlow uses int32 for many sizes, and no setting needs larger values.
-# Values within these limits stay in the float32 range, even when they are multiplied by the batch
-# size.
-_MIN_MAGNITUDE, _MAX_MAGNITUDE = 1e-30, 1e30
+_MAX_INT32 = 2**31 - 1
 
 
 def as_flag(name: str, value: object) -> str:
@@ -96,61 +91,92 @@ _RESERVED_NAME = re.compile(
 )
 
 
+class Condition(NamedTuple):
+    """Condition under which a setting has an effect.
+
+    Attributes:
+      holds: function of a `Config`.
+      flags: description of the condition, for the message about a setting without effect.
+    """
+
+    holds: Callable[[Config], object]
+    flags: str
+
+
+PRETRAINING = Condition(lambda config: config.pretraining, "--train_mode=pretrain")
+FINE_TUNING = Condition(lambda config: config.train_mode == "finetune", "--train_mode=finetune")
+PRETRAINING_AUGMENTATION = Condition(
+    lambda config: config.uses_pretraining_augmentation, "--train_mode=pretrain or supervised"
+)
+TRAINING = Condition(lambda config: config.mode != "eval", "--mode=train or train_then_eval")
+EVALUATING = Condition(
+    lambda config: config.evaluates, "--eval_epochs, or --mode=train_then_eval or eval"
+)
+LABEL_SUBSET = Condition(lambda config: config.label_fraction < 1, "--label_fraction below 1")
+MARGIN_LOSS = Condition(
+    lambda config: config.effective_margin is not None,
+    "--contrastive_loss=margin_triplet or --semi_hard",
+)
+NT_XENT = Condition(
+    lambda config: config.contrastive_loss == "nt_xent" and config.negatives == "both",
+    "--contrastive_loss=nt_xent and --negatives=both",
+)
+LINEAR_HEAD = Condition(lambda config: config.has_linear_head, "--lineareval_while_pretraining")
+EVALUATED_HEAD = Condition(
+    lambda config: (
+        config.mode != "train" and config.has_linear_head and "linear_head" in config.eval_protocols
+    ),
+    "--mode=train_then_eval or eval, and a linear head in --eval_protocol",
+)
+PROBES = Condition(
+    lambda config: {"lbfgs", "knn"} & set(config.eval_protocols), "lbfgs or knn in --eval_protocol"
+)
+TPU = Condition(lambda config: config.use_tpu, "--use_tpu")
+
+# Roles of settings, which `settings_with` lists.
+ROLES = {
+    "identity": "identifies a run: part of the default model_dir, and fixed when a run resumes",
+    "network": "describes the network, and can be inferred from a checkpoint",
+    "length": "determines the training length and the schedule, and may change when a run resumes",
+    "order": "affects the order of the examples, and is fixed when a run resumes",
+    "output": "determines results and where they are written; set by programs that start run.py",
+    "data_access": "determines how the files of a data set are read; `transfer` has the same flag",
+    "per_worker": "may differ between the workers of a run",
+    "no_effect": "has no effect on results, except for rounding and the order of the examples",
+}
+
+
 def setting(
     default: object,
     help_text: str,
     *,
     choices: tuple | None = None,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-    identity: bool = False,
-    network: bool = False,
-    length: bool = False,
-    order: bool = False,
-    output: bool = False,
-    data_access: bool = False,
-    per_worker: bool = False,
-    no_effect: bool = False,
+    items: tuple[str, ...] | None = None,
+    minimum: float = -math.inf,
+    above: float = -math.inf,
+    maximum: float = math.inf,
+    only: Condition | None = None,
+    **roles: bool,
 ) -> Any:
-    """Returns a `Config` field with a default, help text, limits and roles. `settings_with` lists settings by role.
+    """Returns a `Config` field.
 
     Args:
       default: value if the flag is not set.
       help_text: meaning of the setting, with its unit and source.
       choices: allowed values, or None if all values within the limits are allowed.
+      items: allowed items of a comma-separated list.
       minimum: smallest value allowed.
       above: exclusive lower bound.
       maximum: largest value allowed.
-      identity: whether the setting identifies a run. Such a setting is part of the default
-        `model_dir` name, and must not change when a run is resumed.
-      network: whether the setting describes the network. Such a setting can be inferred from a
-        checkpoint.
-      length: whether the setting determines the training length. Such a setting may change when a
-        run is resumed. The learning-rate schedule then changes as well.
-      order: whether the setting affects the order of the examples. Such a setting must not change
-        when a run resumes.
-      output: whether the setting determines which results are written, and where. Programs that
-        start run.py set such settings themselves: the grid search of `python -m transfer`, and
-        `python -m paper.tables`.
-      data_access: whether the setting determines where and how data set files are read. For such a
-        setting, `python -m transfer` defines a flag with the same name.
-      per_worker: whether the setting may differ between the workers of a run.
-      no_effect: whether the setting has no effect on results, except through rounding errors and
-        through the order of the examples.
+      only: condition under which the setting has an effect. Otherwise, only the default is allowed.
+      **roles: keys of `ROLES` that are True.
     """
-    rules = dict(choices=choices, minimum=minimum, above=above, maximum=maximum)
-    roles = dict(
-        identity=identity,
-        network=network,
-        length=length,
-        order=order,
-        output=output,
-        data_access=data_access,
-        per_worker=per_worker,
-        no_effect=no_effect,
+    if isinstance(default, int):  # TensorFlow uses int32 for many sizes.
+        maximum = min(maximum, _MAX_INT32)
+    rules = dict(choices=choices, items=items, minimum=minimum, above=above, maximum=maximum)
+    return dataclasses.field(
+        default=default, metadata=dict(help=help_text, only=only, roles=frozenset(roles), **rules)
     )
-    return dataclasses.field(default=default, metadata=dict(help=help_text, roles=roles, **rules))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +235,6 @@ class Config:
         "Seed for the initial weights, the order of the examples and the augmentation. If not set,"
         " a random seed is chosen once and stored in model_dir/flags.json.",
         minimum=0,
-        maximum=2**31 - 1,
         identity=True,
     )
 
@@ -294,7 +319,11 @@ class Config:
         identity=True,
     )
     label_seed: int = setting(
-        0, "Seed for selecting examples with --label_fraction.", minimum=0, identity=True
+        0,
+        "Seed for selecting examples with --label_fraction.",
+        minimum=0,
+        identity=True,
+        only=LABEL_SUBSET,
     )
     image_size: int = setting(
         224,
@@ -329,8 +358,8 @@ class Config:
         " policy v0 from the published EfficientNet code; broader: simclr plus random equalization,"
         " solarization, Sobel filtering and motion blur (B.2). The two AutoAugment policies have no"
         " operator pair in common, and the SimCLR paper does not say which one it uses in Table 1.",
-        choices=("simclr", "autoaugment", "autoaugment_v0", "broader"),
         identity=True,
+        only=PRETRAINING_AUGMENTATION,
     )
     augment_left: str | None = setting(
         None,
@@ -338,9 +367,15 @@ class Config:
         " --augmentation (paper, Figure 5): both views start from the same random crop, and an"
         f" empty list leaves the crop unchanged. Operators: {', '.join(AUGMENTATIONS)}.",
         identity=True,
+        only=PRETRAINING,
+        items=AUGMENTATIONS,
     )
     augment_right: str | None = setting(
-        None, "Same as --augment_left, but for the second view.", identity=True
+        None,
+        "Same as --augment_left, but for the second view.",
+        identity=True,
+        only=PRETRAINING,
+        items=AUGMENTATIONS,
     )
     augment_extra: str = setting(
         "",
@@ -348,11 +383,13 @@ class Config:
         " 3): rotate (by 0, 90, 180 or 270 degrees); noise and sobel (each applied to half of the"
         " views).",
         identity=True,
+        only=PRETRAINING_AUGMENTATION,
+        items=EXTRA_AUGMENTATIONS,
     )
     color_jitter_strength: float = setting(
         1.0,
         "Strength of the color distortion; 0 disables it. Not used in fine-tuning or with "
-        "--augmentation=autoaugment or autoaugment_v0.",
+        "--augmentation=autoaugment.",
         minimum=0,
         maximum=100,
         identity=True,
@@ -375,7 +412,7 @@ class Config:
     use_blur: bool = setting(
         True,
         "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for"
-        " each image. Not used in fine-tuning, with --augmentation=autoaugment or autoaugment_v0,"
+        " each image. Not used in fine-tuning, with --augmentation=autoaugment,"
         " or with --augment_left or --augment_right.",
         identity=True,
     )
@@ -471,9 +508,13 @@ class Config:
         minimum=-1,
         maximum=4,
         identity=True,
+        only=FINE_TUNING,
     )
     zero_init_logits_layer: bool = setting(
-        False, "Initialize the linear head or classifier with zeros.", identity=True
+        False,
+        "Initialize the linear head or classifier with zeros.",
+        identity=True,
+        only=LINEAR_HEAD,
     )
 
     # Objective and optimization.
@@ -484,6 +525,7 @@ class Config:
         " the batch size.",
         choices=("nt_xent", "nt_logistic", "margin_triplet"),
         identity=True,
+        only=PRETRAINING,
     )
     negatives: str = setting(
         "both",
@@ -492,12 +534,14 @@ class Config:
         " losses in the paper's Table 4).",
         choices=("both", "cross_view"),
         identity=True,
+        only=PRETRAINING,
     )
     semi_hard: bool = setting(
         False,
         "Use only one negative for each view: the most similar of the negatives whose similarity is"
         " lower than that of the positive, but by less than --margin (paper, 5.1).",
         identity=True,
+        only=PRETRAINING,
     )
     margin: float | None = setting(
         None,
@@ -505,6 +549,7 @@ class Config:
         f" {DEFAULT_MARGIN} is used. The paper tried 0, 0.4, 0.8 and 1.6 (B.10).",
         minimum=0,
         identity=True,
+        only=MARGIN_LOSS,
     )
     temperature: float = setting(
         0.1,
@@ -523,6 +568,7 @@ class Config:
         " less memory, but blocks of fewer than a few hundred rows take more time. The loss does"
         " not depend on the block size.",
         minimum=0,
+        only=NT_XENT,
     )
     optimizer: str = setting(
         "lars",
@@ -552,6 +598,7 @@ class Config:
         " is then unstable on small data sets. The encoder is not affected.",
         above=0,
         identity=True,
+        only=PRETRAINING,
     )
     warmup_epochs: float = setting(
         10.0, "Epochs of linear warm-up.", minimum=0, maximum=10**6, identity=True
@@ -601,16 +648,10 @@ class Config:
         " multi-label data, the highest 11-point mAP) or, without a linear head, the highest knn"
         " accuracy.",
         no_effect=True,
+        only=EVALUATING,
     )
     keep_hub_module_max: int = setting(
         1, "Number of SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True
-    )
-    log_seconds: float = setting(
-        10.0,
-        "Seconds between progress lines if the output is not a terminal.",
-        above=0,
-        per_worker=True,
-        no_effect=True,
     )
 
     micro_batch_size: int = setting(
@@ -637,13 +678,6 @@ class Config:
         " be faster. Results differ by rounding errors.",
         no_effect=True,
     )
-    profile_steps: int = setting(
-        0,
-        "Number of steps to profile for TensorBoard, starting after the first step; at most the"
-        " number of steps between two checkpoints. 0: no profiling.",
-        minimum=0,
-        no_effect=True,
-    )
 
     # Evaluation.
     eval_epochs: int = setting(
@@ -655,6 +689,7 @@ class Config:
         minimum=0,
         maximum=10**6,
         no_effect=True,
+        only=TRAINING,
     )
     eval_steps: int = setting(
         0,
@@ -672,6 +707,7 @@ class Config:
         "Write the labels and linear-head logits of all examples to predictions_<step>.npz, for "
         "`python -m transfer compare`.",
         no_effect=True,
+        only=EVALUATED_HEAD,
     )
     eval_batch_size: int = setting(
         256,
@@ -685,26 +721,23 @@ class Config:
         " frozen encoder); knn (nearest neighbors by cosine similarity, on the frozen encoder);"
         " contrastive (the pretraining task on held-out images). Without a linear head, linear_head"
         " is replaced with contrastive and, if there are labels, knn.",
+        items=EVAL_PROTOCOLS,
     )
     eval_baselines: bool = setting(
         False,
         "Also run lbfgs and knn on an untrained encoder and on raw pixels, with the same splits.",
+        only=PROBES,
     )
     eval_projections: bool = setting(
-        False, "Also run lbfgs and knn on the projections z = g(h) (paper, 4.2 and Figure 8)."
+        False,
+        "Also run lbfgs and knn on the projections z = g(h) (paper, 4.2 and Figure 8).",
+        only=PROBES,
     )
     eval_name: str | None = setting(
         None,
         "Sub-folder of model_dir for the results of this evaluation and, with --mode=eval, for its"
         " SavedModels.",
         output=True,
-    )
-    gallery: bool | None = setting(
-        None,
-        "After --mode=train_then_eval, write model_dir/gallery.html: nearest neighbors,"
-        " near-duplicates, outliers, a map and clusters of at most 2,000 training images. Requires"
-        " an image folder. If not set, the page is written for image folders without classes.",
-        no_effect=True,
     )
     eval_timeout: float = setting(
         0.0,
@@ -720,17 +753,22 @@ class Config:
         "Name or address (grpc://HOST:8470) of the Cloud TPU, or 'local' on a TPU VM; requires"
         " --use_tpu.",
         no_effect=True,
+        only=TPU,
     )
     tpu_zone: str | None = setting(
-        None, "Zone of the Cloud TPU. If not set, it is detected automatically.", no_effect=True
+        None,
+        "Zone of the Cloud TPU. If not set, it is detected automatically.",
+        no_effect=True,
+        only=TPU,
     )
     gcp_project: str | None = setting(
         None,
         "Google Cloud project of the TPU. If not set, it is detected automatically.",
         no_effect=True,
+        only=TPU,
     )
     master: str | None = setting(
-        None, "Alias for --tpu_name, kept from the original.", no_effect=True
+        None, "Alias for --tpu_name, kept from the original.", no_effect=True, only=TPU
     )
     cluster: str = setting(
         "tf_config",
@@ -859,6 +897,10 @@ class Config:
         suffixes += ["_se"] if self.se_ratio > 0 else []
         return f"resnet{self.resnet_depth}" + "".join(suffixes)
 
+    def settings(self) -> dict:
+        """Returns all settings, keyed by name."""
+        return dataclasses.asdict(self)
+
     def identity(self) -> dict:
         """Returns the settings with the role `identity` that differ from their defaults, keyed by name."""
         values = {name: getattr(self, name) for name in settings_with("identity")}
@@ -878,25 +920,18 @@ class Config:
 
 
 def settings_with(*roles: str) -> tuple[str, ...]:
-    """Returns the names of all settings with at least one of the roles (see `setting`), in order of definition.
-
-    Raises `KeyError` for an unknown role.
-    """
+    """Returns the names of all settings with at least one of the roles in `ROLES`, in order of definition."""
+    assert ROLES.keys() >= set(roles)
     return tuple(
         field.name
         for field in dataclasses.fields(Config)
-        if any(field.metadata["roles"][role] for role in roles)
+        if field.metadata["roles"].intersection(roles)
     )
 
 
 def _split_names(text):
     """Splits a comma-separated list of names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _error(config, name, message):
-    """Returns a `UserError` whose message starts with a flag and its value."""
-    return UserError(f"{as_flag(name, getattr(config, name))}: {message}")
 
 
 def _check_value(field, value):
@@ -908,392 +943,229 @@ def _check_value(field, value):
         raise UserError(
             f"--{field.name}: the value is missing. Specify a value, such as the default {default}."
         )
-    rules = field.metadata
-    flag = as_flag(field.name, value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(
-            f"{flag}: the value is not finite. Use a finite number (default {default})."
-        )
+    rules, flag, problem = field.metadata, as_flag(field.name, value), None
     if rules["choices"] and value not in rules["choices"]:
         allowed = ", ".join(str(choice) for choice in rules["choices"])
-        raise UserError(f"{flag}: the value is not supported. Use one of {allowed}.")
-    for rule, violates, problem, remedy in (
-        ("minimum", operator.lt, "small", "at least"),
-        ("above", operator.le, "small", "a value above"),
-        ("maximum", operator.gt, "large", "at most"),
-    ):
-        limit = rules[rule]
-        if limit is not None and violates(value, limit):
-            raise UserError(
-                f"{flag}: the value is too {problem}. Use {remedy} {limit} (default {default})."
+        problem = f"the value is not supported. Use one of {allowed}."
+    for item in _split_names(value) if rules["items"] else ():
+        if item not in rules["items"]:
+            problem = f"{item} is not supported. Use any of {', '.join(rules['items'])}."
+    if isinstance(value, float) and not math.isfinite(value):
+        problem = f"the value is not finite. Use a finite number (default {default})."
+    elif isinstance(value, (int, float)):
+        minimum, above, maximum = rules["minimum"], rules["above"], rules["maximum"]
+        if value <= above:
+            problem = f"the value is too small. Use a value above {above} (default {default})."
+        if value < minimum:
+            problem = f"the value is too small. Use at least {minimum} (default {default})."
+        if value > maximum:
+            problem = f"the value is too large. Use at most {maximum} (default {default})."
+    if problem:
+        raise UserError(f"{flag}: {problem}")
+
+
+# Contradictions between settings: the flag to report, a function of a `Config` that returns whether
+# they apply, and the problem with a remedy.
+_CONTRADICTIONS = (
+    (
+        "label_fraction",
+        lambda config: (
+            config.label_fraction < 1
+            and config.pretraining
+            and config.mode != "eval"
+            and not (config.mode == "train_then_eval" and PROBES.holds(config))
+        ),
+        "pretraining does not use labels. Use this flag only with --mode=eval, or with"
+        " --mode=train_then_eval and lbfgs or knn in --eval_protocol. To pretrain on fewer images,"
+        " use a slice such as --train_split='train[:10%]'.",
+    ),
+    (
+        "checkpoint",
+        lambda config: (
+            config.train_mode == "supervised" and config.checkpoint and config.mode != "eval"
+        ),
+        "--train_mode=supervised starts from scratch. Remove --checkpoint, or use"
+        " --train_mode=finetune.",
+    ),
+    (
+        "ft_proj_selector",
+        lambda config: (
+            not (
+                -config.effective_num_proj_layers - 1
+                <= config.ft_proj_selector
+                <= config.effective_num_proj_layers
             )
-    if isinstance(value, float) and value and not _MIN_MAGNITUDE <= abs(value) <= _MAX_MAGNITUDE:
-        zero = "0, or " if rules["above"] is None else ""
-        raise UserError(
-            f"{flag}: the magnitude of the value is out of range. Use {zero}a magnitude from "
-            f"{_MIN_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} (default {default})."
-        )
-    if isinstance(value, int) and abs(value) > _MAX_INT32:
-        raise UserError(
-            f"{flag}: the value does not fit in 32 bits. Use a magnitude of at most {_MAX_INT32} "
-            f"(default {default})."
-        )
+        ),
+        "the projection head has no such layer. Use a value from -1 to {layers}, the number of its"
+        " layers.",
+    ),
+    (
+        "linear_head_learning_rate",
+        lambda config: config.linear_head_learning_rate and config.optimizer == "adam",
+        "this flag is not supported with --optimizer=adam, whose updates do not depend on the scale"
+        " of the gradients. Remove the flag.",
+    ),
+    (
+        "linear_head_learning_rate",
+        lambda config: config.linear_head_learning_rate and config.learning_rate == 0,
+        "the linear head follows the schedule of --learning_rate, which is 0. Increase"
+        " --learning_rate.",
+    ),
+    (
+        "semi_hard",
+        lambda config: config.semi_hard and config.contrastive_loss == "nt_xent",
+        "nt_xent already weights negatives by their hardness. Remove the flag, or use"
+        " --contrastive_loss=nt_logistic or margin_triplet.",
+    ),
+    (
+        "margin",
+        lambda config: config.semi_hard and config.margin == 0,
+        "--semi_hard selects no negatives with a margin of 0. Increase --margin.",
+    ),
+    (
+        "augment_on",
+        lambda config: (
+            config.augment_on == "device"
+            and (
+                config.augmentation != "simclr"
+                or config.extra_augmentations
+                or config.branch_operators
+            )
+        ),
+        "only the operators of --augmentation=simclr can be computed on the device. Use host, or"
+        " remove --augmentation, --augment_extra, --augment_left and --augment_right.",
+    ),
+    (
+        "augment_extra",
+        lambda config: config.branch_operators is not None and config.extra_augmentations,
+        "this flag cannot be combined with --augment_left or --augment_right. Add its operators to"
+        " these flags.",
+    ),
+    (
+        "augmentation",
+        lambda config: config.branch_operators is not None and config.augmentation != "simclr",
+        "this value cannot be combined with --augment_left or --augment_right. Remove"
+        " --augmentation, or remove the other two flags.",
+    ),
+    (
+        "color_jitter_strength",
+        lambda config: (
+            config.color_jitter_strength == 0
+            and {"color", "jitter"} & set(sum(config.branch_operators or (), ()))
+        ),
+        "color and jitter have no effect with strength 0. Increase the strength, or remove them"
+        " from --augment_left and --augment_right.",
+    ),
+    (
+        "micro_batch_size",
+        lambda config: (
+            config.micro_batch_size and config.train_batch_size % config.micro_batch_size
+        ),
+        "the value does not divide --train_batch_size={config.train_batch_size}. Use one of its"
+        " divisors.",
+    ),
+    (
+        "eval_protocol",
+        lambda config: not config.eval_protocols,
+        "the list is empty. Use any of {protocols}.",
+    ),
+    (
+        "eval_protocol",
+        lambda config: not config.pretraining and "contrastive" in config.eval_protocols,
+        "contrastive is only valid with --train_mode=pretrain. Use linear_head, lbfgs or knn.",
+    ),
+    (
+        "eval_projections",
+        lambda config: config.eval_projections and not config.effective_num_proj_layers,
+        "the model has no projection head. Remove the flag.",
+    ),
+    (
+        "keep_best",
+        lambda config: (
+            config.keep_best
+            and config.pretraining
+            and config.eval_epochs
+            and config.label_fraction < 1
+            and "knn" in config.eval_protocols
+            and not EVALUATED_HEAD.holds(config)
+        ),
+        "only the last evaluation uses --label_fraction, so its accuracy cannot be compared with"
+        " those during training. Remove --eval_epochs, or evaluate a linear head.",
+    ),
+    (
+        "keep_best",
+        lambda config: (
+            config.keep_best
+            and not config.eval_epochs
+            and not {"linear_head", "knn"} & set(config.eval_protocols)
+        ),
+        "this flag requires an accuracy. Add linear_head or knn to --eval_protocol.",
+    ),
+    (
+        "eval_name",
+        lambda config: (
+            config.eval_name
+            and (
+                _RESERVED_NAME.fullmatch(config.eval_name)
+                or check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
+                or "/" in config.eval_name
+            )
+        ),
+        "the value is not a valid name for a sub-folder, or is reserved for the run's files. Use a"
+        " name without / that does not start with . or ~.",
+    ),
+    (
+        "cluster",
+        lambda config: config.use_tpu and config.cluster == "slurm",
+        "one process controls a TPU of any size. Remove this flag, and start one process.",
+    ),
+    (
+        "precision",
+        lambda config: config.use_tpu and config.precision == "mixed_float16",
+        "TPUs do not support float16. Use mixed_bfloat16.",
+    ),
+    (
+        "micro_batch_size",
+        lambda config: config.use_tpu and config.micro_batch_size,
+        "micro-batches are not supported on TPUs. Remove this flag, and use more TPU cores for"
+        " larger batches.",
+    ),
+    (
+        "jit_compile",
+        lambda config: config.use_tpu and config.jit_compile,
+        "XLA always compiles programs for TPUs. Remove the flag.",
+    ),
+    (
+        "master",
+        lambda config: config.tpu_name and config.master and config.tpu_name != config.master,
+        "--tpu_name={config.tpu_name} specifies a different TPU. Remove one of the flags.",
+    ),
+)
 
 
 def _check_combinations(config):
-    """Checks settings that depend on each other."""
-    if config.train_mode != "finetune" and config.fine_tune_after_block > -1:
-        raise _error(
-            config,
-            "fine_tune_after_block",
-            "this flag is only valid with --train_mode=finetune. Remove it.",
-        )
-    if (
-        config.pretraining
-        and config.label_fraction < 1
-        and config.mode != "eval"
-        and not (config.mode == "train_then_eval" and {"lbfgs", "knn"} & set(config.eval_protocols))
-    ):
-        raise _error(
-            config,
-            "label_fraction",
-            "pretraining does not use labels. Use this flag only with --mode=eval, or with"
-            " --mode=train_then_eval and lbfgs or knn in --eval_protocol. To pretrain on fewer"
-            " images, use a slice such as --train_split='train[:10%]'.",
-        )
-    if config.train_mode == "supervised" and config.checkpoint and config.mode != "eval":
-        raise _error(
-            config,
-            "checkpoint",
-            "--train_mode=supervised starts from scratch. Remove --checkpoint, or use "
-            "--train_mode=finetune.",
-        )
-    if config.label_seed and config.label_fraction == 1:
-        raise _error(
-            config,
-            "label_seed",
-            "this flag has no effect with --label_fraction=1. Lower --label_fraction, "
-            "or remove --label_seed.",
-        )
-    layers = config.effective_num_proj_layers
-    if not -(layers + 1) <= config.ft_proj_selector <= layers:
-        raise _error(
-            config,
-            "ft_proj_selector",
-            f"the projection head has no such layer (type: {config.effective_proj_head_mode},"
-            f" number of layers: {layers}). Use a value from {-layers - 1} to {layers}.",
-        )
-    if config.linear_head_learning_rate is not None:
-        _check_linear_head_learning_rate(config)
-    _check_loss(config)
-    _check_augmentation(config)
-    if config.micro_batch_size and config.train_batch_size % config.micro_batch_size:
-        raise _error(
-            config,
-            "micro_batch_size",
-            "the value does not divide --train_batch_size="
-            f"{config.train_batch_size}. Use {_largest_divisor(config)}.",
-        )
-    if config.zero_init_logits_layer and not config.has_linear_head:
-        raise _error(
-            config,
-            "zero_init_logits_layer",
-            "the model has no linear head. Set --lineareval_while_pretraining.",
-        )
-    _check_evaluation(config)
-    _check_tpu(config)
-
-
-def _check_evaluation(config):
-    unknown = [name for name in config.eval_protocols if name not in EVAL_PROTOCOLS]
-    if unknown or not config.eval_protocols:
-        problem = f"{unknown[0]} is not a protocol" if unknown else "the list is empty"
-        raise _error(
-            config, "eval_protocol", f"{problem}. Use one or more of {', '.join(EVAL_PROTOCOLS)}."
-        )
-    if not config.pretraining and "contrastive" in config.eval_protocols:
-        raise _error(
-            config,
-            "eval_protocol",
-            "contrastive is only valid with --train_mode=pretrain. Use linear_head, lbfgs or knn.",
-        )
-    evaluates_linear_head = config.has_linear_head and "linear_head" in config.eval_protocols
-    if config.save_predictions and not (config.mode != "train" and evaluates_linear_head):
-        raise _error(
-            config,
-            "save_predictions",
-            "no linear head is evaluated. Use --mode=train_then_eval or --mode=eval,"
-            " --eval_protocol=linear_head and, for pretraining, --lineareval_while_pretraining.",
-        )
-    if config.eval_epochs and config.mode == "eval":
-        raise _error(
-            config,
-            "eval_epochs",
-            "this flag is only valid for training. Remove the flag, because "
-            "--mode=eval evaluates every checkpoint.",
-        )
-    if (
-        config.keep_best
-        and config.pretraining
-        and config.eval_epochs
-        and config.label_fraction < 1
-        and (
-            "knn" in config.eval_protocols
-            and not (config.has_linear_head and "linear_head" in config.eval_protocols)
-        )
-    ):
-        raise _error(
-            config,
-            "keep_best",
-            "only the last evaluation uses --label_fraction, so its accuracy cannot be "
-            "compared with those during training. Remove --eval_epochs, or evaluate a linear head.",
-        )
-    if config.keep_best and not config.evaluates:
-        raise _error(
-            config,
-            "keep_best",
-            "--mode=train does not evaluate. Set --eval_epochs, use "
-            "--mode=train_then_eval, or pass the flag to a second process with --mode=eval.",
-        )
-    if config.keep_best and not (
-        config.eval_epochs or {"linear_head", "knn"} & set(config.eval_protocols)
-    ):
-        raise _error(
-            config,
-            "keep_best",
-            "this flag requires an accuracy. Add linear_head or knn to --eval_protocol.",
-        )
-    if config.gallery and config.mode != "train_then_eval":
-        raise _error(
-            config,
-            "gallery",
-            "only --mode=train_then_eval writes a gallery. Use that mode, or `python -m "
-            "inference gallery`.",
-        )
-    if config.gallery and not config.dataset.startswith("folder:"):
-        raise _error(
-            config,
-            "gallery",
-            "a gallery requires an image folder. Use --dataset=folder:PATH, or remove the flag.",
-        )
-    for name in ("eval_baselines", "eval_projections"):
-        if getattr(config, name) and not {"lbfgs", "knn"} & set(config.eval_protocols):
-            raise _error(
-                config,
-                name,
-                "this flag is only valid with lbfgs or knn. Add one of them to --eval_protocol.",
+    """Rejects settings without effect, and contradictions between settings."""
+    for field in dataclasses.fields(config):
+        only, value = field.metadata["only"], getattr(config, field.name)
+        if only and value != field.default and not only.holds(config):
+            raise UserError(
+                f"{as_flag(field.name, value)}: this flag has no effect without {only.flags}."
+                " Remove it, or change these flags."
             )
-    if config.eval_projections and not config.effective_num_proj_layers:
-        raise _error(
-            config, "eval_projections", "the model has no projection head. Remove the flag."
-        )
-    if config.eval_name and _RESERVED_NAME.fullmatch(config.eval_name):
-        raise _error(
-            config, "eval_name", "this name is reserved for the run's files. Use another name."
-        )
-    if config.eval_name and (
-        check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
-        or "/" in config.eval_name
-        or len(os.fsencode(config.eval_name)) > _MAX_NAME_BYTES
-    ):
-        raise _error(
-            config,
-            "eval_name",
-            "the value is not a valid name for a sub-folder. Use a name of at most "
-            f"{_MAX_NAME_BYTES} bytes that contains no / and does not start with . or ~.",
-        )
-
-
-def _check_augmentation(config):
-    """Checks operator names and mutually exclusive flags."""
-    unknown = [name for name in config.extra_augmentations if name not in EXTRA_AUGMENTATIONS]
-    if unknown:
-        raise _error(
-            config,
-            "augment_extra",
-            f"{unknown[0]} is not a supported operator. Use one or more of "
-            f"{', '.join(EXTRA_AUGMENTATIONS)}.",
-        )
-    for name, is_set in (
-        ("augment_extra", config.extra_augmentations),
-        ("augmentation", config.augmentation != "simclr"),
-    ):
-        if is_set and not config.uses_pretraining_augmentation:
-            raise _error(config, name, "fine-tuning uses only crops and flips. Remove the flag.")
-    if config.augment_on == "device" and (
-        config.augmentation != "simclr" or config.extra_augmentations or config.branch_operators
-    ):
-        raise _error(
-            config,
-            "augment_on",
-            "only the operators of --augmentation=simclr can be computed on the device. Use host,"
-            " or remove --augmentation, --augment_extra, --augment_left and --augment_right.",
-        )
-    if config.branch_operators is None:
-        return
-    if config.extra_augmentations:
-        raise _error(
-            config,
-            "augment_extra",
-            "this flag cannot be combined with --augment_left or --augment_right. "
-            "Remove --augment_extra, and add its operators to the other flags.",
-        )
-    for flag, names in zip(("augment_left", "augment_right"), config.branch_operators):
-        unknown = [name for name in names if name not in AUGMENTATIONS]
-        if unknown:
-            raise _error(
-                config,
-                flag,
-                f"{unknown[0]} is not a supported operator. Use any of {', '.join(AUGMENTATIONS)}.",
+    for name, applies, message in _CONTRADICTIONS:
+        if applies(config):
+            message = message.format(
+                config=config,
+                layers=config.effective_num_proj_layers,
+                protocols=", ".join(EVAL_PROTOCOLS),
             )
-        if {"color", "jitter"} & set(names) and config.color_jitter_strength == 0:
-            raise _error(
-                config,
-                flag,
-                "color and jitter have no effect with --color_jitter_strength=0. Increase "
-                "--color_jitter_strength.",
-            )
-    if not config.pretraining:
-        flag = "augment_right" if config.augment_left is None else "augment_left"
-        raise _error(
-            config,
-            flag,
-            "only --train_mode=pretrain uses two views. Remove --augment_left and --augment_right.",
-        )
-    if config.augmentation != "simclr":
-        raise _error(
-            config,
-            "augmentation",
-            "this value cannot be combined with --augment_left or --augment_right. "
-            "Remove --augmentation, or remove the other two flags.",
-        )
-
-
-def _check_loss(config):
-    """Checks that the contrastive loss supports the settings."""
-    for name, default in (
-        ("contrastive_loss", "nt_xent"),
-        ("negatives", "both"),
-        ("semi_hard", False),
-        ("margin", None),
-    ):
-        if getattr(config, name) != default and not config.pretraining:
-            raise _error(
-                config, name, "only --train_mode=pretrain uses a contrastive loss. Remove the flag."
-            )
-    if config.semi_hard and config.contrastive_loss == "nt_xent":
-        raise _error(
-            config,
-            "semi_hard",
-            "nt_xent already weights negatives by their hardness. Remove the flag, or "
-            "use --contrastive_loss=nt_logistic or margin_triplet.",
-        )
-    if config.margin is not None and config.effective_margin is None:
-        raise _error(
-            config,
-            "margin",
-            "this flag is only valid with --contrastive_loss=margin_triplet or --semi_hard. "
-            "Remove the flag.",
-        )
-    if config.semi_hard and config.margin == 0:
-        raise _error(
-            config,
-            "margin",
-            "--semi_hard selects no negatives with a margin of 0. Increase --margin.",
-        )
-    if config.loss_block_rows and (
-        config.contrastive_loss != "nt_xent" or config.negatives != "both"
-    ):
-        raise _error(
-            config,
-            "loss_block_rows",
-            "this flag is only valid with --contrastive_loss=nt_xent and "
-            "--negatives=both. Remove the flag.",
-        )
-
-
-def _largest_divisor(config):
-    """Returns the largest valid micro-batch size up to the requested size."""
-    return next(
-        size
-        for size in range(min(config.micro_batch_size, config.train_batch_size), 0, -1)
-        if config.train_batch_size % size == 0
-    )
-
-
-def _check_linear_head_learning_rate(config):
-    name = "linear_head_learning_rate"
-    if not config.pretraining:
-        raise _error(config, name, "this flag is only valid for pretraining. Remove the flag.")
-    if not config.has_linear_head:
-        # Recipes set the flag. `run.fill_defaults` removes it and logs that there is no linear
-        # head.
-        return
-    if config.optimizer == "adam":
-        raise _error(
-            config,
-            name,
-            "this flag is not supported with --optimizer=adam, whose updates do not depend on "
-            "the scale of the gradients. Remove the flag.",
-        )
-    if config.learning_rate == 0:
-        raise _error(
-            config,
-            name,
-            "the linear head follows the schedule of --learning_rate, which is 0. Increase "
-            "--learning_rate.",
-        )
-
-
-def _check_tpu(config):
-    for name in ("tpu_name", "tpu_zone", "gcp_project", "master"):
-        if getattr(config, name) and not config.use_tpu:
-            raise _error(
-                config,
-                name,
-                "this flag is only valid with --use_tpu. Add --use_tpu, or remove this flag.",
-            )
-    if config.use_tpu and config.cluster == "slurm":
-        raise _error(
-            config,
-            "cluster",
-            "one process controls a TPU of any size. Remove this flag, and start one process.",
-        )
-    if config.use_tpu and config.precision == "mixed_float16":
-        raise _error(config, "precision", "TPUs do not support float16. Use mixed_bfloat16.")
-    if config.use_tpu and config.micro_batch_size:
-        raise _error(
-            config,
-            "micro_batch_size",
-            "micro-batches are not supported on TPUs. Remove this flag, and use "
-            "more TPU cores for larger batches.",
-        )
-    if config.use_tpu and config.jit_compile:
-        raise _error(
-            config, "jit_compile", "XLA always compiles programs for TPUs. Remove the flag."
-        )
-    if config.tpu_name and config.master and config.tpu_name != config.master:
-        raise _error(
-            config,
-            "master",
-            f"--tpu_name={config.tpu_name} specifies a different TPU. Remove one of the flags.",
-        )
-
-
-_RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
+            raise UserError(f"{as_flag(name, getattr(config, name))}: {message}")
 
 
 def select_settings(content: dict) -> dict | None:
-    """Returns the settings in `content`, or None if any of their values has the wrong type.
-
-    Settings that an earlier version stored under a different name or with a different value are
-    converted.
-    """
+    """Returns the settings in `content`, or None if any of their values has the wrong type."""
     types = typing.get_type_hints(Config)
-    settings = {_RENAMED_SETTINGS.get(name, name): value for name, value in content.items()}
-    settings = {name: value for name, value in settings.items() if name in types}
-    if settings.get("negatives") == "one_view":
-        settings["negatives"] = "cross_view"
+    settings = {name: value for name, value in content.items() if name in types}
     for name, value in settings.items():
         allowed = typing.get_args(types[name]) or (types[name],)
         # JSON may store a float setting as an integer. isinstance() would accept a bool as an int.

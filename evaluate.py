@@ -15,44 +15,37 @@ import tensorflow as tf
 import tf_keras as keras
 
 import data
-import metrics
 import model as model_lib
+import simclr
 from checkpoints import checkpoint_files, lock, restoring, run_directory, weight_files
+from checkpoints.run_directory import RunContext
 from config import Config
+from metrics import (
+    KNN,
+    LBFGS,
+    LINEAR_TOP_1,
+    LINEAR_TOP_5,
+    MEAN_PER_CLASS,
+    MEAN_PRECISION,
+    METRICS,
+    WEIGHTED_KNN,
+    MeanMetrics,
+    mean_average_precision_11,
+    mean_per_class_accuracy,
+    top_1_hits,
+    top_k_hits,
+)
 from probing import features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
 from runtime.errors import UserError
-from sources import classes, datasets
+from sources import classes
 from sources.source import Source
 
 _POLL_SECONDS = 5.0
 _EMBEDDED_ROWS = 64  # maximum number of images whose views `contrastive` embeds at once
 _RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
-LINEAR_TOP_1 = "eval/label_top_1_accuracy"
-LINEAR_TOP_5 = "eval/label_top_5_accuracy"
-MEAN_PER_CLASS = "eval/label_mean_per_class_accuracy"
-MEAN_PRECISION = "eval/label_mean_average_precision"  # 11-point mAP, for multi-label data
-LBFGS = "eval/lbfgs_top_1_accuracy"
-KNN = "eval/knn_top_1_accuracy"
-WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
 REGULARIZATION = "eval/regularization_loss"
-_LABELS = {
-    LINEAR_TOP_1: "linear head, top-1",
-    LINEAR_TOP_5: "linear head, top-5",
-    MEAN_PER_CLASS: "linear head, mean per class",
-    MEAN_PRECISION: "linear head, 11-point mAP",
-    LBFGS: "logistic regression",
-    KNN: f"{nearest_neighbors.KNN_NEIGHBORS} nearest neighbors",
-    WEIGHTED_KNN: f"{nearest_neighbors.WEIGHTED_NEIGHBORS} nearest neighbors, weighted",
-    "eval/contrast_loss": "contrastive loss",
-    "eval/contrast_acc": "contrastive accuracy",
-}
-# method name -> description in the log. Methods that take less than a second are not logged.
-_PHASES = {
-    "linear_head": "linear head",
-    "contrastive": "contrastive loss",
-    "probe_frozen_encoder": "frozen encoder",
-}
+# Key suffix of the encoders that lbfgs and knn are applied to -> name of the encoder.
 _ENCODERS = {
     "": ", frozen encoder",
     "/projections": ", projections",
@@ -93,23 +86,26 @@ def select_labels(config: Config, source: Source) -> Source:
     return labeled_source
 
 
-def config_during_training(config: Config, source: Source) -> Config:
-    """Returns the settings for evaluations during training.
+def during_training(context: RunContext) -> RunContext:
+    """Returns the context for evaluations during training.
 
     The protocols are `linear_head` and `knn` or, in pretraining without labels, `contrastive`. In
     pretraining, they use all labels.
     """
+    config, source = context.config, context.source
     labeled = _splits_have_labels(config, source)
     names = ["linear_head"] if config.has_linear_head and labeled else []
     names += ["knn"] if labeled and not source.multi_label else []
     names += ["contrastive"] if config.pretraining and not names else []
-    return config.replace(
-        eval_protocol=",".join(names),
-        eval_baselines=False,
-        eval_projections=False,
-        save_predictions=False,
-        label_fraction=1.0,
-        label_seed=0,
+    return context.replace(
+        config=config.replace(
+            eval_protocol=",".join(names),
+            eval_baselines=False,
+            eval_projections=False,
+            save_predictions=False,
+            label_fraction=1.0,
+            label_seed=0,
+        )
     )
 
 
@@ -212,28 +208,28 @@ def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
       logits: [n, classes].
     """
     if labels.ndim == 2:
-        return {MEAN_PRECISION: metrics.mean_average_precision_11(labels, logits)}
-    top_1 = metrics.top_1_hits(labels, logits).numpy()
+        return {MEAN_PRECISION: mean_average_precision_11(labels, logits)}
+    top_1 = top_1_hits(labels, logits).numpy()
     results = {
         LINEAR_TOP_1: float(top_1.mean()),
-        MEAN_PER_CLASS: metrics.mean_per_class_accuracy(top_1, labels),
+        MEAN_PER_CLASS: mean_per_class_accuracy(top_1, labels),
     }
     if logits.shape[-1] > 5:  # With at most five classes, top-5 accuracy is always 1.
-        results[LINEAR_TOP_5] = float(np.mean(metrics.top_k_hits(labels, logits, 5)))
+        results[LINEAR_TOP_5] = float(np.mean(top_k_hits(labels, logits, 5)))
     return results
 
 
 def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
     """Returns the results as table rows (description, value)."""
-    rows = []
-    for key, label in _LABELS.items():
-        for suffix, encoder in _ENCODERS.items():
-            if key + suffix in results:
-                uses_features = key in (LBFGS, KNN, WEIGHTED_KNN)
-                rows.append(
-                    (label + (encoder if uses_features else ""), f"{results[key + suffix]:.4f}")
-                )
-    return rows
+    return [
+        (
+            metric.label + (encoder if metric.key in (LBFGS, KNN, WEIGHTED_KNN) else ""),
+            f"{results[metric.key + suffix]:.4f}",
+        )
+        for metric in METRICS
+        for suffix, encoder in _ENCODERS.items()
+        if metric.key + suffix in results
+    ]
 
 
 def results_dir(config: Config) -> str:
@@ -253,31 +249,28 @@ class Evaluator:
 
     def __init__(
         self,
-        config: Config,
-        source: Source,
+        context: RunContext,
         model: model_lib.Model,
-        strategy: tf.distribute.Strategy,
-        is_chief: bool = True,
         weights_flag: str | None = None,
         head_names: list[str] | None = None,
-        check: Callable[[], None] = lambda: None,
     ):
         """Creates the evaluator, without tracing or writing anything.
 
         Args:
-          config: settings.
-          source: the data set.
+          context: settings, data and strategy. The lock is checked before anything is written.
           model: a built model, whose variables may change between evaluations.
-          strategy: the strategy under which the model was built.
-          is_chief: whether this process writes the results.
           weights_flag: flag and value that identify the weights in error messages. None:
             `--model_dir`.
           head_names: class names of the linear head. None: the data set's class names.
-          check: called before anything is written; may raise `UserError`.
         """
-        self._config, self._source, self._model, self._strategy = config, source, model, strategy
+        self._context, self._model = context, model
+        self._config, self._source, self._strategy = config, source, strategy = (
+            context.config,
+            context.source,
+            context.strategy,
+        )
         self._protocol_names = protocols(config, source)
-        self._is_chief, self._check = is_chief, check
+        self._is_chief, self._check = context.is_chief, context.check_lock
         self._head_names = head_names or source.class_names
         self._head_columns = (
             classes.match_columns(source.class_names, head_names) if head_names else None
@@ -334,19 +327,19 @@ class Evaluator:
         if self._is_chief:
             self._check()
             run_directory.check_writable(results_dir(self._config))
-        results, finished = {"global_step": step}, False
+        names, results, finished = self._protocol_names, {"global_step": step}, False
         try:
-            for protocol in self._protocols(complete):
-                if self._is_chief and protocol.__name__ in _PHASES:
-                    name = f"{_PHASES[protocol.__name__]}{self._describe_labels(protocol)}"
-                    console.log(f"evaluating step {step}: {name}")
-                protocol_results = protocol(step)
-                for key, value in protocol_results.items():
-                    if not np.isfinite(value):
-                        raise UserError(
-                            f"{self._weights}: {key} at step {step} is {value}. {features.DIVERGED}"
-                        )
-                results.update(protocol_results)
+            if complete:
+                decay = model_lib.add_weight_decay(
+                    self._model, self._config.weight_decay, self._config.optimizer
+                )
+                results[REGULARIZATION] = float(decay)
+            if "linear_head" in names:
+                self._add(results, step, "linear head", self.linear_head)
+            if "contrastive" in names:
+                self._add(results, step, "contrastive loss", self.contrastive)
+            if {"lbfgs", "knn"} & set(names):
+                self._add(results, step, self._describe_probe(), self.probe_frozen_encoder)
             finished = True
         finally:
             if self._is_chief and finished:
@@ -362,22 +355,22 @@ class Evaluator:
             )
         return results
 
-    def _protocols(self, complete):
-        """Returns the protocol methods in execution order. Each method takes the step and returns results."""
-        names = self._protocol_names
-        selection = {
-            self.regularization: complete,
-            self.linear_head: "linear_head" in names,
-            self.contrastive: "contrastive" in names,
-            self.probe_frozen_encoder: bool({"lbfgs", "knn"} & set(names)),
-        }
-        return [method for method, is_selected in selection.items() if is_selected]
+    def _add(self, results, step, description, protocol):
+        """Adds the results of a protocol, which must be finite, to `results`."""
+        if self._is_chief:
+            console.log(f"evaluating step {step}: {description}")
+        new_results = protocol(step)
+        for key, value in new_results.items():
+            if not np.isfinite(value):
+                raise UserError(
+                    f"{self._weights}: {key} at step {step} is {value}. {features.DIVERGED}"
+                )
+        results.update(new_results)
 
-    def _describe_labels(self, protocol):
-        """Returns text such as ", 32 labels" if `protocol` does not use all labels of the training split, or ""."""
-        if protocol != self.probe_frozen_encoder or self._config.label_fraction == 1:
-            return ""
-        return f", {self._source.num_examples(self._config.train_split):,} labels"
+    def _describe_probe(self):
+        if self._config.label_fraction == 1:
+            return "frozen encoder"
+        return f"frozen encoder, {self._source.num_examples(self._config.train_split):,} labels"
 
     def _write_partial(self, step, results):
         """Writes the results of the protocols that had finished before another protocol failed."""
@@ -456,14 +449,6 @@ class Evaluator:
         )
         return vectors, labels
 
-    def regularization(self, step: int) -> dict[str, float]:
-        """Returns a dict with the weight-decay loss, under the same key as in the original."""
-        del step
-        decay = model_lib.add_weight_decay(
-            self._model, self._config.weight_decay, self._config.optimizer
-        )
-        return {REGULARIZATION: float(decay)}
-
     def linear_head(self, step: int) -> dict[str, float]:
         """Returns the metrics of the linear head on all labeled examples; see `linear_results`.
 
@@ -502,7 +487,7 @@ class Evaluator:
                 config, self._source, config.eval_split, config.seed, math.gcd(*part_sizes)
             )
             self._parts = pairs.rebatch(part_sizes)
-        parts, mean_metrics = iter(self._parts), metrics.MeanMetrics()
+        parts, mean_metrics = iter(self._parts), MeanMetrics()
         for batch_index in range(min(num_examples // size, config.eval_steps or num_examples)):
             index = tf.constant(batch_index, tf.int64)
             z = [
@@ -512,19 +497,18 @@ class Evaluator:
             mean_metrics.add(self._losses(tf.concat(z, 1)))
         return {f"eval/{name}": value for name, value in mean_metrics.means().items()}
 
-    def _project_views(self, views, batch_index, first_row):
+    def _project_views(self, images, batch_index, first_row):
         """Returns projections [number of views, rows, d] of consecutive rows of a batch, starting at `first_row`."""
-        images = model_lib.blurred_views(
-            views, self._config, self._config.seed, batch_index, first_row
-        )
-        z = self._model(images, training=False)["proj_head_output"]
-        return tf.reshape(z, [-1, views.shape[0], z.shape[-1]])
+        images = simclr.views(images, self._config, batch_index, first_row=first_row)
+        z = self._model(tf.concat(images, 0), training=False)["proj_head_output"]
+        return tf.reshape(z, [len(images), -1, z.shape[-1]])
 
     def _contrastive_losses(self, z):
         """Returns a dict of the contrastive loss and its metrics for projections [number of views, batch, d]."""
-        config = self._config.replace(jit_compile=False)  # XLA compiles only the training step.
-        loss, scalars = model_lib.contrastive_loss(tf.reshape(z, [-1, z.shape[-1]]), config, None)
-        return {"contrast_loss": loss, **scalars}
+        # XLA compiles only the training step.
+        config = self._config.replace(jit_compile=False)
+        terms, scalars = simclr.over_batch(None, tf.reshape(z, [-1, z.shape[-1]]), None, config)
+        return {**terms, **scalars}
 
     def probe_frozen_encoder(self, step: int) -> dict[str, float]:
         """Returns the results of `lbfgs` and `knn` on the frozen encoder and, if requested, on the baselines."""
@@ -588,19 +572,10 @@ def _check_labels(train_set, test_set, config):
         )
 
 
-def evaluate_and_write(
-    config: Config,
-    source: Source,
-    model: model_lib.Model,
-    strategy: tf.distribute.Strategy,
-    step: int,
-    is_chief: bool = True,
-    complete: bool = True,
-    check: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """Evaluates a model once; see `Evaluator` and `Evaluator.evaluate_and_write`."""
-    with Evaluator(config, source, model, strategy, is_chief, check=check) as evaluator:
-        return evaluator.evaluate_and_write(step, complete)
+def evaluate_and_write(context: RunContext, model: model_lib.Model, step: int) -> dict[str, float]:
+    """Evaluates a model once; see `Evaluator.evaluate_and_write`."""
+    with Evaluator(context, model) as evaluator:
+        return evaluator.evaluate_and_write(step)
 
 
 def wait_for_run(model_dir: str, timeout: float, only_if_locked: bool = False) -> None:
@@ -670,99 +645,62 @@ def _required_parts(config, source):
     )
 
 
-def _build_evaluator(config, source, strategy, is_chief, path, flag):
-    """Builds a model for the weights at `path`, and an `Evaluator` for the model. Error messages start with `flag`."""
+def evaluate_checkpoints(
+    context: RunContext, last_step: int | None, export: Callable[[str, dict[str, float]], object]
+) -> None:
+    """Evaluates the weights of `--checkpoint` once or, if `last_step` is set, every new checkpoint of the run.
+
+    Args:
+      context: settings, data and strategy.
+      last_step: last training step of the run in `model_dir`, or None to evaluate `--checkpoint`.
+      export: called after each evaluation of a run with the prefix of the checkpoint and the
+        results, unless the checkpoint lacks parts of the model.
+    """
+    config, source, is_run = context.config, context.source, last_step is not None
+    # Reports too few labels before the first checkpoint is written.
+    context = context.replace(source=select_labels(config, source))
+    flag, paths = "--checkpoint", [config.checkpoint]
+    if is_run:
+        flag = "--model_dir"
+        paths = new_checkpoints(config.model_dir, last_step, config.eval_timeout)
+    evaluator = None
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            is_first = evaluator is None
+            try:
+                if is_first:
+                    model, head_names = _build_model(context, path, flag)
+                    evaluator = Evaluator(context, model, f"{flag}={path}", head_names)
+                    stack.enter_context(evaluator)
+                loaded = restoring.load_parts(model, path, _required_parts(config, source), flag)
+                if is_first and context.is_chief:
+                    for line in loaded.lines:
+                        console.log(line)
+                step = checkpoint_files.step_from_prefix(path) if is_run else loaded.file.step or 0
+                results = evaluator.evaluate_and_write(step, not loaded.not_loaded)
+                if is_run and context.is_chief and not loaded.not_loaded:
+                    export(path, results)
+            except (tf.errors.OpError, UserError):
+                if not is_run or _is_usable(path):
+                    raise
+                continue
+            if context.is_chief:
+                file = os.path.join(results_dir(config), "result.json")
+                rows = [*result_rows(results), None, ("results", file)]
+                title = path if is_run else f"{config.network_name} on {source.name}"
+                console.log(console.format_table(title, rows))
+
+
+def _build_model(context, path, flag):
+    """Builds a model for the weights at `path`. Returns the model and the class names of its linear head, if they differ."""
+    config, source = context.config, context.source
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
-    with strategy.scope():
+    with context.strategy.scope():
         model = model_lib.build_model(config, len(head_names) if head_names else source.num_classes)
         if not config.pretraining:
             # Freeze the same layers as in training, since the weight decay depends on them.
             model.freeze(config.fine_tune_after_block)
-    return model, Evaluator(config, source, model, strategy, is_chief, f"{flag}={path}", head_names)
-
-
-def evaluate_checkpoint(
-    config: Config, source: Source, strategy: tf.distribute.Strategy, is_chief: bool = True
-) -> dict[str, float]:
-    """Evaluates the weights of `--checkpoint` once, and returns the results."""
-    labeled_source = select_labels(config, source)
-    model, evaluator = _build_evaluator(
-        config, labeled_source, strategy, is_chief, config.checkpoint, "--checkpoint"
-    )
-    with evaluator:
-        loaded = restoring.load_parts(model, config.checkpoint, _required_parts(config, source))
-        for line in loaded.lines:
-            console.log(line)
-        return evaluator.evaluate_and_write(loaded.file.step or 0, not loaded.not_loaded)
-
-
-def evaluate_continuously(
-    config: Config,
-    source: Source,
-    strategy: tf.distribute.Strategy,
-    is_chief: bool = True,
-    export: Callable[[str, dict[str, float]], object] = lambda path, results: None,
-) -> dict[str, float] | None:
-    """Evaluates every new checkpoint once.
-
-    Args:
-      config: settings.
-      source: the data set.
-      strategy: the strategy of this process.
-      is_chief: whether this process writes the results and exports.
-      export: called after each evaluation with the prefix of the checkpoint and the results, unless
-        the checkpoint lacks parts of the model.
-
-    Returns:
-      The last results, or None if there were no checkpoints.
-    """
-    # Reports too few labels before the first checkpoint is written.
-    labeled_source = select_labels(config, source)
-    required = _required_parts(config, source)
-    last_step = config.train_steps or _count_steps(config, source)
-    model = evaluator = results = None
-    with contextlib.ExitStack() as stack:
-        for path in new_checkpoints(config.model_dir, last_step, config.eval_timeout):
-            try:
-                if evaluator is None:
-                    model, evaluator = _build_evaluator(
-                        config, labeled_source, strategy, is_chief, path, "--model_dir"
-                    )
-                    stack.enter_context(evaluator)
-                loaded = restoring.load_parts(model, path, required, "--model_dir")
-            except (tf.errors.OpError, UserError):
-                if _is_usable(path):
-                    raise
-                continue
-            if results is None and is_chief:
-                for part, reason in loaded.not_loaded.items():
-                    console.log(f"not loaded: {part} ({reason})")
-                if loaded.not_loaded:
-                    console.log(
-                        "no SavedModels are exported, because the checkpoints lack parts of the"
-                        " model"
-                    )
-            results = evaluator.evaluate_and_write(
-                checkpoint_files.step_from_prefix(path), not loaded.not_loaded
-            )
-            if is_chief and not loaded.not_loaded:
-                try:
-                    export(path, results)
-                except (tf.errors.OpError, UserError):
-                    if _is_usable(path):
-                        raise
-            if is_chief:
-                rows = [*result_rows(results), ("results", results_dir(config))]
-                console.log(console.format_table(path, rows))
-    return results
-
-
-def _count_steps(config, source):
-    """Returns the last step of the run in `model_dir`, computed from the settings for the training length."""
-    split = (run_directory.read_flags(config.model_dir) or {}).get(
-        "train_split", config.train_split
-    )
-    return model_lib.count_steps(config, datasets.check_split(source, "train_split", split)).train
+    return model, head_names
 
 
 def _is_usable(path):

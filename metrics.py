@@ -3,11 +3,66 @@
 from __future__ import annotations
 
 import collections
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from runtime import replicas
+
+LINEAR_TOP_1 = "eval/label_top_1_accuracy"
+LINEAR_TOP_5 = "eval/label_top_5_accuracy"
+MEAN_PER_CLASS = "eval/label_mean_per_class_accuracy"
+MEAN_PRECISION = "eval/label_mean_average_precision"  # 11-point mAP, for multi-label data
+LBFGS = "eval/lbfgs_top_1_accuracy"
+KNN = "eval/knn_top_1_accuracy"
+WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
+
+
+class Metric(NamedTuple):
+    """Presentation of a metric.
+
+    Attributes:
+      key: name in result.json, history.csv and TensorBoard.
+      label: name in tables and legends.
+      short_label: name in the progress display, or None to omit the metric there.
+      panel: title of the metric's panel in curves.png, or None to omit the metric there.
+    """
+
+    key: str
+    label: str
+    short_label: str | None = None
+    panel: str | None = None
+
+
+# Metrics are shown in this order. Metrics that are missing here are logged, but not shown.
+METRICS = (
+    Metric("train/contrast_loss", "training", "loss", "contrastive loss"),
+    Metric("train/contrast_acc", "training", "contrast_acc", "contrastive accuracy"),
+    Metric("train/supervised_acc", "training", "head_acc", "accuracy of the linear head"),
+    Metric(LINEAR_TOP_1, "linear head, top-1", "eval_head_acc", "accuracy of the linear head"),
+    Metric(LINEAR_TOP_5, "linear head, top-5"),
+    Metric(MEAN_PER_CLASS, "linear head, mean per class"),
+    Metric(MEAN_PRECISION, "linear head, 11-point mAP", "eval_head_map", "11-point mAP"),
+    Metric(LBFGS, "logistic regression"),
+    Metric(KNN, "10 nearest neighbors", "eval_knn", "accuracy of the nearest neighbors"),
+    Metric(
+        WEIGHTED_KNN, "200 nearest neighbors, weighted", None, "accuracy of the nearest neighbors"
+    ),
+    Metric("eval/contrast_loss", "contrastive loss", "eval_loss", "contrastive loss"),
+    Metric("eval/contrast_acc", "contrastive accuracy", None, "contrastive accuracy"),
+    Metric("train/supervised_loss", "training", "head_loss", "loss of the linear head"),
+    Metric("learning_rate", "learning rate", None, "learning rate"),
+)
+
+
+def short_labels(scalars: dict[str, float]) -> dict[str, float]:
+    """Returns the metrics to show next to the training progress, keyed by their short labels."""
+    return {
+        metric.short_label: scalars[metric.key]
+        for metric in METRICS
+        if metric.short_label and metric.key in scalars
+    }
 
 
 def contrastive_accuracy(logits_ab: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

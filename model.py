@@ -12,17 +12,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-import data_util
-import metrics
-import objective
 import resnet
 from config import Config
-from large_batch import blocked_nt_xent
 from lars_optimizer import LARSOptimizer
-from runtime import rng
-
-_BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in data.py.
-
 
 # ---------------------------------------------------------------------------------------------------------- heads
 
@@ -167,10 +159,9 @@ class Model(keras.Model):
           training: whether batch norm uses batch statistics.
 
         Returns:
-          A dict with the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h, [n,
-          c]), `proj_head_output` (z, [n, out_dim]) and, with a linear head, `sup_head_input` [n,
-          c'] and `logits_sup` [n, num_classes]. In pretraining, no gradient flows from the linear
-          head into the encoder.
+          A dict with the encoder's endpoints (see `resnet.ResNet.call`), `proj_head_input` (h,
+          [n, c]), `proj_head_output` (z, [n, out_dim]) and, with a linear head, `logits_sup`
+          [n, num_classes]. In pretraining, no gradient flows from the linear head into the encoder.
         """
         endpoints = self.resnet_model(inputs, training=training)
         stages = self._projection_head(endpoints["final_avg_pool"], training=training)
@@ -178,7 +169,7 @@ class Model(keras.Model):
         if self.supervised_head is not None:
             head_input = tf.cast(stages[self._ft_proj_selector], self.variable_dtype)
             head_input = tf.stop_gradient(head_input) if self._stops_head_gradient else head_input
-            endpoints.update(sup_head_input=head_input, logits_sup=self.supervised_head(head_input))
+            endpoints["logits_sup"] = self.supervised_head(head_input)
         return endpoints
 
     @property
@@ -238,117 +229,6 @@ def build_model(config: Config, num_classes: int | None) -> Model:
         model = Model(config, num_classes)
         model.build((None, config.image_size, config.image_size, 3))
     return model
-
-
-# ----------------------------------------------------------------------------------------------- views and losses
-
-
-def blurred_views(
-    views: tf.Tensor,
-    config: Config,
-    seed: int,
-    step: int | tf.Tensor,
-    first_row: int | tf.Tensor = 0,
-) -> tf.Tensor:
-    """Splits each image's views and, if blur is enabled, blurs each view with probability 0.5 (paper, Appendix A).
-
-    The random numbers for a view depend on the seed, the step, the view's index, and its row in the
-    global batch.
-
-    Args:
-      views: [n, h, w, 3 * number of views] in [0, 1].
-      config: settings.
-      seed: int.
-      step: int or scalar tensor.
-      first_row: row of the first image in the global batch.
-
-    Returns:
-      [number of views * n, h, w, 3] in [0, 1], all first views before all second views.
-    """
-    separate_views = tf.split(views, views.shape[-1] // 3, axis=-1)
-    if config.blurs_views:
-        step_seed = rng.step_seed(seed, _BLUR, step)
-        separate_views = [
-            data_util.batch_random_blur(
-                view,
-                rng.nth_seed(step_seed, index, rng.VIEW),
-                config.image_size,
-                first_row=first_row,
-            )
-            for index, view in enumerate(separate_views)
-        ]
-    return tf.concat(separate_views, 0)
-
-
-def contrastive_loss(
-    z: tf.Tensor, config: Config, strategy: tf.distribute.Strategy | None
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns the contrastive loss and its metrics.
-
-    Args:
-      z: [2n, d] projections, all first views before all second views.
-      config: settings.
-      strategy: the strategy whose replicas share the batch, or None. Call the function in replica
-        context.
-
-    Returns:
-      loss: scalar.
-      metrics: dict of the scalars `contrast_acc`, `contrast_entropy` and `embedding_std`, without
-        gradients.
-    """
-    projection_std = metrics.embedding_std(tf.stop_gradient(z), strategy)
-    if config.contrastive_loss != "nt_xent" or config.negatives != "both":
-        loss, logits_ab, labels = objective.add_alternative_contrastive_loss(
-            z,
-            config.contrastive_loss,
-            config.hidden_norm,
-            config.temperature,
-            config.effective_margin,
-            config.semi_hard,
-            config.negatives == "cross_view",
-            strategy,
-        )
-    elif blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
-        loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
-            z,
-            config.hidden_norm,
-            config.temperature,
-            strategy,
-            config.loss_block_rows,
-            config.jit_compile,
-        )
-        return loss, {
-            "contrast_acc": accuracy,
-            "contrast_entropy": entropy,
-            "embedding_std": projection_std,
-        }
-    else:
-        loss, logits_ab, labels = objective.add_contrastive_loss(
-            z, config.hidden_norm, config.temperature, strategy
-        )
-    logits_ab = tf.stop_gradient(logits_ab)
-    return loss, {
-        "contrast_acc": metrics.contrastive_accuracy(logits_ab, labels),
-        "contrast_entropy": metrics.contrastive_entropy(logits_ab),
-        "embedding_std": projection_std,
-    }
-
-
-def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the linear head's loss and accuracy as two scalars.
-
-    Args:
-      logits: [views * n, classes], with all first views before all second views.
-      labels: int [n], or [n, classes] with values 1, 0 and -1 (see
-        `sources.source.Source.multi_label`).
-    """
-    labels = tf.concat([labels] * (logits.shape[0] // labels.shape[0]), 0)
-    if labels.shape.rank == 2:
-        return objective.add_multi_label_loss(labels, logits), metrics.multi_label_accuracy(
-            labels, logits
-        )
-    loss = objective.add_supervised_loss(tf.one_hot(labels, logits.shape[-1]), logits)
-    return loss, tf.reduce_mean(tf.cast(metrics.top_1_hits(labels, logits), tf.float32))
 
 
 # ----------------------------------------------------------------------------------------- steps and learning rate
@@ -516,6 +396,16 @@ def _head_refs(model):
     )
 
 
+def linear_head_rate_ratio(config: Config) -> float:
+    """Returns the learning rate of the linear head, divided by that of the encoder."""
+    if config.linear_head_learning_rate is None:
+        return 1.0
+    batch = config.train_batch_size
+    head_rate = scaled_learning_rate(config.linear_head_learning_rate, "linear", batch)
+    rate = scaled_learning_rate(config.learning_rate, config.learning_rate_scaling, batch)
+    return head_rate / rate
+
+
 def build_optimizer(
     config: Config,
     learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
@@ -524,7 +414,10 @@ def build_optimizer(
     """Builds the optimizer and creates its slots.
 
     LARS excludes vectors (biases, batch norm) and the linear head from weight decay and from the
-    trust ratio. With float16, the optimizer is wrapped to add dynamic loss scaling, and its
+    trust ratio. With `linear_head_learning_rate`, the gradients of the linear head are multiplied by
+    the ratio of its learning rate to that of the encoder. This is equivalent to a learning rate of
+    its own, because the updates of momentum SGD, and of LARS without the trust ratio, are linear in
+    the gradient. With float16, the optimizer is wrapped to add dynamic loss scaling, and its
     `iterations` variable also counts skipped steps.
 
     Args:
@@ -532,17 +425,28 @@ def build_optimizer(
       learning_rate: float or schedule.
       model: a built `Model`. Call `Model.freeze` first, if needed.
     """
+    head, ratio = _head_refs(model), linear_head_rate_ratio(config)
+
+    def scale_head_gradients(gradients_and_variables):
+        return [
+            (gradient * ratio if variable.ref() in head else gradient, variable)
+            for gradient, variable in gradients_and_variables
+        ]
+
+    transformers = [] if ratio == 1 else [scale_head_gradients]
     if config.optimizer == "momentum":
-        optimizer = keras.optimizers.legacy.SGD(learning_rate, config.momentum, nesterov=True)
+        optimizer = keras.optimizers.legacy.SGD(
+            learning_rate, config.momentum, nesterov=True, gradient_transformers=transformers
+        )
     elif config.optimizer == "adam":
         optimizer = keras.optimizers.legacy.Adam(learning_rate)
     else:
-        head = _head_refs(model)
         optimizer = LARSOptimizer(
             learning_rate,
             config.momentum,
             weight_decay=config.weight_decay,
             exclude_from_weight_decay=lambda var: var.shape.rank <= 1 or var.ref() in head,
+            gradient_transformers=transformers,
         )
     # In float16, small gradients underflow unless the loss is scaled up. Steps with overflowing
     # gradients are skipped.
@@ -585,82 +489,3 @@ def add_weight_decay(model: Model, weight_decay: float, optimizer: str) -> tf.Te
     if not decayed:
         return tf.zeros([], keras.backend.floatx())
     return weight_decay * tf.add_n([tf.nn.l2_loss(v) for v in decayed])
-
-
-# -------------------------------------------------------------------------------- learning rate of the linear head
-
-
-def linear_head_rate_ratio(config: Config) -> float:
-    """Returns the learning rate of the linear head, divided by that of the encoder."""
-    if config.linear_head_learning_rate is None:
-        return 1.0
-    head_rate = scaled_learning_rate(
-        config.linear_head_learning_rate, "linear", config.train_batch_size
-    )
-    return head_rate / scaled_learning_rate(
-        config.learning_rate, config.learning_rate_scaling, config.train_batch_size
-    )
-
-
-def linear_head_gradients(
-    head: SupervisedHead,
-    variables: list[tf.Variable],
-    gradients: list[tf.Tensor],
-    mean: tf.Tensor,
-    variance: tf.Tensor,
-    rate_ratio: float,
-) -> list[tf.Tensor]:
-    """Transforms the linear head's gradients, to implement `--linear_head_learning_rate`.
-
-    The gradients are transformed by `standardized_gradients` and multiplied by `rate_ratio`. The
-    updates of SGD with momentum, and of LARS without the trust ratio, are linear in the gradient,
-    so scaling the gradient is equivalent to scaling the learning rate.
-
-    Args:
-      head: the linear head.
-      variables: trainable variables.
-      gradients: gradients with respect to `variables` on this replica. The result is linear in
-        `gradients`, so it can be summed over replicas.
-      mean: [inputs], mean of the head's input over the global batch.
-      variance: [inputs], variance of the head's input over the global batch.
-      rate_ratio: result of `linear_head_rate_ratio`.
-
-    Returns:
-      `gradients`, with the linear head's gradients replaced.
-    """
-    index_of = {variable.ref(): index for index, variable in enumerate(variables)}
-    kernel, bias = (
-        index_of[variable.ref()]
-        for variable in (head.linear_layer.dense.kernel, head.linear_layer.dense.bias)
-    )
-    gradients = list(gradients)
-    gradients[kernel], gradients[bias] = (
-        rate_ratio * gradient
-        for gradient in standardized_gradients(gradients[kernel], gradients[bias], mean, variance)
-    )
-    return gradients
-
-
-def standardized_gradients(
-    kernel_gradient: tf.Tensor, bias_gradient: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Converts a linear layer's gradients so that the layer trains as if its inputs were standardized.
-
-    Let s be the standard deviation of the inputs h. With standardized inputs x = (h - mean) / s,
-    the layer's output h W + b equals x V + c, where V = s W and c = b + mean W. The result is the
-    gradient with respect to V and c, expressed as an update of W and b. The layer then learns as
-    fast as if it followed a batch norm without scale and offset, yet remains a plain linear layer.
-
-    Args:
-      kernel_gradient: [inputs, classes], gradient with respect to W.
-      bias_gradient: [classes], gradient with respect to b.
-      mean: [inputs], mean of h over the batch.
-      variance: [inputs], variance of h over the batch.
-
-    Returns:
-      The gradients that replace `kernel_gradient` and `bias_gradient`.
-    """
-    # The added terms prevent huge steps along nearly constant inputs.
-    variance = variance + 1e-3 * tf.reduce_mean(variance) + 1e-12
-    kernel = (kernel_gradient - mean[:, tf.newaxis] * bias_gradient) / variance[:, tf.newaxis]
-    return kernel, bias_gradient - tf.linalg.matvec(kernel, mean, transpose_a=True)

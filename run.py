@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import io
-import math
 import os
 import random
 import sys
@@ -69,344 +67,23 @@ if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlo
     console.log("loading TensorFlow")
 
 with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorflow():
-    import numpy as np
     import tensorflow as tf
 
+    import checks
     import evaluate
     import model as model_lib
     import train
-    from checkpoints import checkpoint_files, inspection, lock, run_directory, weight_files
+    from checkpoints import checkpoint_files, inspection, lock, run_directory
+    from checkpoints.run_directory import RunContext
     from export import saving
     from inference import gallery
     from runtime import devices, progress, signals, storage, workers
     from sources import datasets, image_checks
     from sources.folders import FolderSource
-    from sources.source import Source
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-# Below this number of images, the linear head requires its own learning rate.
-_SMALL_DATA_SET = 20_000
-_LINEAR_HEAD_LEARNING_RATE = 0.1  # This learning rate is stable on small data sets.
-_SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
-_SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
 # Error text of `tf.data.experimental.assert_cardinality`.
 _FEWER_EXAMPLES = "Input dataset was expected to contain"
-
-# ---------------------------------------------------------------------------------------------------------- settings
-
-
-def adopt_network(config: config_lib.Config, given: Collection[str]) -> config_lib.Config:
-    """Returns `config` with the network and the image size of the weights to evaluate or to fine-tune.
-
-    These settings are read from the run in `--model_dir` if it exists, and otherwise from
-    `--checkpoint`. An evaluation also uses the recorded `ft_proj_selector`. Settings listed in
-    `given` do not change. All changes are logged.
-
-    Raises:
-      UserError: the checkpoint cannot be read, or its network is incompatible with other settings.
-    """
-    if config.mode != "eval" and config.train_mode != "finetune":
-        return config
-    recorded = run_directory.read_flags(config.model_dir) if config.model_dir else None
-    if recorded is not None and config.checkpoint in (None, recorded.get("checkpoint")):
-        network, path = recorded, config.model_dir
-        if network.get("stem") == "auto" and "image_size" in network:
-            network["stem"] = config_lib.Config(image_size=network["image_size"]).stem_name
-    elif config.checkpoint is not None:
-        network, path = (
-            inspection.network_flags(
-                weight_files.open_weights(config.checkpoint), with_head_input=True
-            ),
-            config.checkpoint,
-        )
-    else:
-        return config
-    # lineareval_while_pretraining is not inferred, because a linear head requires labels in the
-    # data set. Fine-tuning trains a new classifier, which may have a different input.
-    names = [*config_lib.settings_with("network"), "image_size"] + ["ft_proj_selector"] * (
-        config.mode == "eval"
-    )
-    changes = {
-        name: network[name]
-        for name in names
-        if name not in given
-        and name in (network or {})
-        and name != "lineareval_while_pretraining"
-        and network[name] != getattr(config, name)
-    }
-    if (
-        changes.get("stem")
-        == config.replace(image_size=changes.get("image_size", config.image_size)).stem_name
-    ):
-        del changes["stem"]  # --stem=auto selects the stem of the checkpoint.
-    if changes:
-        console.log(f"network of {path}: {' '.join(config_lib.as_flags(changes))}")
-    return config.replace(**changes)
-
-
-def _adopt_last_step(config, given, recorded):
-    """Returns an evaluation's settings with the last step of the run in `model_dir` as `train_steps`.
-
-    `recorded` contains the settings of the run. If the user set a different training length, it is
-    kept.
-    """
-    last_step = run_directory.read_last_step(config.model_dir)
-    names = (*config_lib.settings_with("length"), "train_batch_size")
-    if last_step is None or any(
-        name in given and getattr(config, name) != recorded.get(name) for name in names
-    ):
-        return config
-    return config.replace(train_steps=last_step)
-
-
-def fill_defaults(
-    config: config_lib.Config, source: Source, given: Collection[str]
-) -> config_lib.Config:
-    """Returns `config` with the run directory, network, splits, linear head and seed filled in. Logs these choices.
-
-    `given` lists the settings that the user set.
-    """
-    if config.model_dir is None:
-        # The name depends only on the given settings, so a run is found even if its initial
-        # checkpoint was deleted.
-        config = config.replace(model_dir=config.default_model_dir())
-        console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
-    if config.mode == "eval":
-        # A run that starts from the same --checkpoint may be about to write its settings.
-        evaluate.wait_for_run(
-            config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None
-        )
-    config = adopt_network(config, given)
-    recorded = run_directory.read_flags(config.model_dir) or {}
-    if config.mode == "eval":
-        config = _adopt_last_step(config, given, recorded)
-    train_split, eval_split = datasets.choose_splits(
-        source, config.train_split, config.eval_split, given, hold_out=config.mode != "train"
-    )
-    if config.mode != "eval" and "train_split" not in given:
-        # A resumed run keeps its training split.
-        train_split = recorded.get("train_split", train_split)
-    if eval_split == datasets.HELD_OUT_SPLITS[1] and "eval_split" not in given:
-        console.log(
-            f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train"
-            " split, so a fifth of its images is held out for evaluation)"
-        )
-        _warn_if_trained_on_held_out_images(config)
-    elif eval_split != config.eval_split and config.evaluates:
-        console.log(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
-    config = config.replace(train_split=train_split, eval_split=eval_split)
-    reason = _reason_for_no_linear_head(config, source, recorded) if config.pretraining else None
-    if reason:
-        console.log(f"linear head: off ({reason})")
-        config = config.replace(
-            lineareval_while_pretraining=False,
-            linear_head_learning_rate=None,
-            zero_init_logits_layer=False,
-        )
-    if config.seed is None:
-        stored = recorded.get("seed")
-        if (
-            stored is None
-            and config.mode != "eval"
-            and checkpoint_files.list_steps(config.model_dir)
-        ):
-            raise UserError(
-                f"--model_dir={config.model_dir}: the directory contains checkpoints, but no"
-                " flags.json that specifies the seed. Set --seed."
-            )
-        # Evaluations use a fixed seed, which makes them repeatable.
-        new = 0 if config.mode == "eval" else random.SystemRandom().randrange(2**31)
-        config = config.replace(seed=new if stored is None else stored)
-    return config
-
-
-def _reason_for_no_linear_head(config, source, recorded):
-    """Returns the reason why pretraining has no linear head, or None if it has one.
-
-    `recorded` contains the settings of the run in `model_dir`. It is empty if there is no run.
-    """
-    if not config.lineareval_while_pretraining:
-        return "--nolineareval_while_pretraining"
-    if source.num_classes is None:
-        return f"{source.name} has no labels"
-    has_head = (
-        recorded.get("lineareval_while_pretraining")
-        if recorded.get("train_mode") == "pretrain"
-        else None
-    )
-    if config.mode == "eval":
-        is_own_run = config.checkpoint in (None, recorded.get("checkpoint"))
-        return "the run has none" if is_own_run and has_head is False else None
-    if has_head and checkpoint_files.list_steps(config.model_dir):
-        return None  # A resumed run keeps its linear head.
-    datasets.check_split(source, "train_split", config.train_split)
-    if source.has_labels(config.train_split):
-        return None
-    return f"no labels were found in {config.train_split} of {source.name}"
-
-
-def _warn_if_trained_on_held_out_images(config):
-    """Logs a warning if the weights to evaluate were trained on a split that may contain the evaluation images."""
-    trained = run_directory.read_flags(config.model_dir) or {}
-    if config.mode == "eval" and config.checkpoint not in (None, trained.get("checkpoint")):
-        trained = dataclasses.asdict(inspection.inspect_checkpoint(config.checkpoint).config)
-    if (
-        trained.get("dataset") == config.dataset
-        and trained.get("train_split") != datasets.HELD_OUT_SPLITS[0]
-    ):
-        console.log(
-            f"warning: these weights were trained on the split {trained.get('train_split')}, which"
-            " may contain images that are now held out. For an unbiased evaluation, use images"
-            " that are not in this split."
-        )
-
-
-def check(config: config_lib.Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if the data, replicas or paths do not match the settings. Call this before writing files."""
-    _check_data(config, source, strategy)
-    if source.num_classes is None:
-        _check_unlabeled(config, source)
-    else:
-        _check_labels(config, source)
-    if (
-        source.multi_label
-        and config.mode != "train"
-        and {"lbfgs", "knn"} & set(evaluate.protocols(config, source))
-    ):
-        raise UserError(
-            f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example,"
-            f" but {source.name} has multiple labels per example. Use linear_head, or `python -m"
-            " transfer linear`."
-        )
-    if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(
-        config.model_dir
-    ):
-        raise UserError(
-            f"--model_dir={config.model_dir}: this directory is also the image folder, so a resumed"
-            " run would use its own views.png as a training image. Choose another directory."
-        )
-    devices.check_precision(config.precision, config.use_tpu)
-    if config.jit_compile and config.mode != "eval":
-        devices.check_jit_compile(strategy)
-    if config.mode != "eval":
-        _check_start(config)
-        if devices.is_chief(strategy):
-            run_directory.check_writable(config.model_dir)
-
-
-def _check_data(config, source, strategy):
-    """Checks that the splits that are used exist and contain enough examples for the batch sizes."""
-    # `knn` may replace the head.
-    probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head
-    if config.mode != "eval" or config.label_fraction < 1 or probes:
-        datasets.check_split(source, "train_split", config.train_split)
-    if (
-        config.mode == "train"
-        and config.eval_epochs
-        and config.eval_split == config_lib.Config.eval_split
-        and (source.split_names == ["train"])
-    ):
-        raise UserError(
-            f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use"
-            " --mode=train_then_eval, which holds out a fifth of its images, or set --train_split"
-            " and --eval_split."
-        )
-    if config.evaluates:
-        datasets.check_split(source, "eval_split", config.eval_split)
-    train.check_batch(config, source, strategy)
-
-
-def _check_unlabeled(config, source):
-    remedy = "Use a data set with labels (in an image folder, one sub-folder per class)"
-    if not config.pretraining:
-        raise UserError(
-            f"--train_mode={config.train_mode}: --dataset={source.name} has no labels. {remedy}."
-        )
-    if config.mode != "train" and {"lbfgs", "knn"} & set(evaluate.protocols(config, source)):
-        raise UserError(
-            f"--eval_protocol={config.eval_protocol}: {source.name} has no labels. {remedy}, or use"
-            " --eval_protocol=contrastive."
-        )
-    if config.keep_best:
-        raise UserError(
-            f"--keep_best: this flag requires an accuracy, but {source.name} has no labels. Remove"
-            " the flag."
-        )
-
-
-def _check_labels(config, source):
-    """Checks that the splits of a labeled data set have labels if they are needed."""
-    names = set(evaluate.protocols(config, source)) if config.mode != "train" else set()
-    if config.eval_epochs and not config.pretraining:
-        names.add("linear_head")
-    remedy = f"no labels were found in this split of {source.name}. Use a split with labels"
-    uses_train_labels = not config.pretraining and config.mode != "eval" or {"lbfgs", "knn"} & names
-    if uses_train_labels and not source.has_labels(config.train_split):
-        raise UserError(f"--train_split={config.train_split}: {remedy}.")
-    if {"linear_head", "lbfgs", "knn"} & names and not source.has_labels(config.eval_split):
-        alternative = ", or --eval_protocol=contrastive" if config.pretraining else ""
-        raise UserError(f"--eval_split={config.eval_split}: {remedy}{alternative}.")
-
-
-def unsuitable_settings(config: config_lib.Config, source: Source) -> list[str]:
-    """Returns one line for each training setting that is probably unsuitable for the data."""
-    count = source.num_examples(config.train_split)
-    steps, lines = model_lib.count_steps(config, count), []
-    if steps.warmup > steps.train / 2:
-        lines.append(
-            f"--warmup_epochs={config.warmup_epochs:g}: the learning rate increases during"
-            f" {min(steps.warmup, steps.train)} of {steps.train} steps. Use a smaller value, or"
-            " train longer."
-        )
-    if (
-        config.pretraining
-        and config.has_linear_head
-        and config.linear_head_learning_rate is None
-        and config.optimizer != "adam"
-        and config.learning_rate
-        and count < _SMALL_DATA_SET
-    ):
-        lines.append(
-            f"--linear_head_learning_rate is not set: with {count} images, the linear head is"
-            f" likely to diverge at the encoder's learning rate. Use {_LINEAR_HEAD_LEARNING_RATE},"
-            " which does not affect the encoder."
-        )
-    if config.pretraining and config.train_batch_size < _SMALL_BATCH:
-        lines.append(
-            f"--train_batch_size={config.train_batch_size}: each image is compared with few others."
-            f" Use at least {_SMALL_BATCH}, with --micro_batch_size if memory is short."
-        )
-    if config.image_size > 32 and config.image_size > 2 * (side := _median_side(config, source)):
-        lines.append(
-            f"--image_size={config.image_size}: the images are much smaller (median of the shorter"
-            f" side: {side:.0f} pixels). A smaller value is faster, and probably as accurate."
-        )
-    return lines
-
-
-def _median_side(config, source):
-    """Returns the median length of the shorter side of a few training images, in pixels. Call `check_images` first."""
-    records = source.records(config.train_split).take(_SAMPLED_IMAGES)
-    sides = records.map(lambda key, item, label: tf.reduce_min(tf.shape(source.decode(item))[:2]))
-    try:
-        return np.median(list(sides.as_numpy_iterator()))
-    except tf.errors.OpError:  # Training reports images that cannot be read.
-        return math.inf
-
-
-def _check_start(config):
-    """Checks that a new run's initial weights exist."""
-    if checkpoint_files.list_steps(config.model_dir):
-        return
-    if config.checkpoint:
-        weight_files.locate(config.checkpoint)
-    elif config.train_mode == "finetune":
-        raise UserError(
-            "--train_mode=finetune: there is no pretrained encoder to start from. Set --checkpoint."
-        )
-
-
-# ------------------------------------------------------------------------------------------------------------- run
 
 
 def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
@@ -427,88 +104,52 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
     with signals.StopSignals() as stop, _translate_errors(config):
         with stop.interruptible():
             source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
-        config = fill_defaults(config, source, given)
-        check(config, source, strategy)
+        if config.model_dir is None:
+            # The name depends only on the given settings, so a run is found even if its initial
+            # checkpoint was deleted.
+            config = config.replace(model_dir=config.default_model_dir())
+            console.log(f"model_dir: {config.model_dir} (the same command resumes this run)")
         if config.mode == "eval":
-            _prepare_source(config, source, strategy)
-            _evaluate(config, source, strategy)
+            # A run that starts from the same --checkpoint may be about to write its settings.
+            evaluate.wait_for_run(
+                config.model_dir, config.eval_timeout, only_if_locked=config.checkpoint is not None
+            )
+        recorded = inspection.read_recorded(config)
+        config, network_lines = checks.adopt(config, given, recorded)
+        new_seed = random.SystemRandom().randrange(2**31)
+        config, lines = checks.complete(config, source, given, recorded, new_seed)
+        for line in network_lines + lines:
+            console.log(line)
+        context = RunContext(config, source, strategy, is_chief, stop)
+        checks.check(context, recorded)
+        if config.mode == "eval":
+            _prepare_source(context)
+            _evaluate(context, recorded)
             return
         with lock.Lock(config.model_dir) if is_chief else contextlib.nullcontext() as run_lock:
-            _prepare_directory(config, source, strategy)
-            _prepare_source(config, source, strategy)
+            context = context.replace(lock=run_lock)
+            _prepare_directory(context, recorded)
+            _prepare_source(context)
             # Reports too few labels before training.
             labeled_source = evaluate.select_labels(config, source)
             signals.safe_point()
-            train.check_agreement(config, source, strategy)
-            check_lock = (lambda: None) if run_lock is None else run_lock.check
-            make_evaluator = functools.partial(
-                _make_evaluator, config, source, strategy, is_chief, check_lock
-            )
-            trained, results = (
-                train.train(config, source, strategy, stop, run_lock, make_evaluator),
-                {},
-            )
+            checks.check_agreement(context)
+            trained, results = train.train(context), {}
             if config.mode == "train_then_eval":
                 results = evaluate.evaluate_and_write(
-                    config,
-                    labeled_source,
-                    trained.model,
-                    strategy,
-                    trained.step,
-                    is_chief,
-                    check=check_lock,
+                    context.replace(source=labeled_source), trained.model, trained.step
                 )
             if is_chief:
-                if results:
-                    trained.log.add_results(trained.step, results)
-                console.log("exporting the SavedModel")
-                saved_model = saving.export_to_model_dir(
-                    config,
-                    source.class_names,
-                    trained.checkpoint,
-                    results,
-                    source.multi_label,
-                    check_lock,
-                )
-                gallery_path = _write_gallery(config, source, saved_model, check_lock)
-                console.log(
-                    _summary(config, source, trained, results, saved_model, gallery_path, elapsed())
-                )
+                _finish(context, trained, results, elapsed())
             # If one worker exits early, collective operations fail on the others.
             workers.barrier(strategy)
-
-
-def _make_evaluator(config, source, strategy, is_chief, check_lock, model):
-    """Returns the `Evaluator` for `--eval_epochs`."""
-    return evaluate.Evaluator(
-        evaluate.config_during_training(config, source),
-        source,
-        model,
-        strategy,
-        is_chief,
-        check=check_lock,
-    )
-
-
-def _log_inputs(config, source, strategy):
-    """Logs the device, the data, and warnings about settings that are unsuitable for the data."""
-    console.log(f"device: {devices.describe(strategy)}")
-    splits = [(config.train_split, "training")] if config.mode != "eval" else []
-    splits += [(config.eval_split, "evaluation")] if config.evaluates else []
-    counts = ", ".join(
-        f"{source.num_examples(split):,} images for {purpose} ({split})"
-        for split, purpose in splits
-    )
-    console.log(f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes")
-    for warning in unsuitable_settings(config, source) if config.mode != "eval" else ():
-        console.log(f"warning: {warning}")
 
 
 def connect(config: config_lib.Config) -> tf.distribute.Strategy:
     """Waits for the other workers, if any, and returns the distribution strategy."""
     if config.cluster == "slurm":
         workers.use_slurm_cluster()  # All functions below read TF_CONFIG.
-    workers.check_multi_worker_settings(config.use_tpu, config.mode, config.seed)
+    checks.before_connecting(config)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     # Exit this context before TensorFlow connects to other workers and installs its own signal
@@ -583,57 +224,99 @@ def _is_full_disk(error):
     )
 
 
-def _prepare_source(config, source, strategy):
-    """Checks all images, and restricts the training split according to `--label_fraction`.
+def _prepare_source(context):
+    """Checks all images, restricts the training split according to `--label_fraction`, and logs the inputs.
 
     Pretraining uses all images. For its evaluation, see `evaluate.select_labels`.
     """
-    image_checks.check_images(config, source, devices.is_chief(strategy))
+    config, source, trains = context.config, context.source, context.config.mode != "eval"
+    image_checks.check_images(config, source, context.is_chief)
     if config.label_fraction < 1 and not config.pretraining:
         source.restrict(config.train_split, config.label_fraction, config.label_seed)
-    # Check the split sizes again, since examples may have been removed.
-    _check_data(config, source, strategy)
-    if devices.is_chief(strategy):
-        _log_inputs(config, source, strategy)
-
-
-def _evaluate(config, source, strategy):
-    """Evaluates the weights in `--checkpoint`, or evaluates and exports all checkpoints of the run in `--model_dir`."""
-    is_chief = devices.is_chief(strategy)
-    initial_checkpoint = (run_directory.read_flags(config.model_dir) or {}).get("checkpoint")
-    if not config.checkpoint or config.checkpoint == initial_checkpoint:
-        export = functools.partial(saving.export_evaluated, config, evaluate.results_dir(config))
-        evaluate.evaluate_continuously(config, source, strategy, is_chief, export)
+    checks.check_data(context)  # Examples may have been removed.
+    if not context.is_chief:
         return
-    results = evaluate.evaluate_checkpoint(config, source, strategy, is_chief)
-    if is_chief:
-        rows = [
-            *evaluate.result_rows(results),
-            None,
-            ("results", os.path.join(evaluate.results_dir(config), "result.json")),
-        ]
-        console.log(console.format_table(f"{config.network_name} on {source.name}", rows))
+    console.log(f"device: {devices.describe(context.strategy)}")
+    splits = [(config.train_split, "training")] * trains
+    splits += [(config.eval_split, "evaluation")] * config.evaluates
+    counts = ", ".join(
+        f"{source.num_examples(split):,} images for {purpose} ({split})"
+        for split, purpose in splits
+    )
+    console.log(f"data: {source.name}, {counts}, {source.num_classes or 'no'} classes")
+    for line in checks.advice(context) if trains else ():
+        console.log(f"warning: {line}")
 
 
-def _prepare_directory(config, source, strategy):
-    """Repairs the run directory and checks that a run with these settings can be resumed or started in it."""
-    if devices.is_chief(strategy):
-        run_directory.remove_temporary_files(config.model_dir)
-        checkpoint_files.repair(config.model_dir)
+def _prepare_directory(context, recorded):
+    """Repairs the run directory, and checks that no other process has started a run in it."""
+    model_dir = context.config.model_dir
+    if context.is_chief:
+        run_directory.remove_temporary_files(model_dir)
+        checkpoint_files.repair(model_dir)
+        if run_directory.read_run(model_dir).settings != recorded.settings:
+            raise UserError(
+                f"--model_dir={model_dir}: another process has started a run in this directory. Run"
+                " the same command again, or choose another directory."
+            )
     # The other workers must not read checkpoints before the chief has repaired them.
-    workers.barrier(strategy)
-    if checkpoint_files.latest_checkpoint(config.model_dir) is not None:
-        run_directory.check_flags(config)
-        run_directory.check_data(config, source)
-    else:
-        run_directory.check_no_user_files(config.model_dir)
+    workers.barrier(context.strategy)
 
 
-def _write_gallery(config, source, saved_model, check):
+def _evaluate(context, recorded):
+    """Evaluates the weights in `--checkpoint`, or evaluates and exports all checkpoints of the run in `--model_dir`."""
+    config, last_step = context.config, None
+    if config.checkpoint in (None, recorded.settings.get("checkpoint")):
+        last_step = config.train_steps or _count_steps(context, recorded)
+    export = functools.partial(saving.export_evaluated, config, evaluate.results_dir(config))
+    evaluate.evaluate_checkpoints(context, last_step, export)
+
+
+def _count_steps(context, recorded):
+    """Returns the last step of a run, computed from the settings for the training length."""
+    split = recorded.settings.get("train_split", context.config.train_split)
+    num_examples = datasets.check_split(context.source, "train_split", split)
+    return model_lib.count_steps(context.config, num_examples).train
+
+
+def _finish(context, trained, results, seconds):
+    """Exports the SavedModel, writes the gallery, and logs a summary of the run."""
+    config, source, log = context.config, context.source, trained.log
+    if results:
+        log.add_results(trained.step, results)
+    console.log("exporting the SavedModel")
+    saved_model = saving.export_to_model_dir(
+        config,
+        source.class_names,
+        trained.checkpoint,
+        results,
+        source.multi_label,
+        context.check_lock,
+    )
+    gallery_path = _write_gallery(context, saved_model)
+    result_file = os.path.join(evaluate.results_dir(config), "result.json")
+    rows = {
+        "steps": trained.step,
+        "time": console.format_duration(seconds),
+        "images/s": log.images_per_second and f"{log.images_per_second:.0f}",
+        "skipped steps (overflow)": log.skipped_steps,
+        "checkpoint": trained.checkpoint,
+        "SavedModel": saved_model,
+        "results": results and result_file,
+        "gallery": gallery_path,
+        "run directory": config.model_dir,
+    }
+    table = [*evaluate.result_rows(results), *[None] * bool(results)]
+    table += [(name, value) for name, value in rows.items() if value]
+    console.log(console.format_table(f"{config.network_name} on {source.name}", table))
+
+
+def _write_gallery(context, saved_model):
     """Writes the gallery if the settings request it. Returns the path of the page, or None if it was not written.
 
     Errors are only logged, because the results of the run are already complete.
     """
+    config, source = context.config, context.source
     is_default = (
         config.mode == "train_then_eval"
         and isinstance(source, FolderSource)
@@ -647,7 +330,7 @@ def _write_gallery(config, source, saved_model, check):
             files = gallery.write_sample(
                 saved_model, source, config.train_split, scratch, config.seed
             )
-            check()
+            context.check_lock()
             for file in files:
                 with open(file, "rb") as content:
                     storage.write_bytes(
@@ -657,22 +340,6 @@ def _write_gallery(config, source, saved_model, check):
     except Exception as error:
         console.log(f"warning: the gallery was not written: {first_line(error)}")
         return None
-
-
-def _summary(config, source, trained, results, saved_model, gallery_path, seconds):
-    """Returns the table to print at the end of a run."""
-    rows = evaluate.result_rows(results)
-    rows += [None] if rows else []
-    rows += [("steps", trained.step), ("time", console.format_duration(seconds))]
-    rows += [("images/s", f"{trained.images_per_second:.0f}")] if trained.images_per_second else []
-    rows += [("skipped steps (overflow)", trained.skipped_steps)] if trained.skipped_steps else []
-    rows += [("checkpoint", trained.checkpoint), ("SavedModel", saved_model)]
-    rows += (
-        [("results", os.path.join(evaluate.results_dir(config), "result.json"))] if results else []
-    )
-    rows += [("gallery", gallery_path)] if gallery_path else []
-    rows += [("run directory", config.model_dir)]
-    return console.format_table(f"{config.network_name} on {source.name}", rows)
 
 
 def run_from_flags(argv: list[str]) -> None:

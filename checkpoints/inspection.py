@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 from checkpoints import architecture, descriptions, run_directory, weight_files
+from checkpoints.run_directory import Recorded
 from checkpoints.weight_files import WeightFile
 from config import Config, select_settings, settings_with
 from runtime import storage
@@ -121,3 +122,25 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     results = results if isinstance(results, dict) and not file.is_torch else None
     step = description.get("step") if file.step is None else file.step
     return CheckpointInfo(config, names, results, settings is not None, step, multi_label)
+
+
+def read_recorded(config: Config) -> Recorded:
+    """Reads what the run in `model_dir`, or the checkpoint to evaluate or to fine-tune, recorded.
+
+    `Recorded.network` describes the run if its weights are evaluated or if it is resumed, and
+    otherwise the checkpoint. Besides the settings of the network, it contains the data set and the
+    split that the weights were trained on, if they are recorded.
+    """
+    recorded = run_directory.read_run(config.model_dir)
+    if config.mode != "eval" and config.train_mode != "finetune":
+        return recorded
+    if recorded.settings and config.checkpoint in (None, recorded.settings.get("checkpoint")):
+        network, path = recorded.settings, config.model_dir
+    elif config.checkpoint is None:
+        return recorded
+    else:
+        file, path = weight_files.open_weights(config.checkpoint), config.checkpoint
+        settings = select_settings(_recorded_settings(file)[1] or {}) or {}
+        training = {name: settings[name] for name in ("dataset", "train_split") if name in settings}
+        network = {**training, **(network_flags(file, with_head_input=True) or {})}
+    return dataclasses.replace(recorded, network=network, network_path=path)

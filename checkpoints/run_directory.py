@@ -8,12 +8,14 @@ import os
 import re
 import tempfile
 import time
+from typing import Any
 
 import tensorflow as tf
 
-from checkpoints import training_log, weight_files
-from config import Config, select_settings, settings_with
-from runtime import console, storage
+from checkpoints import checkpoint_files, weight_files
+from checkpoints import lock as lock_lib
+from config import Config, select_settings
+from runtime import signals, storage
 from runtime.errors import UserError, first_line
 from sources import classes
 from sources.source import Source
@@ -21,9 +23,6 @@ from sources.source import Source
 _FLAGS, _DATA = "flags.json", "data.json"
 # Key in flags.json; the number of steps also depends on the number of training examples.
 _LAST_STEP = "last_step"
-# Files that can exist before a run starts, from an evaluation or a failed start, and a key that
-# identifies them.
-_OWN_KEYS = {r"images\.json": "digest", r"result(_\d+)?\.json": "global_step"}
 _RECENT_SECONDS = 600  # Newer temporary files may belong to a running evaluation.
 _SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
 _SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
@@ -85,43 +84,105 @@ def _remove_shards(directory):
 # ------------------------------------------------------------------------------------------------------- settings
 
 
+@dataclasses.dataclass(frozen=True)
+class RunContext:
+    """What every part of a run needs.
+
+    Attributes:
+      config: settings, completed for the data and the run directory.
+      source: the data set.
+      strategy: the strategy of this process.
+      is_chief: whether this process writes checkpoints, results and messages.
+      stop: handler of stop signals. When any worker receives a signal, training saves a checkpoint
+        and raises `errors.Stopped`.
+      lock: lock on `config.model_dir`, held by the chief while it trains; otherwise, None.
+    """
+
+    config: Config
+    source: Source
+    strategy: tf.distribute.Strategy
+    is_chief: bool
+    stop: signals.StopSignals
+    lock: lock_lib.Lock | None = None
+
+    def replace(self, **changes: Any) -> RunContext:
+        """Returns a copy with some attributes changed."""
+        return dataclasses.replace(self, **changes)
+
+    def check_lock(self) -> None:
+        """Raises `UserError` if `model_dir` was removed or replaced. Call this before writing to it."""
+        if self.lock is not None:
+            self.lock.check()
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What a run recorded in its directory when it started. All attributes are empty if there is no run.
+
+    Attributes:
+      settings: settings from flags.json, keyed by name.
+      last_step: last training step, which also depends on the number of training examples.
+      data: result of `Source.describe_data`.
+      class_names: names of the classes.
+      has_checkpoints: whether the directory contains checkpoints.
+      network: settings of the network in the weights to evaluate or to fine-tune; see
+        `checks.adopt`.
+      network_path: the run or checkpoint that `network` describes.
+    """
+
+    settings: dict = dataclasses.field(default_factory=dict)
+    last_step: int | None = None
+    data: dict = dataclasses.field(default_factory=dict)
+    class_names: list[str] | None = None
+    has_checkpoints: bool = False
+    network: dict = dataclasses.field(default_factory=dict)
+    network_path: str | None = None
+
+
+def _read(directory, name):
+    """Returns the content of a JSON file that decides about results. If it is missing or empty, returns an empty dict.
+
+    Raises:
+      UserError: the file is corrupt.
+    """
+    path = os.path.join(directory, name)
+    if not storage.is_file(path) or not tf.io.gfile.stat(path).length:
+        return {}
+    content = storage.read_json(path)
+    if content is None:
+        raise UserError(f"{path}: the file is corrupt. Restore it, or use another directory.")
+    return content
+
+
 def read_flags(directory: str) -> dict | None:
-    """Returns the settings in flags.json, or None if the file is missing or corrupt."""
-    content = storage.read_json(os.path.join(directory, _FLAGS))
-    return None if content is None else select_settings(content)
+    """Returns the settings in flags.json, or None if there is no such file.
+
+    Raises:
+      UserError: the file is corrupt.
+    """
+    settings = select_settings(content := _read(directory, _FLAGS))
+    if settings is None:
+        path = os.path.join(directory, _FLAGS)
+        raise UserError(f"{path}: a setting has the wrong type. Restore the file.")
+    return settings if content else None
 
 
-def check_no_user_files(directory: str) -> None:
-    """Raises `UserError` if a directory without checkpoints contains user files that a run would overwrite."""
-    if (read_flags(directory) or {}).get("train_mode") is not None:
-        return  # A run was started here but has not written a checkpoint yet.
-    names = (
-        _FLAGS,
-        weight_files.CLASSES_FILE,
-        _DATA,
-        "views.png",
-        "gallery.html",
-        "gallery.pairs.csv",
-        *training_log.FILES,
+def read_run(directory: str | None) -> Recorded:
+    """Reads what the run in `directory` recorded, except for its network.
+
+    Raises:
+      UserError: one of the files is corrupt.
+    """
+    if directory is None:
+        return Recorded()
+    last_step = _read(directory, _FLAGS).get(_LAST_STEP)
+    return Recorded(
+        settings=read_flags(directory) or {},
+        last_step=last_step if isinstance(last_step, int) else None,
+        data=_read(directory, _DATA),
+        class_names=weight_files.read_classes(directory)[0],
+        has_checkpoints=bool(checkpoint_files.list_steps(directory)),
     )
-    # On workers other than the chief, the directory may not exist.
-    for name in sorted(tf.io.gfile.listdir(directory)) if tf.io.gfile.isdir(directory) else ():
-        key = next((key for pattern, key in _OWN_KEYS.items() if re.fullmatch(pattern, name)), None)
-        if (
-            name in names
-            or key
-            and key not in (storage.read_json(os.path.join(directory, name)) or ())
-        ):
-            raise UserError(
-                f"--model_dir={directory}: {name} was not written by a run and would be"
-                " overwritten. Choose another directory, or move the file."
-            )
-
-
-def read_last_step(directory: str) -> int | None:
-    """Returns the last training step of the run, or None if flags.json does not contain it."""
-    last_step = storage.read_json(os.path.join(directory, _FLAGS), default={}).get(_LAST_STEP)
-    return last_step if type(last_step) is int and last_step > 0 else None
 
 
 def write_flags(
@@ -132,7 +193,7 @@ def write_flags(
     last_step: int | None = None,
 ) -> None:
     """Writes flags.json and classes.json."""
-    flags = dataclasses.asdict(config)
+    flags = config.settings()
     storage.write_json(
         os.path.join(directory, _FLAGS),
         flags if last_step is None else {**flags, _LAST_STEP: last_step},
@@ -154,88 +215,35 @@ def copy_flags(
             storage.write_json(os.path.join(directory, name), content)
 
 
-def check_flags(config: Config) -> None:
-    """Compares a resumed run's settings with its initial settings, and logs changes to the training length.
-
-    Raises:
-      UserError: a setting that must not change differs, and `allow_flag_changes` is False.
-    """
-    recorded = read_flags(config.model_dir)
-    if recorded is None:
-        console.log(
-            f"warning: {config.model_dir} has no readable {_FLAGS}, so the program cannot check "
-            "whether the flags have changed since the run was started"
-        )
-        return
-    now = dataclasses.asdict(config)
-    before = {
-        field.name: recorded.get(field.name, field.default) for field in dataclasses.fields(Config)
-    }
-    changes = {
+def setting_changes(config: Config, recorded: Recorded) -> dict[str, str]:
+    """Returns a text for each setting that differs from the recorded one, keyed by name."""
+    now = config.settings()
+    before = {**{name: getattr(Config, name) for name in now}, **recorded.settings}
+    return {
         name: f"--{name}={before[name]} (now {now[name]})"
         for name in now
         if before[name] != now[name]
     }
-    refused = [changes[name] for name in settings_with("identity", "order") if name in changes]
-    if refused and not config.allow_flag_changes:
-        raise UserError(
-            f"--model_dir={config.model_dir}: the run was started with {', '.join(refused)}. Pass"
-            " the same flags, choose another directory, or accept the change with"
-            " --allow_flag_changes."
-        )
-    if refused:
-        console.log(
-            f"warning: the run was started with {', '.join(refused)}; accepted because of"
-            " --allow_flag_changes"
-        )
-    for name in settings_with("length"):
-        if name in changes:
-            console.log(
-                f"the run was started with {changes[name]}: the learning-rate schedule changes"
-                " accordingly"
-            )
 
 
 # ----------------------------------------------------------------------------------------------------------- data
 
 
-def write_data(directory: str, source: Source) -> None:
-    """Writes data.json, which describes the data at the start of a run."""
+def write_start(context: RunContext, directory: str, last_step: int) -> None:
+    """Writes flags.json, classes.json and data.json, which describe the start of a run."""
+    source = context.source
+    write_flags(directory, context.config, source.class_names, source.multi_label, last_step)
     storage.write_json(os.path.join(directory, _DATA), source.describe_data())
 
 
-def check_data(config: Config, source: Source) -> None:
-    """Compares a resumed run's data and classes with those at the start of the run.
-
-    Raises:
-      UserError: the data or the classes differ, and `allow_flag_changes` is False.
-    """
-    described = storage.read_json(os.path.join(config.model_dir, _DATA))
-    if described is None or not isinstance(described.get("splits"), dict):
-        console.log(
-            f"warning: {config.model_dir} has no readable {_DATA}, so the program cannot check "
-            "whether the data has changed since the run was started"
-        )
-        described = {}
-    changes = _data_changes(described, json.loads(json.dumps(source.describe_data())))
-    before, _ = weight_files.read_classes(config.model_dir)
+def data_changes(config: Config, source: Source, recorded: Recorded) -> list[str]:
+    """Returns one line of text for each difference between the data and classes now and at the start of the run."""
+    changes = _data_changes(recorded.data, json.loads(json.dumps(source.describe_data())))
+    before = recorded.class_names
     if config.has_linear_head and before is not None and before != source.class_names:
-        changes.append(
-            "classes"
-            f" ({classes.differences(source.class_names, before, 'the data set', 'the run')})"
-        )
-    if not changes:
-        return
-    text = (
-        f"--dataset={config.dataset}: the data has changed since the run in {config.model_dir} was"
-        f" started: {'; '.join(changes)}"
-    )
-    if not config.allow_flag_changes:
-        raise UserError(
-            f"{text}. Restore the data, choose another --model_dir, or accept the change with "
-            "--allow_flag_changes."
-        )
-    console.log(f"warning: {text}; accepted because of --allow_flag_changes")
+        text = classes.differences(source.class_names, before, "the data set", "the run")
+        changes.append(f"classes ({text})")
+    return changes
 
 
 def _data_changes(before, now):

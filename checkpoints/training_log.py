@@ -1,7 +1,8 @@
-"""Log of a training run in its directory: TensorBoard events, history.csv and curves.png."""
+"""Log of a training run: progress, TensorBoard events, history.csv and curves.png."""
 
 from __future__ import annotations
 
+import collections
 import csv
 import io
 import json
@@ -12,56 +13,106 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from runtime import console, storage
+import metrics
+from config import Config
+from runtime import console, progress, storage
 from runtime.errors import UserError, first_line
 
-FILES = _HISTORY, _CURVES = "history.csv", "curves.png"
+_HISTORY, _CURVES = "history.csv", "curves.png"
+_SECONDS_BETWEEN_ROWS = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 60.0  # Drawing takes about a second.
-
-# Maps panel titles to dicts that map names of scalars to labels. Panels without data are not drawn.
-_PANELS = {
-    "contrastive loss": {"train/contrast_loss": "training", "eval/contrast_loss": "evaluation"},
-    "contrastive accuracy": {"train/contrast_acc": "training", "eval/contrast_acc": "evaluation"},
-    "loss of the linear head": {"train/supervised_loss": "training"},
-    "accuracy of the linear head": {
-        "train/supervised_acc": "training",
-        "eval/label_top_1_accuracy": "evaluation",
-    },
-    "accuracy of the nearest neighbors": {
-        "eval/knn_top_1_accuracy": "10 neighbors",
-        "eval/knn_weighted_top_1_accuracy": "200 neighbors, weighted",
-    },
-    "11-point mAP of the linear head": {"eval/label_mean_average_precision": "evaluation"},
-    "learning rate": {"learning_rate": "learning rate"},
-}
+_COLLAPSED_STD = 0.01  # The encoder has collapsed if train/embedding_std is below this value.
 
 
 class TrainingLog:
-    """Scalars of a training run, which are written to TensorBoard, history.csv and curves.png."""
+    """Log of the scalars of a training run: on the terminal, in TensorBoard, history.csv and curves.png.
 
-    def __init__(self, directory: str, step: int, settings: Mapping[str, object]):
+    Rows that an earlier process wrote to history.csv are kept up to the current step.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        step: int,
+        config: Config,
+        num_steps: int = 0,
+        num_examples: int = 1,
+        is_chief: bool = True,
+    ):
         """Opens the log.
 
         Args:
-          directory: directory of the run. Rows that an earlier process wrote are kept up to `step`.
+          directory: directory of the run.
           step: number of completed steps.
-          settings: settings of the run, which TensorBoard shows as text.
+          config: settings of the run, which TensorBoard shows as text.
+          num_steps: number of steps at the end of training.
+          num_examples: number of training examples.
+          is_chief: whether this process shows the progress and writes history.csv and curves.png.
         """
-        self._directory = directory
+        self._directory, self._is_chief = directory, is_chief
+        self._batch_size, self._num_examples = config.train_batch_size, num_examples
         self._rows = [row for row in read_history(directory) if row["step"] <= step]
-        self._drawn_at = time.monotonic()
+        self._drawn_at = self._row_at = time.monotonic()
+        self._step, self._skipped_steps, self._results = step, 0.0, {}
+        self._means = metrics.MeanMetrics()
+        self._progress = progress.Progress(
+            step, num_steps, self._batch_size, is_chief and step < num_steps
+        )
         self.writer = tf.summary.create_file_writer(os.path.join(directory, "train"))
+        settings = [
+            f"| {name} | {json.dumps(value)} |" for name, value in config.settings().items()
+        ]
         with self.writer.as_default(step=step):
-            tf.summary.text(
-                "flags",
-                "\n".join(
-                    [
-                        "| flag | value |",
-                        "|---|---|",
-                        *(f"| {name} | {json.dumps(value)} |" for name, value in settings.items()),
-                    ]
-                ),
+            tf.summary.text("flags", "\n".join(["| flag | value |", "|---|---|", *settings]))
+
+    @property
+    def images_per_second(self) -> float:
+        """Mean rate, excluding compilation and saving."""
+        return self._progress.images_per_second
+
+    @property
+    def skipped_steps(self) -> int:
+        """Number of steps with float16 gradient overflow since the last start or resume."""
+        return round(self._skipped_steps)
+
+    def update(self, step: int, means: Mapping[str, float], seconds: float, timed: bool) -> None:
+        """Adds the steps since the previous update, and shows the progress.
+
+        Args:
+          step: number of completed steps.
+          means: the scalars' means over the new steps.
+          seconds: duration of the new steps.
+          timed: False if `seconds` includes compilation.
+        """
+        count, self._step = step - self._step, step
+        self._progress.update(
+            step, seconds, metrics.short_labels({**means, **self._results}), timed
+        )
+        self._skipped_steps += count * means.get("train/skipped_steps", 0.0)
+        self._means.add({**means, "seconds_per_step": seconds / count} if timed else means, count)
+
+    def write_row(self, is_saved: bool, is_last: bool) -> None:
+        """Adds a row with the means since the previous row, at most every 10 seconds unless `is_saved` is True.
+
+        If a checkpoint was saved, also writes the files. Warns if the encoder has collapsed.
+        """
+        if not is_saved and time.monotonic() - self._row_at <= _SECONDS_BETWEEN_ROWS:
+            return
+        means, self._row_at = self._means.means(), time.monotonic()
+        self._means.clear()
+        means["epoch"] = self._step * self._batch_size / self._num_examples
+        if "seconds_per_step" in means:
+            means["images_per_second"] = self._batch_size / means.pop("seconds_per_step")
+        self.add(self._step, means)
+        spread = means.get("train/embedding_std")
+        if self._is_chief and spread is not None and spread < _COLLAPSED_STD:
+            console.log(
+                f"warning: the encoder has collapsed. At step {self._step}, all images have nearly"
+                f" the same projection (train/embedding_std {spread:.4f}; 1 means an even spread in"
+                " all directions). Try a lower --learning_rate or another --temperature."
             )
+        if is_saved:
+            self.write(is_last)
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Adds the scalars of a step, and writes them to TensorBoard."""
@@ -76,10 +127,8 @@ class TrainingLog:
 
     def add_results(self, step: int, results: Mapping[str, float]) -> None:
         """Adds the results of an evaluation, and writes history.csv and curves.png, but no TensorBoard events."""
-        row = {
-            "step": step,
-            **{name: value for name, value in results.items() if name != "global_step"},
-        }
+        self._results = {name: value for name, value in results.items() if name != "global_step"}
+        row = {"step": step, **self._results}
         # When a run resumes, the evaluation of its last step is repeated.
         self._rows = [
             other for other in self._rows if other["step"] != step or other.keys() != row.keys()
@@ -92,6 +141,8 @@ class TrainingLog:
         If a file cannot be written, logs a warning instead of raising an error, because training
         must continue.
         """
+        if not self._is_chief:
+            return
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         text = io.StringIO()
         rows = csv.DictWriter(text, names, lineterminator="\n")
@@ -106,31 +157,25 @@ class TrainingLog:
         except UserError as error:
             console.log(f"warning: {error}")
 
+    def close(self) -> None:
+        """Closes the progress bar."""
+        self._progress.close()
+
 
 def read_history(directory: str) -> list[dict[str, float]]:
-    """Returns the rows of history.csv as dicts of `step` and scalars. Invalid lines are skipped.
-
-    Raises `UserError` if the file cannot be read.
-    """
+    """Returns the rows of history.csv as dicts of `step` and scalars, or an empty list if they cannot be parsed."""
     path = os.path.join(directory, _HISTORY)
-    if not storage.is_file(path):
-        return []
     try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            lines = [line.split(",") for line in file.read().decode(errors="replace").splitlines()]
-    except tf.errors.OpError as error:
-        raise UserError(
-            f"{path}: the file cannot be read ({first_line(error)}). Make it readable, or"
-            " remove it."
-        ) from error
-    history = []
-    for line in lines[1:]:
-        try:
-            values = {name: float(value) for name, value in zip(lines[0], line) if value}
-            history.append({**values, "step": int(values["step"])})
-        except (ValueError, KeyError, OverflowError):  # The line was edited or is incomplete.
-            continue
-    return history
+        with tf.io.gfile.GFile(path) as file:
+            return [
+                {
+                    **{name: float(value) for name, value in row.items() if value},
+                    "step": int(row["step"]),
+                }
+                for row in csv.DictReader(file.read().splitlines())
+            ]
+    except (tf.errors.NotFoundError, csv.Error, ValueError, KeyError, TypeError):
+        return []
 
 
 def draw_curves(rows: list[dict[str, float]]) -> bytes:
@@ -138,17 +183,19 @@ def draw_curves(rows: list[dict[str, float]]) -> bytes:
     # Imported here because the import takes half a second.
     from matplotlib import figure as mpl_figure
 
-    names = {name for row in rows for name in row}
-    panels = {title: lines for title, lines in _PANELS.items() if names & lines.keys()}
+    names, panels = {name for row in rows for name in row}, collections.defaultdict(list)
+    for metric in metrics.METRICS:
+        if metric.panel and metric.key in names:
+            panels[metric.panel].append(metric)
     columns, lines_of_panels = max(min(len(panels), 3), 1), max(math.ceil(len(panels) / 3), 1)
     figure = mpl_figure.Figure(figsize=(4.5 * columns, 3.2 * lines_of_panels), layout="constrained")
     for index, (title, lines) in enumerate(panels.items()):
         axes = figure.add_subplot(lines_of_panels, columns, index + 1)
-        for name, label in lines.items():
-            points = [(row["step"], row[name]) for row in rows if name in row]
-            if points:
-                marker = "o" if name.startswith("eval/") or len(points) == 1 else None
-                axes.plot(*zip(*points), label=label, marker=marker, markersize=4)
+        for metric in lines:
+            points = [(row["step"], row[metric.key]) for row in rows if metric.key in row]
+            marker = "o" if metric.key.startswith("eval/") or len(points) == 1 else None
+            label = "evaluation" if metric.label == title else metric.label
+            axes.plot(*zip(*points), label=label, marker=marker, markersize=4)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)

@@ -1,20 +1,21 @@
 """Micro-batch training with the exact gradient of the full-batch loss (Gao et al., arXiv:2101.06983).
 
 The contrastive loss L compares all images in a batch, so it is not a sum of losses of
-micro-batches. Its gradient, however, is a sum over micro-batches. With the projections z_i of
-micro-batch i and the weights w,
+micro-batches. Its gradient, however, is a sum over micro-batches. With the outputs z_i of the
+network for micro-batch i (representations and projections) and the weights w,
 
     dL / dw = sum over i of (dL / dz_i) (dz_i / dw).
 
 The first pass computes all z_i without storing activations, and then all dL / dz_i. The second pass
 recomputes z_i and differentiates <z_i, dL / dz_i>, treating dL / dz_i as a constant. Activations
-are stored for only one micro-batch at a time, but every projection is computed twice. Both passes
-use the same views and each micro-batch's own batch statistics. Only the second pass updates the
-moving statistics.
+are stored for only one micro-batch at a time, but every output is computed twice. Both passes use
+the same views and each micro-batch's own batch statistics. Only the second pass updates the moving
+statistics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -22,148 +23,110 @@ import tf_keras as keras
 
 import resnet
 
+# The names of the scalars are known only after the loop over micro-batches has been traced, so they
+# are summed in a vector with spare elements.
+_MAX_SCALARS = 64
 
-def train_step(step: Any, batch: tuple[Any, ...]) -> tuple[Any, Any]:
+
+# The function needs no conversion, and AutoGraph is slow.
+@tf.autograph.experimental.do_not_convert
+def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callable) -> Any:
     """Runs a training step. Call the function in cross-replica context, inside a `tf.function`.
 
     Args:
-      step: a `train.TrainStep`, which provides the model, the losses and the update.
-      batch: distributed views and labels, and seeds with `--augment_on=device`.
+      step: a `train.TrainStep`, which provides the views, the model and the update.
+      batch: distributed batch: the arguments of `TrainStep.__call__`.
+      per_image: function of views and labels; see `simclr.per_image`.
+      over_batch: function of h, z and labels; see `simclr.over_batch`.
 
     Returns:
-      The per-replica results of `TrainStep.__call__`.
+      The per-replica result of `TrainStep.__call__`.
     """
-    return _MicroBatches(step).train_step(batch)
+    config, model, floatx = step.config, step.model, keras.backend.floatx()
+    count = config.train_batch_size // config.micro_batch_size
+    rows = step.rows // count  # number of images in a micro-batch on each replica
+    names = []  # the nested dicts of the scalars, with their names in place of values
 
+    def run(function, *args):
+        return step.strategy.run(step.compiled(function), args)
 
-class _MicroBatches:
-    """The two passes of a training step over its micro-batches."""
-
-    def __init__(self, step):
-        self._step, self._model, self._config = step, step.model, step.config
-        self._count = step.config.train_batch_size // step.config.micro_batch_size
-        # number of examples in a micro-batch on each replica
-        self._rows = step.replica_batch_size // self._count
-
-    # The function needs no conversion, and AutoGraph is slow.
-    @tf.autograph.experimental.do_not_convert
-    def train_step(self, batch):
-        grad_z, contrast_loss, metrics = (), (), ()
-        if self._config.pretraining:
-            with resnet.without_statistics_updates(self._model):
-                z = self._loop(self._project, batch, (), self._run(self._zero_z))
-            grad_z, contrast_loss, metrics = self._run(self._differentiate_loss, args=(z,))
-        sums = self._loop(self._add_gradients, batch, grad_z, self._run(self._zero_sums))
-        return self._run(self._update, args=(sums, contrast_loss, metrics))
-
-    def _loop(self, function, batch, constants, state):
+    def loop(function, constants, state):
         """Computes `state = function(batch, constants, index, state)` for each micro-batch in turn."""
 
         def body(index, state):
-            return index + 1, self._run(function, args=(batch, constants, index, state))
+            return index + 1, run(function, batch, constants, index, state)
 
         # The loop runs outside replica context, since replicas cannot communicate within a loop.
         return tf.while_loop(
-            lambda index, _: index < self._count,
-            body,
-            (tf.constant(0), state),
-            parallel_iterations=1,
+            lambda index, _: index < count, body, (tf.constant(0), state), parallel_iterations=1
         )[1]
 
-    def _run(self, function, args=()):
-        return self._step.strategy.run(self._step.compiled(function), args)
+    # The functions below run in replica context.
 
-    # The methods below run in replica context.
-
-    def _micro_batch(self, batch, index):
-        """Returns the images and labels of one micro-batch."""
+    def micro_batch(batch, index):
+        """Returns the views and the labels of one micro-batch."""
         # XLA compiles a slice separately for each position, but `tf.gather` only once.
-        views, labels, *seeds = tf.nest.map_structure(
-            lambda tensor: tf.gather(
-                tf.reshape(tensor, [self._count, self._rows, *tensor.shape[1:]]), index
-            ),
+        images, labels, *seeds = tf.nest.map_structure(
+            lambda tensor: tf.gather(tf.reshape(tensor, [count, rows, *tensor.shape[1:]]), index),
             batch,
         )
-        return self._step.network_input(views, index * self._rows, *seeds), labels
+        return step.views(images, *seeds, first_row=index * rows), labels
 
-    def _zero_z(self):
-        """Returns zeros [micro-batches, views, rows, d], to be replaced by the projections of all micro-batches."""
-        return tf.zeros(
-            [self._count, 2, self._rows, self._model.projection_dim], keras.backend.floatx()
+    def zero_outputs(batch):
+        """Returns zeros [micro-batches, views * rows, columns] for h and z."""
+        columns = model.resnet_model.num_features, model.projection_dim
+        shape = count, len(step.split_views(batch[0])) * rows
+        return tuple(tf.zeros([*shape, size], floatx) for size in columns)
+
+    def embed(batch, _, index, outputs):
+        """Writes h and z of one micro-batch to `outputs` (first pass)."""
+        h, z, _, _ = per_image(*micro_batch(batch, index))
+        return tuple(
+            tf.tensor_scatter_nd_update(all_rows, [[index]], [new])
+            for all_rows, new in zip(outputs, (h, z))
         )
 
-    def _project(self, batch, _, index, z):
-        """Writes the projections of one micro-batch to `z` (first pass)."""
-        images, _ = self._micro_batch(batch, index)
-        projections = self._model(images, training=True)["proj_head_output"]
-        return tf.tensor_scatter_nd_update(z, [[index]], [tf.reshape(projections, z.shape[1:])])
+    def differentiate(batch, outputs):
+        """Returns the gradients with respect to h and z, and the terms and metrics of the batch."""
 
-    def _differentiate_loss(self, z):
-        """Differentiates `replica_loss`.
+        def in_batch_order(tensor):
+            by_view = tf.reshape(tensor, [count, -1, rows, tensor.shape[-1]])
+            return tf.reshape(tf.transpose(by_view, [1, 0, 2, 3]), [-1, tensor.shape[-1]])
 
-        Returns:
-          The gradient of `replica_loss` with respect to `z`.
-          The contrastive loss.
-          A dict of the contrastive metrics.
-        """
         with tf.GradientTape() as tape:
-            tape.watch(z)
-            batch_z = tf.reshape(
-                tf.transpose(z, [1, 0, 2, 3]), [2 * self._step.replica_batch_size, z.shape[-1]]
-            )
-            loss, metrics = self._step.contrastive_loss(batch_z)
-            replica_loss = self._step.replica_loss(loss)
-        return tape.gradient(replica_loss, z), loss, metrics
+            tape.watch(outputs)
+            terms, metrics = over_batch(*map(in_batch_order, outputs), batch[1])
+            loss = step.share(terms)
+        return tape.gradient(loss, outputs, unconnected_gradients="zero"), terms, metrics
 
-    def _zero_sums(self):
-        """Returns zeros, the initial values of the sums in `_add_gradients`."""
-        config, floatx = self._config, keras.backend.floatx()
-        gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
-        head_moments, supervised = (), ()
-        if config.linear_head_learning_rate is not None:
-            inputs = self._model.supervised_head.linear_layer.dense.kernel.shape[0]
-            head_moments = (tf.zeros([self._count, inputs], floatx),) * 2
-        if config.has_linear_head:
-            supervised = tf.zeros([], floatx), tf.zeros([])  # loss and accuracy
-        return gradients, head_moments, supervised
+    def zero_sums():
+        gradients = [tf.zeros_like(variable) for variable in model.trainable_variables]
+        return gradients, tf.zeros([_MAX_SCALARS], floatx)
 
-    def _add_gradients(self, batch, grad_z, index, sums):
-        """Adds one micro-batch's gradients, linear head loss and linear head accuracy to `sums` (second pass)."""
-        images, labels = self._micro_batch(batch, index)
-        supervised, terms = (), []
+    def add_gradients(batch, output_gradients, index, sums):
+        """Adds one micro-batch's gradients, terms and metrics to `sums` (second pass)."""
+        images, labels = micro_batch(batch, index)
         with tf.GradientTape() as tape:
-            endpoints = self._model(images, training=True)
-            if self._config.has_linear_head:
-                supervised = tuple(
-                    value / self._count for value in self._step.supervised_loss(endpoints, labels)
-                )
-                terms.append(self._step.replica_loss(supervised[0]))
-            if self._config.pretraining:
-                z = tf.reshape(endpoints["proj_head_output"], grad_z.shape[1:])
-                terms.append(tf.reduce_sum(tf.gather(grad_z, index) * z))
-            replica_loss = tf.add_n([tf.cast(term, terms[-1].dtype) for term in terms])
-        gradients = tape.gradient(
-            replica_loss, self._model.trainable_variables, unconnected_gradients="zero"
-        )
-        head_moments = tuple(
-            tf.tensor_scatter_nd_update(tf.zeros_like(total), [[index]], [moment])
-            for total, moment in zip(sums[1], self._step.linear_head_moments(endpoints))
-        )
-        return tf.nest.map_structure(tf.add, sums, (gradients, head_moments, supervised))
+            h, z, *scalars = per_image(images, labels)
+            scalars = tf.nest.map_structure(lambda value: value / count, scalars)
+            loss = tf.cast(step.share(scalars[0]), z.dtype)
+            for gradient, output in zip(output_gradients, (h, z)):
+                loss += tf.reduce_sum(tf.gather(gradient, index) * output)
+        gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+        names[:] = scalars
+        values = [tf.cast(value, floatx) for value in tf.nest.flatten(scalars)]
+        values += [tf.zeros([], floatx)] * (_MAX_SCALARS - len(values))
+        return tf.nest.map_structure(tf.add, sums, (gradients, tf.stack(values)))
 
-    def _update(self, sums, contrast_loss, metrics):
-        """Adds the gradient of the weight decay, and updates the variables."""
-        gradients, head_moments, supervised = sums
-        losses, metrics = {}, dict(metrics)
-        if self._config.pretraining:
-            losses["contrast_loss"] = contrast_loss
-        if self._config.has_linear_head:
-            losses["supervised_loss"], metrics["supervised_acc"] = supervised
-        with tf.GradientTape() as tape:
-            losses["weight_decay"] = self._step.weight_decay()
-            replica_loss = self._step.replica_loss(losses["weight_decay"])
-        decay_gradients = tape.gradient(
-            replica_loss, self._model.trainable_variables, unconnected_gradients="zero"
-        )
-        gradients = [gradient + decay for gradient, decay in zip(gradients, decay_gradients)]
-        return self._step.update(gradients, losses, metrics, head_moments)
+    def update(sums, batch_terms, batch_metrics):
+        gradients, values = sums
+        values = tf.unstack(values)[: len(tf.nest.flatten(names))]
+        terms, metrics = tf.nest.pack_sequence_as(names, values)
+        return step.update(gradients, {**batch_terms, **terms}, {**batch_metrics, **metrics})
+
+    gradients, terms, metrics = (), {}, {}
+    if config.pretraining:
+        with resnet.without_statistics_updates(model):
+            outputs = loop(embed, (), run(zero_outputs, batch))
+        gradients, terms, metrics = run(differentiate, batch, outputs)
+    return run(update, loop(add_gradients, gradients, run(zero_sums)), terms, metrics)

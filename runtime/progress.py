@@ -13,6 +13,7 @@ import tqdm
 from runtime import console, signals
 
 _T = TypeVar("_T")
+_LINE_SECONDS = 10.0  # between progress lines, if the output is not a terminal
 
 
 def _bar(*args, **kwargs):
@@ -25,41 +26,16 @@ def _bar(*args, **kwargs):
 
 
 class Progress:
-    """Display of the training progress: step, remaining time, images per second and selected metrics.
+    """Display of the training progress: a progress bar on a terminal, otherwise a line every 10 seconds."""
 
-    On a terminal, the display is a progress bar. Otherwise, it is a line that is printed every
-    `log_seconds` seconds.
-    """
-
-    def __init__(
-        self,
-        start: int,
-        total: int,
-        batch_size: int,
-        log_seconds: float,
-        labels: Mapping[str, str],
-        enabled: bool = True,
-    ):
-        """Creates the display at step `start`.
-
-        Args:
-          start: number of steps already completed.
-          total: total number of steps.
-          batch_size: images per step.
-          log_seconds: minimum number of seconds between two lines.
-          labels: dict mapping metric names to labels in the output. Other metrics are not shown.
-          enabled: whether to show progress.
-        """
-        self._labels = labels
-        self._total = total
-        self._batch_size = batch_size
-        self._log_seconds = log_seconds
-        self._enabled = enabled
-        self._last_line = time.monotonic()
+    def __init__(self, start: int, total: int, batch_size: int, enabled: bool = True):
+        """Creates the display at step `start` of `total` steps. Each step processes `batch_size` images."""
+        self._total, self._batch_size = total, batch_size
         self._step, self._timed_steps, self._seconds = start, 0, 0.0
-        self._bar = None
-        if enabled and sys.stdout.isatty():
-            self._bar = _bar(total=total, initial=start, bar_format="{desc} {bar}")
+        self._shows_lines, self._last_line = enabled and not sys.stdout.isatty(), time.monotonic()
+        self._bar = _bar(
+            total=total, initial=start, unit="step", disable=not enabled or self._shows_lines
+        )
 
     @property
     def images_per_second(self) -> float:
@@ -69,60 +45,35 @@ class Progress:
     def update(
         self, step: int, seconds: float, metrics: Mapping[str, float], timed: bool = True
     ) -> None:
-        """Displays `step` as the current step. `seconds` is the time since the previous update.
+        """Displays `step` as the current step, and the metrics.
 
-        If `seconds` includes tracing or compilation, pass `timed=False` to exclude it from the
-        throughput.
+        Args:
+          step: number of completed steps.
+          seconds: time since the previous update.
+          metrics: the metrics to show, keyed by label.
+          timed: False if `seconds` includes compilation, to exclude it from the throughput.
         """
+        new_steps, self._step = step - self._step, step
         if timed:
-            self._timed_steps += step - self._step
+            self._timed_steps += new_steps
             self._seconds += seconds
-        advanced, self._step = step - self._step, step
-        if self._bar is not None:
-            self._bar.set_description_str(self._short_line(metrics), refresh=False)
-            self._bar.update(advanced)
-        elif self._enabled and (
-            time.monotonic() - self._last_line >= self._log_seconds or step == self._total
-        ):
+        self._bar.set_postfix({name: f"{value:.3g}" for name, value in metrics.items()}, False)
+        self._bar.update(new_steps)
+        is_due = time.monotonic() - self._last_line >= _LINE_SECONDS or step == self._total
+        if self._shows_lines and is_due:
             self._last_line = time.monotonic()
-            console.log(self._line(metrics))
-
-    def _time_left(self):
-        rate = self.images_per_second
-        return (
-            console.format_duration((self._total - self._step) * self._batch_size / rate)
-            if rate
-            else "?"
-        )
-
-    def _line(self, metrics):
-        values = "  ".join(
-            f"{label} {metrics[name]:.3f}"
-            for name, label in self._labels.items()
-            if name in metrics
-        )
-        return (
-            f"step {self._step}/{self._total}  {self._step / self._total:.0%}  {self._time_left()}"
-            f" left  {self.images_per_second:.0f} images/s  {values}"
-        )
-
-    def _short_line(self, metrics):
-        """Returns a line with as many metrics as fit next to a bar of two columns, in the order of `labels`."""
-        line = (
-            f"{self._step}/{self._total} {self._time_left()} left {self.images_per_second:.0f}"
-            " img/s"
-        )
-        for name, label in self._labels.items():
-            value = f" {label} {metrics[name]:.3g}" if name in metrics else ""
-            if len(line) + len(value) > shutil.get_terminal_size().columns - 3:
-                break
-            line += value
-        return line
+            rate = self.images_per_second
+            seconds_left = (self._total - step) * self._batch_size / rate if rate else None
+            time_left = "?" if seconds_left is None else console.format_duration(seconds_left)
+            values = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+            console.log(
+                f"step {step}/{self._total}  {step / self._total:.0%}  {time_left} left "
+                f" {rate:.0f} images/s  {values}"
+            )
 
     def close(self) -> None:
-        """Closes the bar."""
-        if self._bar is not None:
-            self._bar.close()
+        """Closes the progress bar."""
+        self._bar.close()
 
 
 def track(iterable: Iterable[_T], total: int | None, description: str) -> Iterator[_T]:

@@ -1,0 +1,383 @@
+"""Completes the settings of a run, and checks them against data, devices, files and workers.
+
+`adopt` and `complete` are pure functions: they return the new settings and lines to log. The other
+functions raise `UserError`, before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Collection
+
+import numpy as np
+import tensorflow as tf
+
+import evaluate
+import model as model_lib
+from checkpoints import checkpoint_files, run_directory, weight_files
+from checkpoints.run_directory import Recorded, RunContext
+from config import Config, as_flags, settings_with
+from runtime import console, devices, workers
+from runtime.errors import UserError
+from sources import datasets
+from sources.folders import FolderSource
+from sources.source import Source
+
+# Below this number of images, the linear head requires its own learning rate.
+_SMALL_DATA_SET = 20_000
+_LINEAR_HEAD_LEARNING_RATE = 0.1  # This learning rate is stable on small data sets.
+_SMALL_BATCH = 32  # Below this batch size, contrastive learning has too few negatives.
+_SAMPLED_IMAGES = 32  # This is the number of images whose sizes are read.
+
+
+def before_connecting(config: Config) -> None:
+    """Checks settings that concern several workers, before this worker waits for the others."""
+    workers.check_multi_worker_settings(config.use_tpu, config.mode, config.seed)
+
+
+def adopt(config: Config, given: Collection[str], recorded: Recorded) -> tuple[Config, list[str]]:
+    """Adopts settings of the weights to evaluate or to fine-tune, and of the run to evaluate.
+
+    These are the network, the image size and, in an evaluation, the input of the linear head and
+    the last step of the run. Settings that the user set do not change.
+
+    Args:
+      config: settings.
+      given: names of the settings that the user set.
+      recorded: what the run or the checkpoint recorded.
+
+    Returns:
+      The new settings, and lines to log.
+
+    Raises:
+      UserError: the network is incompatible with other settings.
+    """
+    network, is_eval = dict(recorded.network), config.mode == "eval"
+    if network.get("stem") == "auto" and "image_size" in network:
+        network["stem"] = Config(image_size=network["image_size"]).stem_name
+    # A linear head is not adopted, because it requires labels in the data set. Fine-tuning trains a
+    # new classifier, which may have a different input.
+    names = {*settings_with("network"), "image_size"} - {"lineareval_while_pretraining"}
+    names |= {"ft_proj_selector"} if is_eval else set()
+    changes = {
+        name: network[name]
+        for name in config.settings()
+        if name in names - set(given) and name in network and network[name] != getattr(config, name)
+    }
+    image_size = changes.get("image_size", config.image_size)
+    if changes.get("stem") == config.replace(image_size=image_size).stem_name:
+        del changes["stem"]  # --stem=auto selects the stem of the checkpoint.
+    lines = (
+        [f"network of {recorded.network_path}: {' '.join(as_flags(changes))}"] if changes else []
+    )
+    length = (*settings_with("length"), "train_batch_size")
+    if (
+        is_eval
+        and recorded.last_step
+        and all(
+            name not in given or getattr(config, name) == recorded.settings.get(name)
+            for name in length
+        )
+    ):
+        changes["train_steps"] = recorded.last_step
+    return config.replace(**changes), lines
+
+
+def complete(
+    config: Config, source: Source, given: Collection[str], recorded: Recorded, new_seed: int
+) -> tuple[Config, list[str]]:
+    """Completes splits, linear head and seed.
+
+    Args:
+      config: settings.
+      source: the data set.
+      given: names of the settings that the user set.
+      recorded: what the run or the checkpoint recorded. A resumed run keeps its choices.
+      new_seed: seed of a new training run.
+
+    Returns:
+      The new settings, and lines to log.
+
+    Raises:
+      UserError: the seed of a run with checkpoints is unknown.
+    """
+    is_eval, settings, lines, changes = config.mode == "eval", recorded.settings, [], {}
+    train_split, eval_split = datasets.choose_splits(
+        source, config.train_split, config.eval_split, given, hold_out=config.mode != "train"
+    )
+    if not is_eval and "train_split" not in given:
+        train_split = settings.get("train_split", train_split)
+    if eval_split == datasets.HELD_OUT_SPLITS[1] and "eval_split" not in given:
+        lines.append(
+            f"train_split: {train_split}, eval_split: {eval_split} ({source.name} has only a train"
+            " split, so a fifth of its images is held out for evaluation)"
+        )
+        trained = recorded.network or settings
+        if (
+            trained.get("dataset") == config.dataset
+            and trained.get("train_split") != datasets.HELD_OUT_SPLITS[0]
+        ):
+            lines.append(
+                "warning: these weights were trained on the split"
+                f" {trained.get('train_split')}, which may contain images that are now held out."
+                " For an unbiased evaluation, use images that are not in this split."
+            )
+    elif eval_split != config.eval_split and config.evaluates:
+        lines.append(f"eval_split: {eval_split} ({source.name} has no {config.eval_split} split)")
+    changes.update(train_split=train_split, eval_split=eval_split)
+    config = config.replace(**changes)
+    if config.pretraining and (reason := _reason_for_no_linear_head(config, source, recorded)):
+        lines.append(f"linear head: off ({reason})")
+        config = config.replace(
+            lineareval_while_pretraining=False,
+            linear_head_learning_rate=None,
+            zero_init_logits_layer=False,
+        )
+    if config.seed is None:
+        seed = settings.get("seed")
+        if seed is None and not is_eval and recorded.has_checkpoints:
+            raise UserError(
+                f"--model_dir={config.model_dir}: the directory contains checkpoints, but no"
+                " flags.json that specifies the seed. Set --seed."
+            )
+        # Evaluations use a fixed seed, which makes them repeatable.
+        config = config.replace(seed=(0 if is_eval else new_seed) if seed is None else seed)
+    return config, lines
+
+
+def _reason_for_no_linear_head(config, source, recorded):
+    """Returns the reason why pretraining has no linear head, or None if it has one."""
+    if not config.lineareval_while_pretraining:
+        return "--nolineareval_while_pretraining"
+    if source.num_classes is None:
+        return f"{source.name} has no labels"
+    settings = recorded.settings
+    has_head = (
+        settings.get("lineareval_while_pretraining")
+        if settings.get("train_mode") == "pretrain"
+        else None
+    )
+    if config.mode == "eval":
+        is_own_run = config.checkpoint in (None, settings.get("checkpoint"))
+        return "the run has none" if is_own_run and has_head is False else None
+    if has_head and recorded.has_checkpoints:
+        return None  # A resumed run keeps its linear head.
+    datasets.check_split(source, "train_split", config.train_split)
+    if source.has_labels(config.train_split):
+        return None
+    return f"no labels were found in {config.train_split} of {source.name}"
+
+
+def check(context: RunContext, recorded: Recorded) -> None:
+    """Checks that data, replicas, devices, paths and the run to resume match the settings."""
+    config, source = context.config, context.source
+    check_data(context)
+    _check_labels(config, source)
+    if isinstance(source, FolderSource) and os.path.realpath(source.root) == os.path.realpath(
+        config.model_dir
+    ):
+        raise UserError(
+            f"--model_dir={config.model_dir}: this directory is also the image folder, so a resumed"
+            " run would use its own views.png as a training image. Choose another directory."
+        )
+    devices.check_precision(config.precision, config.use_tpu)
+    if config.mode == "eval":
+        return
+    if config.jit_compile:
+        devices.check_jit_compile(context.strategy)
+    if recorded.has_checkpoints:
+        _check_resumed(config, source, recorded)
+    elif config.checkpoint:
+        weight_files.locate(config.checkpoint)
+    elif config.train_mode == "finetune":
+        raise UserError(
+            "--train_mode=finetune: there is no pretrained encoder to start from. Set --checkpoint."
+        )
+    if context.is_chief:
+        run_directory.check_writable(config.model_dir)
+
+
+def check_data(context: RunContext) -> None:
+    """Checks that the splits that are used exist, and that the batch sizes match data and replicas."""
+    config, source = context.config, context.source
+    # `knn` may replace the head.
+    probes = {"lbfgs", "knn"} & set(config.eval_protocols) or not config.has_linear_head
+    if config.mode != "eval" or config.label_fraction < 1 or probes:
+        datasets.check_split(source, "train_split", config.train_split)
+    if (
+        config.mode == "train"
+        and config.eval_epochs
+        and config.eval_split == Config.eval_split
+        and source.split_names == ["train"]
+    ):
+        raise UserError(
+            f"--eval_epochs={config.eval_epochs}: {source.name} has only a train split. Use"
+            " --mode=train_then_eval, which holds out a fifth of its images, or set --train_split"
+            " and --eval_split."
+        )
+    if config.evaluates:
+        datasets.check_split(source, "eval_split", config.eval_split)
+    trains, replicas = config.mode != "eval", context.strategy.num_replicas_in_sync
+    for flag in ("eval_batch_size", *(("train_batch_size", "micro_batch_size") if trains else ())):
+        size = getattr(config, flag)
+        if size % replicas:
+            raise UserError(
+                f"--{flag}={size}: the value must be divisible by the number of replicas"
+                f" ({replicas}). Use {max(round(size / replicas), 1) * replicas}."
+            )
+    examples = source.num_examples(config.train_split) if trains else math.inf
+    if config.train_batch_size > examples:
+        raise UserError(
+            f"--train_batch_size={config.train_batch_size}: --train_split={config.train_split} has"
+            f" only {examples} examples. Use at most {examples // replicas * replicas}."
+        )
+
+
+def _check_labels(config, source):
+    """Checks that the data has the labels that training and evaluation need."""
+    names = set(evaluate.protocols(config, source)) if config.mode != "train" else set()
+    names |= {"linear_head"} if config.eval_epochs and not config.pretraining else set()
+    probes = {"lbfgs", "knn"} & names
+    if source.num_classes is None:
+        problem = f"{source.name} has no labels"
+        remedy = "Use a data set with labels (in an image folder, one sub-folder per class)"
+        if not config.pretraining:
+            raise UserError(f"--train_mode={config.train_mode}: {problem}. {remedy}.")
+        if probes:
+            raise UserError(
+                f"--eval_protocol={config.eval_protocol}: {problem}. {remedy}, or use"
+                " --eval_protocol=contrastive."
+            )
+        if config.keep_best:
+            raise UserError(
+                f"--keep_best: this flag requires an accuracy, but {problem}. Remove the flag."
+            )
+        return
+    problem = f"no labels were found in this split of {source.name}"
+    uses_train_labels = not config.pretraining and config.mode != "eval" or probes
+    if uses_train_labels and not source.has_labels(config.train_split):
+        raise UserError(f"--train_split={config.train_split}: {problem}. Use a split with labels.")
+    if (probes or "linear_head" in names) and not source.has_labels(config.eval_split):
+        alternative = ", or --eval_protocol=contrastive" if config.pretraining else ""
+        raise UserError(
+            f"--eval_split={config.eval_split}: {problem}. Use a split with labels{alternative}."
+        )
+    if source.multi_label and probes:
+        raise UserError(
+            f"--eval_protocol={config.eval_protocol}: lbfgs and knn require one label per example,"
+            f" but {source.name} has multiple labels per example. Use linear_head, or `python -m"
+            " transfer linear`."
+        )
+
+
+def _check_resumed(config, source, recorded):
+    """Checks that a resumed run has the settings and the data that it started with, and logs accepted changes."""
+    changes = run_directory.setting_changes(config, recorded)
+    fixed = [changes[name] for name in settings_with("identity", "order") if name in changes]
+    for changed, problem, remedy in (
+        (
+            fixed,
+            f"--model_dir={config.model_dir}: the run was started with {', '.join(fixed)}",
+            "Pass the same flags, choose another directory",
+        ),
+        (
+            (data := run_directory.data_changes(config, source, recorded)),
+            f"--dataset={config.dataset}: the data has changed since the run in"
+            f" {config.model_dir} was started: {'; '.join(data)}",
+            "Restore the data, choose another --model_dir",
+        ),
+    ):
+        if changed and not config.allow_flag_changes:
+            raise UserError(f"{problem}. {remedy}, or accept the change with --allow_flag_changes.")
+        if changed:
+            console.log(f"warning: {problem}; accepted because of --allow_flag_changes")
+    for name in settings_with("length"):
+        if name in changes:
+            console.log(
+                f"the run was started with {changes[name]}: the learning-rate schedule changes"
+                " accordingly"
+            )
+
+
+def check_agreement(context: RunContext) -> None:
+    """Checks that the settings, the data and the newest checkpoints are the same on all workers."""
+    config = context.config
+    newest = checkpoint_files.latest_checkpoint(config.model_dir)
+    may_differ = settings_with("per_worker")
+    settings = {name: value for name, value in config.settings().items() if name not in may_differ}
+    gathered = workers.gather_integers(
+        [
+            zlib.crc32(json.dumps(settings, sort_keys=True).encode()),
+            context.source.num_examples(config.train_split),
+            -1 if newest is None else checkpoint_files.step_from_prefix(newest),
+        ],
+        context.strategy,
+    )
+    flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
+    if len(set(flags)) > 1:
+        raise UserError(
+            "TF_CONFIG: the workers were started with different flags. Pass the same flags on all"
+            " workers."
+        )
+    if len(set(examples)) > 1:
+        raise UserError(
+            f"--dataset={config.dataset}: the workers have different numbers of training examples "
+            f"({', '.join(examples)}). Provide the same data on all workers."
+        )
+    if len(set(steps)) > 1:
+        raise UserError(
+            f"--model_dir={config.model_dir}: the workers found different checkpoints (steps:"
+            f" {', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all"
+            " workers share."
+        )
+
+
+def advice(context: RunContext) -> list[str]:
+    """Returns one line for each training setting that is probably unsuitable for the data."""
+    config, source = context.config, context.source
+    count = source.num_examples(config.train_split)
+    steps, lines = model_lib.count_steps(config, count), []
+    if steps.warmup > steps.train / 2:
+        lines.append(
+            f"--warmup_epochs={config.warmup_epochs:g}: the learning rate increases during"
+            f" {min(steps.warmup, steps.train)} of {steps.train} steps. Use a smaller value, or"
+            " train longer."
+        )
+    if (
+        config.pretraining
+        and config.has_linear_head
+        and config.linear_head_learning_rate is None
+        and config.optimizer != "adam"
+        and config.learning_rate
+        and count < _SMALL_DATA_SET
+    ):
+        lines.append(
+            f"--linear_head_learning_rate is not set: with {count} images, the linear head is"
+            " likely to diverge at the encoder's learning rate. Use"
+            f" {_LINEAR_HEAD_LEARNING_RATE}, which does not affect the encoder."
+        )
+    if config.pretraining and config.train_batch_size < _SMALL_BATCH:
+        lines.append(
+            f"--train_batch_size={config.train_batch_size}: each image is compared with few others."
+            f" Use at least {_SMALL_BATCH}, with --micro_batch_size if memory is short."
+        )
+    side = _median_side(config, source) if config.image_size > 32 else math.inf
+    if config.image_size > 2 * side:
+        lines.append(
+            f"--image_size={config.image_size}: the images are much smaller (median of the shorter"
+            f" side: {side:.0f} pixels). A smaller value is faster, and probably as accurate."
+        )
+    return lines
+
+
+def _median_side(config, source):
+    """Returns the median length of the shorter side of a few training images, in pixels."""
+    records = source.records(config.train_split).take(_SAMPLED_IMAGES)
+    sides = records.map(lambda key, item, label: tf.reduce_min(tf.shape(source.decode(item))[:2]))
+    try:
+        return np.median(list(sides.as_numpy_iterator()))
+    except tf.errors.OpError:  # Training reports images that cannot be read.
+        return math.inf

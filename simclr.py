@@ -1,0 +1,177 @@
+"""SimCLR as a composition of views, network and losses.
+
+This is the only module that knows the parts of a training step. The left column is Algorithm 1 of
+the paper (Chen et al. 2020), for a batch of N images x_k:
+
+    for all k: draw augmentations t, t'             `data` crops, and `views` augments the rest
+        x~_{2k-1} = t(x_k),  x~_{2k} = t'(x_k)      `views` returns [all t(x_k), all t'(x_k)]
+        h = f(x~),  z = g(h)                        `per_image`: `model.Model` computes h and z
+    for all i, j: s_ij = <z_i, z_j> / |z_i| |z_j|   `over_batch`: `objective.add_contrastive_loss`
+        l(i, j) = -log(exp(s_ij / t) / sum_{k != i} exp(s_ik / t))
+    L = mean of l(2k-1, 2k) + l(2k, 2k-1)           twice the paper's L, as in the original
+    update f and g to minimize L                    `train.TrainStep`
+    return f, throw away g                          `export`
+
+The plain training step calls `per_image` and `over_batch` once. `large_batch.micro_batches` calls
+`per_image` once per micro-batch and pass, and `over_batch` between both passes. Both functions
+return terms, which add up to the loss, and metrics, which are only reported. To add a term or a
+metric, add an item to one of these dicts: the training loop logs all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tf_keras as keras
+
+import data_util
+import metrics as metrics_lib
+import objective
+from augmentation.policies import view_policies
+from config import Config
+from large_batch import blocked_nt_xent
+from model import Model
+from runtime import rng
+
+Scalars = dict[str, tf.Tensor]
+_BLUR = 3  # Index of the random-number stream. Streams 0 to 2 are defined in data.py.
+
+
+def views(
+    images: Sequence[tf.Tensor],
+    config: Config,
+    step: int | tf.Tensor,
+    seeds: tf.Tensor | None = None,
+    first_row: int | tf.Tensor = 0,
+) -> list[tf.Tensor]:
+    """Completes the views of n images: applies what the input pipeline leaves to the device.
+
+    This is Gaussian blur (paper, Appendix A) and, with `--augment_on=device`, flips and color
+    distortion. The random numbers of the blur depend on the run's seed, the step, the index of the
+    view, and the row of the image in the global batch.
+
+    Args:
+      images: for each view, [n, h, w, 3] in [0, 1]. With `--augment_on=device`, the crops.
+      config: settings with `seed` set.
+      step: training step, an int or scalar tensor.
+      seeds: int [n, 2], the seeds of the examples; only with `--augment_on=device`.
+      first_row: row of the first image in the global batch.
+
+    Returns:
+      For each view, [n, h, w, 3] in [0, 1], in the default float type.
+    """
+    if seeds is not None:
+        images = data_util.augment_crops(images, view_policies(config), seeds)
+    images = [tf.cast(view, keras.backend.floatx()) for view in images]
+    if not config.blurs_views:
+        return images
+    step_seed = rng.step_seed(config.seed, _BLUR, step)
+    return [
+        data_util.batch_random_blur(
+            view, rng.nth_seed(step_seed, index, rng.VIEW), config.image_size, first_row=first_row
+        )
+        for index, view in enumerate(images)
+    ]
+
+
+def per_image(
+    model: Model, images: Sequence[tf.Tensor], labels: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, Scalars, Scalars]:
+    """Applies the network in training mode, and computes everything that is a mean over images.
+
+    Args:
+      model: a built model.
+      images: the V views from `views`, each [n, h, w, 3].
+      labels: int [n], or [n, classes] with values 1, 0 and -1 (unknown).
+
+    Returns:
+      h: representations [V n, c], all first views before all second views.
+      z: projections [V n, d], in the same order.
+      terms: terms of the loss, as scalars: the loss of the linear head, if there is one. No gradient
+        flows from it into the encoder in pretraining.
+      metrics: other scalars.
+    """
+    endpoints = model(tf.concat(images, 0), training=True)
+    terms, metrics = {}, {}
+    if model.supervised_head is not None:
+        terms["supervised_loss"], metrics["supervised_acc"] = supervised_loss(
+            endpoints["logits_sup"], tf.concat([labels] * len(images), 0)
+        )
+    return endpoints["final_avg_pool"], endpoints["proj_head_output"], terms, metrics
+
+
+def supervised_loss(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the loss and the accuracy of the linear head or classifier, as two scalars.
+
+    Args:
+      logits: [n, classes].
+      labels: int [n], or [n, classes] with values 1, 0 and -1 (see `Source.multi_label`).
+    """
+    if labels.shape.rank == 2:
+        return (
+            objective.add_multi_label_loss(labels, logits),
+            metrics_lib.multi_label_accuracy(labels, logits),
+        )
+    loss = objective.add_supervised_loss(tf.one_hot(labels, logits.shape[-1]), logits)
+    return loss, tf.reduce_mean(tf.cast(metrics_lib.top_1_hits(labels, logits), tf.float32))
+
+
+def over_batch(
+    h: tf.Tensor,
+    z: tf.Tensor,
+    labels: tf.Tensor | None,
+    config: Config,
+    strategy: tf.distribute.Strategy | None = None,
+) -> tuple[Scalars, Scalars]:
+    """Computes everything that compares the images of the whole batch: the contrastive loss.
+
+    Call the function in replica context.
+
+    Args:
+      h: this replica's representations [2n, c], all first views before all second views.
+      z: this replica's projections [2n, d], in the same order.
+      labels: int [n], the labels on this replica, for losses that need them.
+      config: settings.
+      strategy: the strategy whose replicas share the batch, or None.
+
+    Returns:
+      terms: terms of the loss, as scalars; empty except in pretraining.
+      metrics: other scalars, without gradients: `contrast_acc`, `contrast_entropy` and
+        `embedding_std`.
+    """
+    del h, labels
+    if not config.pretraining:
+        return {}, {}
+    metrics = {"embedding_std": metrics_lib.embedding_std(tf.stop_gradient(z), strategy)}
+    if config.contrastive_loss != "nt_xent" or config.negatives != "both":
+        loss, logits_ab, positives = objective.add_alternative_contrastive_loss(
+            z,
+            config.contrastive_loss,
+            config.hidden_norm,
+            config.temperature,
+            config.effective_margin,
+            config.semi_hard,
+            config.negatives == "cross_view",
+            strategy,
+        )
+    elif blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
+        loss, metrics["contrast_acc"], metrics["contrast_entropy"] = (
+            blocked_nt_xent.contrastive_loss(
+                z,
+                config.hidden_norm,
+                config.temperature,
+                strategy,
+                config.loss_block_rows,
+                config.jit_compile,
+            )
+        )
+        return {"contrast_loss": loss}, metrics
+    else:
+        loss, logits_ab, positives = objective.add_contrastive_loss(
+            z, config.hidden_norm, config.temperature, strategy
+        )
+    logits_ab = tf.stop_gradient(logits_ab)
+    metrics["contrast_acc"] = metrics_lib.contrastive_accuracy(logits_ab, positives)
+    metrics["contrast_entropy"] = metrics_lib.contrastive_entropy(logits_ab)
+    return {"contrast_loss": loss}, metrics
