@@ -354,10 +354,9 @@ class Config:
         "simclr",
         "Augmentation of both views, except in fine-tuning. simclr: crop, flip, color distortion"
         " and blur (paper, Appendix A); autoaugment: crop, flip, and AutoAugment's policy for"
-        " ImageNet from Table 9 of Cubuk et al. 2019 (CVPR); autoaugment_v0: crop, flip, and the"
-        " policy v0 from the published EfficientNet code; broader: simclr plus random equalization,"
-        " solarization, Sobel filtering and motion blur (B.2). The two AutoAugment policies have no"
-        " operator pair in common, and the SimCLR paper does not say which one it uses in Table 1.",
+        " ImageNet from Table 9 of Cubuk et al. 2019 (CVPR); broader: simclr plus random"
+        " equalization, solarization, Sobel filtering and motion blur (B.2).",
+        choices=("simclr", "autoaugment", "broader"),
         identity=True,
         only=PRETRAINING_AUGMENTATION,
     )

@@ -692,7 +692,7 @@ def evaluate_checkpoints(
 
 
 def _build_model(context, path, flag):
-    """Builds a model for the weights at `path`. Returns the model and the class names of its linear head, if they differ."""
+    """Builds a model for the weights at `path`. Returns the model and, if they differ, the head's class names."""
     config, source = context.config, context.source
     head_names = _head_names(config, source, weight_files.open_weights(path, flag))
     with context.strategy.scope():

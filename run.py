@@ -312,17 +312,12 @@ def _finish(context, trained, results, seconds):
 
 
 def _write_gallery(context, saved_model):
-    """Writes the gallery if the settings request it. Returns the path of the page, or None if it was not written.
+    """Writes a gallery of the images of a folder. Returns the path of the page, or None if it was not written.
 
     Errors are only logged, because the results of the run are already complete.
     """
     config, source = context.config, context.source
-    is_default = (
-        config.mode == "train_then_eval"
-        and isinstance(source, FolderSource)
-        and source.num_classes is None
-    )
-    if not (is_default if config.gallery is None else config.gallery):
+    if config.mode != "train_then_eval" or not isinstance(source, FolderSource):
         return None
     try:
         console.log("writing the gallery")

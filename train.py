@@ -88,16 +88,18 @@ class TrainStep:
         )
         return self.update(gradients, terms, metrics)
 
-    def views(self, images, seeds=None, first_row=0):
+    def views(
+        self, images: tuple[tf.Tensor, ...], seeds: tf.Tensor | None = None, first_row: int = 0
+    ) -> list[tf.Tensor]:
         """Calls `simclr.views`. `first_row` is the row of the first image in this replica's batch."""
         first_row += replicas.row_offset(self.rows, self.strategy)
         return simclr.views(images, self.config, self.optimizer.iterations, seeds, first_row)
 
-    def per_image(self, images, labels):
+    def per_image(self, images: list[tf.Tensor], labels: tf.Tensor) -> tuple:
         """Calls `simclr.per_image`."""
         return simclr.per_image(self.model, images, labels)
 
-    def over_batch(self, h, z, labels):
+    def over_batch(self, h: tf.Tensor, z: tf.Tensor, labels: tf.Tensor) -> tuple:
         """Calls `simclr.over_batch`."""
         return simclr.over_batch(h, z, labels, self.config, self.strategy)
 

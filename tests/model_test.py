@@ -11,6 +11,7 @@ import tf_keras as keras
 
 import model as model_lib
 import resnet
+import simclr
 from checkpoints import restoring
 from config import Config
 from support import golden
@@ -105,13 +106,13 @@ def test_linear_head_learning_rate_scales_linearly_with_the_batch_size():
 
 
 def test_views_steps_and_seeds_have_independent_blur():
-    config = Config(image_size=20)  # With fewer than 20 pixels, blur has no effect.
-    views = np.tile(np.random.default_rng(0).uniform(size=[64, 20, 20, 3]), 2)
+    # With fewer than 20 pixels, blur has no effect.
+    images = np.random.default_rng(0).uniform(size=[64, 20, 20, 3]).astype(np.float32)
 
     def blurred_rows(seed, step):
         """Returns a bool array [2 views, 64 images], which is True where blur has changed the image."""
-        images = model_lib.blurred_views(tf.constant(views), config, seed, step).numpy()
-        return (np.stack(np.split(images, 2)) != views[..., :3]).any((2, 3, 4))
+        views = simclr.views([images] * 2, Config(image_size=20, seed=seed), step)
+        return (np.stack(views) != images).any((2, 3, 4))
 
     rows = [*blurred_rows(1, 0), *blurred_rows(1, 1), *blurred_rows(2, 0)]
     assert all(16 <= np.sum(blurred) <= 48 for blurred in rows)
@@ -172,7 +173,8 @@ def test_three_training_steps_match_the_original(case, float64):
     size = config.image_size
     for step_index in range(3):
         views = random.uniform(0, 1, (16, size, size, 6)).astype(np.float32)
-        reported, _ = step(tf.constant(views), tf.constant(random.integers(0, 10, 16)))
+        labels = tf.constant(random.integers(0, 10, 16))
+        reported = step(tuple(tf.split(views, 2, -1)), labels)
         losses = [
             reported[f"train/{name}"]
             for name in ("contrast_loss", "supervised_loss", "weight_decay")
@@ -276,10 +278,9 @@ def test_ft_proj_selector_selects_the_classifier_input():
         model = model_lib.build_model(config, 4)
         assert model.supervised_head.linear_layer.dense.kernel.shape[0] == width
         outputs = model(tf.random.uniform([2, 8, 8, 3]), training=False)
-        if selector == 0:
-            np.testing.assert_array_equal(outputs["sup_head_input"], outputs["final_avg_pool"])
-        if width == 16:
-            np.testing.assert_array_equal(outputs["sup_head_input"], outputs["proj_head_output"])
+        if selector == 0 or width == 16:
+            head_input = outputs["final_avg_pool" if selector == 0 else "proj_head_output"]
+            np.testing.assert_array_equal(outputs["logits_sup"], model.supervised_head(head_input))
 
 
 def test_gradients_of_the_linear_head_do_not_reach_the_encoder():

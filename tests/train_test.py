@@ -8,6 +8,7 @@ import tf_keras as keras
 import model as model_lib
 import objective
 import resnet
+import simclr
 import train
 from checkpoints.training_state import TrainingState
 from config import RESNET_DEPTHS, Config
@@ -55,9 +56,12 @@ def make_step(config, state, strategy=None):
 
 def batches(config, count=2):
     random, size = np.random.default_rng(0), config.image_size
-    channels = 6 if config.pretraining else 3
+    views = 2 if config.pretraining else 1
     return [
-        (random.uniform(0, 1, (8, size, size, channels)), random.integers(0, CLASSES, 8))
+        (
+            tuple(np.split(random.uniform(0, 1, (8, size, size, 3 * views)), views, -1)),
+            random.integers(0, CLASSES, 8),
+        )
         for _ in range(count)
     ]
 
@@ -65,15 +69,16 @@ def batches(config, count=2):
 def take_steps(config, state, order=None, strategy=None):
     """Takes one training step per batch, permuting the rows if `order` is given. Returns the reported scalars."""
     strategy = strategy or tf.distribute.get_strategy()
-    run_steps, reported = train.make_run_steps(make_step(config, state, strategy)), []
-    rows = config.train_batch_size // strategy.num_replicas_in_sync
-    for views, labels in batches(config):
-        order = np.arange(len(views)) if order is None else order
-        dataset = tf.data.Dataset.from_tensor_slices((views[order], labels[order]))
-        distributed = strategy.distribute_datasets_from_function(
-            lambda _, dataset=dataset: dataset.batch(rows, drop_remainder=True)
-        )
-        scalars, num_finite_steps = run_steps(iter(distributed), tf.constant(1))
+    rows, reported = config.train_batch_size // strategy.num_replicas_in_sync, []
+    order = np.arange(8) if order is None else order
+    examples = tf.nest.map_structure(
+        lambda *arrays: np.concatenate([array[order] for array in arrays]), *batches(config)
+    )
+    dataset = tf.data.Dataset.from_tensor_slices(examples).batch(rows, drop_remainder=True)
+    iterator = iter(strategy.distribute_datasets_from_function(lambda _: dataset))
+    run_steps = train.make_run_steps(make_step(config, state, strategy), iterator)
+    for _ in batches(config):
+        scalars, num_finite_steps = run_steps(iterator, tf.constant(1))
         reported.append(
             {
                 **{name: value.numpy() for name, value in scalars.items()},
@@ -87,13 +92,9 @@ def step_with_one_tape(config, state, views, labels, micro):
     """Takes a step with one gradient tape over all micro-batches, as a reference for the two-pass implementation."""
     model, optimizer = state.model, state.optimizer
     with tf.GradientTape() as tape:
-        images = model_lib.blurred_views(tf.constant(views), config, 5, optimizer.iterations)
-        pairs = tf.reshape(images, [2, 8, *images.shape[1:]])
+        pairs = simclr.views(views, config.replace(seed=5), optimizer.iterations)
         outputs = [
-            model(
-                tf.concat([pairs[0, row : row + micro], pairs[1, row : row + micro]], 0),
-                training=True,
-            )
+            model(tf.concat([view[row : row + micro] for view in pairs], 0), training=True)
             for row in range(0, 8, micro)
         ]
         hidden = tf.concat(
@@ -132,15 +133,14 @@ def step_with_one_tape(config, state, views, labels, micro):
             + model_lib.add_weight_decay(model, config.weight_decay, config.optimizer)
         )
     gradients = tape.gradient(total, model.trainable_variables)
-    if config.linear_head_learning_rate:
-        inputs = tf.concat([output["sup_head_input"] for output in outputs], 0)
-        gradients = model_lib.linear_head_gradients(
-            model.supervised_head,
-            model.trainable_variables,
-            gradients,
-            *tf.nn.moments(inputs, [0]),
-            model_lib.linear_head_rate_ratio(config),
-        )
+    head = {variable.ref() for variable in model.supervised_head.variables}
+    ratio = model_lib.linear_head_rate_ratio(config)
+    # The optimizer of `state` multiplies the gradients itself.
+    optimizer.gradient_transformers = []
+    gradients = [
+        gradient * ratio if variable.ref() in head else gradient
+        for gradient, variable in zip(gradients, model.trainable_variables)
+    ]
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     return {
         "train/contrast_loss": contrast,
@@ -162,15 +162,14 @@ def assert_same_variables(one, other, rtol=1e-9):
 def test_reported_scalars_are_means_over_the_steps():
     class FakeStep(train.TrainStep):
         def __call__(self, value):
-            return dict.fromkeys(train.metric_names(self.config), value), value != 5
+            return {"new": 2 * value, "is_finite": tf.cast(value != 5, tf.float32)}
 
-    run_steps = train.make_run_steps(
-        FakeStep(None, None, Config(**SMALL), tf.distribute.get_strategy())
-    )
-    means, num_finite_steps = run_steps(
-        iter(tf.data.Dataset.from_tensor_slices(([1.0, 3.0, 5.0, 9.0],))), 4
-    )
-    assert num_finite_steps == 2 and {float(mean) for mean in means.values()} == {4.5}
+    batches = iter(tf.data.Dataset.from_tensor_slices(([1.0, 3.0, 5.0, 9.0],)))
+    step = FakeStep(None, None, Config(**SMALL), tf.distribute.get_strategy())
+    means, num_finite_steps = train.make_run_steps(step, batches)(batches, 4)
+    assert num_finite_steps == 2 and {name: float(mean) for name, mean in means.items()} == {
+        "new": 9.0
+    }
 
 
 @pytest.mark.parametrize(
@@ -206,29 +205,29 @@ def test_blur_depends_on_neither_the_number_of_replicas_nor_the_position_in_a_mi
 ):
     # With fewer than 20 pixels, blur has no effect.
     config = Config(image_size=20, train_batch_size=8, seed=5)
-    views = np.random.default_rng(0).uniform(size=[8, 20, 20, 6]).astype(np.float32)
+    images = np.random.default_rng(0).uniform(size=[8, 20, 20, 3]).astype(np.float32)
 
-    def network_input(strategy, first, rows):
+    def blurred(strategy, first, rows):
         """Returns [replicas, views, rows per replica, 20, 20, 3]."""
         step = train.TrainStep(None, keras.optimizers.legacy.SGD(), config, strategy)
         parts = np.split(rows, strategy.num_replicas_in_sync)
         local = strategy.experimental_distribute_values_from_function(
             lambda context: tf.constant(parts[context.replica_id_in_sync_group])
         )
-        images = strategy.experimental_local_results(
-            strategy.run(step.network_input, args=(local, first))
+        result = strategy.run(
+            lambda images: tf.stack(step.views([images] * 2, None, first)), (local,)
         )
-        return np.stack([np.stack(np.split(value, 2)) for value in images])
+        return np.stack(strategy.experimental_local_results(result))
 
-    (whole,) = network_input(tf.distribute.get_strategy(), 0, views)
-    assert 0 < np.mean((whole[0] != views[..., :3]).any((1, 2, 3))) < 1
+    (whole,) = blurred(tf.distribute.get_strategy(), 0, images)
+    assert 0 < np.mean((whole[0] != images).any((1, 2, 3))) < 1
     for strategy, first, rows in (
         (tf.distribute.get_strategy(), 2, [2, 3, 4]),
         (two_replicas, 0, range(8)),
         (two_replicas, 2, [2, 3, 6, 7]),
     ):
-        images = np.concatenate(network_input(strategy, first, views[rows]), 1)
-        np.testing.assert_allclose(images, whole[:, rows], atol=1e-6)
+        parts = np.concatenate(blurred(strategy, first, images[rows]), 1)
+        np.testing.assert_allclose(parts, whole[:, rows], atol=1e-6)
 
 
 def test_steps_with_one_micro_batch_match_steps_without_micro_batches(float64, tmp_path):
@@ -317,7 +316,9 @@ def test_convolutions_use_half_precision_and_batch_norm_and_loss_use_float32(
     step, batch = make_step(config, make_state(config, tmp_path)), batches(config)[0]
     graph = (
         tf.function(step, autograph=False)
-        .get_concrete_function(tf.constant(batch[0], tf.float32), tf.constant(batch[1]))
+        .get_concrete_function(
+            tuple(tf.constant(view, tf.float32) for view in batch[0]), tf.constant(batch[1])
+        )
         .graph
     )
     nodes = [operation.node_def for operation in graph.get_operations()]

@@ -23,6 +23,7 @@ import data  # noqa: E402
 import lars_optimizer  # noqa: E402
 import model as model_lib  # noqa: E402
 import resnet  # noqa: E402
+import simclr  # noqa: E402
 import train  # noqa: E402
 from checkpoints import restoring  # noqa: E402
 from checkpoints.training_state import TrainingState  # noqa: E402
@@ -76,9 +77,10 @@ def make_config(settings):
 
 
 def batch_of(config):
-    """Returns the global batch: views float64 [8, size, size, 6] and labels [8]."""
-    views = np.random.default_rng(0).uniform(0, 1, (BATCH, config.image_size, config.image_size, 6))
-    return views, np.arange(BATCH) % CLASSES
+    """Returns the global batch: two views, each float64 [8, size, size, 3], and labels [8]."""
+    size = config.image_size
+    views = np.random.default_rng(0).uniform(0, 1, (BATCH, size, size, 6))
+    return tuple(np.split(views, 2, -1)), np.arange(BATCH) % CLASSES
 
 
 def build_model(config):
@@ -120,8 +122,8 @@ def train_case(strategy, settings):
         )
         model_lib.create_slots(optimizer, model)
         state = TrainingState(model, optimizer, tempfile.gettempdir(), 1)
-    run_steps = train.make_run_steps(TrainStep(model, optimizer, config, strategy))
     batches = distributed_batches(config, strategy)
+    run_steps = train.make_run_steps(TrainStep(model, optimizer, config, strategy), batches)
     results = {name: value.numpy() for name, value in run_steps(batches, tf.constant(1))[0].items()}
     variables = restoring.variables_by_key(model=model)
     trained = {key: variable for key, variable in variables.items() if variable.trainable}
@@ -157,20 +159,18 @@ def first_loss(strategy, settings):
         model = build_model(config)
 
     @tf.autograph.experimental.do_not_convert
-    def forward(batch):
-        first_row = replicas.row_offset(batch[0].shape[0], strategy)
-        views = model_lib.blurred_views(
-            tf.cast(batch[0], keras.backend.floatx()), config, SEED, 0, first_row
-        )
-        hidden = model(views, training=True)["proj_head_output"]
-        loss, reported = model_lib.contrastive_loss(hidden, config, strategy)
-        return {"contrast_loss": loss, **reported}
+    def forward(images, labels):
+        first_row = replicas.row_offset(labels.shape[0], strategy)
+        views = simclr.views(images, config, 0, first_row=first_row)
+        h, z, _, _ = simclr.per_image(model, views, labels)
+        terms, metrics = simclr.over_batch(h, z, labels, config, strategy)
+        return {**terms, **metrics}
 
     @tf.function(autograph=False)
     def run(batch):
         return {
             name: strategy.reduce("MEAN", value, axis=None)
-            for name, value in strategy.run(forward, args=(batch,)).items()
+            for name, value in strategy.run(forward, args=batch).items()
         }
 
     return {
