@@ -518,7 +518,7 @@ class Evaluator:
             views, self._config, self._config.seed, batch_index, first_row
         )
         z = self._model(images, training=False)["proj_head_output"]
-        return tf.reshape(z, [-1, views.shape[0], z.shape[-1]])
+        return tf.reshape(z, [len(views), -1, z.shape[-1]])
 
     def _contrastive_losses(self, z):
         """Returns a dict of the contrastive loss and its metrics for projections [number of views, batch, d]."""

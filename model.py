@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -244,19 +244,19 @@ def build_model(config: Config, num_classes: int | None) -> Model:
 
 
 def blurred_views(
-    views: tf.Tensor,
+    views: Sequence[tf.Tensor],
     config: Config,
     seed: int,
     step: int | tf.Tensor,
     first_row: int | tf.Tensor = 0,
 ) -> tf.Tensor:
-    """Splits each image's views and, if blur is enabled, blurs each view with probability 0.5 (paper, Appendix A).
+    """Concatenates the views and, if blur is enabled, blurs each image with probability 0.5 (paper, Appendix A).
 
     The random numbers for a view depend on the seed, the step, the view's index, and its row in the
     global batch.
 
     Args:
-      views: [n, h, w, 3 * number of views] in [0, 1].
+      views: for each view, [n, h, w, 3] in [0, 1].
       config: settings.
       seed: int.
       step: int or scalar tensor.
@@ -265,19 +265,18 @@ def blurred_views(
     Returns:
       [number of views * n, h, w, 3] in [0, 1], all first views before all second views.
     """
-    separate_views = tf.split(views, views.shape[-1] // 3, axis=-1)
     if config.blurs_views:
         step_seed = rng.step_seed(seed, _BLUR, step)
-        separate_views = [
+        views = [
             data_util.batch_random_blur(
                 view,
                 rng.nth_seed(step_seed, index, rng.VIEW),
                 config.image_size,
                 first_row=first_row,
             )
-            for index, view in enumerate(separate_views)
+            for index, view in enumerate(views)
         ]
-    return tf.concat(separate_views, 0)
+    return tf.concat(views, 0)
 
 
 def contrastive_loss(
@@ -310,12 +309,7 @@ def contrastive_loss(
         )
     elif blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
         loss, accuracy, entropy = blocked_nt_xent.contrastive_loss(
-            z,
-            config.hidden_norm,
-            config.temperature,
-            strategy,
-            config.loss_block_rows,
-            config.jit_compile,
+            z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows
         )
         return loss, {
             "contrast_acc": accuracy,

@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 import tf_keras as keras
@@ -88,16 +88,12 @@ class TrainStep:
     # AutoGraph is slow, and this method does not need it.
     @tf.autograph.experimental.do_not_convert
     def __call__(
-        self,
-        views: tf.Tensor | tuple[tf.Tensor, ...],
-        labels: tf.Tensor,
-        seeds: tf.Tensor | None = None,
+        self, views: Sequence[tf.Tensor], labels: tf.Tensor, seeds: tf.Tensor | None = None
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Runs the step.
 
         Args:
-          views: [n, h, w, 3 * number of views] in [0, 1]. With `--augment_on=device`, the crops, a
-            tuple that contains [n, h, w, 3] for each view.
+          views: for each view, [n, h, w, 3] in [0, 1]. With `--augment_on=device`, the crops.
           labels: int [n], or [n, classes] with values 1, 0 and -1 (unknown).
           seeds: int [n, 2], the seeds of the examples; only with `--augment_on=device`.
 
@@ -125,17 +121,12 @@ class TrainStep:
         return self.update(gradients, losses, metrics, self.linear_head_moments(endpoints))
 
     def network_input(
-        self,
-        views: tf.Tensor | tuple[tf.Tensor, ...],
-        first: int | tf.Tensor = 0,
-        seeds: tf.Tensor | None = None,
+        self, views: Sequence[tf.Tensor], first: int | tf.Tensor = 0, seeds: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Returns the network's input. `first` is the row of the first example in this replica's batch."""
         if seeds is not None:
             views = data_util.augment_crops(views, view_policies(self.config), seeds)
-        views = tf.cast(views, keras.backend.floatx())
-        if not self.config.uses_pretraining_augmentation:
-            return views
+        views = [tf.cast(view, keras.backend.floatx()) for view in views]
         first_row = replicas.row_offset(self.replica_batch_size, self.strategy) + first
         return model_lib.blurred_views(
             views, self.config, self.config.seed, self.optimizer.iterations, first_row
@@ -504,10 +495,7 @@ def write_preview(
     views, _ = next(
         iter(data.build_view_pairs(config, source, config.train_split, config.seed, count))
     )
-    if config.uses_pretraining_augmentation:
-        images = model_lib.blurred_views(views, config, config.seed, 0)
-    else:
-        images = views
+    images = model_lib.blurred_views(views, config, config.seed, 0)
     originals = [
         _fit(source.decode(item), config.image_size)
         for _, item, _ in source.records(config.train_split).take(count)

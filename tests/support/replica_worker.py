@@ -76,9 +76,9 @@ def make_config(settings):
 
 
 def batch_of(config):
-    """Returns the global batch: views float64 [8, size, size, 6] and labels [8]."""
-    views = np.random.default_rng(0).uniform(0, 1, (BATCH, config.image_size, config.image_size, 6))
-    return views, np.arange(BATCH) % CLASSES
+    """Returns the global batch: two views float64 [8, size, size, 3] and labels [8]."""
+    pairs = np.random.default_rng(0).uniform(0, 1, (BATCH, config.image_size, config.image_size, 6))
+    return (pairs[..., :3], pairs[..., 3:]), np.arange(BATCH) % CLASSES
 
 
 def build_model(config):
@@ -158,10 +158,9 @@ def first_loss(strategy, settings):
 
     @tf.autograph.experimental.do_not_convert
     def forward(batch):
-        first_row = replicas.row_offset(batch[0].shape[0], strategy)
-        views = model_lib.blurred_views(
-            tf.cast(batch[0], keras.backend.floatx()), config, SEED, 0, first_row
-        )
+        first_row = replicas.row_offset(batch[0][0].shape[0], strategy)
+        views = [tf.cast(view, keras.backend.floatx()) for view in batch[0]]
+        views = model_lib.blurred_views(views, config, SEED, 0, first_row)
         hidden = model(views, training=True)["proj_head_output"]
         loss, reported = model_lib.contrastive_loss(hidden, config, strategy)
         return {"contrast_loss": loss, **reported}
