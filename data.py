@@ -38,22 +38,21 @@ def _decode_windows(source, item, draw, size):
     Args:
       source: the data set, which decodes items.
       item: an encoded or decoded image.
-      draw: function that maps the image shape, int32 [3], to two sequences of int32 tensors [3]:
-        the window offsets and the window sizes.
+      draw: function that maps the image shape, int32 [3], to the offsets and the sizes of the
+        windows, each int32 [windows, 3].
       size: side length, in pixels, to which the windows will be resized.
 
     Returns:
-      The region (uint8 [h, w, 3]), the list of window offsets within the region, and the list of
-      window sizes.
+      The region (uint8 [h, w, 3]), the window offsets within the region, and the window sizes.
     """
 
     def decode_all():
         image = source.decode(item)
-        return image, *map(tf.stack, draw(tf.shape(image)))
+        return image, *draw(tf.shape(image))
 
     def decode_jpeg_region():
         shape = tf.image.extract_jpeg_shape(item)
-        begins, sizes = map(tf.stack, draw(shape))
+        begins, sizes = draw(shape)
         # Add a one-pixel margin, since the decoder interpolates colors differently at the edge of
         # the region.
         low = tf.maximum(tf.reduce_min(begins[:, :2], 0) - 1, 0)
@@ -62,12 +61,9 @@ def _decode_windows(source, item, draw, size):
         return region, begins - tf.pad(low, [[0, 1]]), sizes
 
     # For small images, detecting the format costs more than a full decode.
-    region, *windows = (
-        decode_all()
-        if item.dtype != tf.string or size <= 32
-        else tf.cond(tf.io.is_jpeg(item), decode_jpeg_region, decode_all)
-    )
-    return region, *map(tf.unstack, windows)
+    if item.dtype != tf.string or size <= 32:
+        return decode_all()
+    return tf.cond(tf.io.is_jpeg(item), decode_jpeg_region, decode_all)
 
 
 def _batch_views(records, read, source, config, batch_size):
@@ -82,75 +78,43 @@ def _batch_views(records, read, source, config, batch_size):
       batch_size: examples per batch; an incomplete last batch is dropped.
 
     Returns:
-      Dataset of (views [batch_size, size, size, 3 * number of views] float32, labels [batch_size]).
-      With `--augment_on=device`, dataset of (crops, labels, seeds): a tuple of float32 [batch_size,
-      size, size, 3] with one tensor for each view, labels [batch_size], and the seeds of the
-      examples, int64 [batch_size, 2].
+      Dataset of (views, labels), where views is a tuple of float32 [batch_size, size, size, 3] with
+      one tensor for each view. With `--augment_on=device`, dataset of (crops, labels, seeds): the
+      views before their operators, and the seeds of the examples, int64 [batch_size, 2].
     """
     policies, size = view_policies(config), config.image_size
-    chunk = _chunk_size(size, batch_size)
+    # Both branches use the same crop.
+    crop_policies = policies[:1] if config.branch_operators else policies
 
-    # The function needs no conversion, and AutoGraph is slow.
+    # The functions need no conversion, and AutoGraph is slow.
     @tf.autograph.experimental.do_not_convert
     def crop(seed, reference):
         key, item, label = read(*tf.nest.flatten(reference))
         seed = tf.stack([seed, key])
 
         def draw(shape):
-            return zip(
-                *[
-                    data_util.random_window(
-                        shape, data_util.view_seed(seed, view), policy.area_range
-                    )
-                    for view, policy in enumerate(
-                        policies[:1] if config.branch_operators else policies
-                    )
-                ]
-            )
+            windows = [
+                data_util.random_window(shape, data_util.view_seed(seed, view), policy.area_range)
+                for view, policy in enumerate(crop_policies)
+            ]
+            return map(tf.stack, zip(*windows))
 
-        region, begins, sizes = _decode_windows(source, item, draw, size)
+        region, *windows = _decode_windows(source, item, draw, size)
         crops = [
-            data_util.resize_window(region, *window, size, size) for window in zip(begins, sizes)
+            data_util.resize_window(region, *window, size, size)
+            for window in zip(*map(tf.unstack, windows))
         ]
-        # Both branches use the same crop.
-        return seed, label, *crops * (len(policies) // len(crops))
+        return tuple(crops) * (len(policies) // len(crops)), label, seed
 
     @tf.autograph.experimental.do_not_convert
-    def augment_crops(seeds, labels, *crops):
-        return data_util.augment_crops(crops, policies, seeds), labels
+    def augment(crops, labels, seeds):
+        return tuple(data_util.augment_crops(crops, policies, seeds)), labels
 
-    @tf.autograph.experimental.do_not_convert
-    def crop_only(seed, reference):
-        seed, label, *crops = crop(seed, reference)
-        return tuple(crops), label, seed
-
+    crops = records.map(crop, PARALLEL_CALLS)
     if config.augment_on == "device":
-        return records.map(crop_only, PARALLEL_CALLS).batch(batch_size, drop_remainder=True)
-    if chunk == 1:
-        views = records.map(
-            lambda *record: _unbatch(augment_crops(*_as_batch(crop(*record)))), PARALLEL_CALLS
-        )
-        return views.batch(batch_size, drop_remainder=True)
-    chunks = (
-        records.map(crop, PARALLEL_CALLS)
-        .batch(chunk, drop_remainder=True)
-        .map(augment_crops, PARALLEL_CALLS)
-    )
-    batches = chunks.batch(batch_size // chunk, drop_remainder=True)
-    return batches.map(
-        lambda views, labels: (
-            tf.reshape(views, [batch_size, *views.shape[2:]]),
-            tf.reshape(labels, [batch_size, *labels.shape[2:]]),
-        )
-    )
-
-
-def _as_batch(tensors):
-    return [tensor[tf.newaxis] for tensor in tensors]
-
-
-def _unbatch(tensors):
-    return tuple(tf.squeeze(tensor, 0) for tensor in tensors)
+        return crops.batch(batch_size, drop_remainder=True)
+    chunks = crops.batch(_chunk_size(size, batch_size), drop_remainder=True)
+    return chunks.map(augment, PARALLEL_CALLS).rebatch(batch_size, drop_remainder=True)
 
 
 def _with_seed(seed, references):
@@ -184,9 +148,9 @@ def build_train_dataset(
       input_context: `tf.distribute.InputContext`, or None for a single pipeline.
 
     Returns:
-      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch]
-      int64). With `--augment_on=device`, dataset of (crops, labels, seeds), where crops and seeds
-      (int64 [batch, 2]) are arguments of `data_util.augment_crops`.
+      Dataset of (views, labels [batch] int64), where views is a tuple of float32 [batch, size,
+      size, 3] in [0, 1], one for each view. With `--augment_on=device`, dataset of (crops, labels,
+      seeds), where crops and seeds (int64 [batch, 2]) are arguments of `data_util.augment_crops`.
     """
     shards, shard = _shards(input_context)
     split = config.train_split
@@ -283,8 +247,8 @@ def build_view_pairs(
     An incomplete last batch is dropped.
 
     Returns:
-      Dataset of (views [batch, size, size, 3 * number of views] float32 in [0, 1], labels [batch]
-      int64).
+      Dataset of (views, labels [batch] int64), where views is a tuple of float32 [batch, size,
+      size, 3] in [0, 1], one for each view.
     """
     seed = rng.scalar_seed(tf.constant([seed, _EVAL_VIEWS], tf.int64))
     records = _with_seed(seed, source.references(split))

@@ -549,7 +549,7 @@ def view_seed(seed: tf.Tensor, view: int) -> tf.Tensor:
 
 def augment_crops(
     crops: Sequence[tf.Tensor], policies: Sequence[Policy], seeds: tf.Tensor
-) -> tf.Tensor:
+) -> list[tf.Tensor]:
     """Applies the operators of each view's policy to the crops of n examples.
 
     Args:
@@ -558,13 +558,12 @@ def augment_crops(
       seeds: int tensor [n, 2]: the seeds of the examples.
 
     Returns:
-      [n, size, size, 3 * number of views] in [0, 1].
+      For each view, [n, size, size, 3] in [0, 1].
     """
-    channels = [
-        apply_after_crop(to_channels(images), policy, view_seed(seeds, view))
+    return [
+        from_channels(apply_after_crop(to_channels(images), policy, view_seed(seeds, view)))
         for view, (images, policy) in enumerate(zip(crops, policies))
     ]
-    return from_channels(sum(channels, []))
 
 
 def identity(channels: list[tf.Tensor], _: tf.Tensor) -> list[tf.Tensor]:

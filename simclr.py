@@ -61,8 +61,6 @@ def views(
     Returns:
       For each view, [n, h, w, 3] in [0, 1], in the default float type.
     """
-    if tf.is_tensor(images):
-        images = tf.split(images, images.shape[-1] // 3, -1)
     if seeds is not None:
         images = data_util.augment_crops(images, view_policies(config), seeds)
     images = [tf.cast(view, keras.backend.floatx()) for view in images]

@@ -213,7 +213,7 @@ def _step_errors(cases):
         )
         random, size = np.random.default_rng(settings["data_seed"]), config.image_size
         views = random.uniform(0, 1, (16, size, size, 6)).astype(np.float32)
-        scalars, _ = step(tf.constant(views), tf.constant(random.integers(0, _CLASSES, 16)))
+        scalars, _ = step(tf.split(views, 2, -1), tf.constant(random.integers(0, _CLASSES, 16)))
         losses = [
             scalars[f"train/{name}"]
             for name in ("contrast_loss", "supervised_loss", "weight_decay")
@@ -300,7 +300,7 @@ def _two_steps(config, model):
         views = [image + random.normal(0, 0.1, image.shape) for _ in range(2)]
         labels = random.integers(0, _CLASSES, config.train_batch_size)
         scalars, _ = step(
-            tf.constant(np.concatenate(views, -1), keras.backend.floatx()), tf.constant(labels)
+            [tf.constant(view, keras.backend.floatx()) for view in views], tf.constant(labels)
         )
         results.append(
             (

@@ -37,9 +37,9 @@ class Repeat:
 
 
 def random_batch(batch, size):
-    """Returns random views [batch, size, size, 6] and labels [batch], in the memory of the device."""
-    views = tf.random.stateless_uniform([batch, size, size, 6], [1, 2])
-    return views, tf.random.stateless_uniform([batch], [1, 3], 0, _CLASSES, tf.int64)
+    """Returns two random views [batch, size, size, 3] and labels [batch], in the memory of the device."""
+    views = tf.random.stateless_uniform([2, batch, size, size, 3], [1, 2])
+    return tuple(views), tf.random.stateless_uniform([batch], [1, 3], 0, _CLASSES, tf.int64)
 
 
 def build_run_steps(depth, size, batch, precision, jit_compile=False, **settings):

@@ -36,7 +36,7 @@ def run_step(batch, micro, precision):
     run_steps = train.make_run_steps(
         train.TrainStep(model, optimizer, config, tf.distribute.get_strategy())
     )
-    views = tf.random.stateless_uniform([batch, 32, 32, 6], [1, 2])
+    views = tuple(tf.random.stateless_uniform([2, batch, 32, 32, 3], [1, 2]))
     batches = iter(tf.data.Dataset.from_tensors((views, tf.range(batch) % 10)))
     begin = time.perf_counter()
     loss = float(run_steps(batches, tf.constant(1))[0]["train/contrast_loss"])

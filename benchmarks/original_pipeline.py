@@ -84,12 +84,12 @@ def view(image, size, strength):
 
 
 def build(records, size, strength, batch_size):
-    """Maps a dataset of (key, encoded image, label) to batches (views [batch_size, size, size, 6], labels)."""
+    """Maps a dataset of (key, encoded image, label) to batches (two views [batch_size, size, size, 3], labels)."""
 
     @tf.autograph.experimental.do_not_convert
     def two_views(key, item, label):
         image = decode(item)
-        return tf.concat([view(image, size, strength), view(image, size, strength)], -1), label
+        return (view(image, size, strength), view(image, size, strength)), label
 
     dataset = records.map(two_views, num_parallel_calls=tf.data.AUTOTUNE)
     return dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)

@@ -88,7 +88,7 @@ def _build(block, blocks, size, out_dim, num_layers, classes, cifar_stem):
 
 
 def make_step(model, jit_compile=False):
-    """Returns a function that runs a LARS step on (views [n, h, w, 6], labels [n]) and returns the loss and metrics.
+    """Returns a function that runs a LARS step on (two views [n, h, w, 3], labels [n]) and returns loss and metrics.
 
     With float16, the loss is not scaled. With `jit_compile`, XLA compiles the step.
     """
@@ -103,7 +103,7 @@ def make_step(model, jit_compile=False):
     @tf.function(autograph=False, jit_compile=jit_compile)
     def step(views, labels):
         with tf.GradientTape() as tape:
-            projections, logits = model(tf.concat(tf.split(views, 2, -1), 0), training=True)
+            projections, logits = model(tf.concat(views, 0), training=True)
             contrastive_loss, accuracy, entropy = loss.plain(projections)
             linear_head_loss = tf.reduce_mean(
                 tf.nn.sparse_softmax_cross_entropy_with_logits(

@@ -29,7 +29,7 @@ def make_our_step(depth, views, labels, **settings):
     config = Config(
         resnet_depth=depth,
         image_size=_SIZE,
-        train_batch_size=len(views),
+        train_batch_size=len(labels),
         use_blur=False,
         train_steps=1000,
         warmup_epochs=0.0,
@@ -53,10 +53,10 @@ def make_baseline_step(depth, views, labels):
 
 
 def make_batch(size):
-    """Returns random views [size, 32, 32, 6] and labels [size]."""
+    """Returns two random views [size, 32, 32, 3] and labels [size]."""
     random = np.random.default_rng(0)
     return (
-        tf.constant(random.uniform(0, 1, (size, _SIZE, _SIZE, 6)).astype(np.float32)),
+        tuple(tf.constant(random.uniform(0, 1, (2, size, _SIZE, _SIZE, 3)).astype(np.float32))),
         tf.constant(random.integers(0, _CLASSES, size)),
     )
 

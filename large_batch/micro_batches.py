@@ -75,7 +75,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
     def zero_outputs(batch):
         """Returns zeros [micro-batches, views * rows, columns] for h and z."""
         columns = model.resnet_model.num_features, model.projection_dim
-        shape = count, 2 * rows
+        shape = count, len(batch[0]) * rows
         return tuple(tf.zeros([*shape, size], floatx) for size in columns)
 
     def embed(batch, _, index, outputs):

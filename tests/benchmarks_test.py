@@ -176,8 +176,9 @@ def test_both_input_pipelines_return_views_of_all_records(tmp_path):
     ours = data.build_train_dataset(config, source, 0, 4)
     baseline = original_pipeline.build(input_pipeline.shuffled_records(source, config), 8, 0.0, 4)
     for pipeline in (ours, baseline):
-        views, labels = map(np.concatenate, zip(*pipeline.take(4).as_numpy_iterator()))
-        assert views.shape == (16, 8, 8, 6) and views.dtype == np.float32
+        views, labels = zip(*pipeline.take(4).as_numpy_iterator())
+        views, labels = np.concatenate([*map(np.hstack, views)]), np.concatenate(labels)
+        assert views.shape == (16, 16, 8, 3) and views.dtype == np.float32
         np.testing.assert_allclose(
             views, np.broadcast_to(views[:, :1, :1, :1], views.shape), atol=1e-5
         )

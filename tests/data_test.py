@@ -632,18 +632,13 @@ def test_training_views_match_a_loop_over_examples_and_views(mode, num_views):
         expected.append(
             (
                 int(label),
-                np.concatenate(
-                    [
-                        data_util.apply_policy(image, policy, view_seed, 12)
-                        for view_seed in view_seeds
-                    ],
-                    -1,
-                ),
+                [data_util.apply_policy(image, policy, view_seed, 12) for view_seed in view_seeds],
             )
         )
-    assert views.shape == (8, 12, 12, 3 * num_views) and views.dtype == np.float32
-    for view, label in zip(views, labels):  # The examples are in random order.
-        distances = [np.abs(view - other).max() for _, other in expected]
+    assert len(views) == num_views
+    assert views[0].shape == (8, 12, 12, 3) and views[0].dtype == np.float32
+    for *example_views, label in zip(*views, labels):  # The examples are in random order.
+        distances = [np.abs(np.subtract(example_views, other)).max() for _, other in expected]
         nearest_label, _ = expected.pop(np.argmin(distances))
         assert min(distances) < 1e-5 and nearest_label == label
 
@@ -705,8 +700,8 @@ def test_views_depend_on_seed_and_epoch_but_not_on_the_example_order():
     def batches(seed, **settings):
         dataset = data.build_train_dataset(config.replace(**settings), source, seed, 40)
         return [
-            views[np.lexsort(views.reshape(40, -1).T)]
-            for views, _ in dataset.take(2).as_numpy_iterator()
+            view[np.lexsort(view.reshape(40, -1).T)]
+            for (view, _), _ in dataset.take(2).as_numpy_iterator()
         ]
 
     first, second = batches(1)
@@ -726,7 +721,7 @@ def test_views_do_not_depend_on_the_batch_size():
         views = np.stack([views for views, _ in dataset.as_numpy_iterator()])
         reference = views if reference is None else reference
         np.testing.assert_allclose(views, reference, atol=1e-5)
-    assert reference.shape == (60, 8, 8, 6) and np.abs(reference[0] - reference[1]).max() > 0.1
+    assert reference.shape == (60, 2, 8, 8, 3) and np.abs(reference[0] - reference[1]).max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -755,10 +750,12 @@ def test_only_the_crop_region_of_large_jpegs_is_decoded(pixels, tmp_path):
     @tf.function(autograph=False)
     def decode(seed):
         def draw(shape):
-            return zip(*[data_util.random_window(shape, seed + view) for view in range(2)])
+            windows = [data_util.random_window(shape, seed + view) for view in range(2)]
+            return map(tf.stack, zip(*windows))
 
         region, begins, sizes = data._decode_windows(source, encoded, draw, 64)
-        return region, [tf.slice(region, *window) for window in zip(begins, sizes)]
+        windows = zip(*map(tf.unstack, (begins, sizes)))
+        return region, [tf.slice(region, *window) for window in windows]
 
     smaller = 0
     for number in range(40):
@@ -859,7 +856,7 @@ def test_cache_dataset_reads_files_only_once(tmp_path):
     for path in tmp_path.glob("*/*.png"):
         path.unlink()
     for _ in range(6):
-        assert next(batches)[0].shape == [10, 8, 8, 6]
+        assert next(batches)[0][0].shape == [10, 8, 8, 3]
 
 
 @pytest.mark.parametrize("batch, replicas", [(7, 1), (16, 1), (4, 2), (360, 1), (100, 4)])

@@ -84,7 +84,7 @@ def test_all_micro_batches_use_the_same_program(unoptimized_graphs):
     model = replica_worker.build_model(config)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
     passes = micro_batches._MicroBatches(train.TrainStep(model, optimizer, config, ONE))
-    batch = [tf.constant(tensor) for tensor in replica_worker.batch_of(config)]
+    batch = tf.nest.map_structure(tf.constant, replica_worker.batch_of(config))
 
     @tf.function(jit_compile=True, autograph=False)
     def second_pass(index):

@@ -119,12 +119,10 @@ def naive_local_step(config, count):
     views, _ = replica_worker.batch_of(config)
     firsts, seconds, statistics = [], [], []
     with tf.GradientTape() as tape:
-        for part in np.split(views, count):
+        for part in zip(*(np.split(view, count) for view in views)):
             for key, variable in variables.items():
                 variable.assign(start[key])
-            output = model(np.concatenate([part[..., :3], part[..., 3:]]), training=True)[
-                "proj_head_output"
-            ]
+            output = model(np.concatenate(part), training=True)["proj_head_output"]
             first, second = tf.split(output, 2)
             firsts.append(first), seconds.append(second)
             statistics.append({key: v.numpy() for key, v in variables.items() if not v.trainable})

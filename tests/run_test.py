@@ -1066,7 +1066,7 @@ def test_color_and_blur_are_applied_in_supervised_training_but_not_in_fine_tunin
             tf.distribute.get_strategy(),
         )
         views = tf.random.stateless_uniform([32, 24, 24, 3], [1, 2])
-        changed = tf.reduce_any(step.network_input(views) != views, [1, 2, 3])
+        changed = tf.reduce_any(step.network_input([views]) != views, [1, 2, 3])
         assert (
             8 <= int(tf.reduce_sum(tf.cast(changed, tf.int32))) <= 24
             if blurred

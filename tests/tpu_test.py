@@ -225,13 +225,13 @@ def lower_step(config, strategy):
     def run_share(*batch):
         index = tf.distribute.get_replica_context().replica_id_in_sync_group
         return step(
-            *(
-                tf.reshape(tensor, [strategy.num_replicas_in_sync, -1, *tensor.shape[1:]])[index]
-                for tensor in batch
+            *tf.nest.map_structure(
+                lambda x: tf.reshape(x, [strategy.num_replicas_in_sync, -1, *x.shape[1:]])[index],
+                batch,
             )
         )
 
-    batch = map(tf.constant, replica_worker.batch_of(config))
+    batch = tf.nest.map_structure(tf.constant, replica_worker.batch_of(config))
     return lower_to_xla(lambda *tensors: strategy.run(run_share, tensors), *batch)
 
 
@@ -274,4 +274,5 @@ def test_all_batches_have_static_shapes():
     ):
         assert all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(dataset.element_spec))
     assert training.cardinality() == tf.data.INFINITE_CARDINALITY
-    assert np.all([spec.dtype != tf.string for spec in training.element_spec])
+    specs = tf.nest.flatten(training.element_spec)
+    assert all(spec.dtype != tf.string for spec in specs)

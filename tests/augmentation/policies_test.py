@@ -330,7 +330,7 @@ def make_views(**settings):
         **{**dict(dataset="digits", image_size=12, train_batch_size=8, use_blur=False), **settings}
     )
     views, _ = next(iter(data.build_train_dataset(config, digits.digits_source(), 3, 8)))
-    return config, np.split(views.numpy(), views.shape[-1] // 3, -1)
+    return config, [view.numpy() for view in views]
 
 
 def test_branches_share_the_crop_and_apply_only_their_own_operators():
