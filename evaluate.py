@@ -263,12 +263,8 @@ class Evaluator:
             `--model_dir`.
           head_names: class names of the linear head. None: the data set's class names.
         """
-        self._context, self._model = context, model
-        self._config, self._source, self._strategy = config, source, strategy = (
-            context.config,
-            context.source,
-            context.strategy,
-        )
+        config, source, strategy = context.config, context.source, context.strategy
+        self._config, self._source, self._strategy, self._model = config, source, strategy, model
         self._protocol_names = protocols(config, source)
         self._is_chief, self._check = context.is_chief, context.check_lock
         self._head_names = head_names or source.class_names
@@ -327,57 +323,46 @@ class Evaluator:
         if self._is_chief:
             self._check()
             run_directory.check_writable(results_dir(self._config))
-        names, results, finished = self._protocol_names, {"global_step": step}, False
-        try:
-            if complete:
-                decay = model_lib.add_weight_decay(
-                    self._model, self._config.weight_decay, self._config.optimizer
-                )
-                results[REGULARIZATION] = float(decay)
-            if "linear_head" in names:
-                self._add(results, step, "linear head", self.linear_head)
-            if "contrastive" in names:
-                self._add(results, step, "contrastive loss", self.contrastive)
-            if {"lbfgs", "knn"} & set(names):
-                self._add(results, step, self._describe_probe(), self.probe_frozen_encoder)
-            finished = True
-        finally:
-            if self._is_chief and finished:
-                self._write(step, results)
-            elif self._is_chief and results.keys() - {"global_step", REGULARIZATION}:
-                self._write_partial(step, results)
-        if self._config.keep_best and complete:
-            self._keep_best(step, results)
-        elif self._config.keep_best and self._is_chief:
-            console.log(
-                "--keep_best: the weights are not kept, because the checkpoint lacks parts of the"
-                " model"
+        results = {"global_step": step}
+        if complete:
+            decay = model_lib.add_weight_decay(
+                self._model, self._config.weight_decay, self._config.optimizer
             )
+            results[REGULARIZATION] = float(decay)
+        subset = ""
+        if self._config.label_fraction < 1:
+            subset = f", {self._source.num_examples(self._config.train_split):,} labels"
+        try:
+            for names, description, protocol in (
+                ({"linear_head"}, "linear head", self.linear_head),
+                ({"contrastive"}, "contrastive loss", self.contrastive),
+                ({"lbfgs", "knn"}, f"frozen encoder{subset}", self.probe_frozen_encoder),
+            ):
+                if names & set(self._protocol_names):
+                    if self._is_chief:
+                        console.log(f"evaluating step {step}: {description}")
+                    results.update(self._finite(protocol(step), step))
+        except BaseException:
+            path = os.path.join(results_dir(self._config), f"result_{step}.json")
+            has_results = results.keys() - {"global_step", REGULARIZATION}
+            if self._is_chief and has_results and not storage.is_file(path):
+                self._check()
+                storage.write_json(path, results)
+            raise
+        if self._is_chief:
+            self._write(step, results)
+        if self._config.keep_best:
+            self._keep_best(step, results if complete else {})
         return results
 
-    def _add(self, results, step, description, protocol):
-        """Adds the results of a protocol, which must be finite, to `results`."""
-        if self._is_chief:
-            console.log(f"evaluating step {step}: {description}")
-        new_results = protocol(step)
-        for key, value in new_results.items():
+    def _finite(self, results, step):
+        """Returns the results of a protocol. Raises `UserError` if any of them is NaN or Inf."""
+        for key, value in results.items():
             if not np.isfinite(value):
                 raise UserError(
                     f"{self._weights}: {key} at step {step} is {value}. {features.DIVERGED}"
                 )
-        results.update(new_results)
-
-    def _describe_probe(self):
-        if self._config.label_fraction == 1:
-            return "frozen encoder"
-        return f"frozen encoder, {self._source.num_examples(self._config.train_split):,} labels"
-
-    def _write_partial(self, step, results):
-        """Writes the results of the protocols that had finished before another protocol failed."""
-        path = os.path.join(results_dir(self._config), f"result_{step}.json")
-        if not storage.is_file(path):
-            self._check()
-            storage.write_json(path, results)
+        return results
 
     def _write(self, step, results):
         self._check()
@@ -408,21 +393,13 @@ class Evaluator:
             metric = next(
                 (name for name in (LINEAR_TOP_1, MEAN_PRECISION, KNN) if name in results), None
             )
-            is_best = (
-                self._is_chief
-                and metric is not None
-                and (not isinstance(best.get(metric), float) or results[metric] > best[metric])
-            )
             if self._is_chief and metric is None:
                 console.log(
                     "--keep_best: the weights are not kept, because the evaluation computed no"
-                    " accuracy"
+                    " accuracy, or the checkpoint lacks parts of the model"
                 )
-            if is_best and os.path.islink(directory):
-                # Pruning would delete checkpoints at the link's target.
-                console.log(f"--keep_best: the weights are not kept, because {directory} is a link")
-                is_best = False
-            if not workers.gather_integers([int(is_best)], self._strategy).any():
+            is_best = self._is_chief and metric and results[metric] > best.get(metric, -1)
+            if not workers.gather_integers([int(bool(is_best))], self._strategy).any():
                 return
             self._check()
             tf.io.gfile.makedirs(directory)
