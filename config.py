@@ -149,27 +149,26 @@ ROLES = {
 def setting(
     default: object,
     help_text: str,
-    *,
+    *roles: str,
     choices: tuple | None = None,
     items: tuple[str, ...] | None = None,
     minimum: float = -math.inf,
     above: float = -math.inf,
     maximum: float = math.inf,
     only: Condition | None = None,
-    **roles: bool,
 ) -> Any:
     """Returns a `Config` field.
 
     Args:
       default: value if the flag is not set.
       help_text: meaning of the setting, with its unit and source.
+      *roles: keys of `ROLES`.
       choices: allowed values, or None if all values within the limits are allowed.
       items: allowed items of a comma-separated list.
       minimum: smallest value allowed.
       above: exclusive lower bound.
       maximum: largest value allowed.
       only: condition under which the setting has an effect. Otherwise, only the default is allowed.
-      **roles: keys of `ROLES` that are True.
     """
     if isinstance(default, int):  # TensorFlow uses int32 for many sizes.
         maximum = min(maximum, _MAX_INT32)
@@ -192,8 +191,8 @@ class Config:
         " --eval_timeout expires. With --mode=eval and --checkpoint, only that checkpoint is"
         " evaluated and nothing is exported, unless the run in --model_dir started from the same"
         " checkpoint.",
+        "output",
         choices=("train", "eval", "train_then_eval"),
-        output=True,
     )
     train_mode: str = setting(
         "pretrain",
@@ -201,23 +200,23 @@ class Config:
         " together with a classifier on labeled images, which are augmented only with random crops"
         " and flips; supervised: train from scratch on labeled images, with the pretraining"
         " augmentation and without a projection head.",
+        "identity",
         choices=("pretrain", "finetune", "supervised"),
-        identity=True,
     )
     model_dir: str | None = setting(
         None,
         "Run directory, for checkpoints, results, TensorBoard events and SavedModels. If not set,"
         " runs/<dataset>_<network>_<hash of the settings> is used, so that running the same command"
         " again resumes the run.",
-        output=True,
-        per_worker=True,
+        "output",
+        "per_worker",
     )
     data_dir: str | None = setting(
         None,
         "Directory of prepared TFDS data sets. If not set, TFDS's default is used.",
-        data_access=True,
-        per_worker=True,
-        no_effect=True,
+        "data_access",
+        "per_worker",
+        "no_effect",
     )
     checkpoint: str | None = setting(
         None,
@@ -228,21 +227,21 @@ class Config:
         " settings and --image_size are taken from the checkpoint unless they are set. In"
         " evaluation, the same applies to --ft_proj_selector. When a run resumes, the weights are"
         " not loaded again.",
-        identity=True,
+        "identity",
     )
     seed: int | None = setting(
         None,
         "Seed for the initial weights, the order of the examples and the augmentation. If not set,"
         " a random seed is chosen once and stored in model_dir/flags.json.",
+        "identity",
         minimum=0,
-        identity=True,
     )
 
     allow_flag_changes: bool = setting(
         False,
         "Resume a run even if its settings or data have changed since it was started. The network,"
         " the optimizer and the frozen blocks cannot change.",
-        no_effect=True,
+        "no_effect",
     )
     deterministic: bool = setting(
         False,
@@ -257,14 +256,14 @@ class Config:
         " (scikit-learn's data set of 1,797 images, which requires no download); folder:PATH (an"
         " image folder); or huggingface:NAME. In an image folder, each sub-folder is a class. Class"
         " folders may be grouped in split folders such as train/ and test/.",
-        identity=True,
+        "identity",
     )
     train_split: str = setting(
         "train",
         "Split to train on. TFDS slices such as train[:10%] are supported. In an image folder,"
         " percent slices select images by a hash of their paths: adding images never moves other"
         " images to a different slice, but the sizes of the slices are approximate.",
-        identity=True,
+        "identity",
     )
     eval_split: str = setting(
         "validation",
@@ -278,34 +277,34 @@ class Config:
         " unsupported format). error: report them and stop; skip: train and evaluate without them."
         " All images are checked before a run starts, and again before it resumes if any file has"
         " changed.",
+        "data_access",
         choices=("error", "skip"),
-        data_access=True,
     )
     max_image_pixels: int = setting(
         MAX_IMAGE_PIXELS,
         "Maximum size of an image in a folder, in pixels (width times height). Larger images are"
         " not decoded and count as unusable (see --corrupt_images). Decoding requires up to 25"
         " bytes per pixel.",
+        "data_access",
         minimum=1,
-        data_access=True,
     )
     follow_links: bool = setting(
-        False, "Follow symbolic links that point outside the image folder.", data_access=True
+        False, "Follow symbolic links that point outside the image folder.", "data_access"
     )
     cache_dataset: bool = setting(
         False,
         "Keep the encoded examples in memory after reading them in the first epoch.",
-        order=True,
-        no_effect=True,
+        "order",
+        "no_effect",
     )
     shuffle_buffer_mb: int = setting(
         1024,
         "Memory limit, in MB per worker, for the shuffle buffer of encoded TFDS examples. Other"
         " data sets are shuffled completely, because shuffling their indices requires little"
         " memory.",
+        "order",
+        "per_worker",
         minimum=1,
-        order=True,
-        per_worker=True,
     )
     label_fraction: float = setting(
         1.0,
@@ -314,24 +313,24 @@ class Config:
         " fewer examples contributes all of them (paper, section 6). Pretraining itself uses all"
         " images. TFDS splits are read once to select the examples, which are kept in memory in"
         " encoded form.",
+        "identity",
         above=0,
         maximum=1,
-        identity=True,
     )
     label_seed: int = setting(
         0,
         "Seed for selecting examples with --label_fraction.",
+        "identity",
         minimum=0,
-        identity=True,
         only=LABEL_SUBSET,
     )
     image_size: int = setting(
         224,
         "Height and width of the network's input, in pixels.",
+        "identity",
+        "network",
         minimum=8,
         maximum=4096,
-        identity=True,
-        network=True,
     )
 
     # Augmentation (paper, Appendix A).
@@ -340,15 +339,15 @@ class Config:
         "Minimum area of a random crop, as a fraction of the image area. Increase it if small crops"
         " carry no information. With the default, crops that cover less than 10 % of the image are"
         " rejected, as in the original.",
+        "identity",
         minimum=1e-4,
         maximum=1,
-        identity=True,
     )
     random_flip: bool = setting(
         True,
         "Flip half of the views horizontally (paper, Appendix A). Disable this if a flip changes"
         " the meaning of an image.",
-        identity=True,
+        "identity",
     )
     augmentation: str = setting(
         "simclr",
@@ -356,8 +355,8 @@ class Config:
         " and blur (paper, Appendix A); autoaugment: crop, flip, and AutoAugment's policy for"
         " ImageNet from Table 9 of Cubuk et al. 2019 (CVPR); broader: simclr plus random"
         " equalization, solarization, Sobel filtering and motion blur (B.2).",
+        "identity",
         choices=("simclr", "autoaugment", "broader"),
-        identity=True,
         only=PRETRAINING_AUGMENTATION,
     )
     augment_left: str | None = setting(
@@ -365,14 +364,14 @@ class Config:
         "Comma-separated operators to apply to the first view, in the given order. Replaces"
         " --augmentation (paper, Figure 5): both views start from the same random crop, and an"
         f" empty list leaves the crop unchanged. Operators: {', '.join(AUGMENTATIONS)}.",
-        identity=True,
+        "identity",
         only=PRETRAINING,
         items=AUGMENTATIONS,
     )
     augment_right: str | None = setting(
         None,
         "Same as --augment_left, but for the second view.",
-        identity=True,
+        "identity",
         only=PRETRAINING,
         items=AUGMENTATIONS,
     )
@@ -381,7 +380,7 @@ class Config:
         "Comma-separated operators to apply after --augmentation, in the given order (paper, Table"
         " 3): rotate (by 0, 90, 180 or 270 degrees); noise and sobel (each applied to half of the"
         " views).",
-        identity=True,
+        "identity",
         only=PRETRAINING_AUGMENTATION,
         items=EXTRA_AUGMENTATIONS,
     )
@@ -389,131 +388,124 @@ class Config:
         1.0,
         "Strength of the color distortion; 0 disables it. Not used in fine-tuning or with "
         "--augmentation=autoaugment.",
+        "identity",
         minimum=0,
         maximum=100,
-        identity=True,
     )
     brightness: str = setting(
         "multiplicative",
         "Brightness adjustment in the color distortion: multiplicative (as in SimCLR v2; the"
         " default of the original TF2 release) or additive (as in the paper, SimCLR v1).",
+        "identity",
         choices=("multiplicative", "additive"),
-        identity=True,
     )
     augment_on: str = setting(
         "host",
         "Where flips and color distortion are computed: host (in the input pipeline) or device (in"
         " the training step, like blur, so that fewer CPU cores can supply a GPU). Only for"
         " --augmentation=simclr. Crops are always computed on the host.",
+        "no_effect",
         choices=("host", "device"),
-        no_effect=True,
     )
     use_blur: bool = setting(
         True,
         "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for"
         " each image. Not used in fine-tuning, with --augmentation=autoaugment,"
         " or with --augment_left or --augment_right.",
-        identity=True,
+        "identity",
     )
 
     # Network.
     resnet_depth: int = setting(
         50,
         "Depth of the ResNet; 10 is meant for small machines.",
+        "identity",
+        "network",
         choices=tuple(RESNET_DEPTHS),
-        identity=True,
-        network=True,
     )
     width_multiplier: int = setting(
-        1, "Width multiplier of the ResNet.", minimum=1, maximum=32, identity=True, network=True
+        1, "Width multiplier of the ResNet.", "identity", "network", minimum=1, maximum=32
     )
     sk_ratio: float = setting(
         0.0,
         "If above 0, use ResNet-D and selective kernels (SK) with this ratio. A common value is"
         " 0.0625.",
+        "identity",
+        "network",
         minimum=0,
         maximum=1,
-        identity=True,
-        network=True,
     )
     se_ratio: float = setting(
         0.0,
         "If above 0, use squeeze-and-excitation (SE) with this ratio.",
+        "identity",
+        "network",
         minimum=0,
         maximum=1,
-        identity=True,
-        network=True,
     )
     stem: str = setting(
         "auto",
         "First layers of the ResNet. imagenet: 7x7 convolution with stride 2, and max pooling;"
         " cifar: 3x3 convolution with stride 1, no pooling (paper, B.9); auto: cifar if"
         " --image_size is at most 32, otherwise imagenet, as in the original.",
+        "identity",
+        "network",
         choices=("auto", "imagenet", "cifar"),
-        identity=True,
-        network=True,
     )
     batch_norm_decay: float = setting(
-        0.9,
-        "Momentum for the moving statistics in batch norm.",
-        minimum=0,
-        maximum=1,
-        identity=True,
+        0.9, "Momentum for the moving statistics in batch norm.", "identity", minimum=0, maximum=1
     )
     global_bn: bool = setting(
-        True, "Compute batch statistics over all replicas instead of per replica.", identity=True
+        True, "Compute batch statistics over all replicas instead of per replica.", "identity"
     )
     proj_head_mode: str = setting(
         "nonlinear",
         "Type of the projection head g.",
+        "identity",
+        "network",
         choices=("none", "linear", "nonlinear"),
-        identity=True,
-        network=True,
     )
     proj_out_dim: int = setting(
         128,
         "Output dimension of the projection head.",
+        "identity",
+        "network",
         minimum=1,
         maximum=2**16,
-        identity=True,
-        network=True,
     )
     num_proj_layers: int = setting(
         3,
         "Number of layers in the nonlinear projection head.",
+        "identity",
+        "network",
         minimum=1,
         maximum=100,
-        identity=True,
-        network=True,
     )
     ft_proj_selector: int = setting(
         0,
         "Input of the linear head or classifier: 0 for the encoder's output, 1 for the output of"
         " the projection head's first layer, -1 for the output of the projection head's last"
         " layer.",
-        identity=True,
+        "identity",
     )
     lineareval_while_pretraining: bool = setting(
         True,
         "Train a linear head with labels during pretraining. The head does not affect the encoder.",
-        identity=True,
-        network=True,
+        "identity",
+        "network",
     )
     fine_tune_after_block: int = setting(
         -1,
         "Fine-tune only the layers after this block group: -1 for all layers, 0 for those after the"
         " stem, 4 for the heads only. Earlier layers are frozen, including their batch norm"
         " statistics.",
+        "identity",
         minimum=-1,
         maximum=4,
-        identity=True,
         only=FINE_TUNING,
     )
     zero_init_logits_layer: bool = setting(
-        False,
-        "Initialize the linear head or classifier with zeros.",
-        identity=True,
-        only=LINEAR_HEAD,
+        False, "Initialize the linear head or classifier with zeros.", "identity", only=LINEAR_HEAD
     )
 
     # Objective and optimization.
@@ -522,8 +514,8 @@ class Config:
         "Contrastive loss (paper, Table 2). margin_triplet uses --margin instead of --temperature."
         " nt_logistic and margin_triplet average over the negatives and require memory quadratic in"
         " the batch size.",
+        "identity",
         choices=("nt_xent", "nt_logistic", "margin_triplet"),
-        identity=True,
         only=PRETRAINING,
     )
     negatives: str = setting(
@@ -531,33 +523,33 @@ class Config:
         "Negatives for each view of an image. both: both views of all other images; cross_view: for"
         " a first view, only the second views of the other images, and vice versa (used for all"
         " losses in the paper's Table 4).",
+        "identity",
         choices=("both", "cross_view"),
-        identity=True,
         only=PRETRAINING,
     )
     semi_hard: bool = setting(
         False,
         "Use only one negative for each view: the most similar of the negatives whose similarity is"
         " lower than that of the positive, but by less than --margin (paper, 5.1).",
-        identity=True,
+        "identity",
         only=PRETRAINING,
     )
     margin: float | None = setting(
         None,
         "Margin for margin_triplet and --semi_hard, in units of similarity. If not set,"
         f" {DEFAULT_MARGIN} is used. The paper tried 0, 0.4, 0.8 and 1.6 (B.10).",
+        "identity",
         minimum=0,
-        identity=True,
         only=MARGIN_LOSS,
     )
     temperature: float = setting(
         0.1,
         "Temperature for the contrastive loss, contrastive accuracy and entropy.",
+        "identity",
         above=0,
-        identity=True,
     )
     hidden_norm: bool = setting(
-        True, "L2-normalize the projections in the contrastive loss.", identity=True
+        True, "L2-normalize the projections in the contrastive loss.", "identity"
     )
     loss_block_rows: int = setting(
         0,
@@ -572,21 +564,21 @@ class Config:
     optimizer: str = setting(
         "lars",
         "Optimizer. momentum: SGD with Nesterov momentum.",
+        "identity",
         choices=("momentum", "adam", "lars"),
-        identity=True,
     )
     learning_rate: float = setting(
         0.3,
         "Peak learning rate, before scaling by the batch size (see --learning_rate_scaling).",
+        "identity",
         minimum=0,
-        identity=True,
     )
     learning_rate_scaling: str = setting(
         "linear",
         "Scaling of the learning rate with the batch size. linear: learning_rate * train_batch_size"
         " / 256; sqrt: learning_rate * sqrt(train_batch_size) (paper, B.1).",
+        "identity",
         choices=("linear", "sqrt"),
-        identity=True,
     )
     linear_head_learning_rate: float | None = setting(
         None,
@@ -595,62 +587,60 @@ class Config:
         " over the batch, so that the scale of the features does not matter. If not set, the head"
         " uses the encoder's learning rate and raw features, as in the original; training the head"
         " is then unstable on small data sets. The encoder is not affected.",
+        "identity",
         above=0,
-        identity=True,
         only=PRETRAINING,
     )
     warmup_epochs: float = setting(
-        10.0, "Epochs of linear warm-up.", minimum=0, maximum=10**6, identity=True
+        10.0, "Epochs of linear warm-up.", "identity", minimum=0, maximum=10**6
     )
     momentum: float = setting(
-        0.9, "Momentum of LARS and of momentum SGD.", minimum=0, maximum=1, identity=True
+        0.9, "Momentum of LARS and of momentum SGD.", "identity", minimum=0, maximum=1
     )
     weight_decay: float = setting(
         1e-6,
         "Weight decay coefficient. With LARS, the decay of kernels is part of the update, except"
         " for the linear head, whose decay is part of the loss. With other optimizers, the decay of"
         " all variables except those of batch norm is part of the loss.",
+        "identity",
         minimum=0,
-        identity=True,
     )
 
     # Training.
     train_batch_size: int = setting(
         512,
         "Batch size for training, summed over all replicas.",
+        "identity",
         minimum=2,
         maximum=2**20,
-        identity=True,
     )
     train_epochs: int = setting(
-        100, "Training length in epochs.", minimum=1, maximum=10**6, length=True
+        100, "Training length in epochs.", "length", minimum=1, maximum=10**6
     )
     train_steps: int = setting(
-        0, "Training length in steps; if above 0, overrides --train_epochs.", minimum=0, length=True
+        0, "Training length in steps; if above 0, overrides --train_epochs.", "length", minimum=0
     )
     checkpoint_epochs: int = setting(
-        1, "Epochs between checkpoints.", minimum=1, maximum=10**6, no_effect=True
+        1, "Epochs between checkpoints.", "no_effect", minimum=1, maximum=10**6
     )
     checkpoint_steps: int = setting(
         0,
         "Steps between checkpoints; if above 0, overrides --checkpoint_epochs.",
+        "no_effect",
         minimum=0,
-        no_effect=True,
     )
-    keep_checkpoint_max: int = setting(
-        5, "Number of checkpoints to keep.", minimum=1, no_effect=True
-    )
+    keep_checkpoint_max: int = setting(5, "Number of checkpoints to keep.", "no_effect", minimum=1)
     keep_best: bool = setting(
         False,
         "Keep the best weights across all evaluations in model_dir/best or, with --eval_name, in"
         " model_dir/<eval_name>/best. The best weights have the highest linear-head accuracy (for"
         " multi-label data, the highest 11-point mAP) or, without a linear head, the highest knn"
         " accuracy.",
-        no_effect=True,
+        "no_effect",
         only=EVALUATING,
     )
     keep_hub_module_max: int = setting(
-        1, "Number of SavedModels to keep; 0 keeps all.", minimum=0, no_effect=True
+        1, "Number of SavedModels to keep; 0 keeps all.", "no_effect", minimum=0
     )
 
     micro_batch_size: int = setting(
@@ -659,8 +649,8 @@ class Config:
         " must divide --train_batch_size. The gradient is still that of the loss over the whole"
         " batch (Gao et al. 2021), but batch norm uses the statistics of each micro-batch, and"
         " every image passes through the encoder twice. 0: the whole batch.",
+        "identity",
         minimum=0,
-        identity=True,
     )
     precision: str = setting(
         "float32",
@@ -668,14 +658,14 @@ class Config:
         " mixed_float16 (GPUs, with loss scaling). Variables, the loss, statistics, LARS and the"
         " last layers of the heads stay in float32, so checkpoints are interchangeable across the"
         " three settings.",
+        "identity",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
-        identity=True,
     )
     jit_compile: bool = setting(
         False,
         "Compile the training step with XLA. The first step takes longer, and the other steps may"
         " be faster. Results differ by rounding errors.",
-        no_effect=True,
+        "no_effect",
     )
 
     # Evaluation.
@@ -685,9 +675,9 @@ class Config:
         " linear head and knn or, without labels, the contrastive loss. A checkpoint is written"
         " before each evaluation. knn computes the features of the whole training split, which"
         " takes about a third of the time of an epoch.",
+        "no_effect",
         minimum=0,
         maximum=10**6,
-        no_effect=True,
         only=TRAINING,
     )
     eval_steps: int = setting(
@@ -705,7 +695,7 @@ class Config:
         False,
         "Write the labels and linear-head logits of all examples to predictions_<step>.npz, for "
         "`python -m transfer compare`.",
-        no_effect=True,
+        "no_effect",
         only=EVALUATED_HEAD,
     )
     eval_batch_size: int = setting(
@@ -736,46 +726,46 @@ class Config:
         None,
         "Sub-folder of model_dir for the results of this evaluation and, with --mode=eval, for its"
         " SavedModels.",
-        output=True,
+        "output",
     )
     eval_timeout: float = setting(
         0.0,
         "Seconds without a new checkpoint after which --mode=eval ends; 0 waits forever.",
+        "no_effect",
         minimum=0,
-        no_effect=True,
     )
 
     # Hardware.
-    use_tpu: bool = setting(False, "Run on a TPU.", no_effect=True)
+    use_tpu: bool = setting(False, "Run on a TPU.", "no_effect")
     tpu_name: str | None = setting(
         None,
         "Name or address (grpc://HOST:8470) of the Cloud TPU, or 'local' on a TPU VM; requires"
         " --use_tpu.",
-        no_effect=True,
+        "no_effect",
         only=TPU,
     )
     tpu_zone: str | None = setting(
         None,
         "Zone of the Cloud TPU. If not set, it is detected automatically.",
-        no_effect=True,
+        "no_effect",
         only=TPU,
     )
     gcp_project: str | None = setting(
         None,
         "Google Cloud project of the TPU. If not set, it is detected automatically.",
-        no_effect=True,
+        "no_effect",
         only=TPU,
     )
     master: str | None = setting(
-        None, "Alias for --tpu_name, kept from the original.", no_effect=True, only=TPU
+        None, "Alias for --tpu_name, kept from the original.", "no_effect", only=TPU
     )
     cluster: str = setting(
         "tf_config",
         "Source of the addresses of the workers. tf_config: the environment variable TF_CONFIG (if"
         " it is not set, the run uses one worker); slurm: the tasks of this Slurm job step, started"
         " with srun, form one run.",
+        "no_effect",
         choices=("tf_config", "slurm"),
-        no_effect=True,
     )
 
     def __post_init__(self):
