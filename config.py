@@ -56,7 +56,6 @@ AUGMENTATIONS = (
     "autoaugment_v0",
 )
 EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
-MAX_IMAGE_PIXELS = 100_000_000
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _MAX_INT32 = 2**31 - 1  # TensorFlow uses int32 for many sizes, and no setting needs larger values.
@@ -255,17 +254,6 @@ class Config:
         " changed.",
         choices=("error", "skip"),
         data_access=True,
-    )
-    max_image_pixels: int = setting(
-        MAX_IMAGE_PIXELS,
-        "Maximum size of an image in a folder, in pixels (width times height). Larger images are"
-        " not decoded and count as unusable (see --corrupt_images). Decoding requires up to 25"
-        " bytes per pixel.",
-        minimum=1,
-        data_access=True,
-    )
-    follow_links: bool = setting(
-        False, "Follow symbolic links that point outside the image folder.", data_access=True
     )
     cache_dataset: bool = setting(
         False,

@@ -68,20 +68,22 @@ if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlo
         console.log(ignored)
     console.log("loading TensorFlow")
 
-with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorflow():
-    import numpy as np
-    import tensorflow as tf
+with command_line.reporting_errors("run.py"):
+    tensorflow_startup.start()
 
-    import evaluate
-    import model as model_lib
-    import train
-    from checkpoints import checkpoint_files, inspection, lock, run_directory, weight_files
-    from export import saving
-    from inference import gallery
-    from runtime import devices, progress, signals, storage, workers
-    from sources import datasets, image_checks
-    from sources.folders import FolderSource
-    from sources.source import Source
+import numpy as np
+import tensorflow as tf
+
+import evaluate
+import model as model_lib
+import train
+from checkpoints import checkpoint_files, inspection, lock, run_directory, weight_files
+from export import saving
+from inference import gallery
+from runtime import devices, progress, signals, storage, workers
+from sources import datasets, image_checks
+from sources.folders import FolderSource
+from sources.source import Source
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 # Below this number of images, the linear head requires its own learning rate.
@@ -426,7 +428,7 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
     is_chief = devices.is_chief(strategy)
     with signals.StopSignals() as stop, _translate_errors(config):
         with stop.interruptible():
-            source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+            source = datasets.open_source(config.dataset, config.data_dir)
         config = fill_defaults(config, source, given)
         check(config, source, strategy)
         if config.mode == "eval":
@@ -680,8 +682,6 @@ def run_from_flags(argv: list[str]) -> None:
     del argv
     with command_line.reporting_errors("run.py"):
         config = config_lib.from_flags()
-        with tensorflow_startup.loading_tensorflow():
-            devices.start_runtime(config.use_tpu, config.cluster)
         main(config, config_lib.given_flags())
 
 
