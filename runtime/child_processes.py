@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import os
 import platform
@@ -38,25 +39,24 @@ class Job:
 
 
 class Launcher:
-    """A context manager that runs jobs. Jobs receive all signals that the active `signals.StopSignals` receives.
+    """A context manager that runs jobs, which receive all signals that this process receives.
 
     After a signal, no further jobs are started. The context raises `errors.Stopped` if a signal
     arrived before the context was entered or while no job was running. In a terminal, Ctrl-C also
     sends SIGINT directly to the jobs, which treat this signal and the forwarded one as a single
-    signal.
+    signal. Use the context only in the main thread.
     """
 
-    def __init__(self):
-        self._signals = signals.active() or signals.StopSignals()
-        self._closed = False
-
     def __enter__(self) -> Launcher:
+        self._closed, self._exit = False, contextlib.ExitStack()
+        self._signals = signals.active() or self._exit.enter_context(signals.StopSignals())
         signals.safe_point()
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        if exception_type is None:
-            signals.safe_point()
+        with self._exit:
+            if exception_type is None:
+                signals.safe_point()
 
     @property
     def _stopped(self):

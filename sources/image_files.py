@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import pathlib
 import stat
 import threading
 from collections.abc import Iterator
@@ -113,7 +114,8 @@ def is_image_name(name: str) -> bool:
 def iterate_images(folder: str) -> Iterator[str]:
     """Yields the paths of all image files under a folder, at any depth, in alphabetical order within each directory.
 
-    Follows links, but visits each directory once, because links may form cycles. Skips the folders
+    Follows links, but visits each directory once and none that contains `folder`, because links may
+    form cycles. Skips the folders
     for which `is_ignored` returns True. Raises `UserError` if a directory cannot be read.
     """
     for directory, names in _walk(folder):
@@ -141,7 +143,8 @@ def _walk(folder):
     def raise_unreadable(error):
         raise _unreadable(error.filename, error)
 
-    visited = set()
+    # A link to a directory that contains `folder` is part of a cycle.
+    visited = {str(parent) for parent in pathlib.Path(folder).resolve().parents}
     for directory, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
         if (real_path := os.path.realpath(directory)) in visited:
             folders.clear()

@@ -96,7 +96,7 @@ def test_error_for_a_failed_job_omits_output_from_earlier_attempts(tmp_path):
 def test_ignored_sighup_stays_ignored(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.StopSignals(), child_processes.Launcher() as launcher:
+        with child_processes.Launcher() as launcher:
             os.kill(os.getpid(), signal.SIGHUP)
             launcher.run(job(tmp_path, "print('done')"))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -127,7 +127,6 @@ def test_a_signal_stops_running_jobs_and_prevents_new_ones(signum, tmp_path):
     threading.Thread(target=stop, daemon=True).start()
     with (
         pytest.raises(Stopped, match="run the same command again to resume"),
-        signals.StopSignals(),
         child_processes.Launcher() as launcher,
     ):
         list(launcher.run_all(jobs, 2))
@@ -148,7 +147,7 @@ def test_launcher_stops_on_signals_before_and_after_a_job(tmp_path):
         with child_processes.Launcher() as launcher:
             launcher.run(touch)
     assert not (tmp_path / "started").exists()
-    with pytest.raises(Stopped), signals.StopSignals(), child_processes.Launcher() as launcher:
+    with pytest.raises(Stopped), child_processes.Launcher() as launcher:
         launcher.run(touch)
         os.kill(os.getpid(), signal.SIGTERM)
     assert (tmp_path / "started").exists()
