@@ -115,8 +115,8 @@ def iterate_images(folder: str) -> Iterator[str]:
     """Yields the paths of all image files under a folder, at any depth, in alphabetical order within each directory.
 
     Follows links, but visits each directory once and none that contains `folder`, because links may
-    form cycles. Skips the folders
-    for which `is_ignored` returns True. Raises `UserError` if a directory cannot be read.
+    form cycles. Skips the folders for which `is_ignored` returns True. Raises `UserError` if a
+    directory cannot be read.
     """
     for directory, names in _walk(folder):
         yield from (os.path.join(directory, name) for name in names if is_image_name(name))
