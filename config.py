@@ -54,7 +54,6 @@ AUGMENTATIONS = (
     "autoaugment",
 )
 EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
-MAX_IMAGE_PIXELS = 100_000_000
 DEFAULT_MARGIN = 0.8  # The paper tried four margins (B.10), but does not report which was best.
 EVAL_PROTOCOLS = ("linear_head", "lbfgs", "knn", "contrastive")
 _MAX_INT32 = 2**31 - 1
@@ -279,17 +278,6 @@ class Config:
         " changed.",
         "data_access",
         choices=("error", "skip"),
-    )
-    max_image_pixels: int = setting(
-        MAX_IMAGE_PIXELS,
-        "Maximum size of an image in a folder, in pixels (width times height). Larger images are"
-        " not decoded and count as unusable (see --corrupt_images). Decoding requires up to 25"
-        " bytes per pixel.",
-        "data_access",
-        minimum=1,
-    )
-    follow_links: bool = setting(
-        False, "Follow symbolic links that point outside the image folder.", "data_access"
     )
     cache_dataset: bool = setting(
         False,

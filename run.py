@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import io
 import os
@@ -21,7 +20,7 @@ from absl import app, flags
 
 import config as config_lib
 from runtime import command_line, tensorflow_startup
-from runtime.errors import Stopped, UserError, first_line
+from runtime.errors import UserError, first_line
 
 config_lib.define_flags()
 flags.adopt_module_key_flags(config_lib)
@@ -66,24 +65,22 @@ if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlo
         console.log(ignored)
     console.log("loading TensorFlow")
 
-with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorflow():
-    import tensorflow as tf
+with command_line.reporting_errors("run.py"):
+    tensorflow_startup.start()
 
-    import checks
-    import evaluate
-    import model as model_lib
-    import train
-    from checkpoints import checkpoint_files, inspection, lock, run_directory
-    from checkpoints.run_directory import RunContext
-    from export import saving
-    from inference import gallery
-    from runtime import devices, progress, signals, storage, workers
-    from sources import datasets, image_checks
-    from sources.folders import FolderSource
+import tensorflow as tf
 
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-# Error text of `tf.data.experimental.assert_cardinality`.
-_FEWER_EXAMPLES = "Input dataset was expected to contain"
+import checks
+import evaluate
+import model as model_lib
+import train
+from checkpoints import checkpoint_files, inspection, lock, run_directory
+from checkpoints.run_directory import RunContext
+from export import saving
+from inference import gallery
+from runtime import devices, progress, signals, storage, workers
+from sources import datasets, image_checks
+from sources.folders import FolderSource
 
 
 def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
@@ -101,9 +98,9 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
     elapsed = progress.stopwatch()
     strategy = connect(config)
     is_chief = devices.is_chief(strategy)
-    with signals.StopSignals() as stop, _translate_errors(config):
+    with signals.StopSignals() as stop:
         with stop.interruptible():
-            source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+            source = datasets.open_source(config.dataset, config.data_dir)
         if config.model_dir is None:
             # The name depends only on the given settings, so a run is found even if its initial
             # checkpoint was deleted.
@@ -158,69 +155,6 @@ def connect(config: config_lib.Config) -> tf.distribute.Strategy:
         workers.wait_for_workers()
     return devices.make_strategy(
         config.use_tpu, config.tpu_address, config.tpu_zone, config.gcp_project
-    )
-
-
-@contextlib.contextmanager
-def _translate_errors(config):
-    """Translates errors from data, lost workers, memory and files into `UserError` or `Stopped`."""
-    again = "run the same command again to resume from the newest checkpoint"
-    try:
-        yield
-    except (tf.errors.OpError, OSError, MemoryError) as error:
-        reason = first_line(error)
-        # Check for a full disk and exhausted memory first, since both can also occur while data is
-        # read.
-        if _is_full_disk(error):
-            raise UserError(
-                f"--model_dir={config.model_dir}: a disk is full ({reason}). Free up some space,"
-                f" and {again}."
-            ) from error
-        if isinstance(
-            error, (tf.errors.ResourceExhaustedError, MemoryError)
-        ) or "OOM when allocating" in str(error):
-            flag = "eval_batch_size" if config.mode == "eval" else "train_batch_size"
-            remedy = (
-                f"a smaller --{flag}"
-                if config.mode == "eval"
-                else f"--micro_batch_size, or a smaller --{flag}"
-            )
-            raise UserError(
-                f"--{flag}={getattr(config, flag)}: out of memory ({reason}). Use {remedy}."
-            ) from error
-        if (
-            "IteratorGetNext" in str(error)
-            or isinstance(error, tf.errors.DataLossError)
-            or (
-                isinstance(error, tf.errors.FailedPreconditionError)
-                and _FEWER_EXAMPLES in str(error)
-            )
-        ):
-            raise UserError(
-                f"--dataset={config.dataset}: the data can no longer be read ({reason}). Repair or"
-                f" restore the data, and {again}."
-            ) from error
-        if workers.is_lost_worker(error):
-            raise Stopped(
-                "another worker has stopped or is unreachable. Check its output, then run the same"
-                " command again on all workers to resume from the newest checkpoint."
-            ) from error
-        if isinstance(error, (OSError, tf.errors.PermissionDeniedError, tf.errors.NotFoundError)):
-            raise UserError(
-                f"--model_dir={config.model_dir}: a file can no longer be read or written"
-                f" ({reason}). Fix the cause, and {again}."
-            ) from error
-        raise
-
-
-def _is_full_disk(error):
-    """Returns whether an error means that a disk is full or a quota is exceeded."""
-    if isinstance(error, OSError):
-        return error.errno in _FULL_DISK
-    # TensorFlow raises the same exception class, without errno, for a full disk and for exhausted
-    # memory. Only the operating system's message differs.
-    return isinstance(error, tf.errors.ResourceExhaustedError) and any(
-        os.strerror(code) in str(error) for code in _FULL_DISK
     )
 
 
@@ -342,8 +276,6 @@ def run_from_flags(argv: list[str]) -> None:
     del argv
     with command_line.reporting_errors("run.py"):
         config = config_lib.from_flags()
-        with tensorflow_startup.loading_tensorflow():
-            devices.start_runtime(config.use_tpu, config.cluster)
         main(config, config_lib.given_flags())
 
 

@@ -68,7 +68,7 @@ def find_classes(inputs: list[str], names: dict[str, str]) -> dict[str, str]:
     if len(inputs) > 1 or not os.path.isdir(path := os.path.expanduser(inputs[0])):
         return {}
     try:
-        source = folders.folder_source(path, follow_links=True)
+        source = folders.folder_source(path)
     except UserError as error:
         console.log(f"no classes are used: {str(error).removeprefix(f'--dataset=folder:{path}: ')}")
         return {}

@@ -8,19 +8,15 @@ import dataclasses
 import os
 import platform
 import queue
-import signal
 import subprocess
-import threading
 from collections.abc import Iterable, Iterator
 
 from runtime import signals
 from runtime.errors import STOPPED_STATUS, JobFailed, Stopped
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_STOPPED_BETWEEN_JOBS = "stopped: run the same command again to resume"
 _STOPPED_STATUSES = {
     STOPPED_STATUS,
-    *(status for signum in _SIGNALS for status in (128 + signum, -signum)),
+    *(status for signum in signals.SIGNALS for status in (128 + signum, -signum)),
 }
 _TAIL_BYTES = 4096  # number of bytes at the end of a log that are searched for its last line
 
@@ -43,53 +39,28 @@ class Job:
 
 
 class Launcher:
-    """A context manager that runs jobs and forwards SIGINT, SIGTERM and SIGHUP to all running jobs.
+    """A context manager that runs jobs, which receive all signals that this process receives.
 
-    After a signal, no further jobs are started. If SIGHUP is ignored, as under nohup, it remains
-    ignored.
-
-    The context raises `errors.Stopped` if a signal arrived before the context was entered or while
-    no job was running. In a terminal, Ctrl-C also sends SIGINT directly to the jobs, which treat
-    this signal and the forwarded one as a single signal. Use the context only in the main thread.
+    After a signal, no further jobs are started. The context raises `errors.Stopped` if a signal
+    arrived before the context was entered or while no job was running. In a terminal, Ctrl-C also
+    sends SIGINT directly to the jobs, which treat this signal and the forwarded one as a single
+    signal. Use the context only in the main thread.
     """
 
-    def __init__(self):
-        self._lock, self._stopped, self._signaled = threading.Lock(), False, False
-
     def __enter__(self) -> Launcher:
-        outer = signals.active()
-        # The set is shared with `outer`, which kills these processes on a second signal.
-        self._running = set() if outer is None else outer.child_processes
-        self._old = {
-            signum: signal.signal(signum, self._forward)
-            for signum in _SIGNALS
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
-        }
-        if outer is not None and outer.requested:
-            # A signal arrived before the context was entered.
-            self._restore()
-            outer.stop()
+        self._closed, self._exit = False, contextlib.ExitStack()
+        self._signals = signals.active() or self._exit.enter_context(signals.StopSignals())
+        signals.safe_point()
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        self._restore()
-        if exception_type is None and self._signaled:
-            # The signal arrived after the last job ended.
-            raise Stopped(_STOPPED_BETWEEN_JOBS)
+        with self._exit:
+            if exception_type is None:
+                signals.safe_point()
 
-    def _restore(self):
-        for signum, handler in self._old.items():
-            signal.signal(signum, handler)
-
-    def _forward(self, signum, _):
-        self._signaled = True
-        self._stop(signum)
-
-    def _stop(self, signum):
-        self._stopped = True
-        for process in tuple(self._running):
-            # Do not acquire the lock: the interrupted thread may hold it.
-            process.send_signal(signum)
+    @property
+    def _stopped(self):
+        return self._closed or self._signals.requested
 
     def run(self, job: Job, devices: str | None = None) -> None:
         """Runs a job and waits until it ends.
@@ -103,16 +74,33 @@ class Launcher:
           errors.Stopped: the job was stopped by a signal; running the same command again resumes
             it.
         """
+        stopped = Stopped(f"stopped in {job.directory}: run the same command again to resume")
+        if self._stopped:
+            raise stopped
         os.makedirs(job.directory, exist_ok=True)
         log = os.path.join(job.directory, "run.log")
         visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+        running = self._signals.child_processes
         with open(log, "ab") as file:
             start = file.tell()  # Earlier attempts may have written to the same log.
-            with self._started(job, file, visible) as process:
+            process = subprocess.Popen(
+                job.command,
+                cwd=job.cwd,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **visible},
+                pass_fds=job.inherited,
+            )
+            running.add(process)
+            try:
+                if self._stopped:  # The signal arrived while the process was starting.
+                    process.terminate()
                 status = process.wait()
+            finally:
+                running.discard(process)
         if status in _STOPPED_STATUSES or self._stopped:
             # A run may exit with status 0 despite the signal.
-            raise Stopped(f"stopped in {job.directory}: run the same command again to resume")
+            raise stopped
         if status:
             outcome = (
                 f"exited with status {status}" if status > 0 else f"was killed by signal {-status}"
@@ -120,27 +108,6 @@ class Launcher:
             raise JobFailed(
                 f"{job.directory}: the run {outcome} ({_last_line(log, start)}). See {log}.", status
             )
-
-    @contextlib.contextmanager
-    def _started(self, job, file, variables):
-        with self._lock:
-            if self._stopped:
-                raise Stopped(_STOPPED_BETWEEN_JOBS)
-            process = subprocess.Popen(
-                job.command,
-                cwd=job.cwd,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **variables},
-                pass_fds=job.inherited,
-            )
-            self._running.add(process)
-        try:
-            if self._stopped:  # The signal arrived while the process was starting.
-                process.terminate()
-            yield process
-        finally:
-            self._running.discard(process)
 
     def run_all(
         self, jobs: Iterable[Job], num_parallel: int
@@ -179,7 +146,9 @@ class Launcher:
                 # Do not signal jobs that have already been signaled, because a second signal would
                 # kill them.
                 if not (self._stopped or all(future.done() for future in futures)):
-                    self._stop(signal.SIGTERM)
+                    self._closed = True
+                    for process in tuple(self._signals.child_processes):
+                        process.terminate()
                 for future in futures:
                     future.cancel()
 
@@ -202,8 +171,9 @@ def cpu_info() -> tuple[str, int]:
             ]
     except OSError:  # macOS does not have this file.
         names = []
+    # `os.sched_getaffinity` exists only on Linux.
     return names[0] if names else platform.processor() or platform.machine(), (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
 
 

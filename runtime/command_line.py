@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
@@ -15,17 +16,17 @@ from runtime import console, signals
 from runtime.errors import STOPPED_STATUS, Stopped, UserError, first_line
 
 _T = TypeVar("_T")
-# TensorFlow's file, memory and connection errors. All other TensorFlow errors indicate bugs in the
-# program.
-_ENVIRONMENT_ERRORS = (
-    "ResourceExhaustedError",
-    "PermissionDeniedError",
-    "NotFoundError",
-    "AlreadyExistsError",
-    "FailedPreconditionError",
-    "UnavailableError",
-    "DataLossError",
-)
+# Exception class -> remedy. Classes are compared by name, because importing TensorFlow takes several
+# seconds. TensorFlow raises ResourceExhaustedError for a full disk, too.
+_REMEDIES = {
+    "MemoryError": "Use smaller batches",
+    "ResourceExhaustedError": "Free disk space or use smaller batches",
+    "DataLossError": "Restore the file from a copy",
+    "OSError": "Fix the cause",
+    "OpError": "Fix the cause",
+}
+_POSSIBLE_BUGS = {"InvalidArgumentError", "InternalError"}
+_LOST_WORKER = {"UnavailableError", "AbortedError"}
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -54,15 +55,12 @@ def parse_image_size(text: str) -> int:
 def reporting_errors(program: str) -> Iterator[None]:
     """Returns a context manager that converts errors and signals to a one-line message and an exit status.
 
-    The exit status is the error's own status for a `UserError`, 2 for file, memory and connection
-    errors, and `errors.STOPPED_STATUS` for `errors.Stopped`. Any other exception indicates a bug in
-    the program, and its traceback is printed.
+    See `describe` for the exit status of an error. Errors that may be bugs in the program also print
+    a traceback. `errors.Stopped` exits with `errors.STOPPED_STATUS`.
     """
     console.set_up()
     try:
         yield
-    except UserError as error:
-        exit_with_error(program, error, error.status)
     except Stopped as stopped:
         console.log(str(stopped))
         if stopped.abandons_threads:
@@ -74,10 +72,40 @@ def reporting_errors(program: str) -> Iterator[None]:
         # Raised outside `signals.StopSignals`, when there is nothing to save.
         sys.exit(130)
     except Exception as error:
-        message = describe_environment_error(error)
-        if message is None:
+        status, message = describe(error)
+        if status == 1:
             raise
-        exit_with_error(program, message)
+        if type(error).__name__ in _POSSIBLE_BUGS:
+            traceback.print_exc()
+        exit_with_error(program, message, status)
+
+
+def describe(error: Exception) -> tuple[int, str]:
+    """Maps an exception to an exit status and a one-line message.
+
+    The status is the error's own status for a `UserError`; `errors.STOPPED_STATUS` if another worker
+    was lost; 2 for all other errors of the operating system or TensorFlow; and 1 for any other
+    exception, which indicates a bug in the program.
+    """
+    if isinstance(error, UserError):
+        return error.status, str(error)
+    classes = [error_class.__name__ for error_class in type(error).__mro__]
+    remedy = next((_REMEDIES[name] for name in classes if name in _REMEDIES), None)
+    path = getattr(error, "filename", None)
+    reason = f"{path}: {error.strerror}" if path and error.strerror else first_line(error)
+    if remedy is None:
+        return 1, reason
+    if _LOST_WORKER.intersection(classes):
+        from runtime import workers  # Requires TensorFlow, which has raised the error.
+
+        if workers.count_workers() > 1:
+            return STOPPED_STATUS, (
+                f"another worker has stopped or is unreachable ({reason}). Check its output; the"
+                " same command on all workers resumes."
+            )
+    if getattr(error, "errno", None) in _NO_SPACE:
+        remedy = "Free disk space"
+    return 2, f"{reason}. {remedy}; the same command resumes."
 
 
 def run_command(program: str, function: Callable[[], _T]) -> _T:
@@ -90,35 +118,3 @@ def run_stoppable(program: str, function: Callable[[], _T]) -> _T:
     """Calls `function` inside `reporting_errors` and `signals.StopSignals`, so that signals stop it at a safe point."""
     with reporting_errors(program), signals.StopSignals():
         return function()
-
-
-def describe_environment_error(error: Exception) -> str | None:
-    """Returns a message with a remedy for file, memory and connection errors, or None for any other error."""
-    # Do not import TensorFlow here: that takes several seconds.
-    tensorflow = sys.modules.get("tensorflow")
-    tensorflow_errors = (
-        tuple(getattr(tensorflow.errors, name) for name in _ENVIRONMENT_ERRORS)
-        if tensorflow
-        else ()
-    )
-    if not isinstance(error, (OSError, MemoryError, *tensorflow_errors)):
-        return None
-    path = getattr(error, "filename", None)
-    # Remove the operation names at the start of TensorFlow's messages.
-    line = re.sub(r"^(\{\{.*?\}\} *)+", "", first_line(error))
-    reason = f"{path}: {error.strerror}" if path is not None and error.strerror else line
-    if getattr(error, "errno", None) in _NO_SPACE or "No space left" in str(error):
-        reason = reason if "No space left" in reason else f"No space left on device ({reason})"
-        return f"{reason}. Free some space, then run the same command again."
-    if (
-        isinstance(error, FileNotFoundError)
-        and path is None
-        and "temporary directory" in str(error)
-    ):
-        return "TMPDIR: no temporary directory is writable. Set TMPDIR to a writable directory."
-    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
-        return (
-            f"out of memory or disk space ({reason}). Free memory or disk space, then run the same"
-            " command again."
-        )
-    return f"{reason}. Fix the cause, then run the same command again."

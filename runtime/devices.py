@@ -11,22 +11,10 @@ import tensorflow as tf
 
 from runtime import workers
 from runtime.errors import UserError, first_line
+from runtime.pipelines import PARALLEL_CALLS
 
 _TPU_PORT, _TPU_SECONDS = 8470, 30
 _BFLOAT16_CAPABILITY = _TF32_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere GPUs
-
-
-def start_runtime(use_tpu: bool, cluster: str = "tf_config") -> None:
-    """Starts TensorFlow's runtime, unless the program must first connect to other workers or a TPU.
-
-    Call this function while native output is captured, because the runtime prints messages when it
-    starts.
-    """
-    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        # NVIDIA's libraries read this variable, but XLA does not.
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-    if not use_tpu and cluster == "tf_config" and not os.environ.get("TF_CONFIG"):
-        tf.config.list_logical_devices()
 
 
 def make_strategy(
@@ -46,6 +34,9 @@ def make_strategy(
     Raises:
       UserError: the TPU or the other workers cannot be reached.
     """
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        # NVIDIA's libraries read this variable, but XLA does not.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
     if use_tpu:
         return _tpu_strategy(tpu_address, tpu_zone, gcp_project)
     if workers.count_workers() > 1:
@@ -58,7 +49,7 @@ def make_strategy(
 def _multi_worker_strategy():
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
-    except (tf.errors.OpError, RuntimeError) as error:
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
         raise UserError(
             f"TF_CONFIG: the workers cannot connect to each other ({first_line(error)}). Check that"
             " the addresses are correct and the ports are free, then run the same command again on"
@@ -112,8 +103,7 @@ def describe(strategy: tf.distribute.Strategy) -> str:
         is_enabled = tf.config.experimental.tensor_float_32_execution_enabled()
         device += f"; TF32 {'on' if is_enabled else 'off'}"
     if not gpus:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        device = f"CPU, {cores} cores; no GPU found"
+        device = f"CPU, {PARALLEL_CALLS} cores; no GPU found"
         if sys.platform == "linux":
             device += f" (for NVIDIA GPUs: pip install 'tensorflow[and-cuda]=={tf.__version__}')"
     num_workers = workers.count_workers()

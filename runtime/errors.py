@@ -32,7 +32,7 @@ _LOCATION = re.compile(
 _ROOT_ERROR = re.compile(r"^ *\(\d+\) [A-Z_]+: *", re.MULTILINE)
 _MAX_CHARACTERS = 400
 _LOCATION_IN_LINE = re.compile(
-    r"\{\{function_node .*?\}\} *| *\[Op:.*$|"
+    r"\{\{\w+ .*?\}\} *| *\[Op:.*$|"
     r"Error in user-defined function passed to \S+ transformation with iterator: \S+: "
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -101,12 +100,8 @@ def check_writable_parent(flag: str, path: str | None, create_parents: bool = Fa
     """
     if not path or "://" in path:
         return
-    directory, missing = (
-        os.path.dirname(path.rstrip("/")) or ".",
-        [os.path.basename(path.rstrip("/"))],
-    )
+    directory = os.path.dirname(path.rstrip("/")) or "."
     while create_parents and not os.path.lexists(directory):
-        missing.append(os.path.basename(directory))
         directory = os.path.dirname(directory) or "."
     if not os.access(directory, os.W_OK | os.X_OK):
         problem = (
@@ -115,11 +110,3 @@ def check_writable_parent(flag: str, path: str | None, create_parents: bool = Fa
             else "does not exist. Create it"
         )
         raise UserError(f"{flag}={path}: {directory} {problem}, or choose another directory.")
-    for name in missing:
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(os.path.join(directory, name))
-        except OSError as error:  # The name is too long, or its parent is a file.
-            raise UserError(
-                f"{flag}={path}: the path is invalid ({error.strerror}). Use another path."
-            ) from error

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import tensorflow as tf
 
+from runtime import child_processes
+
 # Number of elements to process in parallel: one per core that this process may use.
-# `os.sched_getaffinity` exists only on Linux.
-PARALLEL_CALLS = (
-    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-)
+_, PARALLEL_CALLS = child_processes.cpu_info()
 _PREFETCHED_BATCHES = 2
 
 

@@ -15,7 +15,7 @@ from runtime.errors import Stopped
 
 _SAME_SIGNAL_SECONDS = 0.2  # Terminals, shells and schedulers may send a signal twice.
 _KEPT = "finished work is kept; run the same command again to resume"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def active() -> StopSignals | None:
@@ -47,8 +47,8 @@ class StopSignals:
 
     Attributes:
       requested: whether a signal was received.
-      child_processes: set of `subprocess.Popen` objects that a second signal kills together with
-        this process.
+      child_processes: set of `subprocess.Popen` objects that receive the same signals. A second
+        signal kills them together with this process.
     """
 
     def __init__(self):
@@ -63,7 +63,7 @@ class StopSignals:
         self._old_fd = signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
         handled = [
             signum
-            for signum in _SIGNALS
+            for signum in SIGNALS
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
         ]
         self._old = {signum: signal.signal(signum, self._handle) for signum in handled}
@@ -96,6 +96,8 @@ class StopSignals:
     def _handle(self, signum, _):
         """Records a signal. Python calls this handler in the main thread, possibly only after native code returns."""
         self.requested, self._name = True, signal.Signals(signum).name
+        for process in tuple(self.child_processes):
+            process.send_signal(signum)
         if self._interruptible:
             stopped = Stopped(self._message())
             stopped.abandons_threads = True
@@ -105,7 +107,7 @@ class StopSignals:
         """Acknowledges the first signal and exits on the second. Runs in a separate thread to react immediately."""
         first_time = None
         while data := signal_reader.recv(1):
-            if (signum := data[0]) not in _SIGNALS:
+            if (signum := data[0]) not in SIGNALS:
                 continue
             if first_time is None:
                 first_time = time.monotonic()

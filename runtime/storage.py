@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from runtime.errors import UserError, first_line
 
-# Larger files are not read, because the files that the program writes are much smaller.
-_MAX_JSON_BYTES = 2**28
 # Longer names are truncated, because temporary file names are limited to 255 bytes.
 _MAX_NAME_BYTES = 200
 
@@ -78,13 +76,12 @@ def read_json(path: str, expected_type: type | tuple[type, ...] = dict, default:
       UserError: the file exists but cannot be read, for example because of its permissions.
     """
     try:
-        if not is_file(path) or tf.io.gfile.stat(path).length > _MAX_JSON_BYTES:
+        if not is_file(path):
             return default
         with tf.io.gfile.GFile(path, "rb") as file:
             content = json.loads(file.read())
-    except (ValueError, RecursionError):  # Parsing deeply nested lists raises RecursionError.
-        return default
-    except tf.errors.NotFoundError:  # The file was removed after `is_file`.
+    except (ValueError, RecursionError, tf.errors.NotFoundError):
+        # Parsing deeply nested lists raises RecursionError. The file may disappear after `is_file`.
         return default
     except tf.errors.OpError as error:
         raise UserError(

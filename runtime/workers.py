@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import ipaddress
 import json
 import os
 import re
@@ -19,9 +18,6 @@ from runtime import child_processes, console
 from runtime.errors import UserError, first_line
 
 _PROBE_INTERVAL, _PROBE_TIMEOUT = 0.5, 2  # These values are in seconds.
-_JOBS = ("chief", "worker")  # These are the supported TF_CONFIG jobs, in replica order.
-_HOST_LABEL = re.compile("[A-Za-z0-9_-]{1,63}")
-_MAX_HOST_LENGTH = 253
 # Variables that srun sets for each task. The first four describe the job and the step, and the
 # others the task.
 _SLURM_VARIABLES = (
@@ -67,11 +63,7 @@ def use_slurm_cluster() -> None:
         address = f"{os.environ['SLURMD_NODENAME']}:{_first_slurm_port() + local_task}"
         # The index is not SLURM_PROCID: the resolver sorts nodes by name, so that node10 precedes
         # node9, and assumes that consecutive tasks run on the same node, which is not the case with
-        # --distribution=cyclic.
-        if address not in workers:
-            raise ValueError(
-                f"{address}, the address of this task, is not among {', '.join(workers)}"
-            )
+        # --distribution=cyclic. `index` raises ValueError if the address is not in the list.
         task = {"type": "worker", "index": workers.index(address)}
     except (RuntimeError, ValueError) as error:
         raise UserError(
@@ -141,7 +133,7 @@ def _share_gpus(local_task, local_tasks):
 
 def count_workers() -> int:
     """Returns the number of workers (1 without TF_CONFIG). Raises `UserError` if TF_CONFIG is invalid."""
-    return sum(len(addresses) for addresses in _read_tf_config()[0].values()) or 1
+    return 1 + len(_read_tf_config()[1])
 
 
 def is_lost_worker(error: Exception) -> bool:
@@ -153,135 +145,42 @@ def is_lost_worker(error: Exception) -> bool:
 
 
 def _read_tf_config():
-    """Returns two dicts from TF_CONFIG: the cluster, which maps jobs to addresses, and the task of this process.
-
-    If TF_CONFIG is not set, both dicts are empty.
+    """Returns the address of this worker (None without TF_CONFIG) and a list with the addresses of the other workers.
 
     Raises:
-      UserError: TF_CONFIG is malformed, so TensorFlow would reject or misinterpret it.
+      UserError: TensorFlow rejects TF_CONFIG, or TF_CONFIG does not name this worker.
     """
-    text = os.environ.get("TF_CONFIG") or "{}"
+    if not os.environ.get("TF_CONFIG"):
+        return None, []
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
-        text.encode()  # Environment variables may contain bytes that are not UTF-8.
-        content = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_reject_constant)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(text, first_line(error)) from error
-    for name, value in (
-        ("the value", content),
-        *(
-            (f'"{name}"', content.get(name, {}))
-            for name in ("cluster", "task")
-            if isinstance(content, dict)
-        ),
-    ):
-        if not isinstance(value, dict):
-            raise _malformed(text, f"{name} must be an object, {{...}}")
-    cluster, task = content.get("cluster", {}), content.get("task", {})
-    _check_cluster(cluster)
-    cluster = {job: addresses for job, addresses in cluster.items() if addresses}
-    if cluster:
-        _check_task(cluster, task)
-    return cluster, task
-
-
-def _malformed(text, reason):
-    return UserError(
-        f"TF_CONFIG={text[:80]}: the value is not the JSON that TensorFlow expects ({reason}). See "
-        "docs/accelerators.md."
-    )
-
-
-def _unique_keys(pairs):
-    """Builds the dict for a JSON object. Raises ValueError for duplicate keys, which some JSON parsers accept."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        raise ValueError("duplicate key")
-    return content
-
-
-def _reject_constant(name):
-    raise ValueError(f"{name} is not valid JSON")
-
-
-def _check_cluster(cluster):
-    """Raises `UserError` if the cluster has unsupported jobs, malformed addresses or duplicate addresses."""
-    for job, addresses in cluster.items():
-        if job not in _JOBS:
-            raise UserError(
-                f"TF_CONFIG: the cluster has an unsupported job {job!r}. List all workers under"
-                ' "worker"; run --mode=eval in a separate process, without TF_CONFIG.'
-            )
-        if not isinstance(addresses, list):
-            raise UserError(
-                f'TF_CONFIG: {job} is not a list of addresses. Use a list such as ["host1:2222", '
-                '"host2:2222"].'
-            )
-    seen = set()
-    for address in (address for job in _JOBS for address in cluster.get(job, [])):
-        host, port = _split_address(address)
-        if (host.lower(), port) in seen:
-            raise UserError(
-                f"TF_CONFIG: {address} is listed twice. Give every worker its own address."
-            )
-        seen.add((host.lower(), port))
-    if len(cluster.get("chief", [])) > 1:
+        cluster = resolver.cluster_spec()
+        if not {"chief", "worker"}.issuperset(cluster.jobs):
+            raise ValueError("the only supported jobs are chief and worker")
+        task = resolver.task_type, resolver.task_id
+        own_address = cluster.task_address(*task)  # Fails if there are no workers.
+        peers = [
+            cluster.task_address(job, index)
+            for job in cluster.jobs
+            for index in cluster.task_indices(job)
+            if (job, index) != task
+        ]
+        for address in (own_address, *peers):
+            _split_address(address)
+    except Exception as error:
+        # The resolver raises exceptions of many types for malformed values.
         raise UserError(
-            'TF_CONFIG: the cluster has more than one chief. List one worker under "chief", and the'
-            ' others under "worker".'
-        )
+            f"TF_CONFIG={os.environ['TF_CONFIG'][:80]!r}: the value does not name this worker in a"
+            f" cluster of workers ({type(error).__name__}: {first_line(error)}). See"
+            " docs/accelerators.md."
+        ) from error
+    return own_address, peers
 
 
 def _split_address(address):
-    """Returns the host (without brackets) and the port from "host:port". Raises `UserError` if `address` is invalid."""
-    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not (re.fullmatch("[0-9]+", port) and _is_host(host)):
-        raise UserError(
-            f"TF_CONFIG: {address!r:.80} is not an address. Use host:port, such as host1:2222 or "
-            "[fe80::1]:2222."
-        )
-    if len(port) > 5 or not 0 < int(port) < 1 << 16:
-        raise UserError(
-            f"TF_CONFIG: {address!r:.80}: the port is out of range. Use a port from 1 to 65535."
-        )
+    """Returns the host (without brackets) and the port from "host:port". Raises ValueError if there is no port."""
+    host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def _is_host(text):
-    """Returns whether `text` is a host name, an IPv4 address, or an IPv6 address in brackets."""
-    if text.startswith("[") and text.endswith("]"):
-        try:
-            return bool(ipaddress.IPv6Address(text[1:-1]))
-        except ValueError:
-            return False
-    return len(text) <= _MAX_HOST_LENGTH and all(
-        map(_HOST_LABEL.fullmatch, text.removesuffix(".").split("."))
-    )
-
-
-def _check_task(cluster, task):
-    """Raises `UserError` if the task is missing or not in the cluster."""
-    if not {"type", "index"} <= set(task):
-        raise UserError(
-            'TF_CONFIG: the task is missing. Add "task": {"type": "worker", "index": 0}, with a'
-            " different index for every worker."
-        )
-    job, index = task["type"], task["index"]
-    if not isinstance(job, str) or job not in cluster:
-        raise UserError(
-            f"TF_CONFIG: the task's type {job!r:.80} is not in the cluster. Use"
-            f" {' or '.join(cluster)}."
-        )
-    if isinstance(index, bool) or not re.fullmatch("[0-9]+", str(index)):
-        raise UserError(
-            f"TF_CONFIG: the task's index must be a non-negative integer, not {index!r:.80}. Use 0"
-            f" for the first {job}."
-        )
-    if len(str(index)) > 9 or int(index) >= len(cluster[job]):
-        raise UserError(
-            f"TF_CONFIG: the task's index {str(index):.80} is out of range: the number of {job}"
-            f" addresses is {len(cluster[job])}. Start indices at 0, and list all addresses in"
-            " every TF_CONFIG."
-        )
 
 
 def check_multi_worker_settings(use_tpu: bool, mode: str, seed: int | None) -> None:
@@ -323,13 +222,9 @@ def wait_for_workers() -> None:
     Raises:
       UserError: this worker's port cannot be used, for example because another program uses it.
     """
-    cluster, task = _read_tf_config()
-    if count_workers() == 1:
+    own_address, peers = _read_tf_config()
+    if not peers:
         return
-    own_address = cluster[task["type"]][int(task["index"])]
-    peers = [
-        address for addresses in cluster.values() for address in addresses if address != own_address
-    ]
     console.log(
         "warning: multiple workers: TensorFlow listens on all network interfaces without"
         " authentication. Use trusted networks only."
@@ -340,15 +235,13 @@ def wait_for_workers() -> None:
             peer for peer, reachable in zip(peers, pool.map(_is_reachable, peers)) if not reachable
         ]:
             if missing != logged:
-                console.log(
-                    f"{task['type']} {task['index']}: waiting for {', '.join(missing)} (TF_CONFIG)"
-                )
+                console.log(f"{own_address}: waiting for {', '.join(missing)} (TF_CONFIG)")
                 logged = missing
             with contextlib.suppress(BlockingIOError):
                 while True:  # Drain the accept queue, because peers connect only to probe the port.
                     server.accept()[0].close()
             time.sleep(_PROBE_INTERVAL)
-    console.log(f"all {count_workers()} workers are reachable")
+    console.log(f"all {1 + len(peers)} workers are reachable")
 
 
 def _listen(address):
@@ -361,9 +254,9 @@ def _listen(address):
             dualstack_ipv6=dual_stack,
             backlog=socket.SOMAXCONN,
         )
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise UserError(
-            f"TF_CONFIG: port {port} of this machine cannot be used ({error.strerror}). Stop the"
+            f"TF_CONFIG: port {port} of this machine cannot be used ({first_line(error)}). Stop the"
             " program that uses it, or choose another port (with --cluster=slurm, submit the job"
             " again)."
         ) from error
@@ -372,10 +265,10 @@ def _listen(address):
 
 
 def _is_reachable(address):
-    """Returns whether host:port accepts connections."""
+    """Returns whether host:port accepts connections. Invalid hosts and ports (ValueError, OverflowError) do not."""
     try:
         socket.create_connection(_split_address(address), timeout=_PROBE_TIMEOUT).close()
-    except OSError:
+    except (OSError, ValueError, OverflowError):
         return False
     return True
 

@@ -11,13 +11,12 @@ from sources.source import Source
 from sources.tfds_source import TfdsSource
 
 
-def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = False) -> Source:
+def open_source(dataset: str, data_dir: str | None = None) -> Source:
     """Opens the data set selected by `--dataset`: `digits`, `folder:PATH`, or a name that TFDS knows.
 
     Args:
       dataset: value of `--dataset`.
       data_dir: directory of prepared TFDS data, or None for the TFDS default.
-      follow_links: whether to follow links that point outside the image folder.
 
     Raises:
       UserError: the data set is unknown or cannot be read.
@@ -25,7 +24,7 @@ def open_source(dataset: str, data_dir: str | None = None, follow_links: bool = 
     if dataset == "digits":
         return digits.digits_source()
     if dataset.startswith("folder:"):
-        return folders.folder_source(dataset[len("folder:") :], follow_links)
+        return folders.folder_source(dataset[len("folder:") :])
     return TfdsSource(dataset, data_dir)
 
 

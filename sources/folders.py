@@ -160,7 +160,7 @@ def _path_key(path):
     return int.from_bytes(hashlib.sha256(os.fsencode(path)).digest()[:8], "big") >> 64 - _KEY_BITS
 
 
-def folder_source(path: str, follow_links: bool = False) -> FolderSource:
+def folder_source(path: str) -> FolderSource:
     """Returns a source for the images below `path`.
 
     Each sub-folder is a class. Without sub-folders, images have no labels. Classes may be grouped
@@ -171,12 +171,10 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
 
     Args:
       path: the folder; `~` is expanded.
-      follow_links: whether to follow links that point outside the folder.
 
     Raises:
       UserError: the folder is missing or has no images; it mixes images with class folders, or
-        split folders with other folders; or it contains links that point outside it, and
-        `follow_links` is False.
+        split folders with other folders.
     """
     root, flag = pathlib.Path(os.path.expanduser(path)).absolute(), f"--dataset=folder:{path}"
     if not path or not root.is_dir():
@@ -195,8 +193,6 @@ def folder_source(path: str, follow_links: bool = False) -> FolderSource:
             f"{flag}: the directory has no images ({', '.join(image_files.IMAGE_SUFFIXES)}). Check"
             " the path."
         )
-    if not follow_links:
-        _check_links(root, [file for images, _ in scans.values() for _, file in images], flag)
     names = sorted({name for images, _ in scans.values() for name, _ in images if name is not None})
     if names and any(name is None for images, _ in scans.values() for name, _ in images):
         raise UserError(
@@ -340,25 +336,3 @@ def _scan_split(folder, flag):
         (child.name, file) for child in listing.folders for file in image_files.find_images(child)
     ]
     return [(None, file) for file in listing.images] + files, listing.empty
-
-
-def _check_links(root, files, flag):
-    """Raises `UserError` if links point to files outside `root`."""
-    inside = os.path.realpath(root) + os.sep
-    real_paths = {
-        folder: os.path.realpath(folder) for folder in {os.path.dirname(file) for file in files}
-    }
-    outside = [
-        file
-        for file in files
-        if not (
-            os.path.realpath(file)
-            if os.path.islink(file)
-            else real_paths[os.path.dirname(file)] + os.sep
-        ).startswith(inside)
-    ]
-    if outside:
-        raise UserError(
-            f"{flag}: some images are links to files outside the directory "
-            f"({console.join_first(outside, limit=1)}). Set --follow_links if this is intended."
-        )

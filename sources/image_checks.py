@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -30,16 +31,12 @@ def check_images(config: Config, source: Source, is_chief: bool) -> None:
     if not isinstance(source, FolderSource):
         return
     paths, path = source.paths(), config.model_dir and os.path.join(config.model_dir, _CHECK_FILE)
-    inputs = dict(
-        digest=files_digest(paths), max_image_pixels=config.max_image_pixels, version=_VERSION
-    )
-    result = path and storage.read_json(path)
-    if (
-        not isinstance(result, dict)
-        or not isinstance(result.get("unusable"), dict)
-        or result != {**result, **inputs}
-    ):
-        result = dict(inputs, unusable=image_files.find_unusable(paths, config.max_image_pixels))
+    inputs = dict(digest=files_digest(paths), version=_VERSION)
+    result = None
+    with contextlib.suppress(UserError):  # An unreadable file is rewritten.
+        result = path and storage.read_json(path)
+    if not result or result != {**result, **inputs}:
+        result = dict(inputs, unusable=image_files.find_unusable(paths))
         if path and is_chief and config.mode != "eval":
             storage.write_json(path, result)
     unusable = result["unusable"]

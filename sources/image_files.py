@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import pathlib
 import stat
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 from PIL import ExifTags, Image, PngImagePlugin, TiffImagePlugin
 
-from config import MAX_IMAGE_PIXELS
 from runtime import progress
 from runtime.errors import UserError, first_line
 
@@ -26,7 +26,9 @@ with contextlib.suppress(ImportError):
     pillow_heif.register_heif_opener()
 
 Image.init()
-Image.MAX_IMAGE_PIXELS = None  # --max_image_pixels replaces Pillow's limit.
+# Larger images, or frames of animations, are not decoded: decoding requires up to 25 bytes per pixel.
+MAX_PIXELS = 100_000_000
+Image.MAX_IMAGE_PIXELS = None  # `MAX_PIXELS` replaces Pillow's limit.
 # Suffix -> Pillow's name for the format. Files in other formats are not opened, since some decoders
 # run other programs.
 _FORMAT_OF_SUFFIX = {
@@ -112,8 +114,9 @@ def is_image_name(name: str) -> bool:
 def iterate_images(folder: str) -> Iterator[str]:
     """Yields the paths of all image files under a folder, at any depth, in alphabetical order within each directory.
 
-    Follows links, but visits each directory once, because links may form cycles. Skips the folders
-    for which `is_ignored` returns True. Raises `UserError` if a directory cannot be read.
+    Follows links, but visits each directory once and none that contains `folder`, because links may
+    form cycles. Skips the folders for which `is_ignored` returns True. Raises `UserError` if a
+    directory cannot be read.
     """
     for directory, names in _walk(folder):
         yield from (os.path.join(directory, name) for name in names if is_image_name(name))
@@ -140,7 +143,8 @@ def _walk(folder):
     def raise_unreadable(error):
         raise _unreadable(error.filename, error)
 
-    visited = set()
+    # A link to a directory that contains `folder` is part of a cycle.
+    visited = {str(parent) for parent in pathlib.Path(folder).resolve().parents}
     for directory, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
         if (real_path := os.path.realpath(directory)) in visited:
             folders.clear()
@@ -243,7 +247,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 @contextlib.contextmanager
-def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[bytes]:
+def checked_content(path: str) -> Iterator[bytes]:
     """Returns a context manager that checks an image file's size and header and yields its content for `convert`.
 
     Decode the image inside the `with` block: large images are then processed one at a time, which
@@ -251,7 +255,6 @@ def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[b
 
     Args:
       path: a local path or a gs:// path.
-      max_pixels: maximum number of pixels, per frame for animations.
 
     Raises:
       UnusableImage: the file is not a usable image.
@@ -260,8 +263,8 @@ def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[b
     size = _file_size(path)
     if size == 0:
         raise UnusableImage("empty")
-    if size > _BYTES_PER_PIXEL * max_pixels + _METADATA_BYTES:
-        raise UnusableImage(f"{size} bytes, too many for --max_image_pixels={max_pixels}")
+    if size > _BYTES_PER_PIXEL * MAX_PIXELS + _METADATA_BYTES:
+        raise UnusableImage(f"{size} bytes, too many for {MAX_PIXELS} pixels")
     with contextlib.ExitStack() as stack:
         if size > _LARGE_BYTES:
             stack.enter_context(_large_image_lock)
@@ -269,23 +272,23 @@ def checked_content(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[b
             with (tf.io.gfile.GFile if "://" in path else open)(path, "rb") as file:
                 pixels = _count_pixels(file)
                 file.seek(0)
-                content = file.read() if pixels <= max_pixels else b""
+                content = file.read() if pixels <= MAX_PIXELS else b""
         except (OSError, tf.errors.OpError) as error:
             raise _unreadable(path, error) from error
-        if pixels > max_pixels:
-            raise UnusableImage(f"{pixels} pixels, more than --max_image_pixels={max_pixels}")
+        if pixels > MAX_PIXELS:
+            raise UnusableImage(f"{pixels} pixels, more than the limit of {MAX_PIXELS}")
         if pixels > _LARGE_PIXELS:
             stack.enter_context(_large_image_lock)
         yield content
 
 
-def why_unusable(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> str | None:
+def why_unusable(path: str) -> str | None:
     """Decodes an image file and returns the reason why it is unusable, or None if it is usable.
 
-    For the arguments, see `checked_content`. Raises `UserError` if the file cannot be read.
+    Raises `UserError` if the file cannot be read.
     """
     try:
-        with checked_content(path, max_pixels) as content:
+        with checked_content(path) as content:
             tf.io.decode_image(convert(content), channels=3, expand_animations=False)
     except UnusableImage as error:
         return str(error)
@@ -294,14 +297,14 @@ def why_unusable(path: str, max_pixels: int = MAX_IMAGE_PIXELS) -> str | None:
     return None
 
 
-def find_unusable(paths: list[str], max_pixels: int = MAX_IMAGE_PIXELS) -> dict[str, str]:
+def find_unusable(paths: list[str]) -> dict[str, str]:
     """Decodes all files and returns a dict that maps the path of each unusable file to the reason."""
     pool = futures.ThreadPoolExecutor()
 
     def reasons():
         for start in range(0, len(paths), _BATCH):
             batch = paths[start : start + _BATCH]
-            yield from zip(batch, pool.map(lambda path: why_unusable(path, max_pixels), batch))
+            yield from zip(batch, pool.map(why_unusable, batch))
 
     try:
         return {

@@ -1202,9 +1202,9 @@ def test_device_line_states_whether_float32_uses_tf32(capability, override, expe
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
     if override is not None:
         monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
-    devices.start_runtime(use_tpu=False)
+    strategy = devices.make_strategy()
     try:
-        assert devices.describe(tf.distribute.get_strategy()) == expected
+        assert devices.describe(strategy) == expected
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(True)
 

@@ -128,26 +128,6 @@ def test_a_tpu_that_refuses_connections_gives_a_one_line_error(monkeypatch, serv
         make_strategy(master="mine")
 
 
-@pytest.mark.parametrize(
-    "settings, environment, started",
-    [
-        (dict(use_tpu=False), "", True),
-        (dict(use_tpu=True), "", False),
-        (dict(use_tpu=False), '{"cluster": {}}', False),
-        (dict(use_tpu=False, cluster="tf_config"), "", True),
-        (dict(use_tpu=False, cluster="slurm"), "", False),
-    ],
-)
-def test_runtime_startup_is_deferred_if_a_tpu_or_several_workers_are_used(
-    settings, environment, started, monkeypatch
-):
-    calls = []
-    monkeypatch.setenv("TF_CONFIG", environment)
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda *_: calls.append(1))
-    devices.start_runtime(**settings)
-    assert bool(calls) == started
-
-
 @pytest.fixture
 def few_blocks(monkeypatch):
     """Shrinks the network so that tracing is fast. More blocks would not add new operations."""

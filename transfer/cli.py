@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import math
 
-from config import MAX_IMAGE_PIXELS
 from runtime import command_line, console, tensorflow_startup
 from runtime.errors import UserError, first_line
 from runtime.paths import check_paths
@@ -129,11 +128,6 @@ def _add_common(command, run):
     )
     command.add_argument("--data_dir", help="directory of prepared TFDS data sets")
     command.add_argument(
-        "--follow_links",
-        action="store_true",
-        help="follow symbolic links that point outside the image folder",
-    )
-    command.add_argument(
         "--metric",
         choices=tasks.METRICS,
         help=(
@@ -167,12 +161,6 @@ def _add_common(command, run):
             "if a folder contains unusable images: stop with an error, or skip them (default:"
             " error)"
         ),
-    )
-    command.add_argument(
-        "--max_image_pixels",
-        type=int,
-        default=MAX_IMAGE_PIXELS,
-        help="maximum number of pixels per image in a folder (default: %(default)d)",
     )
     command.add_argument(
         "--image_size",

@@ -69,7 +69,7 @@ def resolve_inputs(
         model_dir=out,
     )
     with signals.interruptible():
-        source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
+        source = datasets.open_source(config.dataset, config.data_dir)
     task = _adapt_splits(task, source, arguments)
     if source.num_classes is None:
         raise UserError(
@@ -106,14 +106,7 @@ def resolve_inputs(
         ),
         **{
             name: getattr(arguments, name, None)
-            for name in (
-                "image_size",
-                "steps",
-                "flags",
-                "seed",
-                "corrupt_images",
-                "max_image_pixels",
-            )
+            for name in ("image_size", "steps", "flags", "seed", "corrupt_images")
         },
         **dataclasses.asdict(task),
     )

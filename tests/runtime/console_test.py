@@ -1,22 +1,22 @@
 """Console output, and reports of errors and signals by all commands."""
 
-import contextlib
 import errno
 import io
 import os
 import re
 import subprocess
 import sys
-import tempfile
 
 import pytest
 import tensorflow as tf
+from tensorflow.errors import DataLossError, ResourceExhaustedError, UnavailableError
 
 import run
 from config import Config
-from runtime import command_line, console, progress, tensorflow_startup
-from runtime.errors import Stopped, UserError
+from runtime import command_line, console, progress
+from runtime.errors import Stopped, TrainingDiverged, UserError
 from support import ROOT
+from support.addresses import tf_config
 
 
 class Terminal(io.StringIO):
@@ -116,101 +116,70 @@ def raises(error):
     return function
 
 
-def no_temporary_directory():
-    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-
 @pytest.mark.parametrize(
     "error, status, message",
     [
-        (UserError("--x=1: too small"), 2, "--x=1: too small"),
+        (UserError("--x=1: too small"), 2, "error: --x=1: too small\n"),
+        (TrainingDiverged("the loss is NaN"), 3, "error: the loss is NaN\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device. Free disk"),
         (
-            OSError(errno.ENOSPC, "No space left on device"),
+            OSError(errno.EROFS, "Read-only", "a/\x1b"),
             2,
-            "No space left on device. Free some space",
+            r"error: a/\x1b: Read-only. Fix the cause;",
         ),
+        (MemoryError(), 2, "MemoryError. Use smaller batches; the same command resumes."),
         (
-            OSError(errno.EROFS, "Read-only file system", "a/\x1b"),
+            ResourceExhaustedError(None, None, "{{node X}} a/b; No space left on device\nmore"),
             2,
-            r"a/\x1b: Read-only file system. Fix the",
+            "error: a/b; No space left on device. Free disk space or use smaller batches;",
         ),
-        (
-            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in"),
-            2,
-            "Set TMPDIR to a",
-        ),
-        (MemoryError(), 2, "out of memory"),
-        (
-            tf.errors.ResourceExhaustedError(
-                None, None, "{{node X}} a/b; No space left on device\nmore"
-            ),
-            2,
-            "error: a/b; No space left on device. Free some space",
-        ),
-        (
-            tf.errors.ResourceExhaustedError(None, None, "OOM when allocating"),
-            2,
-            "out of memory or disk space (OOM",
-        ),
-        (
-            tf.errors.PermissionDeniedError(None, None, "a/b; Permission denied"),
-            2,
-            "a/b; Permission denied. Fix the",
-        ),
+        (DataLossError(None, None, "corrupted record at 0"), 2, "at 0. Restore the file"),
+        (tf.errors.PermissionDeniedError(None, None, "a/b; Denied"), 2, "a/b; Denied. Fix the"),
+        (tf.errors.UnknownError(None, None, "x"), 2, "error: x. Fix the cause; the same command"),
+        (Stopped("stopped by SIGTERM: saved"), 75, "stopped by SIGTERM: saved"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_expected_errors_are_printed_as_one_line(error, status, message, capsys):
+def test_errors_that_users_can_fix_and_signals_are_reported_in_one_line(
+    error, status, message, capsys
+):
     with pytest.raises(SystemExit) as stop:
         command_line.run_command("x.py", raises(error))
-    printed = capsys.readouterr().err
-    assert stop.value.code == status and message in printed and printed.count("\n") == (status == 2)
+    printed = capsys.readouterr()
+    assert stop.value.code == status and message in printed.out + printed.err
+    assert (printed.out.count("\n"), printed.err.count("\n")) == (status == 75, status < 4)
 
 
-def test_stopped_command_exits_with_status_75(capsys):
+@pytest.mark.parametrize("error_class", [UnavailableError, tf.errors.AbortedError])
+@pytest.mark.parametrize("num_workers, status", [(1, 2), (2, 75)])
+def test_losing_one_of_several_workers_exits_with_status_75(
+    error_class, num_workers, status, monkeypatch, capsys
+):
+    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": ["a:1", "b:1"][:num_workers]}))
     with pytest.raises(SystemExit) as stop:
-        command_line.run_command("x.py", raises(Stopped("stopped by SIGTERM: saved")))
-    assert stop.value.code == 75 and capsys.readouterr().out == "stopped by SIGTERM: saved\n"
+        command_line.run_command("x.py", raises(error_class(None, None, "lost connection")))
+    assert stop.value.code == status
+    assert ("another worker has stopped" in capsys.readouterr().err) == (num_workers == 2)
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("x"), tf.errors.InternalError(None, None, "x"), AttributeError("x")]
-)
-def test_unexpected_errors_keep_their_traceback(error):
+@pytest.mark.parametrize("error_class", [tf.errors.InvalidArgumentError, tf.errors.InternalError])
+def test_errors_that_may_be_bugs_print_a_traceback_above_the_message(error_class, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.run_command("x.py", raises(error_class(None, None, "x")))
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("Traceback") and last.startswith("x.py: error: x. Fix the cause;")
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), AttributeError("x")])
+def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)):
         command_line.run_command("x.py", raises(error))
 
 
-def test_tensorflow_loads_without_a_temporary_directory(monkeypatch, capfd):
-    monkeypatch.setattr(tempfile, "TemporaryFile", no_temporary_directory)
-    with tensorflow_startup.loading_tensorflow():
-        os.write(2, b"from native code")
-    assert capfd.readouterr().err == "from native code"
-
-
-def test_missing_temporary_directory_is_reported(capsys, monkeypatch):
-    monkeypatch.setattr(
-        tensorflow_startup.importlib, "import_module", lambda _: no_temporary_directory()
-    )
-    with pytest.raises(SystemExit) as stop:
-        command_line.run_command("x.py", lambda: tensorflow_startup.load("tensorflow"))
-    printed = capsys.readouterr().err
-    assert stop.value.code == 2 and printed.count("\n") == 1
-    assert (
-        "TMPDIR: no temporary directory is writable. Set TMPDIR to a writable directory." in printed
-    )
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_messages_from_native_code_are_shown_only_if_loading_fails(fails, capfd):
-    with (
-        pytest.raises(ImportError) if fails else contextlib.nullcontext(),
-        tensorflow_startup.loading_tensorflow(),
-    ):
-        os.write(2, b"from native code")
-        if fails:
-            raise ImportError
-    assert capfd.readouterr().err == ("from native code" if fails else "")
+def test_loading_tensorflow_prints_nothing():
+    program = "import os; from runtime import tensorflow_startup as startup; startup.start(); os.write(2, b'x')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"", b"x")
 
 
 # ------------------------------------------------------------------------------------------------- run.py's flags

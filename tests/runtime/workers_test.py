@@ -33,176 +33,41 @@ CLUSTER = {"worker": ["a:1", "b:1"]}
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("{cluster: 1}", "not the JSON"),
-        ("[1]", "not the JSON"),
-        ('{"cluster": 5}', "not the JSON"),
-        (json.dumps({"cluster": CLUSTER}), "the task is missing"),
-        (json.dumps({"cluster": CLUSTER, "task": {"type": "worker"}}), "the task is missing"),
-        (tf_config(CLUSTER, "chief"), "type 'chief' is not in the cluster. Use worker"),
-        (tf_config(CLUSTER, "evaluator"), "type 'evaluator' is not in the cluster"),
-        (
-            tf_config(CLUSTER, index=2),
-            "index 2 is out of range: the number of worker addresses is 2",
-        ),
-        (
-            tf_config({"worker": ["a:1"]}, index=1),
-            "index 1 is out of range: the number of worker addresses is 1",
-        ),
-        (tf_config(CLUSTER, index=-1), "index must be a non-negative integer, not -1"),
-        (tf_config(CLUSTER, index=0.5), "index must be a non-negative integer, not 0.5"),
-        (tf_config(CLUSTER, index="first"), "index must be a non-negative integer, not 'first'"),
-        (tf_config(CLUSTER, index=True), "index must be a non-negative integer, not True"),
-        (tf_config({"worker": ["a:1", "a:1"]}), "a:1 is listed twice"),
-        (tf_config({"chief": ["a:1"], "worker": ["a:1"]}), "a:1 is listed twice"),
-        (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "more than one chief"),
-        (tf_config({"worker": ["a", "b:1"]}), "'a' is not an address. Use host:port"),
-        (tf_config({"worker": [1, 2]}), "1 is not an address"),
-        (tf_config({"worker": ["a:65536", "b:1"]}), "Use a port from 1 to 65535"),
-        (tf_config({"worker": "a:1"}), "worker is not a list"),
-        (tf_config({**CLUSTER, "ps": ["c:1"]}), "unsupported job 'ps'"),
-        (tf_config({**CLUSTER, "evaluator": ["c:1"]}), "unsupported job 'evaluator'"),
+        *((text, "Error: ") for text in ("{cluster: 1}", "null", "[" * 100_000, "\ufeff{}")),
+        *((text, "No such job in cluster: None") for text in ("{}", "[]", '{"cluster": {}}')),
+        (json.dumps({"cluster": CLUSTER}), "No such job in cluster: None"),
+        ('{"task": {"type": "worker", "index": 3}}', "No such job in cluster: 'worker'"),
+        (json.dumps({"cluster": CLUSTER, "task": {"type": "worker"}}), "No task with index None"),
+        (tf_config(CLUSTER, "evaluator"), "No such job in cluster: 'evaluator'"),
+        (tf_config(CLUSTER, index=2), "No task with index 2 in job 'worker'"),
+        (tf_config({"worker": ["a:1"]}, index=1), "No task with index 1 in job 'worker'"),
+        (tf_config(CLUSTER, index="first"), "invalid literal"),
+        (tf_config({"worker": "a:1"}), "must be a list"),
+        (tf_config({"worker": ["a:1", None]}), "must be bytes or unicode"),
+        (tf_config({"worker": ["a:1", "b"]}), "invalid literal"),
+        (os.fsdecode(b'{"cluster": {"worker": ["\xff:1"]}}'), "surrogates not allowed"),
+        (tf_config({**CLUSTER, "ps": ["c:1"]}), "only supported jobs are chief and worker"),
+        (tf_config({**CLUSTER, "evaluator": ["c:1"]}, "evaluator"), "only supported jobs"),
     ],
 )
-def test_inconsistent_tf_config_gives_a_one_line_error(text, message, monkeypatch):
+def test_invalid_tf_config_gives_a_one_line_error(text, message, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(
+        UserError, match=f"TF_CONFIG=.* does not name this worker.*{message}"
+    ) as error:
         workers.count_workers()
-    assert "TF_CONFIG" in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600
 
 
-NOT_JSON, NOT_AN_ADDRESS, NOT_AN_INDEX = (
-    "not the JSON",
-    "is not an address",
-    "must be a non-negative integer",
-)
-TASK = {"type": "worker", "index": 0}
-
-
-def two_workers(address):
-    """Returns a TF_CONFIG with two workers, the second of which is at `address`."""
-    return tf_config({"worker": ["a:1", address]})
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("null", NOT_JSON),
-        ("0", NOT_JSON),
-        ("false", NOT_JSON),
-        ('""', NOT_JSON),
-        ("[]", NOT_JSON),
-        ("NaN", NOT_JSON),
-        (" ", NOT_JSON),
-        ("\ufeff{}", NOT_JSON),
-        ("{'cluster': {}}", NOT_JSON),
-        ('{"cluster": {}} {}', NOT_JSON),
-        ("[" * 100_000, NOT_JSON),
-        ('{"cluster": null}', NOT_JSON),
-        ('{"cluster": []}', NOT_JSON),
-        ('{"cluster": "worker"}', NOT_JSON),
-        ('{"cluster": [["worker", ["a:1", "b:1"]]]}', NOT_JSON),
-        (os.fsdecode(b'{"cluster": {"worker": ["\xff:1"]}}'), NOT_JSON),
-        (os.fsdecode(b'{"comment": "\xff"}'), NOT_JSON),
-        (
-            '{"cluster": {"worker": ["a:1"]}, "cluster": {"worker": ["a:1", "b:1"]}}',
-            "duplicate key",
-        ),
-        ('{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}}', "duplicate key"),
-        (
-            (
-                '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0,'
-                ' "index": 1}}'
-            ),
-            "duplicate key",
-        ),
-        (json.dumps({"cluster": CLUSTER, "task": None}), NOT_JSON),
-        (json.dumps({"cluster": CLUSTER, "task": []}), NOT_JSON),
-        (json.dumps({"cluster": CLUSTER, "task": [["type", "worker"], ["index", 0]]}), NOT_JSON),
-        (json.dumps({"cluster": CLUSTER, "task": "worker"}), NOT_JSON),
-        (json.dumps({"cluster": CLUSTER, "task": 1}), NOT_JSON),
-        (json.dumps({"cluster": CLUSTER, "task": {}}), "the task is missing"),
-        (tf_config({"worker": None}), "is not a list"),
-        (tf_config({"worker": ""}), "is not a list"),
-        (tf_config({"worker": 0}), "is not a list"),
-        (tf_config({"worker": {"0": "a:1"}}), "is not a list"),
-        (tf_config({"": ["a:1"]}), "unsupported job ''"),
-        (tf_config({"Worker": ["a:1"]}), "unsupported job 'Worker'"),
-        (tf_config({"worker": ["a:1", ["b:1"]]}), NOT_AN_ADDRESS),
-        (tf_config({"worker": [["a:1", "b:1"]]}), NOT_AN_ADDRESS),
-        (tf_config({"worker": ["a:1", None]}), NOT_AN_ADDRESS),
-        (tf_config({"worker": ["a:1", {}]}), NOT_AN_ADDRESS),
-        (tf_config({"worker": ["a:1", True]}), NOT_AN_ADDRESS),
-        (two_workers(""), NOT_AN_ADDRESS),
-        (two_workers(":2222"), NOT_AN_ADDRESS),
-        (two_workers("b:"), NOT_AN_ADDRESS),
-        (two_workers("b: 1"), NOT_AN_ADDRESS),
-        (two_workers("b :1"), NOT_AN_ADDRESS),
-        (two_workers("b:1\n"), NOT_AN_ADDRESS),
-        (two_workers("b:1/"), NOT_AN_ADDRESS),
-        (two_workers("grpc://b:1"), NOT_AN_ADDRESS),
-        (two_workers("b:-1"), NOT_AN_ADDRESS),
-        (two_workers("b:1.0"), NOT_AN_ADDRESS),
-        (two_workers("b:\u0662\u0662\u0662\u0662"), NOT_AN_ADDRESS),
-        (two_workers("b:\u00b2"), NOT_AN_ADDRESS),
-        (two_workers("h\u00f6st:1"), NOT_AN_ADDRESS),
-        (two_workers("\ud800:1"), NOT_AN_ADDRESS),
-        (two_workers("b\x1b[31m:1"), NOT_AN_ADDRESS),
-        (two_workers("a..b:1"), NOT_AN_ADDRESS),
-        (two_workers("b" * 64 + ":1"), NOT_AN_ADDRESS),
-        (two_workers("b." * 130 + ":1"), NOT_AN_ADDRESS),
-        (two_workers("::1:2222"), NOT_AN_ADDRESS),
-        (two_workers("[::g]:1"), NOT_AN_ADDRESS),
-        (two_workers("[::1]"), NOT_AN_ADDRESS),
-        (two_workers("[]:1"), NOT_AN_ADDRESS),
-        (two_workers("[a]:1"), NOT_AN_ADDRESS),
-        (two_workers("b:0"), "Use a port from 1"),
-        (two_workers("b:" + "9" * 5000), "Use a port from 1"),
-        (two_workers("A:1"), "listed twice"),
-        (two_workers("a:01"), "listed twice"),
-        (tf_config(CLUSTER, None), "type None is not in"),
-        (tf_config(CLUSTER, ["worker"]), "is not in the cluster"),
-        (tf_config(CLUSTER, {}), "is not in the cluster"),
-        (tf_config(CLUSTER, 0), "type 0 is not in"),
-        (tf_config(CLUSTER, ""), "type '' is not in"),
-        (tf_config({**CLUSTER, "chief": []}, "chief"), "is not in the cluster"),
-        (tf_config(CLUSTER, index=None), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index=""), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index=[0]), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index={}), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index="-0"), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index="\u0661"), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index="\u00b2"), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index="1\n"), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index=False), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index=0.0), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index=1e300), NOT_AN_INDEX),
-        (tf_config(CLUSTER, index=float("nan")), NOT_JSON),
-        (tf_config(CLUSTER, index=float("inf")), NOT_JSON),
-        (tf_config(CLUSTER, index=10**200), "is out of range"),
-        (tf_config(CLUSTER, index="9" * 5000), "is out of range"),
-        (
-            json.dumps({"cluster": CLUSTER, "task": TASK})[:-1] + ', "index": ' + "9" * 5000 + "}",
-            NOT_JSON,
-        ),
-    ],
-)
-def test_malformed_tf_config_gives_a_one_line_error(text, message, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match=message) as error:
-        workers.count_workers()
-    assert (
-        "TF_CONFIG" in str(error.value)
-        and "\n" not in str(error.value)
-        and len(str(error.value)) < 400
-    )
+@pytest.mark.parametrize("address", ["b:99999", "b..c:1", "h\u00f6st:1", "[::g]:1", "b:0"])
+def test_workers_with_invalid_addresses_are_unreachable(address):
+    assert not workers._is_reachable(address)
 
 
 @pytest.mark.parametrize(
     "text, count",
     [
         ("", 1),
-        ("{}", 1),
-        ('{"task": {"type": "worker", "index": 3}}', 1),
         (tf_config({"worker": ["a:1"]}), 1),
         (tf_config({"chief": ["a:1"], "worker": []}, "chief"), 1),
         (tf_config(CLUSTER, index=1), 2),
@@ -309,11 +174,9 @@ def test_slurm_variables_give_the_same_cluster_as_tf_config(
 ):
     set_variables(slurm_variables(nodes, tasks_per_node, node, local_task, len(addresses)))
     workers.use_slurm_cluster()
-    from_slurm = workers._read_tf_config()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     assert (resolver.cluster_spec().as_dict(), resolver.task_id) == ({"worker": addresses}, index)
-    monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}, index=index))
-    assert from_slurm == workers._read_tf_config() and workers.count_workers() == len(addresses)
+    assert resolver.task_type == "worker" and workers.count_workers() == len(addresses)
     # An equal TF_CONFIG is accepted, so a process can start several runs.
     workers.use_slurm_cluster()
 
@@ -330,9 +193,10 @@ def test_every_slurm_task_has_its_own_index_with_any_distribution_of_the_tasks(
             monkeypatch.setenv("TF_CONFIG", "")
             set_variables(slurm_variables("n[9-10]", "2(x2)", node, local_task, 4, number))
             workers.use_slurm_cluster()
-            cluster, task = workers._read_tf_config()
-            assert cluster["worker"][task["index"]].startswith(f"{node}:")
-            indices.append(task["index"])
+            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            indices.append(resolver.task_id)
+            address = resolver.cluster_spec().task_address("worker", resolver.task_id)
+            assert address.startswith(f"{node}:")
         assert sorted(indices) == [0, 1, 2, 3]
 
 
@@ -345,7 +209,10 @@ def test_slurm_jobs_of_the_same_shape_use_different_ports_below_the_ephemeral_po
         set_variables(slurm_variables("n1", "8", "n1", 0, 8, job=job))
         workers.use_slurm_cluster()
         used.append(
-            {int(address.split(":")[1]) for address in workers._read_tf_config()[0]["worker"]}
+            {
+                int(address.split(":")[1])
+                for address in json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+            }
         )
     assert all(20_000 <= port < 32_768 for ports in used for port in ports)
     assert sum(map(len, used)) == len(set().union(*used)) == 32
@@ -356,6 +223,9 @@ def test_a_slurm_step_with_one_task_is_a_single_worker(set_variables):
     workers.use_slurm_cluster()
     assert workers.count_workers() == 1 and not os.environ["TF_CONFIG"]
     workers.check_multi_worker_settings(use_tpu=False, mode="eval", seed=None)
+
+
+ONE_NODE = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -389,14 +259,10 @@ def test_a_slurm_step_with_one_task_is_a_single_worker(set_variables):
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "not supported .Invalid tasks-per-node"),
         ({"SLURM_STEP_NUM_TASKS": "3"}, "not supported .Requested 3 tasks but only 2"),
         ({"SLURM_STEP_NUM_TASKS": "many"}, "not supported .invalid literal"),
-        (
-            {"SLURM_LOCALID": "1"},
-            "not supported .n1:20018, the address of this task, is not among n1:20017, n2:20017",
-        ),
-        (
-            {"SLURMD_NODENAME": "n3"},
-            "not supported .n3:20017, the address of this task, is not among",
-        ),
+        ({**ONE_NODE, "CUDA_VISIBLE_DEVICES": "0"}, "2 tasks cannot share 1 GPUs equally. Start"),
+        ({**ONE_NODE, "CUDA_VISIBLE_DEVICES": "0,1,2"}, "2 tasks cannot share 3 GPUs equally"),
+        ({"SLURM_LOCALID": "1"}, "not supported .'n1:20018' is not in list"),
+        ({"SLURMD_NODENAME": "n3"}, "not supported .'n3:20017' is not in list"),
     ],
 )
 def test_unusable_slurm_variables_give_a_one_line_error(changes, message, set_variables):
@@ -433,19 +299,6 @@ def test_slurm_tasks_on_one_node_share_its_gpus(
         assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus
 
 
-@pytest.mark.parametrize("visible", ["0", "0,1,2"])
-def test_slurm_tasks_that_cannot_share_the_gpus_equally_give_a_one_line_error(
-    visible, set_variables
-):
-    set_variables({**slurm_variables("n1", "2", "n1", 0, 2), "CUDA_VISIBLE_DEVICES": visible})
-    with pytest.raises(
-        UserError,
-        match="--cluster=slurm: 2 tasks cannot share [13] GPUs equally. Start one task per",
-    ):
-        workers.use_slurm_cluster()
-    assert not os.environ["TF_CONFIG"]
-
-
 # ------------------------------------------------------------------------------------------------------- rendezvous
 
 
@@ -467,8 +320,8 @@ def test_a_worker_waits_for_the_others_and_logs_missing_workers(monkeypatch, cap
         and "without authentication. Use trusted networks only" in warning
     )
     assert lines == [
-        f"worker 0: waiting for {peers[0]}, {peers[1]} (TF_CONFIG)",
-        f"worker 0: waiting for {peers[1]} (TF_CONFIG)",
+        f"{own_address}: waiting for {peers[0]}, {peers[1]} (TF_CONFIG)",
+        f"{own_address}: waiting for {peers[1]} (TF_CONFIG)",
         "all 3 workers are reachable",
     ]
 
@@ -508,7 +361,9 @@ def test_a_port_in_use_is_reported(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config({"worker": addresses}))
     with (
         socket.create_server(("", int(addresses[0].rpartition(":")[2]))),
-        pytest.raises(UserError, match="TF_CONFIG: port .* cannot be used .Address already in use"),
+        pytest.raises(
+            UserError, match="TF_CONFIG: port .* cannot be used .*Address already in use"
+        ),
     ):
         workers.wait_for_workers()
 
