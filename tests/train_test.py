@@ -133,12 +133,12 @@ def step_with_one_tape(config, state, views, labels, micro):
             + model_lib.add_weight_decay(model, config.weight_decay, config.optimizer)
         )
     gradients = tape.gradient(total, model.trainable_variables)
-    head = {variable.ref() for variable in model.supervised_head.variables}
+    head_refs = {variable.ref() for variable in model.supervised_head.variables}
     ratio = model_lib.linear_head_rate_ratio(config)
     # The optimizer of `state` multiplies the gradients itself.
     optimizer.gradient_transformers = []
     gradients = [
-        gradient * ratio if variable.ref() in head else gradient
+        gradient * ratio if variable.ref() in head_refs else gradient
         for gradient, variable in zip(gradients, model.trainable_variables)
     ]
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
