@@ -1,4 +1,4 @@
-"""Command-line behavior: `--help` (without importing TensorFlow), non-executable modules, and `make help`."""
+"""Command-line behavior: `--help` (without importing TensorFlow) and `make help`."""
 
 import re
 import subprocess
@@ -18,7 +18,6 @@ COMMANDS = [
     "paper.figures",
     "paper.probes",
 ]
-MODULES = sorted(path.name for path in ROOT.glob("*.py") if path.name != "run.py")
 
 HELP = """
 import runpy, sys
@@ -50,15 +49,6 @@ def test_help_is_printed_without_loading_tensorflow(arguments):
     )
     assert process.returncode == 0 and not process.stderr
     assert len(process.stdout.splitlines()) > 5 and process.stdout.endswith("loaded: None\n")
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_running_a_non_executable_module_suggests_the_right_command(name):
-    process = subprocess.run([sys.executable, name], cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 2 and not process.stdout
-    assert re.fullmatch(
-        rf"{name}: error: .* Use `python run\.py( --mode=\w+)?`; .*\n", process.stderr
-    )
 
 
 def test_make_help_lists_all_commands_and_targets():

@@ -1,0 +1,73 @@
+"""Commands that a newcomer gets wrong: each gives one line with the flag, and status 2."""
+
+import contextlib
+import importlib
+import re
+import shlex
+
+import pytest
+
+import config as config_lib
+import run as run_lib
+from runtime.errors import UserError
+from support import ROOT
+from support.flags import make_flags
+from support.images import write_images
+
+LINES = [
+    line.split(" => ")
+    for line in (ROOT / "tests" / "wrong_commands.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+PROGRAMS = ("export", "inference", "checkpoints", "transfer")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Returns a dict that maps the placeholders in the commands to paths."""
+    root = tmp_path_factory.mktemp("wrong")
+    (root / "file.txt").write_text("text")
+    write_images(root / "photos", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    write_images(root / "flat", "1.png", "2.png")
+    names = dict(PHOTOS="photos", FLAT="flat", FILE="file.txt", RUN="none", OUT="out")
+    return {name: str(root / path) for name, path in names.items()}
+
+
+def replace(text, places):
+    return re.sub("|".join(places), lambda match: places[match[0]], text)
+
+
+def start(program, arguments):
+    """Runs a command up to the point at which training would start."""
+    if program != "run.py":
+        importlib.import_module(f"{program}.cli").main(arguments)
+    values = make_flags()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_lib.flags, "FLAGS", values)
+        run_lib.parse_flags(["run.py", *arguments])
+    run_lib.main(config_lib.from_flags(values), config_lib.given_flags(values))
+
+
+@pytest.mark.parametrize("command, words", LINES)
+def test_wrong_commands_give_one_line_with_the_flag(
+    command, words, places, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_lib.train, "train", lambda context: pytest.fail("accepted"))
+    program, *arguments = shlex.split(replace(command, places))
+    if program not in PROGRAMS:
+        program, arguments = "run.py", [program, *arguments]
+    message = None
+    with contextlib.suppress(SystemExit):
+        try:
+            start(program, arguments)
+        except UserError as error:
+            message = f"run.py: error: {error}\n"
+    message = message or capsys.readouterr().err
+    assert replace(words, places) in message and message.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_commands_cover_every_contradiction():
+    flags = {words.split("=")[0].split(":")[0] for _, words in LINES}
+    assert {f"--{name}" for name, *_ in config_lib._CONTRADICTIONS} <= flags
