@@ -1,6 +1,5 @@
 """Settings: ranges, combinations, command-line errors, and compatibility with the original's flags."""
 
-import dataclasses
 import pathlib
 import re
 import shlex
