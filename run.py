@@ -57,7 +57,9 @@ def _fail(message):
 
 if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlow to load.
     if {"-h", "--help", "--helpshort", "--helpfull"} & set(sys.argv[1:]):
-        console.log(f"{__doc__}\n\npython run.py [flags]\n{config_lib.format_help()}")
+        console.log(
+            f"{__doc__}\n\npython run.py [flags]\n{config_lib.format_help()}\n--flagfile=FILE: Read flags from a file."
+        )
         sys.exit(0)
     parse_flags(sys.argv)
     command_line.run_command("run.py", config_lib.from_flags)
