@@ -53,7 +53,6 @@ AUGMENTATIONS = (
     "solarize",
     "motion_blur",
     "autoaugment",
-    "autoaugment_v0",
 )
 EXTRA_AUGMENTATIONS = ("rotate", "noise", "sobel")  # operators for --augment_extra
 MAX_IMAGE_PIXELS = 100_000_000
@@ -325,11 +324,9 @@ class Config:
         "simclr",
         "Augmentation of both views, except in fine-tuning. simclr: crop, flip, color distortion"
         " and blur (paper, Appendix A); autoaugment: crop, flip, and AutoAugment's policy for"
-        " ImageNet from Table 9 of Cubuk et al. 2019 (CVPR); autoaugment_v0: crop, flip, and the"
-        " policy v0 from the published EfficientNet code; broader: simclr plus random equalization,"
-        " solarization, Sobel filtering and motion blur (B.2). The two AutoAugment policies have no"
-        " operator pair in common, and the SimCLR paper does not say which one it uses in Table 1.",
-        choices=("simclr", "autoaugment", "autoaugment_v0", "broader"),
+        " ImageNet from Table 9 of Cubuk et al. 2019 (CVPR); broader: simclr plus random"
+        " equalization, solarization, Sobel filtering and motion blur (B.2).",
+        choices=("simclr", "autoaugment", "broader"),
         identity=True,
     )
     augment_left: str | None = setting(
@@ -352,7 +349,7 @@ class Config:
     color_jitter_strength: float = setting(
         1.0,
         "Strength of the color distortion; 0 disables it. Not used in fine-tuning or with "
-        "--augmentation=autoaugment or autoaugment_v0.",
+        "--augmentation=autoaugment.",
         minimum=0,
         maximum=100,
         identity=True,
@@ -375,8 +372,8 @@ class Config:
     use_blur: bool = setting(
         True,
         "Apply Gaussian blur to half of the views, with a different random sigma (0.1 to 2) for"
-        " each image. Not used in fine-tuning, with --augmentation=autoaugment or autoaugment_v0,"
-        " or with --augment_left or --augment_right.",
+        " each image. Not used in fine-tuning, with --augmentation=autoaugment, or with"
+        " --augment_left or --augment_right.",
         identity=True,
     )
 
@@ -519,9 +516,8 @@ class Config:
         0,
         "Maximum number of rows of the similarity matrix that each replica keeps in memory at once."
         " 0: all rows if they require at most 64 MiB; otherwise, blocks of 16 MiB with at least 256"
-        " rows each (on a TPU or with --jit_compile, one block per view). Smaller blocks require"
-        " less memory, but blocks of fewer than a few hundred rows take more time. The loss does"
-        " not depend on the block size.",
+        " rows each. Smaller blocks require less memory, but blocks of fewer than a few hundred rows"
+        " take more time. The loss does not depend on the block size.",
         minimum=0,
     )
     optimizer: str = setting(
