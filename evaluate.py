@@ -482,9 +482,9 @@ class Evaluator:
 
     def _contrastive_losses(self, z):
         """Returns a dict of the contrastive loss and its metrics for projections [number of views, batch, d]."""
-        # XLA compiles only the training step.
-        config = self._config.replace(jit_compile=False)
-        terms, scalars = simclr.over_batch(None, tf.reshape(z, [-1, z.shape[-1]]), None, config)
+        terms, scalars = simclr.over_batch(
+            None, tf.reshape(z, [-1, z.shape[-1]]), None, self._config
+        )
         return {**terms, **scalars}
 
     def probe_frozen_encoder(self, step: int) -> dict[str, float]:
