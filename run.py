@@ -74,6 +74,7 @@ import tensorflow as tf
 
 import checks
 import evaluate
+import metrics
 import model as model_lib
 import train
 from checkpoints import checkpoint_files, inspection, lock, run_directory
@@ -242,7 +243,7 @@ def _finish(context, trained, results, seconds):
         "gallery": gallery_path,
         "run directory": config.model_dir,
     }
-    table = [*evaluate.result_rows(results), *[None] * bool(results)]
+    table = [*metrics.result_rows(results), *[None] * bool(results)]
     table += [(name, value) for name, value in rows.items() if value]
     console.log(console.format_table(f"{config.network_name} on {source.name}", table))
 
