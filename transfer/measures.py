@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 import metrics
-import metrics
 from runtime.errors import UserError
 
 RESULT_KEYS = {  # name -> key in run.py's result.json
