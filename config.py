@@ -92,7 +92,7 @@ SECTIONS = {
 _MAX_NAME_BYTES = 255  # Common file systems limit the length of file names.
 # These names are reserved in a model_dir and must not be used for --eval_name.
 _RESERVED_NAME = re.compile(
-    r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
+    r"best|train|saved_model|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
 )
 
 
@@ -1280,20 +1280,10 @@ def _check_tpu(config):
         )
 
 
-_RENAMED_SETTINGS = {"bad_images": "corrupt_images"}  # old name -> new name
-
-
 def select_settings(content: dict) -> dict | None:
-    """Returns the settings in `content`, or None if any of their values has the wrong type.
-
-    Settings that an earlier version stored under a different name or with a different value are
-    converted.
-    """
+    """Returns the settings in `content`, or None if any of their values has the wrong type."""
     types = typing.get_type_hints(Config)
-    settings = {_RENAMED_SETTINGS.get(name, name): value for name, value in content.items()}
-    settings = {name: value for name, value in settings.items() if name in types}
-    if settings.get("negatives") == "one_view":
-        settings["negatives"] = "cross_view"
+    settings = {name: value for name, value in content.items() if name in types}
     for name, value in settings.items():
         allowed = typing.get_args(types[name]) or (types[name],)
         # JSON may store a float setting as an integer. isinstance() would accept a bool as an int.

@@ -21,7 +21,7 @@ from checkpoints import checkpoint_files, lock, restoring, run_directory, weight
 from config import Config
 from probing import features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from sources import classes, datasets
 from sources.source import Source
 
@@ -730,8 +730,8 @@ def evaluate_continuously(
                     )
                     stack.enter_context(evaluator)
                 loaded = restoring.load_parts(model, path, required, "--model_dir")
-            except (tf.errors.OpError, UserError):
-                if _is_usable(path):
+            except UserError as error:
+                if _is_usable(path, error):
                     raise
                 continue
             if results is None and is_chief:
@@ -748,8 +748,8 @@ def evaluate_continuously(
             if is_chief and not loaded.not_loaded:
                 try:
                     export(path, results)
-                except (tf.errors.OpError, UserError):
-                    if _is_usable(path):
+                except (tf.errors.OpError, UserError) as error:
+                    if _is_usable(path, error):
                         raise
             if is_chief:
                 rows = [*result_rows(results), ("results", results_dir(config))]
@@ -765,18 +765,20 @@ def _count_steps(config, source):
     return model_lib.count_steps(config, datasets.check_split(source, "train_split", split)).train
 
 
-def _is_usable(path):
-    """Returns whether a checkpoint still exists and can be read. If not, logs why it is skipped."""
+def _is_usable(path, error):
+    """Returns whether a checkpoint still exists and is not corrupt after an error. If not, logs why it is skipped."""
     if not tf.io.gfile.exists(f"{path}.index"):
         console.log(
             f"skipped {path}: the checkpoint was removed before it could be read"
             " (--keep_checkpoint_max)"
         )
         return False
-    reason = checkpoint_files.find_corruption(path)
-    if reason:
-        console.log(f"warning: skipped {path}: the checkpoint is corrupt ({reason})")
-    return not reason
+    is_corrupt = isinstance(error, weight_files.UnreadableWeights) and checkpoint_files.is_readable(
+        path
+    )
+    if is_corrupt:
+        console.log(f"warning: skipped {path}: the checkpoint is corrupt ({first_line(error)})")
+    return not is_corrupt
 
 
 def write_results(directory: str, step: int, results: dict[str, float]) -> None:

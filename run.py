@@ -616,17 +616,12 @@ def _evaluate(config, source, strategy):
 
 
 def _prepare_directory(config, source, strategy):
-    """Repairs the run directory and checks that a run with these settings can be resumed or started in it."""
+    """Cleans up the run directory and checks that a run with these settings can be resumed in it."""
     if devices.is_chief(strategy):
         run_directory.remove_temporary_files(config.model_dir)
-        checkpoint_files.repair(config.model_dir)
-    # The other workers must not read checkpoints before the chief has repaired them.
-    workers.barrier(strategy)
     if checkpoint_files.latest_checkpoint(config.model_dir) is not None:
         run_directory.check_flags(config)
         run_directory.check_data(config, source)
-    else:
-        run_directory.check_no_user_files(config.model_dir)
 
 
 def _write_gallery(config, source, saved_model, check):

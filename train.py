@@ -346,8 +346,7 @@ class _StepsPerCall:
 
 
 def check_agreement(config: Config, source: Source, strategy: tf.distribute.Strategy) -> None:
-    """Raises `UserError` if the settings, the data or the newest checkpoints differ between workers."""
-    newest = checkpoint_files.latest_checkpoint(config.model_dir)
+    """Raises `UserError` if the settings or the data differ between workers."""
     may_differ = settings_with("per_worker")
     settings = {
         name: value for name, value in dataclasses.asdict(config).items() if name not in may_differ
@@ -355,10 +354,9 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
     summary = [
         zlib.crc32(json.dumps(settings, sort_keys=True).encode()),
         source.num_examples(config.train_split),
-        -1 if newest is None else checkpoint_files.step_from_prefix(newest),
     ]
     gathered = workers.gather_integers(summary, strategy)
-    flags, examples, steps = ([str(value) for value in values] for values in gathered.T)
+    flags, examples = ([str(value) for value in values] for values in gathered.T)
     if len(set(flags)) > 1:
         raise UserError(
             "TF_CONFIG: the workers were started with different flags. Pass the same flags on all"
@@ -368,12 +366,6 @@ def check_agreement(config: Config, source: Source, strategy: tf.distribute.Stra
         raise UserError(
             f"--dataset={config.dataset}: the workers have different numbers of training examples "
             f"({', '.join(examples)}). Provide the same data on all workers."
-        )
-    if len(set(steps)) > 1:
-        raise UserError(
-            f"--model_dir={config.model_dir}: the workers found different checkpoints (steps:"
-            f" {', '.join(steps).replace('-1', 'none')}). Use a directory on storage that all"
-            " workers share."
         )
 
 
@@ -418,10 +410,9 @@ def build_training_state(
         schedule = model_lib.build_schedule(config, source.num_examples(config.train_split))
         optimizer = model_lib.build_optimizer(config, schedule, model)
         state = TrainingState(model, optimizer, directory, config.keep_checkpoint_max)
-        newest = checkpoint_files.latest_checkpoint(config.model_dir)
-        if newest is not None:
-            state.resume(newest)
-            console.log(f"resumed at step {state.step} from {newest}")
+        restored = state.restore_newest(config.model_dir, strategy)
+        if restored is not None:
+            console.log(f"resumed at step {state.step} from {restored}")
         else:
             _initialize_weights(config, model, source.class_names)
     return state
@@ -559,7 +550,8 @@ def train(
     ):
         state = build_training_state(config, source, strategy, directory)
         log = _start_directory(config, source, state, lock, steps.train)
-        step, checkpoint = state.step, checkpoint_files.latest_checkpoint(config.model_dir)
+        step = state.step
+        checkpoint = checkpoint_files.checkpoint_prefix(config.model_dir, step) if step else None
         if step < steps.train:
             if is_chief:
                 _log_header(config, state.model, steps, num_examples, directory)

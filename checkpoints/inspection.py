@@ -20,7 +20,7 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
     Raises:
       UserError: this program does not support the encoder.
     """
-    flags = architecture.infer_flags(file)
+    flags = architecture.infer_flags(file.shapes)
     if flags is None:
         raise UserError(
             f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
@@ -53,7 +53,7 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
     `image_size`. The same applies to `ft_proj_selector`, the input of the linear head, if
     `with_head_input` is set.
     """
-    flags, (description, settings) = architecture.infer_flags(file), _recorded_settings(file)
+    flags, (description, settings) = architecture.infer_flags(file.shapes), _recorded_settings(file)
     settings = select_settings(settings or {}) or {}
     recorded = dict(
         image_size=description.get("image_size") or settings.get("image_size"),

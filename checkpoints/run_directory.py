@@ -11,7 +11,7 @@ import time
 
 import tensorflow as tf
 
-from checkpoints import training_log, weight_files
+from checkpoints import weight_files
 from config import Config, select_settings, settings_with
 from runtime import console, storage
 from runtime.errors import UserError, first_line
@@ -21,16 +21,12 @@ from sources.source import Source
 _FLAGS, _DATA = "flags.json", "data.json"
 # Key in flags.json; the number of steps also depends on the number of training examples.
 _LAST_STEP = "last_step"
-# Files that can exist before a run starts, from an evaluation or a failed start, and a key that
-# identifies them.
-_OWN_KEYS = {r"images\.json": "digest", r"result(_\d+)?\.json": "global_step"}
 _RECENT_SECONDS = 600  # Newer temporary files may belong to a running evaluation.
 _SHARDS_DIR = re.compile(r"ckpt-\d+_temp")
 _SHARD = re.compile(r"part-\d{5}-of-\d{5}\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?")
 _TEMPORARY_FILE = re.compile(
     r"ckpt-\d+\.(index|data-\d{5}-of-\d{5})\.tempstate\d+|checkpoint\.tmp[0-9a-f]{32}"
-    r"|((flags|classes|images|data|result(_\d+)?)\.json|predictions_\d+\.npz|history\.csv|(views|curves)\.png"
-    r"|gallery\.(html|pairs\.csv))\.\d+\.tmp"
+    rf"|.+\.\d+{re.escape(storage.TEMPORARY_SUFFIX)}"
 )
 
 
@@ -66,7 +62,7 @@ def remove_temporary_files(directory: str) -> None:
             _TEMPORARY_FILE.fullmatch(name)
             and not tf.io.gfile.isdir(path)
             and (
-                not name.endswith(".tmp")
+                not name.endswith(storage.TEMPORARY_SUFFIX)
                 or time.time() - tf.io.gfile.stat(path).mtime_nsec / 1e9 > _RECENT_SECONDS
             )
         ):
@@ -89,33 +85,6 @@ def read_flags(directory: str) -> dict | None:
     """Returns the settings in flags.json, or None if the file is missing or corrupt."""
     content = storage.read_json(os.path.join(directory, _FLAGS))
     return None if content is None else select_settings(content)
-
-
-def check_no_user_files(directory: str) -> None:
-    """Raises `UserError` if a directory without checkpoints contains user files that a run would overwrite."""
-    if (read_flags(directory) or {}).get("train_mode") is not None:
-        return  # A run was started here but has not written a checkpoint yet.
-    names = (
-        _FLAGS,
-        weight_files.CLASSES_FILE,
-        _DATA,
-        "views.png",
-        "gallery.html",
-        "gallery.pairs.csv",
-        *training_log.FILES,
-    )
-    # On workers other than the chief, the directory may not exist.
-    for name in sorted(tf.io.gfile.listdir(directory)) if tf.io.gfile.isdir(directory) else ():
-        key = next((key for pattern, key in _OWN_KEYS.items() if re.fullmatch(pattern, name)), None)
-        if (
-            name in names
-            or key
-            and key not in (storage.read_json(os.path.join(directory, name)) or ())
-        ):
-            raise UserError(
-                f"--model_dir={directory}: {name} was not written by a run and would be"
-                " overwritten. Choose another directory, or move the file."
-            )
 
 
 def read_last_step(directory: str) -> int | None:

@@ -232,15 +232,6 @@ def test_error_suggests_a_micro_batch_size_that_divides_the_batch_size(batch, mi
         Config(train_batch_size=batch, micro_batch_size=micro)
 
 
-def test_settings_stored_under_old_names_are_converted():
-    stored = {"bad_images": "skip", "negatives": "one_view", "train_steps": 3, "unknown": 1}
-    assert config_lib.select_settings(stored) == {
-        "corrupt_images": "skip",
-        "negatives": "cross_view",
-        "train_steps": 3,
-    }
-
-
 def test_default_model_dir_depends_on_the_identity_of_the_run_but_not_on_its_length():
     config = Config(dataset="imagenet2012_subset/1pct")
     assert config.default_model_dir().startswith("runs/imagenet2012_subset_1pct_resnet50_")
