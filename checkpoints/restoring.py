@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+import model as model_lib
 from checkpoints import architecture, inspection, weight_files
 from checkpoints.weight_files import WeightFile
 from runtime.errors import UserError
@@ -210,6 +211,21 @@ def load_parts(
 def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> WeightFile:
     """Loads all parts of `model`, and returns the `WeightFile`. All parts must match (see `load_parts`)."""
     return load_parts(model, path, PARTS, flag).file
+
+
+def open_network(
+    path: str, image_size: int | None = None
+) -> tuple[keras.Model, inspection.CheckpointInfo, WeightFile]:
+    """Builds the network at `path` (see `weight_files.locate`) in float32 and loads its weights.
+
+    Raises:
+      UserError: the weights or the recorded settings are unusable.
+    """
+    info = inspection.inspect_checkpoint(path, image_size)
+    model = model_lib.build_model(
+        info.config.replace(precision="float32"), info.class_names and len(info.class_names)
+    )
+    return model, info, load_model(model, path, "--checkpoint")
 
 
 def warm_start(

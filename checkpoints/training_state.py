@@ -13,16 +13,6 @@ from runtime import console, workers
 from runtime.errors import UserError, first_line
 
 
-def slot_keys_in_file(path: str) -> set[str]:
-    """Returns the keys (without suffix) of a checkpoint's optimizer slots."""
-    keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-    return {key[: -len(SUFFIX)] for key in keys if SLOT in key}
-
-
-def _has_loss_scale(path):
-    return any(key.startswith("optimizer/loss_scale/") for key, _ in tf.train.list_variables(path))
-
-
 @dataclasses.dataclass
 class TrainingState:
     """A run's model, optimizer and step, and its checkpoint directory."""
@@ -114,10 +104,12 @@ class TrainingState:
             f"{flag}: {name} was written with a different optimizer or different frozen blocks."
             " Pass the flags of the run that wrote it, or choose another directory."
         )
-        if self._slot_keys() != slot_keys_in_file(path):
+        keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        if self._slot_keys(variables) != {key for key in keys if SLOT in key}:
             raise mismatch
         status = self._checkpoint.restore(path)
-        if hasattr(self.optimizer, "loss_scale") != _has_loss_scale(path):
+        has_loss_scale = any(key.startswith("optimizer/loss_scale/") for key in keys)
+        if hasattr(self.optimizer, "loss_scale") != has_loss_scale:
             # Either the checkpoint or the optimizer lacks loss-scaling state.
             status.expect_partial()
             return
@@ -126,13 +118,10 @@ class TrainingState:
         except AssertionError as error:
             raise mismatch from error
 
-    def _slot_keys(self):
-        key_of = {
-            variable.ref(): key
-            for key, variable in restoring.variables_by_key(model=self.model).items()
-        }
+    def _slot_keys(self, variables):
+        key_of = {variable.ref(): key for key, variable in variables.items()}
         return {
-            f"{key_of[variable.ref()]}{SLOT}optimizer/{slot}"
+            f"{key_of[variable.ref()]}{SLOT}optimizer/{slot}{SUFFIX}"
             for variable in self.model.trainable_variables
             for slot in self.optimizer.get_slot_names()
         }

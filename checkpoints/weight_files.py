@@ -196,17 +196,7 @@ def open_weights(path: str, flag: str = "--checkpoint") -> WeightFile:
     prefix, saved_model = locate(path, flag)
     if prefix.endswith(torch_names.SUFFIX) and not saved_model:
         contents = torch_files.read_contents(prefix, flag)
-        return WeightFile(
-            prefix,
-            torch_files.FORMAT,
-            contents.tensors,
-            contents.shapes,
-            contents.num_other_tensors,
-            contents.step,
-            None,
-            contents.image_size,
-            contents.notes,
-        )
+        return WeightFile(prefix, torch_files.FORMAT, **vars(contents))
     directory, base = os.path.split(prefix)
     try:
         for name in tf.io.gfile.listdir(directory or "."):
