@@ -547,11 +547,10 @@ def layer_specs(
     def convolution(key, size, inputs, outputs, kind=CONVOLUTION):
         return LayerSpec(key, kind, (size, size, inputs, outputs))
 
-    def normalized(path, size, inputs, outputs, position=0, norm_position=None):
-        """Yields a convolution and its batch norm, which follows it unless `norm_position` is set."""
-        norm_position = position + 1 if norm_position is None else norm_position
+    def normalized(path, size, inputs, outputs, position=0, distance=1):
+        """Yields a convolution and the batch norm that is `distance` positions behind it."""
         yield convolution(f"{path}/{position}/conv2d", size, inputs, outputs)
-        yield LayerSpec(f"{path}/{norm_position}/bn", BATCH_NORM, (outputs,))
+        yield LayerSpec(f"{path}/{position + distance}/bn", BATCH_NORM, (outputs,))
 
     def selective_kernel(path, filters):
         bottleneck_filters = max(int(filters * sk_ratio), _SK_MIN_CHANNELS)
@@ -565,7 +564,7 @@ def layer_specs(
     if sk_ratio > 0 and not cifar_stem:
         yield from normalized(stem, 3, 3, width // 2)
         yield from normalized(stem, 3, width // 2, width // 2, 2)
-        yield from normalized(stem, 3, width // 2, width, 4, 6)
+        yield from normalized(stem, 3, width // 2, width, 4, 2)
     else:
         yield from normalized(stem, 3 if cifar_stem else 7, 3, width, 0, 2)
     inputs = width

@@ -97,12 +97,9 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     recorded_settings = select_settings(settings or {})
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
-    if recorded_settings is None:
-        raise UserError(
-            f"--checkpoint={path}: the recorded settings have values of the wrong type. Restore "
-            "flags.json, or export the SavedModel again."
-        )
     try:
+        if recorded_settings is None:
+            raise UserError("a value has the wrong type")
         config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
         raise UserError(
@@ -115,9 +112,10 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     names = file.class_names or (
         None if classes is None else [f"class {index}" for index in range(classes)]
     )
-    results = description.get("results") or storage.read_json(
-        os.path.join(directory, f"result_{file.step}.json")
-    )
-    results = results if isinstance(results, dict) and not file.is_torch else None
+    results = None
+    if not file.is_torch:
+        results = description.get("results") or storage.read_json(
+            os.path.join(directory, f"result_{file.step}.json")
+        )
     step = description.get("step") if file.step is None else file.step
     return CheckpointInfo(config, names, results, settings is not None, step, multi_label)
