@@ -96,7 +96,7 @@ MAIN_SETTINGS = (
 )
 # These names are reserved in a model_dir and must not be used for --eval_name.
 _RESERVED_NAME = re.compile(
-    r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
+    r"best|train|saved_model|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
 )
 
 

@@ -77,7 +77,7 @@ import evaluate
 import metrics
 import model as model_lib
 import train
-from checkpoints import checkpoint_files, inspection, lock, run_directory
+from checkpoints import inspection, lock, run_directory
 from checkpoints.run_directory import RunContext
 from export import saving
 from inference import gallery
@@ -186,18 +186,16 @@ def _prepare_source(context):
 
 
 def _prepare_directory(context, recorded):
-    """Repairs the run directory, and checks that no other process has started a run in it."""
+    """Cleans up the run directory, and checks that no other process has started a run in it."""
     model_dir = context.config.model_dir
-    if context.is_chief:
-        run_directory.remove_temporary_files(model_dir)
-        checkpoint_files.repair(model_dir)
-        if run_directory.read_run(model_dir).settings != recorded.settings:
-            raise UserError(
-                f"--model_dir={model_dir}: another process has started a run in this directory. Run"
-                " the same command again, or choose another directory."
-            )
-    # The other workers must not read checkpoints before the chief has repaired them.
-    workers.barrier(context.strategy)
+    if not context.is_chief:
+        return
+    run_directory.remove_temporary_files(model_dir)
+    if run_directory.read_run(model_dir).settings != recorded.settings:
+        raise UserError(
+            f"--model_dir={model_dir}: another process has started a run in this directory. Run the"
+            " same command again, or choose another directory."
+        )
 
 
 def _evaluate(context, recorded):

@@ -21,7 +21,7 @@ def infer_config(file: WeightFile, image_size: int = 224) -> tuple[Config, int |
     Raises:
       UserError: this program does not support the encoder.
     """
-    flags = architecture.infer_flags(file)
+    flags = architecture.infer_flags(file.shapes)
     if flags is None:
         raise UserError(
             f"{file.path}: unsupported encoder (no ResNet of depth 10 to 200 matches its "
@@ -54,7 +54,7 @@ def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | Non
     `image_size`. The same applies to `ft_proj_selector`, the input of the linear head, if
     `with_head_input` is set.
     """
-    flags, (description, settings) = architecture.infer_flags(file), _recorded_settings(file)
+    flags, (description, settings) = architecture.infer_flags(file.shapes), _recorded_settings(file)
     settings = select_settings(settings or {}) or {}
     recorded = dict(
         image_size=description.get("image_size") or settings.get("image_size"),
@@ -98,12 +98,9 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     recorded_settings = select_settings(settings or {})
     network = {name: getattr(config, name) for name in settings_with("network")}
     center_crop = {name: description[name] for name in ("eval_center_crop",) if name in description}
-    if recorded_settings is None:
-        raise UserError(
-            f"--checkpoint={path}: the recorded settings have values of the wrong type. Restore "
-            "flags.json, or export the SavedModel again."
-        )
     try:
+        if recorded_settings is None:
+            raise UserError("a value has the wrong type")
         config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
         raise UserError(
@@ -116,10 +113,11 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     names = file.class_names or (
         None if classes is None else [f"class {index}" for index in range(classes)]
     )
-    results = description.get("results") or storage.read_json(
-        os.path.join(directory, f"result_{file.step}.json")
-    )
-    results = results if isinstance(results, dict) and not file.is_torch else None
+    results = None
+    if not file.is_torch:
+        results = description.get("results") or storage.read_json(
+            os.path.join(directory, f"result_{file.step}.json")
+        )
     step = description.get("step") if file.step is None else file.step
     return CheckpointInfo(config, names, results, settings is not None, step, multi_label)
 

@@ -11,17 +11,18 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from checkpoints import inspection, weight_files
+import model as model_lib
+from checkpoints import architecture, inspection, weight_files
 from checkpoints.weight_files import WeightFile
 from runtime.errors import UserError
 from sources import classes
 
 _MAX_LISTED = 3  # maximum number of mismatches in an error message
-# Model part -> prefixes of its keys in TF2 and TF1 checkpoints.
+# Model part -> prefix of its checkpoint keys.
 PARTS = {
-    "encoder": ("model/resnet_model/", "base_model/"),
-    "projection head": ("model/_projection_head/", "head_contrastive/"),
-    "linear head": ("model/supervised_head/", "head_supervised/"),
+    "encoder": architecture.ENCODER,
+    "projection head": architecture.PROJECTION_HEAD,
+    "linear head": architecture.LINEAR_HEAD,
 }
 
 
@@ -59,19 +60,14 @@ def find_mismatches(model_shapes: dict[str, tuple], file_shapes: dict[str, tuple
     ]
 
 
-def shapes_by_name(variables: dict[str, tf.Variable], names: dict[str, str]) -> dict[str, tuple]:
-    """Returns a dict mapping the names of variables in a file to their shapes.
-
-    Args:
-      variables: dict mapping checkpoint keys to variables.
-      names: dict mapping the same keys to names in the file.
-    """
-    return {names[key]: tuple(variable.shape) for key, variable in variables.items()}
+def shapes_of(variables: dict[str, tf.Variable]) -> dict[str, tuple]:
+    """Returns a dict mapping checkpoint keys to the shapes of variables."""
+    return {key: tuple(variable.shape) for key, variable in variables.items()}
 
 
-def filter_by_prefix(prefixes: str | tuple[str, ...], entries: dict) -> dict:
-    """Returns the dict entries whose keys start with one of the prefixes."""
-    return {key: value for key, value in entries.items() if key.startswith(prefixes)}
+def filter_by_prefix(prefix: str, entries: dict) -> dict:
+    """Returns the dict entries whose keys start with the prefix."""
+    return {key: value for key, value in entries.items() if key.startswith(prefix)}
 
 
 def raise_on_mismatches(flag: str, file: WeightFile, lines: list[str]) -> None:
@@ -95,22 +91,21 @@ def format_flags(flags: dict) -> str:
     return " ".join(f"--{name}={value}" for name, value in flags.items() if name != "num_classes")
 
 
-def _assign(variables, names, file, columns=None):
+def _assign(variables, file, columns=None):
     """Assigns the tensors in a file to variables.
 
     Args:
       variables: dict mapping keys to variables.
-      names: dict mapping keys to names in the file.
       file: the `WeightFile`.
       columns: None if the classes match. Otherwise, for each of the model's classes, its column in
         the file's linear head, or -1 if the file does not contain the class.
     """
     read = file.reader()
-    arrays = {key: read(names[key]) for key in variables}  # Read all arrays before assigning any.
+    arrays = {key: read(key) for key in variables}  # Read all arrays before assigning any.
     for key, array in arrays.items():
         if not np.isfinite(array).all():
             raise UserError(
-                f"{file.path}: {names[key]} contains NaN or Inf. Use a checkpoint from before"
+                f"{file.path}: {key} contains NaN or Inf. Use a checkpoint from before"
                 " training diverged."
             )
     for key, variable in variables.items():
@@ -161,10 +156,10 @@ def load_parts(
     """
     file = weight_files.open_weights(path, flag)
     variables = variables_by_key(model=model)
-    names, matching, not_loaded, columns = file.names_by_key(variables), {}, {}, None
-    for part, prefixes in PARTS.items():
-        part_variables = filter_by_prefix(prefixes, variables)
-        file_shapes = filter_by_prefix(prefixes, file.shapes)
+    matching, not_loaded, columns = {}, {}, None
+    for part, prefix in PARTS.items():
+        part_variables = filter_by_prefix(prefix, variables)
+        file_shapes = filter_by_prefix(prefix, file.shapes)
         differences = []
         if (
             part == "linear head"
@@ -181,7 +176,7 @@ def load_parts(
                     class_names, file.class_names, "the data set", "the checkpoint"
                 )
                 differences = [f"different classes: {text}"]
-        differences += find_mismatches(shapes_by_name(part_variables, names), file_shapes)
+        differences += find_mismatches(shapes_of(part_variables), file_shapes)
         if not differences:
             matching.update(part_variables)
             continue
@@ -194,7 +189,7 @@ def load_parts(
         if part in required:
             raise_on_mismatches(flag, file, differences)
         not_loaded[part] = differences[0] if part_variables else "this model has none"
-    _assign(matching, names, file, columns)
+    _assign(matching, file, columns)
     lines = [
         f"loaded {len(matching)} of {len(variables)} variables from {file.path} ({file.format})",
         *(f"not loaded: {part} ({reason})" for part, reason in not_loaded.items()),
@@ -216,6 +211,21 @@ def load_parts(
 def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> WeightFile:
     """Loads all parts of `model`, and returns the `WeightFile`. All parts must match (see `load_parts`)."""
     return load_parts(model, path, PARTS, flag).file
+
+
+def open_network(
+    path: str, image_size: int | None = None
+) -> tuple[keras.Model, inspection.CheckpointInfo, WeightFile]:
+    """Builds the network at `path` (see `weight_files.locate`) in float32 and loads its weights.
+
+    Raises:
+      UserError: the weights or the recorded settings are unusable.
+    """
+    info = inspection.inspect_checkpoint(path, image_size)
+    model = model_lib.build_model(
+        info.config.replace(precision="float32"), info.class_names and len(info.class_names)
+    )
+    return model, info, load_model(model, path, "--checkpoint")
 
 
 def warm_start(

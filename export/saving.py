@@ -26,7 +26,7 @@ TEMP_PREFIX = "unfinished_"
 # have a suffix.
 _SAVED_MODEL_FILE = re.compile(
     r"(saved_model\.pb|saved_model\.pbtxt|fingerprint\.pb|keras_metadata\.pb)(\.tmp\w*)?"
-    r"|variables/(variables\.|variables_temp/).*|assets\.extra/simclr\.json(\.\d+\.tmp)?"
+    r"|variables/(variables\.|variables_temp/).*|assets\.extra/simclr\.json(\.\d+\.simclr_tmp)?"
 )
 NOTHING_WRITTEN = "nothing was written; run the same command again"
 

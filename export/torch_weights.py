@@ -11,8 +11,7 @@ import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
-import model as model_lib
-from checkpoints import inspection, restoring, torch_names
+from checkpoints import restoring, torch_names
 from export import archives, saving, torch_card
 from runtime import console, progress, signals
 from runtime.errors import UserError, first_line
@@ -40,7 +39,7 @@ def export_torch(checkpoint: str, out: str, image_size: int | None = None) -> No
     """
     checkpoint, out = check_weights_path("checkpoint", checkpoint), check_path("out", out)
     paths = _check_out(out)
-    info = inspection.inspect_checkpoint(checkpoint, image_size)
+    model, info, file = restoring.open_network(checkpoint, image_size)
     config = info.config
     if config.sk_ratio > 0 or config.se_ratio > 0:
         raise UserError(
@@ -50,10 +49,6 @@ def export_torch(checkpoint: str, out: str, image_size: int | None = None) -> No
         )
     signals.safe_point(saving.NOTHING_WRITTEN)
     console.log(f"converting the weights of {config.network_name}")
-    model = model_lib.build_model(
-        config.replace(precision="float32"), info.class_names and len(info.class_names)
-    )
-    file = restoring.load_model(model, checkpoint, "--checkpoint")
     for note in file.notes:
         console.log(note)
     variables = restoring.variables_by_key(model=model)

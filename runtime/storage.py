@@ -16,6 +16,7 @@ from runtime.errors import UserError, first_line
 
 # Longer names are truncated, because temporary file names are limited to 255 bytes.
 _MAX_NAME_BYTES = 200
+TEMPORARY_SUFFIX = ".simclr_tmp"  # after the name of the file and the process ID
 
 
 def write_json(path: str, content: dict | list) -> None:
@@ -38,7 +39,7 @@ def write_bytes(path: str, content: bytes) -> None:
     """
     directory, name = os.path.split(path)
     name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-    temporary = os.path.join(directory, f"{name}.{os.getpid()}.tmp")
+    temporary = os.path.join(directory, f"{name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         if directory:
             tf.io.gfile.makedirs(directory)

@@ -301,7 +301,7 @@ def _claim(directory, digest):
     marker = None if os.path.islink(directory) else storage.read_json(path)
     if marker == dict(settings=digest):
         return
-    # If the search is killed while it writes the marker, trial.json.N.tmp is left behind.
+    # If the search is killed while it writes the marker, trial.json.N.simclr_tmp is left behind.
     if os.path.lexists(directory) and (
         os.path.islink(directory)
         or not os.path.isdir(directory)

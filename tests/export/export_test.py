@@ -877,7 +877,7 @@ def test_flags_json_is_ignored_if_types_are_wrong_and_rejected_if_values_are_out
 @pytest.mark.parametrize("flags", [{"weight_decay": "x"}, {"checkpoint": [1]}])
 def test_recorded_settings_with_wrong_types_are_rejected(flags, run_dir, monkeypatch):
     monkeypatch.setattr(run_directory, "read_flags", lambda _: {**TINY, **flags})
-    with pytest.raises(UserError, match="settings have values of the wrong type"):
+    with pytest.raises(UserError, match="recorded settings are invalid"):
         inspection.inspect_checkpoint(str(run_dir / "ckpt-4"))
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import model as model_lib
 import resnet
-from checkpoints import inspection, restoring, summary, torch_files, torch_names, weight_files
+from checkpoints import inspection, restoring, summary, torch_names, weight_files
 from config import Config
 from export import cli, torch_card, torch_weights
 from runtime.errors import UserError
@@ -362,6 +362,14 @@ def test_round_trip_keeps_all_weights_of_the_encoder(settings, tmp_path, capsys)
     )
 
 
+def encoder_shapes(depth, width, cifar_stem):
+    return {
+        f"model/resnet_model/{spec.key}/{name}": shape
+        for spec in resnet.layer_specs(*resnet.DEPTHS[depth], width, cifar_stem)
+        for name, shape in spec.variables().items()
+    }
+
+
 def test_encoder_shapes_match_the_model():
     for depth, width, stem in ((18, 1, "cifar"), (50, 2, "imagenet")):
         config = Config(
@@ -369,9 +377,7 @@ def test_encoder_shapes_match_the_model():
         )
         with tf.Graph().as_default():
             variables = restoring.variables_by_key(model=model_lib.build_model(config, 10))
-        shapes = torch_files.encoder_shapes(
-            *resnet.DEPTHS[depth], 64 * width, 3 if stem == "cifar" else 7
-        )
+        shapes = encoder_shapes(depth, width, stem == "cifar")
         assert shapes == {
             key: tuple(variable.shape)
             for key, variable in variables.items()
@@ -383,7 +389,7 @@ def test_encoder_shapes_match_the_model():
 
 def stock_tensors(depth=18, classes=3, stem=7):
     """Returns the tensors of a stock ResNet, with random values."""
-    shapes = torch_files.encoder_shapes(*resnet.DEPTHS[depth], 64, stem)
+    shapes = encoder_shapes(depth, 1, stem == 3)
     tensors = {
         torch_names.torch_name(key): torch_names.to_torch(golden.computed_weight(key, shape))
         for key, shape in shapes.items()

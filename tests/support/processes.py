@@ -10,6 +10,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from checkpoints import checkpoint_files
+
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 # A step on digits takes 10 to 40 ms. An epoch has four steps, so most checkpoints are written
 # before an epoch ends.
@@ -27,7 +29,6 @@ FLAGS = dict(
     seed=7,
     mode="train_then_eval",
     eval_batch_size=90,
-    log_seconds=0.5,
     linear_head_learning_rate=0.1,
 )
 
@@ -70,6 +71,15 @@ def wait_until(condition, model_dir, process, seconds=120):
 def wait_for(words, model_dir, process, begin=0):
     """Waits until the process has printed `words`. Ignores the first `begin` characters of the log."""
     wait_until(lambda: words in log_of(model_dir)[begin:], model_dir, process)
+
+
+def wait_for_checkpoint(model_dir, process, after=0):
+    """Waits until the process has written a checkpoint of a step later than `after`."""
+    wait_until(
+        lambda: max(checkpoint_files.list_steps(str(model_dir)), default=0) > after,
+        model_dir,
+        process,
+    )
 
 
 def tensors(model_dir, step):
