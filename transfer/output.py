@@ -226,10 +226,8 @@ def read_arrays(path: str, *names: str) -> list[np.ndarray]:
     """Reads the named arrays from a .npz file. Raises `UserError` if this fails."""
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
-            content = np.load(file)  # By default, NumPy rejects pickles, which could execute code.
-            if not isinstance(content, np.lib.npyio.NpzFile):
-                raise ValueError("not a .npz file")
-            with content:
+            # By default, NumPy rejects pickles, which could execute code.
+            with np.load(file) as content:
                 return [content[name] for name in names]
     except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
         raise UserError(
