@@ -225,10 +225,9 @@ def _find_problem(labels, logits):
 def read_arrays(path: str, *names: str) -> list[np.ndarray]:
     """Reads the named arrays from a .npz file. Raises `UserError` if this fails."""
     try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            # By default, NumPy rejects pickles, which could execute code.
-            with np.load(file) as content:
-                return [content[name] for name in names]
+        # By default, NumPy rejects pickles, which could execute code.
+        with tf.io.gfile.GFile(path, "rb") as file, np.load(file) as content:
+            return [content[name] for name in names]
     except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
         raise UserError(
             f"{path}: the arrays {', '.join(names)} cannot be read ({first_line(error)}). Delete"
