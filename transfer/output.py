@@ -230,6 +230,6 @@ def read_arrays(path: str, *names: str) -> list[np.ndarray]:
             return [content[name] for name in names]
     except Exception as error:  # Corrupt archives raise errors from zlib, zipfile or NumPy.
         raise UserError(
-            f"{path}: the arrays {', '.join(names)} cannot be read ({first_line(error)}). Delete"
-            " the file, or use another one."
+            f"{path}: the arrays {', '.join(names)} cannot be read ({first_line(error)}). Check"
+            " the path, or delete the file and create it again."
         ) from error
