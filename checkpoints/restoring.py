@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -241,3 +242,14 @@ def warm_start(
             "the projection head is initialized randomly; --proj_head_mode=none removes it"
         )
     return loaded
+
+
+def weights_digest(model: keras.Model) -> str:
+    """Returns the SHA-256 of the names and float32 values of a model's variables.
+
+    The digest depends only on the weights as they were loaded, so it is the same for all formats.
+    """
+    digest = hashlib.sha256()
+    for key, variable in sorted(variables_by_key(model=model).items()):
+        digest.update(key.encode() + variable.numpy().astype(np.float32).tobytes())
+    return digest.hexdigest()
