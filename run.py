@@ -11,7 +11,6 @@ import math
 import os
 import random
 import sys
-import tempfile
 from collections.abc import Collection
 
 from runtime import console
@@ -78,7 +77,7 @@ with command_line.reporting_errors("run.py"), tensorflow_startup.loading_tensorf
     from checkpoints import checkpoint_files, inspection, lock, run_directory, weight_files
     from export import saving
     from inference import gallery
-    from runtime import devices, progress, signals, storage, workers
+    from runtime import devices, progress, signals, workers
     from sources import datasets, image_checks
     from sources.folders import FolderSource
     from sources.source import Source
@@ -461,14 +460,8 @@ def main(config: config_lib.Config, given: Collection[str] = ()) -> None:
             if is_chief:
                 if results:
                     trained.log.add_results(trained.step, results)
-                console.log("exporting the SavedModel")
                 saved_model = saving.export_to_model_dir(
-                    config,
-                    source.class_names,
-                    trained.checkpoint,
-                    results,
-                    source.multi_label,
-                    check_lock,
+                    config, config.model_dir, trained.checkpoint, results, check_lock
                 )
                 gallery_path = _write_gallery(config, source, saved_model, check_lock)
                 console.log(
@@ -602,7 +595,7 @@ def _evaluate(config, source, strategy):
     is_chief = devices.is_chief(strategy)
     initial_checkpoint = (run_directory.read_flags(config.model_dir) or {}).get("checkpoint")
     if not config.checkpoint or config.checkpoint == initial_checkpoint:
-        export = functools.partial(saving.export_evaluated, config, evaluate.results_dir(config))
+        export = functools.partial(saving.export_to_model_dir, config, evaluate.results_dir(config))
         evaluate.evaluate_continuously(config, source, strategy, is_chief, export)
         return
     results = evaluate.evaluate_checkpoint(config, source, strategy, is_chief)
@@ -630,33 +623,13 @@ def _prepare_directory(config, source, strategy):
 
 
 def _write_gallery(config, source, saved_model, check):
-    """Writes the gallery if the settings request it. Returns the path of the page, or None if it was not written.
-
-    Errors are only logged, because the results of the run are already complete.
-    """
-    is_default = (
-        config.mode == "train_then_eval"
-        and isinstance(source, FolderSource)
-        and source.num_classes is None
+    """Writes the gallery of an image folder. Returns the path of the page, or None if it was not written."""
+    is_folder = config.mode == "train_then_eval" and isinstance(source, FolderSource)
+    if not is_folder or config.gallery is False:
+        return None
+    return gallery.write_for_run(
+        saved_model, source, config.train_split, config.model_dir, config.seed, check
     )
-    if not (is_default if config.gallery is None else config.gallery):
-        return None
-    try:
-        console.log("writing the gallery")
-        with tempfile.TemporaryDirectory() as scratch:  # `model_dir` may be a gs:// path.
-            files = gallery.write_sample(
-                saved_model, source, config.train_split, scratch, config.seed
-            )
-            check()
-            for file in files:
-                with open(file, "rb") as content:
-                    storage.write_bytes(
-                        os.path.join(config.model_dir, os.path.basename(file)), content.read()
-                    )
-        return os.path.join(config.model_dir, os.path.basename(files[0]))
-    except Exception as error:
-        console.log(f"warning: the gallery was not written: {first_line(error)}")
-        return None
 
 
 def _summary(config, source, trained, results, saved_model, gallery_path, seconds):

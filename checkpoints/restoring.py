@@ -11,8 +11,10 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+import model as model_lib
 from checkpoints import inspection, weight_files
 from checkpoints.weight_files import WeightFile
+from runtime import console
 from runtime.errors import UserError
 from sources import classes
 
@@ -231,3 +233,29 @@ def warm_start(
             "the projection head is initialized randomly; --proj_head_mode=none removes it"
         )
     return loaded
+
+
+def open_network(
+    path: str, image_size: int | None = None, flag: str = "--checkpoint"
+) -> tuple[keras.Model, inspection.CheckpointInfo]:
+    """Builds the network whose weights are at `path` (see `weight_files.locate`), and loads them.
+
+    The network computes in float32, and does not depend on the strategy, frozen blocks or precision
+    used in training.
+
+    Args:
+      path: see `weight_files.locate`.
+      image_size: image size in pixels. If None, the recorded image size is used, or 224 if it is
+        unknown.
+      flag: the flag whose value is `path`, for error messages.
+
+    Raises:
+      UserError: the weights or the recorded settings are unusable.
+    """
+    info = inspection.inspect_checkpoint(path, image_size, flag)
+    model = model_lib.build_model(
+        info.config.replace(precision="float32"), info.class_names and len(info.class_names)
+    )
+    for note in load_model(model, path, flag).notes:
+        console.log(note)
+    return model, info
