@@ -5,8 +5,8 @@ from config import Config
 from inference import endpoints
 
 
-def replace_network(monkeypatch, function, class_names=None, **settings):
+def replace_network(monkeypatch, function, class_names=None, multi_label=False, **settings):
     """Makes `endpoints.load_endpoint` return `function`, which maps images [n, 8, 8, 3] to values."""
     config = Config(**{"image_size": 8, **settings})
-    info = inspection.CheckpointInfo(config, class_names, None, False, None, False, None)
+    info = inspection.CheckpointInfo(config, class_names, None, False, None, multi_label, None)
     monkeypatch.setattr(endpoints, "load_endpoint", lambda *_: (function, info))
