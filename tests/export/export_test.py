@@ -1,7 +1,6 @@
 """SavedModels: contents, use by clients, and command-line export and inference."""
 
 import csv
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -439,25 +438,17 @@ module = tf.saved_model.load(path)
 images = tf.constant(np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)), tf.float32)
 outputs = {"plain": module(images, trainable=False)["final_avg_pool"],
            "serving": module.signatures["serving_default"](inputs=images)["final_avg_pool"]}
-if sys.argv[2] == "TFSMLayer":
-    import keras
-    layer = keras.layers.TFSMLayer(path, call_endpoint="serving_default")
-    outputs["layer"] = layer(images)["final_avg_pool"]
 print(json.dumps({name: np.asarray(value).tolist() for name, value in outputs.items()}))
 """
 
 
 def test_saved_model_works_in_a_client_without_this_project(saved_model, tmp_path):
-    has_keras_3 = importlib.metadata.version("keras").startswith("3")
     done = subprocess.run(
-        [sys.executable, "-c", _CLIENT, saved_model, "TFSMLayer" if has_keras_3 else "-"],
-        text=True,
-        cwd=tmp_path,
-        capture_output=True,
+        [sys.executable, "-c", _CLIENT, saved_model], text=True, cwd=tmp_path, capture_output=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     outputs = json.loads(done.stdout.splitlines()[-1])
-    assert set(outputs) == {"plain", "serving"} | ({"layer"} if has_keras_3 else set())
+    assert set(outputs) == {"plain", "serving"}
     model = model_lib.build_model(Config(**TINY), 10)
     golden.assign_computed_weights(model)
     images = np.random.default_rng(3).uniform(0, 1, (2, 8, 8, 3)).astype(np.float32)
