@@ -45,6 +45,7 @@ class CheckpointInfo:
     has_training_config: bool
     step: int | None
     multi_label: bool
+    file: WeightFile
 
 
 def network_flags(file: WeightFile, with_head_input: bool = False) -> dict | None:
@@ -82,8 +83,10 @@ def _recorded_settings(file):
     return description, description.get("flags") or run_directory.read_flags(directory)
 
 
-def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointInfo:
-    """Returns the `CheckpointInfo` of a checkpoint or SavedModel.
+def inspect_checkpoint(
+    path: str, image_size: int | None = None, flag: str = "--checkpoint"
+) -> CheckpointInfo:
+    """Returns the `CheckpointInfo` of a checkpoint or SavedModel. `flag` is the flag whose value is `path`.
 
     The network is inferred from the tensors. All other information is read from the run or
     SavedModel.
@@ -91,7 +94,7 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
     Raises:
       UserError: the weights or the recorded settings are unusable.
     """
-    file = weight_files.open_weights(path)
+    file = weight_files.open_weights(path, flag)
     directory, (description, settings) = os.path.dirname(file.path), _recorded_settings(file)
     size = image_size or description.get("image_size") or (settings or {}).get("image_size", 224)
     config, classes = infer_config(file)
@@ -104,7 +107,7 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
         config = Config(**{**recorded_settings, **network, **center_crop, "image_size": size})
     except UserError as error:
         raise UserError(
-            f"--checkpoint={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
+            f"{flag}={path}: the recorded settings are invalid ({str(error).rstrip('.')})."
             " Restore flags.json, or export the SavedModel again."
         ) from error
     multi_label = not file.is_torch and description.get(
@@ -119,7 +122,7 @@ def inspect_checkpoint(path: str, image_size: int | None = None) -> CheckpointIn
             os.path.join(directory, f"result_{file.step}.json")
         )
     step = description.get("step") if file.step is None else file.step
-    return CheckpointInfo(config, names, results, settings is not None, step, multi_label)
+    return CheckpointInfo(config, names, results, settings is not None, step, multi_label, file)
 
 
 def read_recorded(config: Config) -> Recorded:

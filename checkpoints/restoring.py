@@ -15,6 +15,7 @@ import tf_keras as keras
 import model as model_lib
 from checkpoints import architecture, inspection, weight_files
 from checkpoints.weight_files import WeightFile
+from runtime import console
 from runtime.errors import UserError
 from sources import classes
 
@@ -214,21 +215,6 @@ def load_model(model: keras.Model, path: str, flag: str = "--model_dir") -> Weig
     return load_parts(model, path, PARTS, flag).file
 
 
-def open_network(
-    path: str, image_size: int | None = None
-) -> tuple[keras.Model, inspection.CheckpointInfo, WeightFile]:
-    """Builds the network at `path` (see `weight_files.locate`) in float32 and loads its weights.
-
-    Raises:
-      UserError: the weights or the recorded settings are unusable.
-    """
-    info = inspection.inspect_checkpoint(path, image_size)
-    model = model_lib.build_model(
-        info.config.replace(precision="float32"), info.class_names and len(info.class_names)
-    )
-    return model, info, load_model(model, path, "--checkpoint")
-
-
 def warm_start(
     model: keras.Model,
     path: str,
@@ -253,3 +239,29 @@ def weights_digest(model: keras.Model) -> str:
     for key, variable in sorted(variables_by_key(model=model).items()):
         digest.update(key.encode() + variable.numpy().astype(np.float32).tobytes())
     return digest.hexdigest()
+
+
+def open_network(
+    path: str, image_size: int | None = None, flag: str = "--checkpoint"
+) -> tuple[keras.Model, inspection.CheckpointInfo]:
+    """Builds the network whose weights are at `path` (see `weight_files.locate`), and loads them.
+
+    The network computes in float32, and does not depend on the strategy, frozen blocks or precision
+    used in training.
+
+    Args:
+      path: see `weight_files.locate`.
+      image_size: image size in pixels. If None, the recorded image size is used, or 224 if it is
+        unknown.
+      flag: the flag whose value is `path`, for error messages.
+
+    Raises:
+      UserError: the weights or the recorded settings are unusable.
+    """
+    info = inspection.inspect_checkpoint(path, image_size, flag)
+    model = model_lib.build_model(
+        info.config.replace(precision="float32"), info.class_names and len(info.class_names)
+    )
+    for note in load_model(model, path, flag).notes:
+        console.log(note)
+    return model, info

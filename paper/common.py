@@ -29,7 +29,7 @@ def open_source(config: config_lib.Config) -> Source:
     Raises:
       UserError: the data set cannot be opened, or its images are unusable.
     """
-    source = datasets.open_source(config.dataset, config.data_dir)
+    source = datasets.open_source(config.dataset, config.data_dir, config.follow_links)
     image_checks.check_images(config, source, is_chief=True)
     return source
 
@@ -52,5 +52,5 @@ def load(path: str) -> tuple[model_lib.Model, int]:
     Raises:
       UserError: the weights cannot be loaded (see `weight_files.open_weights`).
     """
-    model, info, _ = restoring.open_network(path)
+    model, info = restoring.open_network(path)
     return model, info.config.image_size

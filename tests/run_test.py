@@ -1376,26 +1376,13 @@ def test_gallery_of_an_unlabeled_folder_is_written_without_corrupt_images(tmp_pa
     assert (tmp_path / "run" / "gallery.html").read_text() == page
 
 
-@pytest.mark.parametrize(
-    "gallery, has_classes, is_written",
-    [(None, False, True), (None, True, False), (True, True, True), (False, False, False)],
-)
-def test_gallery_is_written_by_default_only_for_data_without_classes(
-    gallery, has_classes, is_written, tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize("folders", [("",), ("a/", "b/")])
+def test_run_succeeds_if_the_gallery_cannot_be_written(folders, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(resnet.DEPTHS, 10, (False, ()))  # The blocks do not matter here.
-    folders = ("a/", "b/") if has_classes else ("",)
     write_images(
         tmp_path / "photos",
         *(f"{folder}{number}.png" for folder in folders for number in range(16)),
     )
-    splits = []
-
-    def fail(saved_model, source, split, directory, seed):
-        splits.append((saved_model, split, seed))
-        raise ValueError("no page today")
-
-    monkeypatch.setattr(run_lib.gallery, "write_sample", fail)
     run(
         tmp_path / "run",
         dataset=f"folder:{tmp_path / 'photos'}",
@@ -1407,9 +1394,7 @@ def test_gallery_is_written_by_default_only_for_data_without_classes(
         train_steps=1,
         eval_protocol="contrastive",
         lineareval_while_pretraining=False,
-        gallery=gallery,
     )
-    printed = capsys.readouterr().out  # If the gallery cannot be written, only a warning is logged.
-    assert splits == ([("not made", "train", 7)] if is_written else [])
-    assert ("warning: the gallery was not written: no page today" in printed) == is_written
+    printed = capsys.readouterr().out  # Without an export, there is no network to load.
+    assert "warning: the gallery was not written: MODEL=not made: " in printed
     assert "run directory" in printed and not (tmp_path / "run" / "gallery.html").exists()

@@ -38,7 +38,11 @@ NOT_EXECUTED = {
     (
         "docs/pytorch.md",
         "from safetensors.torch import load_file",
-    ): "requires PyTorch; `make test-torch` executes the code of the model cards",
+    ): "requires PyTorch; `make test-torch` executes the code",
+    (
+        "docs/pytorch.md",
+        "import torch_resnet",
+    ): "requires PyTorch; `make test-torch` executes the code",
     ("docs/pytorch.md", "import torchvision"): "requires PyTorch, and downloads weights",
     ("docs/reliability.md", "python run.py ..."): "is not a complete command",
     ("docs/saved_models.md", "pip install"): "installs packages",
