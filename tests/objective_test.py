@@ -103,7 +103,11 @@ def test_blocked_loss_matches_the_plain_loss(dtype, tolerance, xla, monkeypatch)
     @tf.function(autograph=False, jit_compile=xla)
     def blocked(z):
         results = []
-        for block_rows in (0, 1, 4, 5, 13, 64):
+        for block_rows in (
+            0,
+            1,
+            5,
+        ):  # one block, blocks of one image, and an overlapping last block
             with tf.GradientTape() as tape:
                 tape.watch(z)
                 scalars = blocked_nt_xent.contrastive_loss(z, True, 0.2, None, block_rows)
