@@ -1,7 +1,8 @@
 """Checkpoint files: listing, writing, checking and pruning checkpoints.
 
 The checkpoint of step N is complete if its directory contains `ckpt-N.index` and all files
-`ckpt-N.data-<i>-of-<n>`. TensorFlow writes the index last. Files are listed and deleted by exact
+`ckpt-N.data-<i>-of-<n>`. TensorFlow writes the index last, and creates it before it fills it, so an
+empty index does not count. Files are listed and deleted by exact
 name. This module also writes the `checkpoint` file for TensorFlow's functions, but never reads it
 itself.
 """
@@ -27,7 +28,10 @@ def _files_by_step(directory: str) -> dict[int, list[str]]:
     names_by_step = collections.defaultdict(list)
     names = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
     for name in sorted(names):
-        if (match := _FILE_NAME.fullmatch(name)) and storage.is_file(os.path.join(directory, name)):
+        path = os.path.join(directory, name)
+        match = _FILE_NAME.fullmatch(name)
+        is_empty_index = match and match[2] is None and not tf.io.gfile.stat(path).length
+        if match and not is_empty_index and storage.is_file(path):
             names_by_step[int(match[1])].append(name)
     return names_by_step
 

@@ -39,10 +39,12 @@ class TrainingState:
     def restore_newest(self, directory: str, strategy: tf.distribute.Strategy) -> str | None:
         """Restores the newest checkpoint in `directory` that can be restored, on all workers.
 
-        Incomplete and corrupt checkpoints are logged, and remain unchanged.
+        Incomplete and corrupt checkpoints are logged, and remain unchanged. A checkpoint is incomplete
+        if the process was killed while it was written.
 
         Returns:
-          The prefix of the restored checkpoint, or None if `directory` contains no checkpoints.
+          The prefix of the restored checkpoint, or None if `directory` contains no complete
+          checkpoints.
 
         Raises:
           UserError: a file is missing or unreadable, the checkpoint does not match the model, none
@@ -52,12 +54,12 @@ class TrainingState:
         while restored < 0 and missing:
             step = max(missing)
             name, missing_file = f"ckpt-{step}", missing.pop(step)
+            problem = f"{name} is incomplete ({missing_file} is missing)"
             try:
                 if missing_file is None:
                     self.resume(checkpoint_files.checkpoint_prefix(directory, step))
                     restored = step
                     continue
-                problems.append(f"{name} is incomplete ({missing_file} is missing)")
             except (weight_files.UnreadableWeights, *checkpoint_files.READ_ERRORS) as error:
                 reason = first_line(error.__cause__ or error)
                 if not checkpoint_files.is_readable(f"{directory}/{name}"):
@@ -66,10 +68,8 @@ class TrainingState:
                         f" ({reason}). Restore it, or move {name}.* to another directory to resume"
                         " from an earlier checkpoint."
                     ) from error
-                problems.append(f"{name} is corrupt ({reason})")
-            console.log(
-                f"warning: {problems[-1]} and is not used; its files in {directory} are kept"
-            )
+                problems.append(problem := f"{name} is corrupt ({reason})")
+            console.log(f"warning: {problem} and is not used; its files in {directory} are kept")
         if problems and restored < 0:
             raise UserError(
                 f"--model_dir={directory}: no checkpoint can be restored: {problems[0]}. Restore"

@@ -94,7 +94,7 @@ def test_resume_falls_back_if_the_newest_checkpoint_is_corrupt_or_incomplete(
         np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
-@pytest.mark.parametrize("fault", ["corrupt", "incomplete", "empty", "unreadable"])
+@pytest.mark.parametrize("fault", ["corrupt", "empty", "unreadable"])
 def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
     fault, trained, run, tmp_path
 ):
@@ -103,8 +103,6 @@ def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
     shutil.copytree(tmp_path / "run", tmp_path / "backup")
     if fault == "corrupt":
         corrupt(index, "truncated")
-    elif fault == "incomplete":
-        index.unlink()
     elif fault == "empty":
         corrupt(data, "empty")
     else:
@@ -112,7 +110,7 @@ def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
         # Reading the first byte of this file fails with an I/O error.
         data.symlink_to("/proc/self/mem")
     before = set((tmp_path / "run").rglob("*"))
-    message = f"ckpt-3 is {fault}" if fault in ("corrupt", "incomplete") else "a file of ckpt-3 is"
+    message = f"ckpt-3 is {fault}" if fault == "corrupt" else "a file of ckpt-3 is"
     for _ in range(2):
         with pytest.raises(UserError, match=f"--model_dir=.*{message}") as error:
             run(train_steps=6)
@@ -121,6 +119,19 @@ def test_run_whose_checkpoints_cannot_be_restored_is_rejected_and_not_changed(
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "backup").rename(tmp_path / "run")
     assert "resumed at step 3" in run(train_steps=6)
+
+
+@pytest.mark.parametrize("fault", ["missing", "empty"])
+def test_run_that_was_killed_during_its_first_checkpoint_starts_again(
+    fault, trained, run, tmp_path
+):
+    trained(3)
+    expected = processes.tensors(tmp_path / "run", 3)
+    corrupt(tmp_path / "run" / "ckpt-3.index", fault)
+    assert "resumed" not in run(train_steps=3)
+    actual = processes.tensors(tmp_path / "run", 3)
+    for key in expected:
+        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
 
 
 @pytest.mark.parametrize(
