@@ -64,7 +64,7 @@ def lars_updates(
         for variable, grad, slot, is_excluded in zip(variables, gradients, slots, excluded):
             trust_ratio = 1.0
             if not is_excluded:
-                grad += weight_decay * variable
+                grad = grad + weight_decay * variable
                 norm, grad_norm = tf.norm(variable), tf.norm(grad)
                 positive = (norm > 0) & (grad_norm > 0)
                 trust_ratio = tf.where(positive, _EETA * norm / grad_norm, 1.0)

@@ -175,7 +175,11 @@ def mlp(size: int, options: argparse.Namespace) -> Iterator[Case]:
 
 def contrastive(size: int, options: argparse.Namespace) -> Iterator[Case]:
     """--eval_protocol=contrastive for ResNet-50 and batches of SIZE images, and all at once"""
-    forms = [("programs.contrastive", dict(count=size, at_once=each)) for each in (False, True)]
+    flags = ["--dataset=digits", "--image_size=224", "--seed=1", *options.flags]
+    forms = [
+        ("programs.contrastive", dict(flags=flags, count=size, at_once=at_once))
+        for at_once in (False, True)
+    ]
     yield Case(f"{size} images", *forms)
 
 

@@ -328,7 +328,7 @@ def logistic_regression(count: int) -> Implementation:
 
 def mlp(count: int) -> Implementation:
     """An epoch of a probe of Table 3 on examples in a file. Returns the accuracy."""
-    mlp_lib._MAX_EPOCHS = 1
+    mlp_lib._MAX_EPOCHS = 1  # There is no setting, because only this benchmark changes it.
     return _probe(mlp_lib.mlp_accuracy, count, 2)
 
 
@@ -338,17 +338,12 @@ def _probe(function, count, num_classes):
     return repeated(lambda: function(_in_file(count, num_classes), test_set))
 
 
-def contrastive(count: int, at_once: bool) -> Implementation:
-    """The protocol `contrastive` for ResNet-50 at 224 pixels and one batch, in parts or at once. Returns the loss."""
-    if at_once:
+def contrastive(flags: list[str], count: int, at_once: bool) -> Implementation:
+    """The protocol `contrastive` for one batch, in parts or at once. Returns the loss."""
+    if at_once:  # There is no setting, because only this benchmark changes it.
         evaluate._EMBEDDED_ROWS = count
-    config = config_lib.Config(
-        dataset="digits",
-        seed=1,
-        image_size=224,
-        eval_split=f"train[:{count}]",
-        eval_batch_size=count,
-    )
+    sizes = [f"--eval_split=train[:{count}]", f"--eval_batch_size={count}"]
+    config = config_lib.from_arguments([*flags, *sizes])
     model, _ = build(config)
     source = datasets.open_source(config.dataset)
     evaluator = evaluate.Evaluator(config, source, model, tf.distribute.get_strategy())
