@@ -241,7 +241,7 @@ def evaluations(count: int, flags: list[str]) -> Implementation:
                     prefix = f"{model_dir}/ckpt-"
                     os.link(f"{prefix}1.{suffix}", f"{prefix}{step}.{suffix}")
             names = [f"ckpt-{step}" for step in range(1, count + 1)]
-            tf.train.update_checkpoint_state(model_dir, names[-1], names)
+            tf.compat.v1.train.update_checkpoint_state(model_dir, names[-1], names)
             usage = _run([*settings, *_ALL_PROTOCOLS, f"--train_steps={count}"])
             assert os.path.exists(f"{model_dir}/result_{count}.json")
         return {"MB of run.py": usage.ru_maxrss / 1024}

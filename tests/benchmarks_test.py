@@ -33,7 +33,7 @@ SMALL = {
     "mlp": (2000, (), 0.2),  # The initial weights are random.
     "contrastive": (80, TINY, 1e-4),
     "gallery": (300, (), 0),
-    "l2_path": (60, (), 2e-5),
+    "l2_path": (60, (), 1e-4),
     "precision": (1, SHORT, None),
     "parity": (1, (*SHORT, "--warmup_epochs=0"), None),
 }
