@@ -24,7 +24,7 @@ CAPS = {
     "runtime": 4_880,
     "transfer": 3_950,
     "probing": 1_990,
-    "benchmarks": 10_200,
+    "benchmarks": 5_200,
     "paper": 14_300,
     "tests": 88_500,
 }

@@ -92,7 +92,7 @@ def parse(words):
         config_lib.from_arguments(words[3:])
     elif words[1] == "run.py":
         config_lib.from_arguments(words[2:])
-    elif (ROOT / words[2].split(".")[0]).is_dir() and words[2].split(".")[0] != "benchmarks":
+    elif (ROOT / words[2].split(".")[0]).is_dir():
         module = words[2] if "." in words[2] else f"{words[2]}.cli"
         importlib.import_module(module).main(words[3:])
         for flags in [
