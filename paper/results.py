@@ -306,35 +306,30 @@ def correlations(name: str, runner: Runner, records: dict[str, Record]) -> pd.Da
     """
     from scipy import stats
 
-    accuracies = {
-        study: _mean_accuracies(study, runner, records)
-        for study in (name, *{run.starts_from[0] for run in studies.STUDIES[name].runs})
-    }
-    points = {}
-    for run in studies.STUDIES[name].runs_at(runner.scale):
-        study, start = run.starts_from
-        if run.name in accuracies[name] and start in accuracies[study]:
-            point = accuracies[study][start], accuracies[name][run.name]
-            points.setdefault(run.plot_columns["labels"], []).append(point)
+    runs = studies.STUDIES[name].runs_at(runner.scale)
+    accuracies = pd.Series(
+        {
+            (study, result.run.name, result.run.seed): runner_lib.accuracy(result.record.results)
+            for study in (name, runs[0].starts_from[0])
+            for result in find_results(study, runner, records)
+        },
+        dtype=float,
+    )
+    means = accuracies.groupby(level=[0, 1]).mean() if len(accuracies) else accuracies
+    points = pd.DataFrame(
+        [
+            (run.plot_columns["labels"], means.get(run.starts_from), means.get((name, run.name)))
+            for run in runs
+        ],
+        columns=["labels", "linear", "tuned"],
+    ).dropna()
     return pd.DataFrame(
         {
             "labels": labels,
             "points": len(group),
-            "pearson": stats.pearsonr(*zip(*group)).statistic,
-            "spearman": stats.spearmanr(*zip(*group)).statistic,
+            "pearson": stats.pearsonr(group["linear"], group["tuned"]).statistic,
+            "spearman": stats.spearmanr(group["linear"], group["tuned"]).statistic,
         }
-        for labels, group in points.items()
+        for labels, group in points.groupby("labels", sort=False)
         if len(group) > 2
     )
-
-
-def _mean_accuracies(name, runner, records):
-    """Returns a dict that maps the names of a study's finished runs to their mean accuracies over seeds."""
-    accuracies = pd.DataFrame(
-        [
-            (result.run.name, runner_lib.accuracy(result.record.results))
-            for result in find_results(name, runner, records)
-        ],
-        columns=["run", "accuracy"],
-    )
-    return accuracies.dropna().groupby("run")["accuracy"].mean()

@@ -137,7 +137,7 @@ class Runner:
         if run.transfer in ("finetune", "scratch"):
             from transfer import grid_search
 
-            grid_search.check_settings(run.transfer, self._split_extra(run)[1])
+            grid_search.check_settings(run.transfer, self._split_extra("seed")[1])
 
     # ------------------------------------------------------------------------------------- commands
 
@@ -149,7 +149,9 @@ class Runner:
             start = [f"--checkpoint={self.directory(studies.find_run(run.starts_from))}"]
         if run.transfer:
             program, output = ["-m", "transfer", run.transfer], "out"
-            own, passed_on = self._split_extra(run)
+            own, passed_on = self._split_extra("seed")
+            if run.transfer == "linear":  # It has no random numbers, and trains no network.
+                own, passed_on = self._split_extra()[0], {}
         return [
             [
                 *program,
@@ -162,34 +164,21 @@ class Runner:
             *([self._probe_command(run, directory)] if run.probe else []),
         ]
 
-    def _split_extra(self, run):
-        """Splits the additional settings into flags for `python -m transfer` and settings passed on to run.py."""
-        trains = run.transfer != "linear"
-        names = (*config_lib.settings_with("data_access"), *["seed"] * trains)
-        # Flags of `python -m transfer` have no negated form.
-        own = {
-            name: value
-            for name, value in self.extra.items()
-            if name in names and value is not False
-        }
-        passed_on = {name: value for name, value in self.extra.items() if name not in names}
-        return own, passed_on if trains else {}
+    def _split_extra(self, *names):
+        """Splits the additional settings into those with a name in `names` or about access to the data, and others."""
+        own, others, names = {}, {}, (*names, *config_lib.settings_with("data_access"))
+        for name, value in self.extra.items():
+            (own if name in names else others)[name] = value
+        return own, others
 
     def _probe_command(self, run, directory):
         config = self.config(run)
-        data = {name: getattr(config, name) for name in config_lib.settings_with("data_access")}
-        defaults = config_lib.Config()
         return [
-            "-m",
-            "paper.probes",
-            f"--checkpoint={directory}",
+            *("-m", "paper.probes", f"--checkpoint={directory}", f"--probes={run.probe}"),
             f"--dataset={config.dataset}",
-            f"--probes={run.probe}",
             f"--train_split={config.train_split}",
             f"--test_split={config.eval_split}",
-            *_quoted_flags(
-                {name: value for name, value in data.items() if value != getattr(defaults, name)}
-            ),
+            *_quoted_flags(self._split_extra()[0]),
             f"--out={os.path.join(directory, 'probes.json')}",
         ]
 

@@ -6,13 +6,14 @@ appear only in the paper's text.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import math
 import pathlib
 import re
 from collections.abc import Callable
+
+import pandas as pd
 
 from runtime.errors import UserError
 
@@ -133,19 +134,8 @@ def read_numbers(name: str) -> list[dict]:
 
     Cells that contain "-" (a dash in the paper) are omitted.
     """
-    with open(_NUMBERS / f"{name}.csv", newline="", encoding="utf-8") as file:
-        return [
-            {header: _parse(text) for header, text in row.items() if text != "-"}
-            for row in csv.DictReader(file, strict=True)
-        ]
-
-
-def _parse(text):
-    """Converts text to int or float if possible."""
-    try:
-        return float(text) if "." in text else int(text)
-    except ValueError:
-        return text
+    rows = pd.read_csv(_NUMBERS / f"{name}.csv", na_values="-").to_dict("records")
+    return [{header: value for header, value in row.items() if pd.notna(value)} for row in rows]
 
 
 def _top_1(number):

@@ -1,23 +1,26 @@
 """Shows the paper's tables, prints the commands for their runs, executes the runs, and reports the results.
 
     python -m paper.tables list
-    python -m paper.tables show 4                   # the paper's results, by table number or study
-    name python -m paper.tables commands 4               # the command for each run, at the paper's
-    scale python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see
-    below) python -m paper.tables run 4 --scale=small [--seeds=3] [--dir=runs/tables]
-    [--flags='--data_dir=DIR'] python -m paper.tables report [1 4 5] [--dir=runs/tables]
+    python -m paper.tables show 4          # the paper's results, by table number or study name
+    python -m paper.tables commands 4      # the command for each run, at the paper's scale
+    python -m paper.tables commands 4 --runner --stage=1    # commands for a cluster (see below)
+    python -m paper.tables run 4 --scale=small [--seeds=3] [--dir=runs/tables] [--flags=FLAGS]
+    python -m paper.tables report [1 4 5] [--dir=runs/tables] [--flags=FLAGS]
 
 At the small scale, a run takes minutes on two CPU cores. `run` skips finished runs and resumes
 interrupted ones. If a run starts from another run's weights, `run` executes that run first. Several
 processes, even on different machines, can `run` the same tables in the same --dir. Each process
 postpones the runs that other processes are executing.
 
+The results of a run are in DIR/SCALE/NETWORK_HASH, where the hash is computed from all settings that
+affect the results. Identical runs of several tables share one directory. FLAGS are additional
+run.py flags, such as '--data_dir=DIR'. If they affect the results, `report` needs them, too.
+
 With --seeds=N, `run` and `commands` include each run with N seeds: seed 1, followed by 2 to N. Seed
 1 denotes the run without an additional --seed flag: the recipes of the small scale set --seed=1,
 those of the paper's scale set no seed, so it is random, and transfer runs use their default seed.
-The results with seed 1 are in DIR/SCALE/STUDY/RUN and those with seed 2, for example, in
-DIR/SCALE/STUDY/RUN_seed_2. If a run starts from another run's weights, the other run has the same
-seed. All runs with one seed are executed before those with the next seed.
+If a run starts from another run's weights, the other run has the same seed. All runs with one seed
+are executed before those with the next seed.
 
 `commands` prints one line per run, in stages: the runs of stage 1 depend on no other run, and those
 of stage 2 start from the weights of runs in stage 1. If runs start from runs of other tables, these
@@ -30,10 +33,10 @@ explains how to execute the printed commands with Slurm and GNU parallel.
 Birdsnap and FGVC Aircraft are not in TFDS, so they are read from data/birdsnap and data/aircraft.
 
 `report` includes all finished seeds. It prints Markdown tables, and writes report.md, report.html
-and two files per table to the folder --dir/SCALE. STUDY.csv has one row per run and seed.
-STUDY.jsonl has the same results in a form that `report` reads for runs without a directory, for
-example in docs/tables. `report` adds results to this file and replaces those of repeated runs, but
-never removes any. It does not write the file if the directory of the study does not exist.
+and three files per table to the folder DIR/SCALE. STUDY.csv has one row per run and seed. STUDY.svg
+is a plot. STUDY.jsonl has the same results in a form that `report` reads for runs without a
+directory, for example in docs/tables. `report` adds results to this file and replaces those of
+repeated runs, but never removes any.
 """
 
 from __future__ import annotations
@@ -90,15 +93,9 @@ def _with_runs(names, scale):
     """Returns the studies that have runs at `scale`. Raises `UserError` if no study has any."""
     names_with_runs = [name for name in names if studies.STUDIES[name].runs_at(scale)]
     if not names_with_runs:
-        other = "small" if scale == "paper" else "paper"
-        other_has_runs = any(studies.STUDIES[name].runs_at(other) for name in names)
         raise UserError(
-            f"table={','.join(names)}: no runs at the {scale} scale. Use --scale={other}."
-            if other_has_runs
-            else (
-                f"table={','.join(names)}: no runs. Use another table; `list` shows which tables"
-                " have runs."
-            )
+            f"table={','.join(names)}: no runs at the {scale} scale. Use another scale or table;"
+            " `list` shows which tables have runs."
         )
     return names_with_runs
 

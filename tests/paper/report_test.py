@@ -272,7 +272,11 @@ def test_the_documents_agree_with_the_recorded_results(tmp_path):
     text = (tmp_path / "small" / "report.md").read_text()
     assert text == (recorded / "report.md").read_text()
     _, overview = text.split("\n### Findings\n\n")
-    assert overview.split("\n\n")[0].strip() in (ROOT / "docs" / "studies.md").read_text()
+    document = (ROOT / "docs" / "studies.md").read_text()
+    assert overview.split("\n\n")[0].strip() in document
+    for key in (("heads", "linear 512"), ("color", "1/2")):
+        directory = Runner("runs/tables", "small").directory(studies.find_run(key))
+        assert f"--checkpoint={directory} " in document.replace("\n", " ")
 
 
 def test_reports_can_be_reproduced_from_recorded_results(tmp_path, capsys):

@@ -877,7 +877,7 @@ def test_subcommands_list_studies_and_print_paper_results_and_commands():
         [*program, "run", "B.5"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert failed.returncode == 2
-    assert "table=transfer_1x: no runs at the small scale. Use --scale=paper." in failed.stderr
+    assert "table=transfer_1x: no runs at the small scale. Use another scale" in failed.stderr
     failed = subprocess.run(
         [*program, "show", "flop"], cwd=ROOT, capture_output=True, text=True, check=False
     )
