@@ -155,7 +155,8 @@ def table(name: str, results: list[Result], runner: Runner) -> pd.DataFrame:
     numbers = [*MEASURES, "_ours", "_paper"]
     rows[numbers] = rows[numbers].astype(float)
     by_run = rows.set_index(["run", "seed"])[["_ours", "_paper"]]
-    baselines = pd.MultiIndex.from_arrays([rows["run"].map(study.baseline_of), rows["seed"]])
+    names = [study.baseline_of(run) or "" for run in rows["run"]]
+    baselines = pd.MultiIndex.from_arrays([names, rows["seed"]])
     rows["baseline"] = baselines.get_level_values(0).where(baselines.isin(by_run.index), None)
     changes = by_run.to_numpy() - by_run.reindex(baselines).to_numpy()
     rows["change"], rows["change in the paper"] = 100 * changes[:, 0], changes[:, 1]

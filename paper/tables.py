@@ -131,8 +131,8 @@ def _select(runs, only, scale):
     """Returns those of the given runs whose names are in `only`, or all of them if `only` is empty."""
     # Without a seed, a name selects the run with all seeds.
     names = [
-        {schedule.name_of(study, run.with_seed(seed)) for seed in {1, run.seed}}
-        for study, run in runs
+        {name, name.removesuffix(f"_seed_{run.seed}")}
+        for name, run in [(schedule.name_of(*pair), pair[1]) for pair in runs]
     ]
     for name in only:
         if not any(name in names_of_run for names_of_run in names):

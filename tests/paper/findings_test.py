@@ -183,9 +183,7 @@ def test_findings_are_compared_with_our_results():
     assert (entry.paper, entry.verdict) == ("+1.1", SHOWS)
     assert entry.difference == pytest.approx(2.033, abs=1e-3)
     (entry,) = findings.compare("flip", rows({"with": [0.46], "without": [0.44, 0.43]}), "small")
-    assert (entry.verdict, entry.low) == ("one seed", None) and entry[
-        "difference"
-    ] == pytest.approx(2)
+    assert (entry.verdict, entry.low) == ("one seed", None) and entry.difference == pytest.approx(2)
     (entry,) = findings.compare("flip", rows({"with": [0.46]}), "small")
     assert (entry.verdict, entry.difference) == ("not run", None)
 
@@ -219,7 +217,7 @@ def test_unfinished_seeds_of_other_runs_do_not_affect_a_finding():
     assert entries["strength 1/2 is better than 1/8"].verdict == "one seed"
     assert entries["blur helps at strength 1"].verdict == "diverged"
     model = entries["color distortion of strength 1 is better than AutoAugment"].fit
-    assert model.num_seeds == 2 and set(model.means) == {"1", "1/8", "AutoAugment"}
+    assert model.num_seeds == 2 and set(model.means.index) == {"1", "1/8", "AutoAugment"}
 
 
 def test_results_on_g_of_h_are_compared_with_those_on_h_of_the_same_runs():
