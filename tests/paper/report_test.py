@@ -232,8 +232,8 @@ def test_different_numbers_of_seeds_and_diverged_seeds_are_stated(tmp_path):
 
 def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
     finish_seeds(tmp_path, "flip", {"with": [0.46, 0.45, 0.47], "without": [0.44, 0.43, 0.449]})
-    finish_seeds(tmp_path, "broader", {"simclr (1x)": [0.4], "broader (1x)": [0.41]})
-    tables.main(["report", "flip", "broader", "color", f"--dir={tmp_path}"])
+    finish_seeds(tmp_path, "temperature", {"l2 norm, 0.1": [0.41], "l2 norm, 1": [0.4]})
+    tables.main(["report", "flip", "temperature", "losses", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     # For two runs, the standard deviation of the noise is that of the differences (0.058), divided
     # by the square root of 2, and half the width of the interval is 4.30 x 0.058 / sqrt(3) = 0.14.
@@ -243,9 +243,9 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
         " 95 % interval | result |\n| --- | --- | --- | --- | --- |\n| flips help | +1.1 | +2.0 |"
         " +1.9 to +2.2 | shows |\n" in printed
     )
-    assert "| broader augmentation helps | +0.7 | +1.0 |  | one seed |" in printed
+    assert "| temperature 0.1 is better than 1 | +6.4 | +1.0 |  | one seed |" in printed
     assert (
-        "strength 1 is better" not in printed
+        "semi-hard negatives help NT-Logistic" not in printed
         and printed.count("not adjusted for the number of findings") == 1
     )
     page = Page()
@@ -255,11 +255,11 @@ def test_findings_are_listed_with_intervals_and_results(tmp_path, capsys):
     assert (
         "### Findings\n\n| study | finding | difference in the paper | our difference | 95 % interval"
         " | result |\n| --- | --- | --- | --- | --- | --- |\n| Random flips (Appendix A) | flips"
-        " help | +1.1 | +2.0 | +1.9 to +2.2 | shows |\n| Broader augmentation (Appendix B.2) |"
-        " broader augmentation helps | +0.7 | +1.0 |  | one seed |\n\n" in printed
+        " help | +1.1 | +2.0 | +1.9 to +2.2 | shows |\n| Temperature and l2 normalization (Table 5)"
+        " | temperature 0.1 is better than 0.05 | +4.7 |  |  | not run |\n" in printed
     )
     assert page.texts.count("flips help") == 2
-    tables.main(["report", "flip", "color", f"--dir={tmp_path}"])
+    tables.main(["report", "flip", "losses", f"--dir={tmp_path}"])
     assert "### Findings" not in capsys.readouterr().out
 
 

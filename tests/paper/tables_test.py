@@ -213,16 +213,15 @@ def test_probes_receive_the_data_flags_of_the_training_run():
 
 
 def test_flags_without_effect_on_results_may_change_and_others_have_other_directories(
-    calls, tmp_path, capsys
+    calls, tmp_path
 ):
     for flags in ("--data_dir=a", "--data_dir=b --checkpoint_epochs=1"):
         tables.main(["run", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
     assert len(calls) == 2
-    tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--seed=7"])
+    tables.main(["run", "flip", f"--dir={tmp_path}", "--flags=--train_epochs=3"])
     assert len(calls) == 4
-    for flags, num_rows in (("", 2), ("--seed=7", 2), ("--seed=8", 0)):
+    for flags, num_rows in (("", 2), ("--train_epochs=3", 2), ("--train_epochs=2", 0)):
         tables.main(["report", "flip", f"--dir={tmp_path}", f"--flags={flags}"])
-        assert capsys.readouterr().out.count("| 0.0 |") == 0
         assert (f"{num_rows} runs" in (tmp_path / "small" / "report.md").read_text()) == bool(
             num_rows
         )
@@ -460,16 +459,6 @@ signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(7
 print("training", flush=True)
 time.sleep(60)
 """
-
-
-def test_the_error_of_a_failed_run_contains_its_last_output_line(tmp_path):
-    with pytest.raises(
-        UserError, match=r"the run exited with status 2 \(run.py: error: disk full\). See .*run.log"
-    ):
-        runner._call(
-            ["-c", "import sys; print('at first\\nrun.py: error: disk full'); sys.exit(2)"],
-            str(tmp_path),
-        )
 
 
 def test_sigterm_is_forwarded_and_the_caller_waits_for_the_run_to_stop(tmp_path):
