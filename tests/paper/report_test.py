@@ -155,7 +155,7 @@ def test_differences_from_the_paper_are_shown_only_at_the_papers_scale(scale, tm
     assert (
         shown["linear"]["paper, million parameters"],
         shown["linear"]["million parameters"],
-    ) == ("24.0", "4.9")
+    ) == ("24", "4.9")
 
 
 def finish_color_runs(base, accuracies):
