@@ -478,7 +478,7 @@ def temperatures(csv: str, out: str) -> str:
     columns = ("training", "temperature", "batch_size", "accuracy")
     rows = read_csv(csv, columns, columns[1:]).astype({"batch_size": int})
     rows = _average(rows.sort_values(["temperature", "batch_size"]), columns[:3])
-    panels = rows.groupby("training")
+    panels = rows.groupby("training", sort=False)
     figure, axes = plt.subplots(
         1, len(panels), figsize=(1 + 4 * len(panels), 3), squeeze=False, sharey=True
     )

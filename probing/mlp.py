@@ -11,8 +11,8 @@ _BATCH_SIZE = 200
 _MAX_EPOCHS = 100
 # Early stopping, with the default values of scikit-learn's MLPClassifier: training stops after
 # `_PATIENCE` epochs in which the accuracy on held-out examples did not increase by more than
-# `_MIN_GAIN`.
-_VALIDATION_FRACTION, _PATIENCE, _MIN_GAIN = 0.1, 10, 1e-4
+# `_MIN_GAIN`. One of `_VALIDATION_SHARE` training examples is held out.
+_VALIDATION_SHARE, _PATIENCE, _MIN_GAIN = 10, 10, 1e-4
 
 
 class _Batches(keras.utils.Sequence):
@@ -48,25 +48,21 @@ def mlp_accuracy(
     from sklearn import preprocessing
 
     rows = np.random.default_rng(_SEED).permutation(len(train[1]))
-    held_out, rows = np.split(rows, [max(1, round(_VALIDATION_FRACTION * len(rows)))])
+    held_out, rows = np.split(rows, [-(-len(rows) // _VALIDATION_SHARE)])
     batches, scaler = _Batches(*train, rows), preprocessing.StandardScaler()
     for index in range(len(batches)):
         scaler.partial_fit(batches[index][0])
-    dense = [
-        keras.layers.Dense(
-            units, activation, kernel_initializer=keras.initializers.GlorotUniform(_SEED + units)
-        )
-        for units, activation in (
-            (_HIDDEN_UNITS, "relu"),
-            (1 + max(train[1].max(), test[1].max()), None),
-        )
-    ]
-    normalization = keras.layers.Normalization(mean=scaler.mean_, variance=scaler.scale_**2)
-    network = keras.Sequential([normalization, *dense])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    network.compile("adam", loss, ["accuracy"])
+    num_classes, initializer = 1 + train[1].max(), keras.initializers.GlorotUniform(_SEED)
+    network = keras.Sequential(
+        [
+            keras.layers.Normalization(mean=scaler.mean_, variance=scaler.var_),
+            keras.layers.Dense(_HIDDEN_UNITS, "relu", kernel_initializer=initializer),
+            keras.layers.Dense(num_classes, "softmax", kernel_initializer=initializer),
+        ]
+    )
+    network.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
     stop = keras.callbacks.EarlyStopping(
-        "val_accuracy", _MIN_GAIN, _PATIENCE, mode="max", restore_best_weights=True
+        "val_accuracy", _MIN_GAIN, _PATIENCE, restore_best_weights=True
     )
     network.fit(
         batches,

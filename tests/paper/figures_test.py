@@ -369,8 +369,8 @@ def test_top_5_accuracy_is_plotted(tmp_path):
 def test_temperatures_figure_averages_runs_with_the_same_training_length(tmp_path):
     accuracies = {
         ("up to 300 epochs", 0.1): (0.8, 0.84),
-        ("up to 300 epochs", 0.5): (0.9, 0.88),
         ("more than 300 epochs", 0.1): (0.91,),
+        ("up to 300 epochs", 0.5): (0.9, 0.88),
     }
     table = write_csv(
         tmp_path / "in.csv",
