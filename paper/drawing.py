@@ -551,7 +551,8 @@ def _parameters_figure(rows, out, name):
             label=group,
         )
         deviations = 100 * members["standard_deviation"]
-        axis.errorbar(*points, deviations, fmt="none", ecolor="black", capsize=2)
+        if deviations.notna().any():
+            axis.errorbar(*points, deviations, fmt="none", ecolor="black", capsize=2)
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter("{x:g}")
