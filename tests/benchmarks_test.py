@@ -13,6 +13,7 @@ import tensorflow as tf
 import evaluate
 import model as model_lib
 import objective
+import simclr
 from benchmarks import baselines, cases, cli, measure
 from checkpoints import torch_names
 from config import Config
@@ -173,7 +174,7 @@ def test_losses_and_gradients_match_those_in_pytorch(depth, size, torch_python, 
         outputs = model(views, training=True)
         losses = [
             objective.add_contrastive_loss(outputs["proj_head_output"], True, 0.1)[0],
-            model_lib.supervised_loss(outputs["logits_sup"], tf.constant(labels))[0],
+            simclr.supervised_loss(outputs["logits_sup"], tf.constant(np.tile(labels, 2)))[0],
         ]
         total_loss = tf.add_n(losses)
     worker = ROOT / "tests" / "support" / "torch_step_worker.py"
