@@ -14,7 +14,7 @@ import tensorflow as tf
 import data
 import data_util
 import evaluate
-import model as model_lib
+import simclr
 from augmentation import policies
 from paper import common, studies
 from probing import features
@@ -176,7 +176,7 @@ def operators(image: list[str] | None, out: str, size: int = 160) -> str:
                         for operator in policy.operators
                     )
                 )
-            augmented = data_util.apply_operators(image[tf.newaxis], policy, seeds)[0].numpy()
+            augmented = data_util.apply_operators(pixels[tf.newaxis], policy, seeds)[0].numpy()
             axis = axes[index // 2, 3 * (index % 2) + draw]
             axis.imshow(augmented)
             axis.set_title(title if draw == 0 else "", fontsize=9, loc="left")
@@ -191,13 +191,13 @@ def views(dataset: str, flags: str, out: str, count: int = 8) -> str:
     source = common.open_source(config)
     count = min(count, datasets.check_split(source, "train_split", config.train_split))
     pairs, _ = next(iter(data.build_view_pairs(config, source, config.train_split, _SEED, count)))
-    all_views = model_lib.blurred_views(pairs, config, _SEED, 0).numpy()
-    figure, axes = _panels(len(all_views) // count, count, 1.3)
+    views = simclr.views(pairs, config.replace(seed=_SEED), 0)
+    figure, axes = _panels(len(views), count, 1.3)
     rows = []
-    for index, image in enumerate(all_views):
-        view, column = divmod(index, count)
-        axes[view, column].imshow(image, interpolation="nearest")
-        rows.append((column, view, image.mean(), image.std()))
+    for view, images in enumerate(views):
+        for column, image in enumerate(images.numpy()):
+            axes[view, column].imshow(image, interpolation="nearest")
+            rows.append((column, view, image.mean(), image.std()))
     for view, axis in enumerate(axes[:, 0]):
         axis.set_ylabel(f"view {view + 1}", fontsize=9)
     columns = ["image", "view", "mean", "std"]
