@@ -249,14 +249,15 @@ def test_single_label_settings_are_rejected_for_multi_label_data(tiny_voc, tmp_p
         model_dir=str(tmp_path / "run"),
         resnet_depth=10,
     )
-    with pytest.raises(
-        UserError, match="--eval_protocol=knn: .* one label per example, but tiny_voc has multiple"
+    for settings, message in (
+        (
+            dict(mode="train_then_eval", eval_protocol="knn", eval_split="test"),
+            "--eval_protocol=knn: .* one label per example, but tiny_voc has multiple",
+        ),
+        (
+            dict(train_mode="supervised", label_fraction=0.5),
+            "--label_fraction=0.5: tiny_voc has multiple labels per example",
+        ),
     ):
-        run_lib.main(
-            Config(**shared, mode="train_then_eval", eval_protocol="knn", eval_split="test"),
-            ["eval_split"],
-        )
-    with pytest.raises(
-        UserError, match="--label_fraction=0.5: tiny_voc has multiple labels per example"
-    ):
-        run_lib.main(Config(**shared, train_mode="supervised", label_fraction=0.5), ["eval_split"])
+        with pytest.raises(UserError, match=message):
+            run_lib.main(Config(**shared, **settings), ["eval_split"])

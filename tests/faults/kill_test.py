@@ -25,20 +25,16 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.slow
 def test_run_killed_five_times_matches_an_uninterrupted_run(uninterrupted, tmp_path):
-    generator, log_start = random.Random(1), 0
+    generator, newest = random.Random(1), 0
     for kill in range(5):
         process = processes.start(tmp_path / "run")
-        if kill == 0:
-            processes.wait_until(
-                (tmp_path / "run" / "checkpoint").exists, tmp_path / "run", process
-            )
-        elif kill != 2:  # The third kill interrupts startup. The other kills interrupt training.
-            processes.wait_for("step ", tmp_path / "run", process, log_start)
-        time.sleep(generator.uniform(0, 0.7))
+        if kill != 2:  # The third kill interrupts startup. The other kills interrupt training.
+            processes.wait_for_checkpoint(tmp_path / "run", process, newest)
+        time.sleep(generator.uniform(0, 0.5))
         assert process.poll() is None
         process.kill()
         process.wait()
-        log_start = len(processes.log_of(tmp_path / "run"))
+        newest = max(processes.steps(tmp_path / "run"))
     assert "resumed at step" in processes.finish(tmp_path / "run")
     processes.assert_same_run(uninterrupted, tmp_path / "run")
 
@@ -50,7 +46,7 @@ def test_signal_triggers_a_checkpoint_and_the_same_command_resumes_the_run(
     signal_number, uninterrupted, tmp_path
 ):
     process = processes.start(tmp_path / "run")
-    processes.wait_for("step ", tmp_path / "run", process)
+    processes.wait_for_checkpoint(tmp_path / "run", process)
     process.send_signal(signal_number)
     assert process.wait(60) == 75
     log = processes.log_of(tmp_path / "run")
@@ -176,9 +172,9 @@ def test_second_signal_of_a_different_type_ends_the_process_at_once():
 
 @pytest.mark.slow
 def test_random_seed_is_kept_on_restart(tmp_path):
-    flags = dict(seed=None, train_steps=40, log_seconds=0.01)
+    flags = dict(seed=None, train_steps=40)
     process = processes.start(tmp_path / "killed", **flags)
-    processes.wait_for("step 1", tmp_path / "killed", process)
+    processes.wait_for_checkpoint(tmp_path / "killed", process)
     process.kill()
     process.wait()
     seed = json.loads((tmp_path / "killed" / "flags.json").read_text())["seed"]
@@ -191,8 +187,8 @@ def test_random_seed_is_kept_on_restart(tmp_path):
 def test_killed_run_with_two_replicas_matches_an_uninterrupted_run(tmp_path):
     replicas, flags = {"REPLICAS": "2"}, dict(train_steps=60)
     processes.finish(tmp_path / "uninterrupted", replicas, **flags)
-    process = processes.start(tmp_path / "killed", replicas, **flags, log_seconds=0.01)
-    processes.wait_for("step 2", tmp_path / "killed", process)
+    process = processes.start(tmp_path / "killed", replicas, **flags)
+    processes.wait_for_checkpoint(tmp_path / "killed", process)
     process.kill()
     process.wait()
     processes.finish(tmp_path / "killed", replicas, **flags)
@@ -213,7 +209,7 @@ def start_workers(model_dir, **flags):
     ]
 
 
-WORKERS_FLAGS = dict(train_steps=60, log_seconds=0.1)
+WORKERS_FLAGS = dict(train_steps=60)
 
 
 @pytest.fixture(scope="module")
