@@ -92,8 +92,10 @@ def test_tensorboard_events_contain_the_settings_and_the_scalars(tmp_path):
 def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
     printed = []
     monkeypatch.setattr(console, "log", printed.append)
+    log = write_log(tmp_path, 0, [1])
+    (tmp_path / "history.csv").unlink()
     (tmp_path / "history.csv").mkdir()
-    write_log(tmp_path, 0, [1])
+    log.write(is_last=True)
     assert printed[0].startswith("warning: ") and "history.csv" in printed[0]
 
 
@@ -134,8 +136,8 @@ def test_curves_show_each_metric_in_its_panel(draw_curves):
     rows.append({"step": 3, "eval/knn_top_1_accuracy": 0.5, "eval/label_top_1_accuracy": 0.4})
     assert draw_and_record(draw_curves, rows) == {
         "contrastive loss": {"training": [[0, 5], [1, 4], [2, 3], [3, 2]]},
-        "accuracy of the linear head": {"evaluation": [[3, 0.4]]},
-        "accuracy of the nearest neighbors": {"10 neighbors": [[3, 0.5]]},
-        "learning rate": {"learning rate": [[step, 0.1] for step in range(4)]},
+        "accuracy of the linear head": {"linear head, top-1": [[3, 0.4]]},
+        "accuracy of the nearest neighbors": {"10 nearest neighbors": [[3, 0.5]]},
+        "learning rate": {"training": [[step, 0.1] for step in range(4)]},
     }
     assert draw_and_record(draw_curves, []) == {}
