@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from sklearn.neighbors import KNeighborsClassifier
 from tensorflow.python.framework import config as tf_config
 
 import checks
@@ -186,23 +187,6 @@ def test_the_linear_head_is_evaluated_on_every_example(complete_run):
     assert result[evaluate.LINEAR_TOP_5] == pytest.approx(np.mean(in_top_5))
 
 
-def knn_accuracy(vectors, labels, test_vectors, test_labels, count=10, temperature=np.inf):
-    """Returns the accuracy of a weighted vote among the `count` training vectors with the largest cosine similarity.
-
-    The weights are exp(similarity / temperature).
-    """
-    unit, test_unit = (
-        v / np.linalg.norm(v, axis=1, keepdims=True) for v in (vectors, test_vectors)
-    )
-    similarities = test_unit @ unit.T
-    nearest = np.argsort(-similarities, 1)[:, :count]
-    votes = [
-        np.bincount(labels[rows], np.exp(values[rows] / temperature)).argmax()
-        for rows, values in zip(nearest, similarities)
-    ]
-    return np.mean(np.array(votes) == test_labels)
-
-
 def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
     result = json.loads((complete_run[0] / "result.json").read_text())
     sets = [
@@ -217,11 +201,13 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         for rows in sets
     )
     # With 200 neighbors, all 64 training images vote.
-    for key, settings in (
-        (evaluate.KNN, {}),
-        (evaluate.WEIGHTED_KNN, dict(count=64, temperature=0.1)),
-    ):
-        expected = knn_accuracy(pixels, labels, test_pixels, test_labels, **settings)
+    for key, count, temperature in ((evaluate.KNN, 10, np.inf), (evaluate.WEIGHTED_KNN, 64, 0.1)):
+        classifier = KNeighborsClassifier(
+            count,
+            metric="cosine",
+            weights=lambda distances, scale=temperature: np.exp((1 - distances) / scale),
+        )
+        expected = classifier.fit(pixels, labels).score(test_pixels, test_labels)
         # Nearly equal similarities may be ordered differently.
         assert result[key + "/raw_pixels"] == pytest.approx(expected, abs=2 / 360)
     assert any(
@@ -313,16 +299,6 @@ def test_training_ends_after_train_steps_even_between_checkpoints(tmp_path):
 # ------------------------------------------------------------------------------------------------------- evaluation
 
 
-def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends(complete_run):
-    seen = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {}
-        )
-        run(complete_run[0], mode="eval", train_steps=4)
-    assert seen == [3, 4]
-
-
 @pytest.mark.parametrize(
     "settings, last_step",
     [
@@ -339,22 +315,18 @@ def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends(complete_
         (dict(train_epochs=3, train_split="test"), 7),
     ],
 )
-def test_continuous_evaluation_ends_at_the_last_step_of_the_run(
+def test_continuous_evaluation_evaluates_each_checkpoint_once_and_ends_at_the_last_step(
     complete_run, capsys, settings, last_step
 ):
+    seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate.Evaluator, "evaluate_and_write", lambda *_: {})
-        run(
-            complete_run[0],
-            given=({"train_steps", "train_epochs"} & set(settings)) | {"train_split"},
-            mode="eval",
-            eval_timeout=0.2,
-            **settings,
+        patch.setattr(
+            evaluate.Evaluator, "evaluate_and_write", lambda _, step, *args: seen.append(step) or {}
         )
-    assert (
-        f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}\n"
-        in capsys.readouterr().out
-    )
+        given = ({"train_steps", "train_epochs"} & set(settings)) | {"train_split"}
+        run(complete_run[0], given, mode="eval", eval_timeout=0.2, **settings)
+    message = f"waiting for checkpoints in {complete_run[0]}, up to step {last_step}\n"
+    assert seen == [3, 4] and message in capsys.readouterr().out
 
 
 def test_evaluation_uses_the_input_that_the_classifier_was_trained_on(complete_run, tmp_path):
