@@ -14,8 +14,6 @@ import math
 import os
 import re
 import shlex
-import shutil
-import textwrap
 import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -84,7 +82,19 @@ SECTIONS = {
     "Hardware": "use_tpu",
 }
 
-_MAX_NAME_BYTES = 255  # Common file systems limit the length of file names.
+# Settings that `--help` shows first.
+MAIN_SETTINGS = (
+    "mode",
+    "train_mode",
+    "model_dir",
+    "checkpoint",
+    "dataset",
+    "image_size",
+    "resnet_depth",
+    "learning_rate",
+    "train_batch_size",
+    "train_epochs",
+)
 # These names are reserved in a model_dir and must not be used for --eval_name.
 _RESERVED_NAME = re.compile(
     r"best|train|saved_model|damaged|checkpoint|ckpt-.*|.*\.(csv|html|json|png|npz|lock|log)"
@@ -185,12 +195,10 @@ class Config:
     # Mode and paths.
     mode: str = setting(
         "train",
-        "train: train and export a SavedModel; train_then_eval: train, evaluate the last checkpoint"
-        " and export a SavedModel; eval: evaluate each checkpoint in --model_dir once and export it"
-        " as a SavedModel, waiting for new checkpoints until the last training step is reached or"
-        " --eval_timeout expires. With --mode=eval and --checkpoint, only that checkpoint is"
-        " evaluated and nothing is exported, unless the run in --model_dir started from the same"
-        " checkpoint.",
+        "train: train, and export a SavedModel; train_then_eval: also evaluate the last checkpoint;"
+        " eval: evaluate and export each checkpoint in --model_dir once, waiting for new ones until"
+        " the last step or --eval_timeout, or only evaluate --checkpoint if it is set and the run"
+        " did not start from it.",
         "output",
         choices=("train", "eval", "train_then_eval"),
     )
@@ -220,13 +228,10 @@ class Config:
     )
     checkpoint: str | None = setting(
         None,
-        "Initial weights of a new run or, with --mode=eval, the weights to evaluate. Weights from"
-        " this program or the original (TF2 or TF1) can be specified as a directory (the latest"
-        " checkpoint in it is used), a checkpoint prefix, a SavedModel or a TF Hub handle. A ResNet"
-        " from PyTorch is specified as FILE.safetensors. In evaluation and fine-tuning, network"
-        " settings and --image_size are taken from the checkpoint unless they are set. In"
-        " evaluation, the same applies to --ft_proj_selector. When a run resumes, the weights are"
-        " not loaded again.",
+        "Initial weights of a new run or, with --mode=eval, the weights to evaluate: a directory"
+        " (its latest checkpoint is used), a checkpoint prefix, a SavedModel or a TF Hub handle of"
+        " this program or the original (TF2 or TF1), or a ResNet from PyTorch (FILE.safetensors)."
+        " Evaluation and fine-tuning take the network settings that are not set from the weights.",
         "identity",
     )
     seed: int | None = setting(
@@ -274,9 +279,8 @@ class Config:
     corrupt_images: str = setting(
         "error",
         "Handling of unusable images in a folder (corrupt, truncated, too large, or in an"
-        " unsupported format). error: report them and stop; skip: train and evaluate without them."
-        " All images are checked before a run starts, and again before it resumes if any file has"
-        " changed.",
+        " unsupported format), which are found before a run starts. error: report them and stop;"
+        " skip: train and evaluate without them.",
         "data_access",
         choices=("error", "skip"),
     )
@@ -543,10 +547,8 @@ class Config:
     loss_block_rows: int = setting(
         0,
         "Maximum number of rows of the similarity matrix that each replica keeps in memory at once."
-        " 0: all rows if they require at most 64 MiB; otherwise, blocks of 16 MiB with at least 256"
-        " rows each (on a TPU or with --jit_compile, one block per view). Smaller blocks require"
-        " less memory, but blocks of fewer than a few hundred rows take more time. The loss does"
-        " not depend on the block size.",
+        " 0: all rows if they require at most 64 MiB, otherwise blocks of 16 MiB with at least 256"
+        " rows. The loss does not depend on the block size.",
         minimum=0,
         only=NT_XENT,
     )
@@ -572,10 +574,8 @@ class Config:
     linear_head_learning_rate: float | None = setting(
         None,
         "Peak learning rate of the linear head for a batch size of 256, always scaled linearly with"
-        " the batch size; try 0.1. If set, the head is trained as if its input were standardized"
-        " over the batch, so that the scale of the features does not matter. If not set, the head"
-        " uses the encoder's learning rate and raw features, as in the original; training the head"
-        " is then unstable on small data sets. The encoder is not affected.",
+        " the batch size; try 0.1. If not set, the head uses the encoder's learning rate, which is"
+        " unstable on small data sets. The encoder is not affected.",
         "identity",
         above=0,
         only=PRETRAINING,
@@ -1201,35 +1201,17 @@ def describe_ignored_flags(flag_values: flags.FlagValues = flags.FLAGS) -> str |
 
 
 def format_help(flag_values: flags.FlagValues = flags.FLAGS) -> str:
-    """Returns the names, defaults and help text of all settings, by section, wrapped to the terminal's width."""
-    width = min(shutil.get_terminal_size().columns, 120)
-    section_of, lines = {name: title for title, name in SECTIONS.items()}, []
+    """Returns the names, defaults and help text of all flags by section, starting with the most important flags."""
+    title_of, sections = {name: title for title, name in SECTIONS.items()}, {"": flags.FlagValues()}
     for field in dataclasses.fields(Config):
-        if field.name in section_of:
-            lines += ["", f"{section_of[field.name]}:"]
-        flag, choices = flag_values[field.name], field.metadata["choices"]
-        value = "=" + ("|".join(map(str, choices)) if choices else flag.flag_type().upper())
-        default = "" if field.default in (None, "") else f" (default: {str(field.default).lower()})"
-        lines.append(f"  --[no]{field.name}" if flag.boolean else f"  --{field.name}{value}")
-        lines += textwrap.wrap(
-            f"{field.metadata['help']}{default}",
-            width,
-            initial_indent=" " * 6,
-            subsequent_indent=" " * 6,
-        )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "Other flags:",
-            "  --flagfile=FILE",
-            "      Read flags from a file, one per line.",
-            *(f"  --{name}=VALUE" for name in _IGNORED_FLAGS),
-            (
-                "      No effect. These flags are accepted because commands in the original's"
-                " READMEs set them."
-            ),
+        if field.name in title_of:
+            values = sections.setdefault(title_of[field.name], flags.FlagValues())
+        (sections[""] if field.name in MAIN_SETTINGS else values)[field.name] = flag_values[
+            field.name
         ]
+    return "\n\n".join(
+        f"{title or 'Main flags'}:\n{values.get_help(include_special_flags=False)}"
+        for title, values in sections.items()
     )
 
 

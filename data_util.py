@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -33,18 +32,12 @@ _EPSILON = 1e-12  # Avoids division by 0; far smaller than any difference betwee
 # ------------------------------------------------------------------------------------------------- crop and flip
 
 
-def resize_bicubic(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Resizes an image or a batch with bicubic interpolation, without antialiasing. Values may fall outside [0, 1]."""
-    resized = tf.image.resize(image, [height, width], tf.image.ResizeMethod.BICUBIC)
-    return tf.cast(resized, image.dtype)
-
-
-def random_crop_window(
+def random_window(
     image_shape: tf.Tensor,
     seed: tf.Tensor,
     area_range: tuple[float, float] = (0.08, 1.0),
     aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3),
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Samples a random crop window (Inception crop; paper, Appendix A).
 
     With the default minimum area of 8 %, windows that cover less than 10 % of the image are
@@ -58,19 +51,8 @@ def random_crop_window(
       aspect_ratio_range: range of the window's aspect ratio (width / height).
 
     Returns:
-      offset_y, offset_x, height, width: int32 scalars, in pixels.
+      Arguments of `tf.slice`: begin, int32 [3], and size, int32 [3].
     """
-    begin, size = random_window(image_shape, seed, area_range, aspect_ratio_range)
-    return begin[0], begin[1], size[0], size[1]
-
-
-def random_window(
-    image_shape: tf.Tensor,
-    seed: tf.Tensor,
-    area_range: tuple[float, float] = (0.08, 1.0),
-    aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3),
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Samples a window as `random_crop_window` does, and returns it as arguments of `tf.slice`: begin [3], size [3]."""
     # The object is the whole image, so min_object_covered is the minimum area of the window.
     min_covered = (
         _ORIGINAL_MIN_COVERED if area_range[0] == _ORIGINAL_MIN_AREA else min(area_range[0], 1.0)
@@ -114,13 +96,6 @@ def resize_window(
     return resized * (1 / 255) if image.dtype == tf.uint8 else resized
 
 
-def random_crop_and_resize(
-    image: tf.Tensor, seed: tf.Tensor, height: int, width: int, **kwargs: Any
-) -> tf.Tensor:
-    """Samples a window with `random_window`, which receives `kwargs`, and resizes it with `resize_window`."""
-    return resize_window(image, *random_window(tf.shape(image), seed, **kwargs), height, width)
-
-
 def flip_horizontally(channels: list[tf.Tensor], seeds: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Flips images horizontally. `seeds` is unused."""
     del seeds
@@ -148,7 +123,7 @@ def center_crop(image: tf.Tensor, height: int, width: int, crop_proportion: floa
     crop_width = tf.cast(tf.math.rint(crop_proportion * aspect * window_height), tf.int32)
     top, left = (size[0] - crop_height + 1) // 2, (size[1] - crop_width + 1) // 2
     crop = tf.image.crop_to_bounding_box(image, top, left, crop_height, crop_width)
-    return resize_bicubic(crop, height, width)
+    return tf.image.resize(crop, [height, width], tf.image.ResizeMethod.BICUBIC)
 
 
 # ------------------------------------------------------------------------------------------------------- channels
@@ -311,49 +286,33 @@ def color_jitter(
     seeds: tf.Tensor,
     strength: float = 1.0,
     brightness: str = "multiplicative",
-    random_order: bool = True,
     switch: Callable = switch_per_image,
 ) -> list[tf.Tensor]:
-    """Jitters brightness, contrast, saturation and hue, and clips after each step (paper, Appendix A).
+    """Jitters brightness, contrast, saturation and hue in random order, and clips (paper, Appendix A).
 
     Args:
       channels: three tensors [n, h, w].
       seeds: int tensor [n, 2].
-      strength: color distortion strength s. With 0, the channels are returned unchanged.
+      strength: color distortion strength s.
       brightness: multiplicative or additive.
-      random_order: whether to shuffle the steps separately for each image. If False, the steps are
-        applied in the order listed above.
       switch: `switch_per_image` or `select_per_image`.
 
     Returns:
       Three tensors [n, h, w] in [0, 1], up to rounding.
     """
-    if strength == 0:
-        return channels
     amounts, order = jitter_amounts(seeds, strength, brightness)
+    amounts = tf.gather(amounts, order, batch_dims=1)[:, :, tf.newaxis, tf.newaxis]
     steps = (
-        adjust_brightness if brightness == "multiplicative" else shift_brightness,
-        adjust_contrast,
+        _with_clip(adjust_brightness if brightness == "multiplicative" else shift_brightness),
+        _with_clip(adjust_contrast),
         adjust_saturation,
         adjust_hue,
     )
-    if random_order:
-        amounts = tf.gather(amounts, order, batch_dims=1)
-    if channels[0].shape[0] == 1:
-        amounts = tf.unstack(amounts[0])  # Multiplication by a scalar is faster.
-    else:
-        amounts = tf.unstack(amounts[:, :, tf.newaxis, tf.newaxis], axis=1)
+    # The first step clips values that bicubic resizing has moved outside [0, 1]. After that, the
+    # saturation and hue steps leave [0, 1] only because of rounding.
     for position in range(4):
-        # The first step clips values that bicubic resizing has moved outside [0, 1]. After that,
-        # the saturation and hue steps leave [0, 1] only because of rounding.
-        clipped = [
-            _with_clip(step) if index < 2 or position == 0 else step
-            for index, step in enumerate(steps)
-        ]
-        if random_order:
-            channels = switch(order[:, position], clipped, channels, amounts[position])
-        else:
-            channels = clipped[position](channels, amounts[position])
+        functions = steps if position else (*steps[:2], *map(_with_clip, steps[2:]))
+        channels = switch(order[:, position], functions, channels, amounts[:, position])
     return channels
 
 
@@ -505,41 +464,29 @@ def color_distortion(
     return Operator("color_jitter", jitter, 0.8), Operator("grayscale", to_grayscale, 0.2)
 
 
-def apply_crop(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Applies the random crop of `policy` to an image, and resizes the crop.
-
-    Args:
-      image: [h, w, 3] uint8, or float in [0, 1].
-      policy: a `Policy`. Its operators are not applied.
-      seed: int tensor [2].
-      size: output height and width in pixels.
-
-    Returns:
-      [size, size, 3] float32; values may fall outside [0, 1].
-    """
-    return random_crop_and_resize(image, seed, size, size, area_range=policy.area_range)
+def identity(channels: list[tf.Tensor], _: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the channels unchanged."""
+    return channels
 
 
-def apply_after_crop(
-    channels: list[tf.Tensor], policy: Policy, seeds: tf.Tensor
-) -> list[tf.Tensor]:
+def apply_operators(crops: tf.Tensor, policy: Policy, seeds: tf.Tensor) -> tf.Tensor:
     """Applies the operators of `policy` to n crops.
 
     Args:
-      channels: three tensors [n, size, size]: the channels of crops from `apply_crop`.
+      crops: [n, size, size, 3]; values may fall outside [0, 1].
       policy: a `Policy`.
       seeds: int tensor [n, 2]: the seeds of the crops. Each operator gets seeds derived from them.
 
     Returns:
-      Three tensors [n, size, size] in [0, 1].
+      [n, size, size, 3] in [0, 1].
     """
-    draws = rng.uniforms(seeds, len(policy.operators))
+    channels, draws = to_channels(crops), rng.uniforms(seeds, len(policy.operators))
     for index, operator in enumerate(policy.operators):
         is_applied = tf.cast(draws[:, index] < operator.probability, tf.int32)
         channels = policy.switch(
             is_applied, (identity, operator.function), channels, rng.nth_seed(seeds, index + 1)
         )
-    return clip(channels)
+    return from_channels(clip(channels))
 
 
 def view_seed(seed: tf.Tensor, view: int) -> tf.Tensor:
@@ -561,14 +508,9 @@ def augment_crops(
       For each view, [n, size, size, 3] in [0, 1].
     """
     return [
-        from_channels(apply_after_crop(to_channels(images), policy, view_seed(seeds, view)))
+        apply_operators(images, policy, view_seed(seeds, view))
         for view, (images, policy) in enumerate(zip(crops, policies))
     ]
-
-
-def identity(channels: list[tf.Tensor], _: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the channels unchanged."""
-    return channels
 
 
 def apply_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -> tf.Tensor:
@@ -577,14 +519,15 @@ def apply_policy(image: tf.Tensor, policy: Policy, seed: tf.Tensor, size: int) -
     Args:
       image: [h, w, 3] uint8, or float in [0, 1].
       policy: a `Policy`.
-      seed: int tensor [2]. Each operator gets a seed derived from it.
+      seed: int tensor [2]. The crop and each operator get seeds derived from it.
       size: output height and width in pixels.
 
     Returns:
       [size, size, 3] float32 in [0, 1].
     """
-    channels = to_channels(apply_crop(image, policy, seed, size)[tf.newaxis])
-    return tf.squeeze(from_channels(apply_after_crop(channels, policy, seed[tf.newaxis])), 0)
+    window = random_window(tf.shape(image), seed, policy.area_range)
+    crop = resize_window(image, *window, size, size)
+    return apply_operators(crop[tf.newaxis], policy, seed[tf.newaxis])[0]
 
 
 def preprocess_for_eval(image: tf.Tensor, size: int, crop: bool = True) -> tf.Tensor:

@@ -15,26 +15,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 import data
+import metrics
 import model as model_lib
 import simclr
 from checkpoints import checkpoint_files, lock, restoring, run_directory, weight_files
 from checkpoints.run_directory import RunContext
 from config import Config
-from metrics import (
-    KNN,
-    LBFGS,
-    LINEAR_TOP_1,
-    LINEAR_TOP_5,
-    MEAN_PER_CLASS,
-    MEAN_PRECISION,
-    METRICS,
-    WEIGHTED_KNN,
-    MeanMetrics,
-    mean_average_precision_11,
-    mean_per_class_accuracy,
-    top_1_hits,
-    top_k_hits,
-)
+from metrics import KNN, LBFGS, LINEAR_TOP_1, MEAN_PRECISION, REGULARIZATION, WEIGHTED_KNN
 from probing import features, logistic_regression, nearest_neighbors
 from runtime import console, progress, signals, storage, workers
 from runtime.errors import UserError
@@ -44,14 +31,6 @@ from sources.source import Source
 _POLL_SECONDS = 5.0
 _EMBEDDED_ROWS = 64  # maximum number of images whose views `contrastive` embeds at once
 _RAW_PIXELS = 32  # maximum image side length in the raw-pixel baseline
-REGULARIZATION = "eval/regularization_loss"
-# Key suffix of the encoders that lbfgs and knn are applied to -> name of the encoder.
-_ENCODERS = {
-    "": ", frozen encoder",
-    "/projections": ", projections",
-    "/untrained_encoder": ", untrained encoder",
-    "/raw_pixels": ", raw pixels",
-}
 
 
 def protocols(config: Config, source: Source) -> list[str]:
@@ -139,33 +118,6 @@ def eval_batches(
     return data.distribute(strategy, build)
 
 
-def map_labels(
-    labels: np.ndarray, logits: np.ndarray, columns: list[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Maps a data set's labels to the columns of a linear head trained on different classes.
-
-    Single-label examples are dropped if the head has no column for their class. With multiple
-    labels, the label is -1 in every head column whose class is not in the data set.
-
-    Args:
-      labels: int [n], or [n, data set classes] for multi-label data; see `sources.source.Source`.
-      logits: [n, head columns].
-      columns: the head column of each data set class, or -1 if the head lacks the class.
-
-    Returns:
-      labels: int [m], or [n, head columns] for multi-label data. m is the number of examples that
-        are not dropped.
-      logits: [m, head columns], or [n, head columns] for multi-label data.
-    """
-    columns = np.array(columns)
-    if labels.ndim == 1:
-        mapped = columns[labels]
-        return mapped[mapped >= 0], logits[mapped >= 0]
-    mapped = np.full(logits.shape, -1, np.int64)
-    mapped[:, columns[columns >= 0]] = labels[:, columns >= 0]
-    return mapped, logits
-
-
 def _head_names(config, source, file):
     """Returns the class names recorded for a checkpoint's linear head, or None if they need not be matched.
 
@@ -197,39 +149,6 @@ def _head_names(config, source, file):
         f" of the linear head{ignored}"
     )
     return file.class_names
-
-
-def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-    """Computes the linear head's metrics and returns a dict mapping keys to floats.
-
-    Args:
-      labels: [n] for top-1, top-5 and mean per-class accuracy, or [n, classes] with values 1, 0 and
-        -1 for 11-point mAP.
-      logits: [n, classes].
-    """
-    if labels.ndim == 2:
-        return {MEAN_PRECISION: mean_average_precision_11(labels, logits)}
-    top_1 = top_1_hits(labels, logits).numpy()
-    results = {
-        LINEAR_TOP_1: float(top_1.mean()),
-        MEAN_PER_CLASS: mean_per_class_accuracy(top_1, labels),
-    }
-    if logits.shape[-1] > 5:  # With at most five classes, top-5 accuracy is always 1.
-        results[LINEAR_TOP_5] = float(np.mean(top_k_hits(labels, logits, 5)))
-    return results
-
-
-def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
-    """Returns the results as table rows (description, value)."""
-    return [
-        (
-            metric.label + (encoder if metric.key in (LBFGS, KNN, WEIGHTED_KNN) else ""),
-            f"{results[metric.key + suffix]:.4f}",
-        )
-        for metric in METRICS
-        for suffix, encoder in _ENCODERS.items()
-        if metric.key + suffix in results
-    ]
 
 
 def results_dir(config: Config) -> str:
@@ -439,14 +358,14 @@ class Evaluator:
                 " labels. Use a split with labels."
             )
         if self._head_columns is not None:
-            labels, logits = map_labels(labels, logits, self._head_columns)
+            labels, logits = metrics.map_labels(labels, logits, self._head_columns)
         if config.save_predictions and self._is_chief:
             storage.write_arrays(
                 os.path.join(results_dir(config), f"predictions_{step}.npz"),
                 labels=labels,
                 logits=logits,
             )
-        return linear_results(labels, logits)
+        return metrics.linear_results(labels, logits)
 
     def contrastive(self, step: int) -> dict[str, float]:
         """Computes the contrastive loss and its metrics on held-out images, in full batches on one replica.
@@ -464,7 +383,7 @@ class Evaluator:
                 config, self._source, config.eval_split, config.seed, math.gcd(*part_sizes)
             )
             self._parts = pairs.rebatch(part_sizes)
-        parts, mean_metrics = iter(self._parts), MeanMetrics()
+        parts, mean_metrics = iter(self._parts), metrics.MeanMetrics()
         for batch_index in range(min(num_examples // size, config.eval_steps or num_examples)):
             index = tf.constant(batch_index, tf.int64)
             z = [
@@ -482,9 +401,9 @@ class Evaluator:
 
     def _contrastive_losses(self, z):
         """Returns a dict of the contrastive loss and its metrics for projections [number of views, batch, d]."""
-        # XLA compiles only the training step.
-        config = self._config.replace(jit_compile=False)
-        terms, scalars = simclr.over_batch(None, tf.reshape(z, [-1, z.shape[-1]]), None, config)
+        terms, scalars = simclr.over_batch(
+            None, tf.reshape(z, [-1, z.shape[-1]]), None, self._config
+        )
         return {**terms, **scalars}
 
     def probe_frozen_encoder(self, step: int) -> dict[str, float]:
@@ -663,7 +582,7 @@ def evaluate_checkpoints(
                 continue
             if context.is_chief:
                 file = os.path.join(results_dir(config), "result.json")
-                rows = [*result_rows(results), None, ("results", file)]
+                rows = [*metrics.result_rows(results), None, ("results", file)]
                 title = path if is_run else f"{config.network_name} on {source.name}"
                 console.log(console.format_table(title, rows))
 

@@ -17,6 +17,14 @@ MEAN_PRECISION = "eval/label_mean_average_precision"  # 11-point mAP, for multi-
 LBFGS = "eval/lbfgs_top_1_accuracy"
 KNN = "eval/knn_top_1_accuracy"
 WEIGHTED_KNN = "eval/knn_weighted_top_1_accuracy"
+REGULARIZATION = "eval/regularization_loss"
+# Key suffix of the encoders that lbfgs and knn are applied to -> name of the encoder.
+_ENCODERS = {
+    "": ", frozen encoder",
+    "/projections": ", projections",
+    "/untrained_encoder": ", untrained encoder",
+    "/raw_pixels": ", raw pixels",
+}
 
 
 class Metric(NamedTuple):
@@ -63,6 +71,19 @@ def short_labels(scalars: dict[str, float]) -> dict[str, float]:
         for metric in METRICS
         if metric.short_label and metric.key in scalars
     }
+
+
+def result_rows(results: dict[str, float]) -> list[tuple[str, str]]:
+    """Returns the results as table rows (description, value)."""
+    return [
+        (
+            metric.label + (encoder if metric.key in (LBFGS, KNN, WEIGHTED_KNN) else ""),
+            f"{results[metric.key + suffix]:.4f}",
+        )
+        for metric in METRICS
+        for suffix, encoder in _ENCODERS.items()
+        if metric.key + suffix in results
+    ]
 
 
 def contrastive_accuracy(logits_ab: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -196,6 +217,53 @@ def mean_average_precision_11(labels: np.ndarray, scores: np.ndarray) -> float:
             ]
         )
     )
+
+
+def linear_results(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
+    """Computes the linear head's metrics and returns a dict mapping keys to floats.
+
+    Args:
+      labels: [n] for top-1, top-5 and mean per-class accuracy, or [n, classes] with values 1, 0 and
+        -1 for 11-point mAP.
+      logits: [n, classes].
+    """
+    if labels.ndim == 2:
+        return {MEAN_PRECISION: mean_average_precision_11(labels, logits)}
+    top_1 = top_1_hits(labels, logits).numpy()
+    results = {
+        LINEAR_TOP_1: float(top_1.mean()),
+        MEAN_PER_CLASS: mean_per_class_accuracy(top_1, labels),
+    }
+    if logits.shape[-1] > 5:  # With at most five classes, top-5 accuracy is always 1.
+        results[LINEAR_TOP_5] = float(np.mean(top_k_hits(labels, logits, 5)))
+    return results
+
+
+def map_labels(
+    labels: np.ndarray, logits: np.ndarray, columns: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Maps a data set's labels to the columns of a linear head trained on different classes.
+
+    Single-label examples are dropped if the head has no column for their class. With multiple
+    labels, the label is -1 in every head column whose class is not in the data set.
+
+    Args:
+      labels: int [n], or [n, data set classes] for multi-label data; see `sources.source.Source`.
+      logits: [n, head columns].
+      columns: the head column of each data set class, or -1 if the head lacks the class.
+
+    Returns:
+      labels: int [m], or [n, head columns] for multi-label data. m is the number of examples that
+        are not dropped.
+      logits: [m, head columns], or [n, head columns] for multi-label data.
+    """
+    columns = np.array(columns)
+    if labels.ndim == 1:
+        mapped = columns[labels]
+        return mapped[mapped >= 0], logits[mapped >= 0]
+    mapped = np.full(logits.shape, -1, np.int64)
+    mapped[:, columns[columns >= 0]] = labels[:, columns >= 0]
+    return mapped, logits
 
 
 class MeanMetrics:

@@ -57,7 +57,9 @@ def _fail(message):
 
 if __name__ == "__main__":  # --help and flag errors need not wait for TensorFlow to load.
     if {"-h", "--help", "--helpshort", "--helpfull"} & set(sys.argv[1:]):
-        console.log(f"{__doc__}\n\npython run.py [flags]\n{config_lib.format_help()}")
+        console.log(
+            f"{__doc__}\n\npython run.py [flags]\n{config_lib.format_help()}\n--flagfile=FILE: Read flags from a file."
+        )
         sys.exit(0)
     parse_flags(sys.argv)
     command_line.run_command("run.py", config_lib.from_flags)
@@ -72,6 +74,7 @@ import tensorflow as tf
 
 import checks
 import evaluate
+import metrics
 import model as model_lib
 import train
 from checkpoints import checkpoint_files, inspection, lock, run_directory
@@ -240,7 +243,7 @@ def _finish(context, trained, results, seconds):
         "gallery": gallery_path,
         "run directory": config.model_dir,
     }
-    table = [*evaluate.result_rows(results), *[None] * bool(results)]
+    table = [*metrics.result_rows(results), *[None] * bool(results)]
     table += [(name, value) for name, value in rows.items() if value]
     console.log(console.format_table(f"{config.network_name} on {source.name}", table))
 

@@ -158,12 +158,7 @@ def over_batch(
     elif blocked_nt_xent.is_used(z, strategy, config.loss_block_rows):
         loss, metrics["contrast_acc"], metrics["contrast_entropy"] = (
             blocked_nt_xent.contrastive_loss(
-                z,
-                config.hidden_norm,
-                config.temperature,
-                strategy,
-                config.loss_block_rows,
-                config.jit_compile,
+                z, config.hidden_norm, config.temperature, strategy, config.loss_block_rows
             )
         )
         return {"contrast_loss": loss}, metrics

@@ -183,44 +183,47 @@ def all_finite(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
-def make_run_steps(step: TrainStep, batches: tf.distribute.DistributedIterator) -> Callable:
+def make_run_steps(step: TrainStep) -> Callable:
     """Builds a function that runs multiple steps per device call.
 
     Args:
       step: the training step of one replica.
-      batches: iterator over distributed batches.
 
     Returns:
-      A function that takes `batches` and a number of steps, and returns the means of the scalars,
-      whose names are those that the step returns, and the number of steps before the first
-      non-finite step.
+      A function that takes an iterator over distributed batches and a number of steps, and returns
+      the means of the scalars, whose names are those that the step returns, and the number of steps
+      before the first non-finite step.
     """
     strategy, compiled = step.strategy, step.compiled(step)
+    scalar_sum = micro_batches.ScalarSum(tf.float32)
 
-    @tf.function(autograph=False)
-    def one_step(*batch):
+    @tf.autograph.experimental.do_not_convert
+    def one_step(batch):
         if step.config.micro_batch_size:
             results = micro_batches.train_step(step, batch, step.per_image, step.over_batch)
         else:
             results = strategy.run(compiled, args=batch)
         # All replicas return the same scalars.
-        return tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
-
-    one_step = one_step.get_concrete_function(*batches.element_spec)
-    names = one_step.structured_outputs.keys() - {"is_finite"}
+        scalars = {
+            name: strategy.experimental_local_results(value)[0] for name, value in results.items()
+        }
+        is_finite = scalars.pop("is_finite") == 1
+        return scalar_sum.pack(scalars), is_finite
 
     @tf.function
     def run_steps(batches, steps):
-        totals, num_finite_steps = {name: tf.zeros([]) for name in names}, 0
+        total, num_finite_steps = scalar_sum.zeros(), 0
         for index in tf.range(steps):
-            scalars = one_step(*next(batches))
-            is_finite = scalars["is_finite"] == 1
-            totals = {name: total + scalars[name] for name, total in totals.items()}
+            scalars, is_finite = one_step(next(batches))
+            total += scalars
             num_finite_steps += tf.cast(is_finite & (num_finite_steps == index), tf.int32)
-        means = {name: total / tf.cast(steps, tf.float32) for name, total in totals.items()}
-        return means, num_finite_steps
+        return total / tf.cast(steps, tf.float32), num_finite_steps
 
-    return run_steps
+    def run(batches, steps):
+        means, num_finite_steps = run_steps(batches, steps)
+        return scalar_sum.unpack(means), num_finite_steps
+
+    return run
 
 
 # ------------------------------------------------------------------------------------------------------- loop
@@ -420,9 +423,7 @@ def train(context: RunContext) -> TrainingResult:
             if is_chief:
                 _log_header(config, state.model, steps, num_examples, directory)
             batches = iter(train_dataset(context, step))
-            run_steps = make_run_steps(
-                TrainStep(state.model, state.optimizer, config, strategy), batches
-            )
+            run_steps = make_run_steps(TrainStep(state.model, state.optimizer, config, strategy))
         evaluations = stack.enter_context(_Evaluations(context, steps, state.model, log))
         if step:
             # The process may have been stopped before this evaluation was complete.

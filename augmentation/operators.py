@@ -5,8 +5,9 @@ part of the module are deterministic. Most of them take amounts [n], one per ima
 the second part sample random amounts. The results of operators modeled on PIL differ from those of
 PIL by at most two of 256 levels.
 
-Some operators use tensorflow-addons if it is installed, which is possible only with TensorFlow 2.15
-or earlier. Otherwise, core TensorFlow computes the same results.
+Operators that need no amount ignore their second argument. `affine` uses tensorflow-addons if it is
+installed, which is possible only with TensorFlow 2.15 or earlier. Otherwise, core TensorFlow
+computes the same results.
 """
 
 from __future__ import annotations
@@ -92,46 +93,19 @@ def affine(channels: list[tf.Tensor], matrices: tf.Tensor, fill: float = 0.5) ->
     )
 
 
-def shear_x(channels: list[tf.Tensor], amounts: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
+def shear_x(channels: list[tf.Tensor], amounts: tf.Tensor) -> list[tf.Tensor]:
     """Shears images horizontally by `amounts`, in pixels per row."""
-    return affine(channels, _matrices(amounts, b=amounts), fill)
+    zeros, ones = tf.zeros_like(amounts), tf.ones_like(amounts)
+    return affine(channels, tf.stack([ones, amounts, zeros, zeros, ones, zeros], 1))
 
 
-def shear_y(channels: list[tf.Tensor], amounts: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
-    """Shears images vertically by `amounts`, in pixels per column."""
-    return affine(channels, _matrices(amounts, d=amounts), fill)
-
-
-def translate_y(channels: list[tf.Tensor], pixels: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
-    """Moves images up by `pixels`, or down if `pixels` is negative."""
-    return affine(channels, _matrices(pixels, f=pixels), fill)
-
-
-def rotate(channels: list[tf.Tensor], degrees: tf.Tensor, fill: float = 0.5) -> list[tf.Tensor]:
+def rotate(channels: list[tf.Tensor], degrees: tf.Tensor) -> list[tf.Tensor]:
     """Rotates images counterclockwise about their centers by `degrees`."""
     angle = degrees * (math.pi / 180)
     cosine, sine = tf.cos(angle), tf.sin(angle)
     x, y = (channels[0].shape[2] - 1) / 2, (channels[0].shape[1] - 1) / 2
-    return affine(
-        channels,
-        _matrices(
-            degrees,
-            a=cosine,
-            b=-sine,
-            c=x - x * cosine + y * sine,
-            d=sine,
-            e=cosine,
-            f=y - x * sine - y * cosine,
-        ),
-        fill,
-    )
-
-
-def _matrices(amounts, **entries):
-    """Returns matrices [n, 6] for `affine`, built from entries of shape [n]. The default is the identity matrix."""
-    return tf.stack(
-        [entries.get(name, tf.fill(tf.shape(amounts), float(name in "ae"))) for name in "abcdef"], 1
-    )
+    offsets = x - x * cosine + y * sine, y - x * sine - y * cosine
+    return affine(channels, tf.stack([cosine, -sine, offsets[0], sine, cosine, offsets[1]], 1))
 
 
 # ---------------------------------------------------------------------------------------------- regions and filters
@@ -166,7 +140,7 @@ def _make_shift(channel):
     return lambda dy, dx: padded[:, 1 + dy : 1 + dy + height, 1 + dx : 1 + dx + width]
 
 
-def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
+def sobel(channels: list[tf.Tensor], _: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Computes each channel's Sobel gradient magnitude, scaled so that a vertical edge from 0 to 1 yields 1."""
 
     def gradient_magnitude(channel):
@@ -179,7 +153,7 @@ def sobel(channels: list[tf.Tensor]) -> list[tf.Tensor]:
         )
         return tf.sqrt(tf.square(gradient_x) + tf.square(gradient_y)) / 4
 
-    return data_util.clip([gradient_magnitude(channel) for channel in channels])
+    return data_util.clip([gradient_magnitude(channel) for channel in data_util.clip(channels)])
 
 
 def sharpness(channels: list[tf.Tensor], factors: tf.Tensor) -> list[tf.Tensor]:
@@ -244,7 +218,7 @@ def motion_blur(
 # ---------------------------------------------------------------------------------------------------- pixel values
 
 
-def invert(channels: list[tf.Tensor]) -> list[tf.Tensor]:
+def invert(channels: list[tf.Tensor], _: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Inverts all values."""
     return [1 - channel for channel in channels]
 
@@ -256,24 +230,13 @@ def solarize(channels: list[tf.Tensor], thresholds: tf.Tensor) -> list[tf.Tensor
     ]
 
 
-def solarize_add(channels: list[tf.Tensor], additions: tf.Tensor) -> list[tf.Tensor]:
-    """Adds `additions` to values below 128/255, and clips the results to [0, 1]."""
-    threshold = (_LEVELS // 2) / (_LEVELS - 1)
-    return data_util.clip(
-        [
-            tf.where(channel < threshold, channel + _per_image(additions), channel)
-            for channel in channels
-        ]
-    )
-
-
 def posterize(channels: list[tf.Tensor], bits: tf.Tensor) -> list[tf.Tensor]:
     """Posterizes images.
 
     Each value is converted to 8 bits, and only its `bits` most significant bits are kept. `bits` is
-    int32 [n], with values from 0 to 8.
+    [n], with values from 0 to 8, and is rounded.
     """
-    step = _per_image(tf.cast(tf.bitwise.left_shift(1, 8 - bits), tf.float32))
+    step = _per_image(2.0 ** (8 - tf.round(bits)))
     return [tf.floor(_quantized(channel) / step) * step / (_LEVELS - 1) for channel in channels]
 
 
@@ -296,7 +259,7 @@ def _gray(channels):
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
-def autocontrast(channels: list[tf.Tensor]) -> list[tf.Tensor]:
+def autocontrast(channels: list[tf.Tensor], _: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Stretches each color channel of an image to the range [0, 1]. Constant channels are unchanged."""
 
     def stretch(channel):
@@ -308,10 +271,10 @@ def autocontrast(channels: list[tf.Tensor]) -> list[tf.Tensor]:
     return [stretch(channel) for channel in channels]
 
 
-def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
+def equalize(channels: list[tf.Tensor], _: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Equalizes each color's 256-level histogram, as PIL does."""
 
-    def equalize_by_core(images):
+    def equalize_images(images):
         levels = tf.cast(_quantized(images), tf.int32)
         counts = tf.math.bincount(
             tf.reshape(levels, [tf.shape(levels)[0], -1]),
@@ -327,12 +290,7 @@ def equalize(channels: list[tf.Tensor]) -> list[tf.Tensor]:
         table = tf.where(step > 0, tf.clip_by_value(table, 0, _LEVELS - 1), tf.range(_LEVELS))
         return tf.cast(tf.gather(table, levels, batch_dims=1), images.dtype) / (_LEVELS - 1)
 
-    def equalize_by_addons(images):
-        return tf.cast(addons().equalize(tf.cast(_quantized(images), tf.uint8)), images.dtype) / (
-            _LEVELS - 1
-        )
-
-    return _apply_to_batch(equalize_by_addons if addons() else equalize_by_core, channels)
+    return _apply_to_batch(equalize_images, channels)
 
 
 # ------------------------------------------------------------------------------------------------ random operators
@@ -415,7 +373,8 @@ def random_resized_crop(
 
     def crop(image_and_seed):
         image, seed = image_and_seed
-        return data_util.random_crop_and_resize(image, seed, height, width, area_range=area_range)
+        window = data_util.random_window(tf.shape(image), seed, area_range)
+        return data_util.resize_window(image, *window, height, width)
 
     images = tf.map_fn(crop, (tf.stack(channels, -1), seeds), fn_output_signature=channels[0].dtype)
     channels = tf.unstack(

@@ -30,8 +30,8 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
         return tuple(
             branch_policy(names, **color, **crop_and_flip) for names in config.branch_operators
         )
-    if config.augmentation in _AUTOAUGMENT:
-        policy = autoaugment_policy(**crop_and_flip, name=config.augmentation)
+    if config.augmentation == "autoaugment":
+        policy = data_util.crop_and_flip_policy(**crop_and_flip).then(_AUTOAUGMENT)
     elif config.augmentation == "broader":
         policy = broader_policy(**color, **crop_and_flip)
     else:
@@ -40,24 +40,14 @@ def view_policies(config: Config) -> tuple[Policy, ...]:
     return (policy,) * (2 if config.pretraining else 1)
 
 
-def autoaugment_policy(
-    min_area: float = 0.08, flip: bool = True, name: str = "autoaugment"
-) -> Policy:
-    """Returns a policy that applies crop, flip and AutoAugment (paper, Table 1).
-
-    `name` is "autoaugment" for `autoaugment.TABLE_9`, or "autoaugment_v0" for `autoaugment.V0`.
-    """
-    return data_util.crop_and_flip_policy(min_area, flip).then(_AUTOAUGMENT[name])
-
-
 def broader_policy(
     strength: float, brightness: str, min_area: float = 0.08, flip: bool = True
 ) -> Policy:
     """Returns SimCLR's policy with additional color distortion, Sobel filtering and motion blur (paper, B.2)."""
     return data_util.simclr_policy(strength, brightness, min_area, flip).then(
-        Operator("equalize", _equalize, 0.2),
+        Operator("equalize", operators.equalize, 0.2),
         Operator("solarize", _solarize, 0.2),
-        Operator("sobel", _sobel, 0.2),
+        Operator("sobel", operators.sobel, 0.2),
         Operator("motion_blur", operators.random_motion_blur, 0.2),
     )
 
@@ -68,7 +58,7 @@ def extra_operators(names: tuple[str, ...]) -> tuple[Operator, ...]:
     by_name = {
         "rotate": Operator("rotate", rotate),
         "noise": Operator("noise", operators.random_noise, 0.5),
-        "sobel": Operator("sobel", _sobel, 0.5),
+        "sobel": Operator("sobel", operators.sobel, 0.5),
     }
     return tuple(by_name[name] for name in names)
 
@@ -96,32 +86,17 @@ def branch_policy(
         "cutout": (Operator("cutout", operators.random_cutout),),
         "noise": (Operator("noise", operators.random_noise),),
         "blur": (Operator("blur", operators.random_blur, 0.5),),
-        "sobel": (Operator("sobel", _sobel),),
-        "equalize": (Operator("equalize", _equalize),),
+        "sobel": (Operator("sobel", operators.sobel),),
+        "equalize": (Operator("equalize", operators.equalize),),
         "solarize": (Operator("solarize", _solarize),),
         "motion_blur": (Operator("motion_blur", operators.random_motion_blur),),
-        **{name: (operator,) for name, operator in _AUTOAUGMENT.items()},
+        "autoaugment": (_AUTOAUGMENT,),
     }
     return data_util.Policy((min_area, 1.0)).then(*sum((by_name[name] for name in names), ()))
-
-
-def _equalize(channels, _):
-    return operators.equalize(channels)
 
 
 def _solarize(channels, seeds):
     return operators.solarize(data_util.clip(channels), tf.fill(tf.shape(seeds)[:1], 0.5))
 
 
-def _sobel(channels, _):
-    return operators.sobel(data_util.clip(channels))
-
-
-def _autoaugment(channels, seeds, policy):
-    return autoaugment.autoaugment(data_util.clip(channels), seeds, policy)
-
-
-_AUTOAUGMENT = {
-    name: Operator(name, functools.partial(_autoaugment, policy=policy))
-    for name, policy in (("autoaugment", autoaugment.TABLE_9), ("autoaugment_v0", autoaugment.V0))
-}
+_AUTOAUGMENT = Operator("autoaugment", autoaugment.autoaugment)

@@ -23,9 +23,34 @@ import tf_keras as keras
 
 import resnet
 
-# The names of the scalars are known only after the loop over micro-batches has been traced, so they
-# are summed in a vector with spare elements.
 _MAX_SCALARS = 64
+
+
+class ScalarSum:
+    """Sum of nested dicts of scalars in a traced loop.
+
+    The state of a loop must have a fixed structure before the loop is traced, but the names of the
+    scalars are known only afterwards. The state is therefore a vector with spare elements.
+    """
+
+    def __init__(self, dtype: tf.DType):
+        """Creates the sum. `dtype` is the type of the vector."""
+        self._dtype, self._structure = dtype, None
+
+    def zeros(self) -> tf.Tensor:
+        """Returns the vector before the loop."""
+        return tf.zeros([_MAX_SCALARS], self._dtype)
+
+    def pack(self, scalars: Any) -> tf.Tensor:
+        """Returns the vector of the scalars, and remembers their structure."""
+        self._structure = tf.nest.map_structure(lambda _: None, scalars)
+        values = [tf.cast(value, self._dtype) for value in tf.nest.flatten(scalars)]
+        return tf.stack(values + [tf.zeros([], self._dtype)] * (_MAX_SCALARS - len(values)))
+
+    def unpack(self, vector: tf.Tensor) -> Any:
+        """Returns the scalars in the vector, in the structure that `pack` received."""
+        count = len(tf.nest.flatten(self._structure))
+        return tf.nest.pack_sequence_as(self._structure, tf.unstack(vector)[:count])
 
 
 # The function needs no conversion, and AutoGraph is slow.
@@ -45,7 +70,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
     config, model, floatx = step.config, step.model, keras.backend.floatx()
     count = config.train_batch_size // config.micro_batch_size
     rows = step.rows // count  # number of images in a micro-batch on each replica
-    names = []  # the nested dicts of the scalars, with their names in place of values
+    scalar_sum = ScalarSum(floatx)
 
     def run(function, *args):
         return step.strategy.run(step.compiled(function), args)
@@ -101,7 +126,7 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
 
     def zero_sums():
         gradients = [tf.zeros_like(variable) for variable in model.trainable_variables]
-        return gradients, tf.zeros([_MAX_SCALARS], floatx)
+        return gradients, scalar_sum.zeros()
 
     def add_gradients(batch, output_gradients, index, sums):
         """Adds one micro-batch's gradients, terms and metrics to `sums` (second pass)."""
@@ -113,15 +138,11 @@ def train_step(step: Any, batch: tuple, per_image: Callable, over_batch: Callabl
             for gradient, output in zip(output_gradients, (h, z)):
                 loss += tf.reduce_sum(tf.gather(gradient, index) * output)
         gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
-        names[:] = scalars
-        values = [tf.cast(value, floatx) for value in tf.nest.flatten(scalars)]
-        values += [tf.zeros([], floatx)] * (_MAX_SCALARS - len(values))
-        return tf.nest.map_structure(tf.add, sums, (gradients, tf.stack(values)))
+        return tf.nest.map_structure(tf.add, sums, (gradients, scalar_sum.pack(scalars)))
 
     def update(sums, batch_terms, batch_metrics):
-        gradients, values = sums
-        values = tf.unstack(values)[: len(tf.nest.flatten(names))]
-        terms, metrics = tf.nest.pack_sequence_as(names, values)
+        gradients, vector = sums
+        terms, metrics = scalar_sum.unpack(vector)
         return step.update(gradients, {**batch_terms, **terms}, {**batch_metrics, **metrics})
 
     gradients, terms, metrics = (), {}, {}

@@ -207,10 +207,7 @@ def operators(image: np.ndarray, out: str, size: int = 160) -> str:
                         for operator in policy.operators
                     )
                 )
-            channels = data_util.apply_after_crop(
-                data_util.to_channels(image[tf.newaxis]), policy, seeds
-            )
-            augmented = data_util.from_channels(channels)[0].numpy()
+            augmented = data_util.apply_operators(image[tf.newaxis], policy, seeds)[0].numpy()
             axis = axes[index // 2, 3 * (index % 2) + draw]
             axis.imshow(augmented)
             axis.set_title(title if draw == 0 else "", fontsize=9, loc="left")

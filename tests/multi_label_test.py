@@ -143,7 +143,7 @@ def test_accuracies_match_scikit_learn():
         random.standard_normal((90, 8)).astype(np.float32),
     )
     logits[np.arange(90), labels] += 1
-    results, predictions = evaluate.linear_results(labels, logits), logits.argmax(1)
+    results, predictions = metrics.linear_results(labels, logits), logits.argmax(1)
     assert results[evaluate.LINEAR_TOP_1] == pytest.approx(accuracy_score(labels, predictions))
     assert results[evaluate.LINEAR_TOP_5] == pytest.approx(
         top_k_accuracy_score(labels, logits, k=5, labels=range(8))

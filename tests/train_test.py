@@ -76,7 +76,7 @@ def take_steps(config, state, order=None, strategy=None):
     )
     dataset = tf.data.Dataset.from_tensor_slices(examples).batch(rows, drop_remainder=True)
     iterator = iter(strategy.distribute_datasets_from_function(lambda _: dataset))
-    run_steps = train.make_run_steps(make_step(config, state, strategy), iterator)
+    run_steps = train.make_run_steps(make_step(config, state, strategy))
     for _ in batches(config):
         scalars, num_finite_steps = run_steps(iterator, tf.constant(1))
         reported.append(
@@ -166,7 +166,7 @@ def test_reported_scalars_are_means_over_the_steps():
 
     batches = iter(tf.data.Dataset.from_tensor_slices(([1.0, 3.0, 5.0, 9.0],)))
     step = FakeStep(None, None, Config(**SMALL), tf.distribute.get_strategy())
-    means, num_finite_steps = train.make_run_steps(step, batches)(batches, 4)
+    means, num_finite_steps = train.make_run_steps(step)(batches, 4)
     assert num_finite_steps == 2 and {name: float(mean) for name, mean in means.items()} == {
         "new": 9.0
     }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-import evaluate
+import metrics
 import metrics
 from runtime.errors import UserError
 
 RESULT_KEYS = {  # name -> key in run.py's result.json
-    "top_1": evaluate.LINEAR_TOP_1,
-    "mean_per_class": evaluate.MEAN_PER_CLASS,
-    "mean_average_precision": evaluate.MEAN_PRECISION,
+    "top_1": metrics.LINEAR_TOP_1,
+    "mean_per_class": metrics.MEAN_PER_CLASS,
+    "mean_average_precision": metrics.MEAN_PRECISION,
 }
 METRICS = {  # name -> function of scores [n, classes] and labels, which are [n] or [n, classes]
     "top_1": lambda labels, scores: float(np.mean(scores.argmax(1) == labels)),

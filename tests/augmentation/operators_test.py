@@ -1,4 +1,4 @@
-"""Checks image operators against PIL, SciPy and hand-computed results, with and without tensorflow-addons."""
+"""Checks image operators against PIL, SciPy and hand-computed results."""
 
 import itertools
 
@@ -18,10 +18,7 @@ LEVEL = 1 / 255
 def apply(operator, images, *amounts, **parameters):
     """Applies an operator to uint8 images [n, h, w, 3]. Returns float32 images."""
     channels = data_util.to_channels(tf.constant(images / 255, tf.float32))
-    tensors = [
-        tf.constant(amount, tf.int32 if np.asarray(amount).dtype == int else tf.float32)
-        for amount in amounts
-    ]
+    tensors = [tf.constant(amount, tf.float32) for amount in amounts]
     return data_util.from_channels(list(operator(channels, *tensors, **parameters))).numpy()
 
 
@@ -54,14 +51,6 @@ PIL = {
         operators.solarize,
         lambda image, t: ImageOps.solarize(image, round(t * 255)),
         [[0.2, 128 / 255]],
-        0,
-    ),
-    "solarize_add": (
-        operators.solarize_add,
-        lambda image, a: image.point(
-            lambda v: min(max(v + round(a * 255), 0), 255) if v < 128 else v
-        ),
-        [[33 / 255, -77 / 255]],
         0,
     ),
     "posterize": (operators.posterize, ImageOps.posterize, [[3, 6]], 0),
@@ -97,14 +86,14 @@ def test_pixel_operators_match_pil(name, shape):
 
 
 @pytest.mark.parametrize("shape", [(60, 80), (33, 20), (8, 8)])
-def test_equalize_matches_pil(shape, backend):
+def test_equalize_matches_pil(shape):
     images = photographs(*shape)
     np.testing.assert_allclose(
         apply(operators.equalize, images), apply_pil(ImageOps.equalize, images), atol=1e-6
     )
 
 
-def test_equalize_does_not_change_uniform_images(backend):
+def test_equalize_does_not_change_uniform_images():
     flat = np.full([2, 9, 7, 3], 77, np.uint8)
     np.testing.assert_allclose(apply(operators.equalize, flat), flat / 255, atol=1e-6)
 
@@ -169,8 +158,6 @@ def rotation(degrees):
 
 AFFINE = {
     "shear_x": ([0.21, -0.13], lambda a: lambda i, x, y: (x + a[i] * y, y)),
-    "shear_y": ([0.21, -0.13], lambda a: lambda i, x, y: (x, y + a[i] * x)),
-    "translate_y": ([3.0, -11.0], lambda a: lambda i, x, y: (x, y + a[i])),
     "rotate": ([17.0, -25.5], rotation),
 }
 
@@ -267,7 +254,7 @@ def test_motion_blur_averages_along_a_line():
 
 AMOUNTS = {
     **{name: [0.3] for name in (*AFFINE, "solarize", "contrast", "color", "sharpness")},
-    "posterize": [3],
+    "posterize": [3.0],
     "motion_blur": [30.0, 2.0],
     "cutout": [3.0, 4.0],
     **{name: [] for name in ("invert", "autocontrast", "equalize", "sobel")},

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import evaluate
 import model as model_lib
 from checkpoints import restoring
 from config import Config
@@ -43,13 +42,13 @@ def test_description_of_differences_lists_the_unmatched_names_on_both_sides():
 
 def test_labels_are_mapped_to_columns_and_unmatched_examples_are_removed():
     logits = np.arange(8.0).reshape(4, 2)
-    labels, kept = evaluate.map_labels(np.array([0, 1, 2, 1]), logits, [1, -1, 0])
+    labels, kept = metrics.map_labels(np.array([0, 1, 2, 1]), logits, [1, -1, 0])
     np.testing.assert_array_equal(labels, [1, 0])
     np.testing.assert_array_equal(kept, logits[[0, 2]])
 
 
 def test_multi_label_vectors_are_mapped_to_columns():
-    labels, _ = evaluate.map_labels(np.array([[1, 0, -1]]), np.zeros([1, 4]), [3, -1, 0])
+    labels, _ = metrics.map_labels(np.array([[1, 0, -1]]), np.zeros([1, 4]), [3, -1, 0])
     np.testing.assert_array_equal(labels, [[-1, -1, -1, 1]])
 
 

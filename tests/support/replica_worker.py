@@ -123,7 +123,7 @@ def train_case(strategy, settings):
         model_lib.create_slots(optimizer, model)
         state = TrainingState(model, optimizer, tempfile.gettempdir(), 1)
     batches = distributed_batches(config, strategy)
-    run_steps = train.make_run_steps(TrainStep(model, optimizer, config, strategy), batches)
+    run_steps = train.make_run_steps(TrainStep(model, optimizer, config, strategy))
     results = {name: value.numpy() for name, value in run_steps(batches, tf.constant(1))[0].items()}
     variables = restoring.variables_by_key(model=model)
     trained = {key: variable for key, variable in variables.items() if variable.trainable}
