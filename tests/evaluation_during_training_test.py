@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import evaluate
+import metrics
 import run as run_lib
 import train
 from checkpoints import training_log
@@ -79,7 +80,7 @@ def test_the_results_match_the_results_of_a_separate_evaluation(runs_with_and_wi
     run(directory, mode="eval", eval_name="separate", eval_protocol="linear_head,knn", **SETTINGS)
     separate = read_results(directory / "separate")
     for name in ("result_2.json", "result_4.json"):
-        assert evaluate.LINEAR_TOP_1 in before[name] and evaluate.KNN in before[name]
+        assert metrics.LINEAR_TOP_1 in before[name] and metrics.KNN in before[name]
         assert before[name] == pytest.approx(separate[name], rel=1e-6)
 
 
@@ -88,18 +89,18 @@ def test_the_history_and_tensorboard_contain_the_results(runs_with_and_without):
     history = [
         row
         for row in training_log.read_history(str(directory))
-        if evaluate.KNN in row or evaluate.LINEAR_TOP_1 in row
+        if metrics.KNN in row or metrics.LINEAR_TOP_1 in row
     ]
     results = read_results(directory)
-    assert [(row["step"], row[evaluate.LINEAR_TOP_1]) for row in history] == [
-        (step, results[f"result_{step}.json"][evaluate.LINEAR_TOP_1]) for step in (2, 4, 5)
+    assert [(row["step"], row[metrics.LINEAR_TOP_1]) for row in history] == [
+        (step, results[f"result_{step}.json"][metrics.LINEAR_TOP_1]) for step in (2, 4, 5)
     ]
     steps = {
         event.step
         for path in (directory / "eval").iterdir()
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
-        if value.tag == evaluate.KNN
+        if value.tag == metrics.KNN
     }
     assert steps == {2, 4}
 
@@ -114,7 +115,7 @@ def test_progress_lines_show_the_last_evaluation(tmp_path, monkeypatch, capsys):
     run(tmp_path, mode="train", eval_epochs=1, **SETTINGS)
     result = read_results(tmp_path)["result_2.json"]
     lines = capsys.readouterr().out.splitlines()
-    expected = f"eval_knn {result[evaluate.KNN]:.3f}"
+    expected = f"eval_knn {result[metrics.KNN]:.3f}"
     assert any(line.startswith("evaluation at step 2: ") and expected in line for line in lines)
     assert any(line.startswith("step 3/5") and expected in line for line in lines)
     assert not any(line.startswith("step 2/5") and "eval_knn" in line for line in lines)
@@ -155,7 +156,7 @@ def test_a_signal_between_checkpoint_and_evaluation_does_not_change_results(
 
 @pytest.mark.parametrize(
     "has_head, method, metric",
-    [(True, "linear_head", evaluate.LINEAR_TOP_1), (False, "probe_frozen_encoder", evaluate.KNN)],
+    [(True, "linear_head", metrics.LINEAR_TOP_1), (False, "probe_frozen_encoder", metrics.KNN)],
 )
 def test_keep_best_keeps_the_checkpoint_with_the_best_evaluation(
     has_head, method, metric, tmp_path, monkeypatch
@@ -232,8 +233,7 @@ def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_
     )
     results = read_results(tmp_path)["result.json"]
     assert (
-        "eval/contrast_loss" in results
-        and not {evaluate.LINEAR_TOP_1, evaluate.KNN} & results.keys()
+        "eval/contrast_loss" in results and not {metrics.LINEAR_TOP_1, metrics.KNN} & results.keys()
     )
     run(tmp_path, mode="eval", eval_name="again")
     assert read_results(tmp_path / "again")["result.json"] == pytest.approx(results)

@@ -69,7 +69,7 @@ def test_compiled_step_in_half_precision(precision, tiny_resnet):
         model = model_lib.build_model(config, replica_worker.CLASSES)
         optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
         batches = replica_worker.distributed_batches(config, ONE)
-        run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, ONE), batches)
+        run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, ONE))
         scalars, num_finite_steps = run_steps(batches, tf.constant(2))
         assert num_finite_steps == 2
         return float(scalars["train/total_loss"])

@@ -19,6 +19,7 @@ import checks
 import data
 import data_util
 import evaluate
+import metrics
 import model as model_lib
 import objective
 import resnet
@@ -53,6 +54,7 @@ def complete_run(tmp_path_factory):
     printed = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "log", printed.append)
+        patch.setattr(training_log, "_SECONDS_BETWEEN_ROWS", np.inf)
         run(
             directory,
             with_export=True,
@@ -182,9 +184,9 @@ def test_the_linear_head_is_evaluated_on_every_example(complete_run):
     batches = data.build_eval_dataset(config, context.source, "test", 360)
     images, labels, weights = next(iter(batches))
     logits = model(images, training=False)["logits_sup"].numpy()
-    assert result[evaluate.LINEAR_TOP_1] == pytest.approx(np.mean(logits.argmax(1) == labels))
+    assert result[metrics.LINEAR_TOP_1] == pytest.approx(np.mean(logits.argmax(1) == labels))
     in_top_5 = [label in np.argsort(-row)[:5] for row, label in zip(logits, labels.numpy())]
-    assert result[evaluate.LINEAR_TOP_5] == pytest.approx(np.mean(in_top_5))
+    assert result[metrics.LINEAR_TOP_5] == pytest.approx(np.mean(in_top_5))
 
 
 def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
@@ -201,7 +203,7 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         for rows in sets
     )
     # With 200 neighbors, all 64 training images vote.
-    for key, count, temperature in ((evaluate.KNN, 10, np.inf), (evaluate.WEIGHTED_KNN, 64, 0.1)):
+    for key, count, temperature in ((metrics.KNN, 10, np.inf), (metrics.WEIGHTED_KNN, 64, 0.1)):
         classifier = KNeighborsClassifier(
             count,
             metric="cosine",
@@ -210,9 +212,7 @@ def test_frozen_evaluation_uses_h_and_projections_and_raw_pixels(complete_run):
         expected = classifier.fit(pixels, labels).score(test_pixels, test_labels)
         # Nearly equal similarities may be ordered differently.
         assert result[key + "/raw_pixels"] == pytest.approx(expected, abs=2 / 360)
-    assert any(
-        result[key + "/projections"] != result[key] for key in (evaluate.LBFGS, evaluate.KNN)
-    )
+    assert any(result[key + "/projections"] != result[key] for key in (metrics.LBFGS, metrics.KNN))
     model = model_lib.build_model(Config(**TINY), 10)
     restoring.load_model(model, str(complete_run[0] / "ckpt-4"))
     images = np.random.default_rng(0).uniform(size=[3, 8, 8, 3]).astype(np.float32)
@@ -515,10 +515,10 @@ def test_unsuitable_settings_are_reported(settings, warning):
 
 @pytest.mark.parametrize("classes, has_top_5", [(2, False), (5, False), (6, True)])
 def test_top_5_accuracy_is_reported_for_more_than_five_classes(classes, has_top_5):
-    results = evaluate.linear_results(
+    results = metrics.linear_results(
         np.arange(9) % classes, np.random.default_rng(0).normal(size=[9, classes])
     )
-    assert (evaluate.LINEAR_TOP_5 in results) == has_top_5
+    assert (metrics.LINEAR_TOP_5 in results) == has_top_5
 
 
 def test_continuous_evaluation_prints_tables_and_ends_after_the_timeout(complete_run, capsys):
@@ -529,9 +529,9 @@ def test_continuous_evaluation_prints_tables_and_ends_after_the_timeout(complete
     assert re.search(r"ckpt-3\n-+\nlinear head, top-1 +0\.\d{4}\n", printed)
     results = json.loads((complete_run[0] / "again" / "result_3.json").read_text())
     assert set(results) == {
-        evaluate.LINEAR_TOP_1,
-        evaluate.LINEAR_TOP_5,
-        evaluate.MEAN_PER_CLASS,
+        metrics.LINEAR_TOP_1,
+        metrics.LINEAR_TOP_5,
+        metrics.MEAN_PER_CLASS,
         "eval/regularization_loss",
         "global_step",
     }
@@ -564,7 +564,7 @@ def test_the_learning_rate_of_a_missing_linear_head_is_removed(tmp_path):
     )
     completed, lines = complete(config)
     assert completed.linear_head_learning_rate is None and not completed.has_linear_head
-    assert "linear head: off (images has no labels)" in lines
+    assert f"linear head: off ({tmp_path / 'images'} has no labels)" in lines
     config = Config(**TINY, model_dir=str(tmp_path), lineareval_while_pretraining=False)
     assert "linear head: off (--nolineareval_while_pretraining)" in complete(config)[1]
 
@@ -674,7 +674,7 @@ def test_repeated_evaluations_trace_once_and_write_one_event_file(
     fresh = evaluate.evaluate_and_write(other, model, 3)
     assert results[2] == pytest.approx(fresh, rel=1e-6)
     assert {
-        f"{evaluate.KNN}/{name}" for name in ("raw_pixels", "untrained_encoder", "projections")
+        f"{metrics.KNN}/{name}" for name in ("raw_pixels", "untrained_encoder", "projections")
     } <= set(fresh)
 
 
@@ -733,12 +733,12 @@ def test_results_of_other_protocols_are_kept_if_one_fails(small_model, tmp_path,
     monkeypatch.setattr(evaluate.Evaluator, "contrastive", fail)
     evaluate_and_fail(fail)
     assert not file.exists()
-    evaluate_and_fail(lambda *_: {evaluate.LINEAR_TOP_1: 0.5})
-    expected = {"global_step", "eval/regularization_loss", evaluate.LINEAR_TOP_1}
+    evaluate_and_fail(lambda *_: {metrics.LINEAR_TOP_1: 0.5})
+    expected = {"global_step", "eval/regularization_loss", metrics.LINEAR_TOP_1}
     assert set(json.loads(file.read_text())) == expected
-    for linear_head in (fail, lambda *_: {evaluate.LINEAR_TOP_1: 0.25}):
+    for linear_head in (fail, lambda *_: {metrics.LINEAR_TOP_1: 0.25}):
         evaluate_and_fail(linear_head)
-        assert json.loads(file.read_text())[evaluate.LINEAR_TOP_1] == 0.5
+        assert json.loads(file.read_text())[metrics.LINEAR_TOP_1] == 0.5
     assert not (tmp_path / "result.json").exists()
 
 
@@ -1024,9 +1024,9 @@ def test_linear_head_evaluation_on_different_classes_is_rejected(complete_run, t
     )
     results = json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(results) == {
-        evaluate.KNN,
-        evaluate.WEIGHTED_KNN,
-        evaluate.LBFGS,
+        metrics.KNN,
+        metrics.WEIGHTED_KNN,
+        metrics.LBFGS,
         "eval/lbfgs_l2",
         "global_step",
     }
@@ -1058,12 +1058,13 @@ def test_micro_batches_half_precision_and_new_scalars_work_together(tmp_path, mo
         function = getattr(simclr, name)
 
         def patched(*args):
-            *outputs, terms, metrics = function(*args)
-            metrics = {**metrics, f"new_{name}": 2 * tf.add_n([*terms.values()])}
-            return *outputs, {**terms, f"term_{name}": tf.constant(0.5)}, metrics
+            *outputs, terms, scalars = function(*args)
+            scalars = {**scalars, f"new_{name}": 2 * tf.add_n([*terms.values()])}
+            return *outputs, {**terms, f"term_{name}": tf.constant(0.5)}, scalars
 
         monkeypatch.setattr(simclr, name, patched)
 
+    monkeypatch.setattr(training_log, "_SECONDS_BETWEEN_ROWS", np.inf)
     add_scalars("per_image")
     add_scalars("over_batch")
     settings = dict(micro_batch_size=16, precision="mixed_bfloat16", checkpoint_steps=4)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import metrics
 import model as model_lib
 from checkpoints import restoring
 from config import Config
