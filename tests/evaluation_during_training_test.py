@@ -172,7 +172,7 @@ def test_keep_best_keeps_the_checkpoint_with_the_best_evaluation(
 @pytest.fixture
 def photos(tmp_path):
     """Returns settings for a folder of images without labels."""
-    write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
+    write_images(tmp_path / "photos", *(f"{index}.png" for index in range(40)))
     return dict(dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1)
 
 

@@ -127,5 +127,5 @@ def test_collapsed_encoder_is_reported(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(metrics, "embedding_std", lambda *_: tf.constant(0.001))
     runs.run(tmp_path / "run", train_steps=2)
-    (line,) = [line for line in lines if "has collapsed" in line]
+    *_, line = [line for line in lines if "has collapsed" in line]
     assert "At step 2, all images have nearly the same projection" in line and "0.0010" in line
