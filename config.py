@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import re
 import shlex
 import typing
@@ -1086,6 +1087,7 @@ _CONTRADICTIONS = (
                 _RESERVED_NAME.fullmatch(config.eval_name)
                 or check_path("eval_name", config.eval_name).startswith((".", "/", "~"))
                 or "/" in config.eval_name
+                or len(os.fsencode(config.eval_name)) > _MAX_NAME_BYTES
             )
         ),
         "the value is not a valid name for a sub-folder, or is reserved for the run's files. Use a"

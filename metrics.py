@@ -60,7 +60,7 @@ METRICS = (
     Metric("eval/contrast_loss", "contrastive loss", "eval_loss", "contrastive loss"),
     Metric("eval/contrast_acc", "contrastive accuracy", None, "contrastive accuracy"),
     Metric("train/supervised_loss", "training", "head_loss", "loss of the linear head"),
-    Metric("learning_rate", "learning rate", None, "learning rate"),
+    Metric("learning_rate", "training", None, "learning rate"),
 )
 
 

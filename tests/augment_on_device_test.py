@@ -11,10 +11,10 @@ import model as model_lib
 import train
 from augmentation.policies import view_policies
 from config import Config
-from runtime.errors import UserError
 from sources import datasets, digits
 from support import replica_worker
 from support.images import write_images
+from support.runs import make_context
 
 HOST = Config(
     dataset="digits",
@@ -39,7 +39,7 @@ def views_of(config, source, compile_with_xla=False):
         None, optimizer, config.replace(use_blur=False), tf.distribute.get_strategy()
     )
     function = tf.function(
-        lambda views, *seeds: step.network_input(views, 0, *seeds),
+        lambda *images_and_seeds: tf.concat(step.views(*images_and_seeds), 0),
         jit_compile=compile_with_xla,
         autograph=False,
     )
@@ -110,25 +110,12 @@ def test_training_steps_are_the_same(settings, replicas, tiny_resnet, unoptimize
             optimizer = model_lib.build_optimizer(
                 config, model_lib.build_schedule(config, 64), model
             )
-        run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, strategy))
-        scalars, _ = run_steps(
-            iter(train.train_dataset(config, source, strategy, 0)), tf.constant(2)
-        )
+        batches = iter(train.train_dataset(make_context(config, source, strategy), 0))
+        step = train.TrainStep(model, optimizer, config, strategy)
+        scalars, _ = train.make_run_steps(step)(batches, tf.constant(2))
         return {name: float(value) for name, value in scalars.items()}
 
     expected, results = (
         train_two_steps(HOST.replace(augment_on=place, **settings)) for place in ("host", "device")
     )
     assert results == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [dict(augmentation="autoaugment"), dict(augment_extra="sobel"), dict(augment_left="color")],
-    ids=str,
-)
-def test_other_operators_give_a_one_line_error(settings):
-    with pytest.raises(
-        UserError, match="^--augment_on=device: only the operators of --augmentation=simclr"
-    ):
-        Config(augment_on="device", **settings)

@@ -7,15 +7,16 @@ import pytest
 import tensorflow as tf
 
 import evaluate
+import metrics
 import run as run_lib
 import train
 from checkpoints import training_log
 from config import Config
-from runtime import console, signals
+from runtime import progress, signals
 from runtime.errors import Stopped, UserError
 from sources import digits
 from support.images import write_images
-from support.runs import TINY, run
+from support.runs import TINY, make_context, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet")
 # An epoch has two steps.
@@ -79,7 +80,7 @@ def test_the_results_match_the_results_of_a_separate_evaluation(runs_with_and_wi
     run(directory, mode="eval", eval_name="separate", eval_protocol="linear_head,knn", **SETTINGS)
     separate = read_results(directory / "separate")
     for name in ("result_2.json", "result_4.json"):
-        assert evaluate.LINEAR_TOP_1 in before[name] and evaluate.KNN in before[name]
+        assert metrics.LINEAR_TOP_1 in before[name] and metrics.KNN in before[name]
         assert before[name] == pytest.approx(separate[name], rel=1e-6)
 
 
@@ -88,18 +89,18 @@ def test_the_history_and_tensorboard_contain_the_results(runs_with_and_without):
     history = [
         row
         for row in training_log.read_history(str(directory))
-        if evaluate.KNN in row or evaluate.LINEAR_TOP_1 in row
+        if metrics.KNN in row or metrics.LINEAR_TOP_1 in row
     ]
     results = read_results(directory)
-    assert [(row["step"], row[evaluate.LINEAR_TOP_1]) for row in history] == [
-        (step, results[f"result_{step}.json"][evaluate.LINEAR_TOP_1]) for step in (2, 4, 5)
+    assert [(row["step"], row[metrics.LINEAR_TOP_1]) for row in history] == [
+        (step, results[f"result_{step}.json"][metrics.LINEAR_TOP_1]) for step in (2, 4, 5)
     ]
     steps = {
         event.step
         for path in (directory / "eval").iterdir()
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
-        if value.tag == evaluate.KNN
+        if value.tag == metrics.KNN
     }
     assert steps == {2, 4}
 
@@ -109,11 +110,12 @@ def test_mode_train_also_evaluates_the_last_step(tmp_path):
     assert read_results(tmp_path).keys() == {"result.json", "result_5.json"}
 
 
-def test_the_progress_line_shows_the_last_evaluation(tmp_path, capsys):
-    run(tmp_path, mode="train", eval_epochs=1, log_seconds=1e-3, **SETTINGS)
+def test_progress_lines_show_the_last_evaluation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
+    run(tmp_path, mode="train", eval_epochs=1, **SETTINGS)
     result = read_results(tmp_path)["result_2.json"]
     lines = capsys.readouterr().out.splitlines()
-    expected = f"eval_knn {result[evaluate.KNN]:.3f}"
+    expected = f"eval_knn {result[metrics.KNN]:.3f}"
     assert any(line.startswith("evaluation at step 2: ") and expected in line for line in lines)
     assert any(line.startswith("step 3/5") and expected in line for line in lines)
     assert not any(line.startswith("step 2/5") and "eval_knn" in line for line in lines)
@@ -152,46 +154,55 @@ def test_a_signal_between_checkpoint_and_evaluation_does_not_change_results(
     assert read_results(tmp_path) == read_results(runs_with_and_without[1])
 
 
-def test_keep_best_keeps_the_checkpoint_with_the_best_evaluation(tmp_path, monkeypatch):
-    accuracies = {2: 0.9, 4: 0.8, 5: 0.7}
-    monkeypatch.setattr(
-        evaluate.Evaluator,
-        "linear_head",
-        lambda self, step: {evaluate.LINEAR_TOP_1: accuracies[step]},
-    )
-    run(tmp_path, mode="train", eval_epochs=1, keep_best=True, **SETTINGS)
-    assert {path.stem for path in (tmp_path / "best").glob("ckpt-*.index")} == {"ckpt-2"}
-
-
-def test_keep_best_uses_the_knn_accuracy_if_there_is_no_linear_head(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "has_head, method, metric",
+    [(True, "linear_head", metrics.LINEAR_TOP_1), (False, "probe_frozen_encoder", metrics.KNN)],
+)
+def test_keep_best_keeps_the_checkpoint_with_the_best_evaluation(
+    has_head, method, metric, tmp_path, monkeypatch
+):
     accuracies = {2: 0.8, 4: 0.9, 5: 0.7}
-    monkeypatch.setattr(
-        evaluate.Evaluator,
-        "probe_frozen_encoder",
-        lambda self, step: {evaluate.KNN: accuracies[step]},
-    )
-    run(
-        tmp_path,
-        mode="train",
-        eval_epochs=1,
-        keep_best=True,
-        lineareval_while_pretraining=False,
-        **{**SETTINGS, "linear_head_learning_rate": None},
-    )
+    monkeypatch.setattr(evaluate.Evaluator, method, lambda self, step: {metric: accuracies[step]})
+    settings = dict(mode="train", eval_epochs=1, keep_best=True)
+    settings.update(lineareval_while_pretraining=has_head)
+    run(tmp_path, **{**SETTINGS, **settings, "linear_head_learning_rate": None})
     assert {path.stem for path in (tmp_path / "best").glob("ckpt-*.index")} == {"ckpt-4"}
 
 
-def test_images_without_labels_are_evaluated_with_the_contrastive_loss(tmp_path):
+@pytest.fixture
+def photos(tmp_path):
+    """Returns settings for a folder of images without labels."""
     write_images(tmp_path / "photos", *(f"{index}.png" for index in range(40)))
-    run(
-        tmp_path / "run",
-        mode="train_then_eval",
-        dataset=f"folder:{tmp_path / 'photos'}",
-        train_split="train",
-        eval_epochs=1,
-        **{**SETTINGS, "train_steps": 2, "linear_head_learning_rate": None},
-    )
+    return dict(dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1)
+
+
+def test_images_without_labels_are_evaluated_with_the_contrastive_loss(photos, tmp_path):
+    settings = {**SETTINGS, "train_steps": 2, "linear_head_learning_rate": None}
+    run(tmp_path / "run", mode="train_then_eval", **settings, **photos)
     assert "eval/contrast_loss" in read_results(tmp_path / "run")["result_1.json"]
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (
+            dict(mode="train_then_eval", keep_best=True),
+            "--keep_best: this flag requires an accuracy, but",
+        ),
+        (dict(mode="train"), "--eval_epochs=1: .* has only a train split. Use --mode=train_then"),
+        (
+            dict(mode="train", dataset="digits", eval_split="missing"),
+            "--eval_split=missing: digits has no such split",
+        ),
+    ],
+)
+def test_evaluations_that_the_data_does_not_support_are_rejected(
+    settings, message, photos, tmp_path
+):
+    given = ("eval_split",) if "eval_split" in settings else ()
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "run", given, **{**photos, **settings})
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture
@@ -208,13 +219,9 @@ def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_
     partly_labeled, tmp_path, capsys
 ):
     config = Config(**TINY, eval_split="test", mode="train", eval_epochs=1)
-    assert evaluate.config_during_training(config, digits.digits_source()).eval_protocols == (
-        "linear_head",
-        "knn",
-    )
-    assert evaluate.config_during_training(config, partly_labeled).eval_protocols == (
-        "contrastive",
-    )
+    for source, protocols in ((None, ("linear_head", "knn")), (partly_labeled, ("contrastive",))):
+        context = make_context(config, source or digits.digits_source())
+        assert evaluate.during_training(context).config.eval_protocols == protocols
     run(
         tmp_path,
         mode="train_then_eval",
@@ -226,8 +233,7 @@ def test_runs_on_unlabeled_training_examples_are_evaluated_with_the_contrastive_
     )
     results = read_results(tmp_path)["result.json"]
     assert (
-        "eval/contrast_loss" in results
-        and not {evaluate.LINEAR_TOP_1, evaluate.KNN} & results.keys()
+        "eval/contrast_loss" in results and not {metrics.LINEAR_TOP_1, metrics.KNN} & results.keys()
     )
     run(tmp_path, mode="eval", eval_name="again")
     assert read_results(tmp_path / "again")["result.json"] == pytest.approx(results)
@@ -245,20 +251,11 @@ def test_resumed_runs_on_unlabeled_examples_keep_the_recorded_linear_head(partly
 @pytest.mark.parametrize(
     "settings, message",
     [
-        (
-            dict(eval_protocol="knn"),
-            "--train_split=train[:64]: no labels were found in this split of digits. Use",
-        ),
-        (
-            dict(train_mode="supervised", mode="train"),
-            "--train_split=train[:64]: no labels were found",
-        ),
+        (dict(eval_protocol="knn"), "--train_split={}. Use a split with labels."),
+        (dict(train_mode="supervised", mode="train"), "--train_split={}. Use a split with labels."),
         (
             dict(train_split="test", eval_split="train[:64]"),
-            (
-                "--eval_split=train[:64]: no labels were found in this split of digits. Use a split"
-                " with labels, or --eval_p"
-            ),
+            "--eval_split={}. Use a split with labels, or --eval_protocol=contrastive.",
         ),
         (
             dict(
@@ -268,72 +265,22 @@ def test_resumed_runs_on_unlabeled_examples_keep_the_recorded_linear_head(partly
                 eval_split="train[:64]",
                 eval_epochs=1,
             ),
-            (
-                "--eval_split=train[:64]: no labels were found in this split of digits. Use a split"
-                " with labels."
-            ),
+            "--eval_split={}. Use a split with labels.",
         ),
     ],
 )
 def test_splits_without_the_required_labels_are_rejected_before_training(
     partly_labeled, tmp_path, settings, message
 ):
+    settings = {"mode": "train_then_eval", "eval_split": "test", **settings}
     with pytest.raises(UserError) as error:
-        run(
-            tmp_path / "run",
-            given=("eval_split",),
-            **{"mode": "train_then_eval", "eval_split": "test", **settings},
-        )
-    assert str(error.value).startswith(message) and not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (dict(mode="eval", eval_epochs=1), "--eval_epochs=1: this flag is only valid for training"),
-        (
-            dict(mode="train", keep_best=True),
-            "--keep_best: --mode=train does not evaluate. Set --eval_epochs",
-        ),
-        (
-            dict(mode="train", eval_epochs=1, eval_split="missing"),
-            "--eval_split=missing: digits has no such split",
-        ),
-    ],
-)
-def test_unusable_settings_give_one_line_errors(tmp_path, settings, message):
-    with pytest.raises(UserError) as error:
-        run(tmp_path / "run", given=("eval_split",), **settings)
-    assert str(error.value).startswith(message) and not (tmp_path / "run").exists()
-
-
-def test_keep_best_requires_labels(tmp_path):
-    write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
-    settings = dict(
-        dataset=f"folder:{tmp_path / 'photos'}", train_split="train", eval_epochs=1, keep_best=True
-    )
-    with pytest.raises(UserError, match="--keep_best: this flag requires an accuracy, but"):
-        run(tmp_path / "run", mode="train_then_eval", **settings)
-
-
-def test_eval_epochs_is_rejected_if_the_data_set_has_only_a_train_split(tmp_path):
-    write_images(tmp_path / "photos", *(f"{index}.png" for index in range(60)))
-    with pytest.raises(
-        UserError, match="--eval_epochs=1: .* has only a train split. Use --mode=train_then_eval, "
-    ):
-        run(
-            tmp_path / "run",
-            mode="train",
-            dataset=f"folder:{tmp_path / 'photos'}",
-            train_split="train",
-            eval_epochs=1,
-        )
+        run(tmp_path / "run", ("eval_split",), **settings)
+    problem = "train[:64]: no labels were found in this split of digits"
+    assert str(error.value) == message.format(problem) and not (tmp_path / "run").exists()
 
 
 def test_evaluation_during_training_works_on_two_replicas(two_replicas, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lib, "connect", lambda config: two_replicas)
-    printed = []
-    monkeypatch.setattr(console, "log", printed.append)
     for name, epochs in (("without", 0), ("with", 1)):
         run(tmp_path / name, mode="train", eval_epochs=epochs, **SETTINGS)
     assert_same_bits(tmp_path / "without", tmp_path / "with")

@@ -68,10 +68,9 @@ def test_compiled_step_in_half_precision(precision, tiny_resnet):
         )
         model = model_lib.build_model(config, replica_worker.CLASSES)
         optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
+        batches = replica_worker.distributed_batches(config, ONE)
         run_steps = train.make_run_steps(train.TrainStep(model, optimizer, config, ONE))
-        scalars, num_finite_steps = run_steps(
-            replica_worker.distributed_batches(config, ONE), tf.constant(2)
-        )
+        scalars, num_finite_steps = run_steps(batches, tf.constant(2))
         assert num_finite_steps == 2
         return float(scalars["train/total_loss"])
 
@@ -80,18 +79,31 @@ def test_compiled_step_in_half_precision(precision, tiny_resnet):
 
 def test_all_micro_batches_use_the_same_program(unoptimized_graphs):
     """XLA compiles a slice once for each position, so the position must not be the start of a slice."""
+    calls = {}
+
+    class RecordingStep(train.TrainStep):
+        def compiled(self, function):
+            def record(*args):
+                calls[function.__name__] = function, args
+                return function(*args)
+
+            return record
+
     config = replica_worker.make_config({"micro_batch_size": 2, "use_blur": True})
     model = replica_worker.build_model(config)
     optimizer = model_lib.build_optimizer(config, model_lib.build_schedule(config, 64), model)
-    passes = micro_batches._MicroBatches(train.TrainStep(model, optimizer, config, ONE))
+    step = RecordingStep(model, optimizer, config, ONE)
     batch = tf.nest.map_structure(tf.constant, replica_worker.batch_of(config))
-
-    @tf.function(jit_compile=True, autograph=False)
-    def second_pass(index):
-        return passes._add_gradients(batch, passes._zero_z(), index, passes._zero_sums())
-
+    tf.function(micro_batches.train_step, autograph=False).get_concrete_function(
+        step, batch, step.per_image, step.over_batch
+    )
+    function, args = calls["add_gradients"]
+    batch, gradients, _, sums = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), args)
+    second_pass = tf.function(function, jit_compile=True, autograph=False)
     programs = [
-        second_pass.experimental_get_compiler_ir(tf.constant(index))(stage="hlo")
+        second_pass.experimental_get_compiler_ir(batch, gradients, tf.constant(index), sums)(
+            stage="hlo"
+        )
         for index in (0, 3)
     ]
     assert programs[0] == programs[1]

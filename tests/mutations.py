@@ -104,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         "both views have the same blur",
-        "model.py",
+        "simclr.py",
         "rng.nth_seed(step_seed, index, rng.VIEW)",
         "step_seed",
         f"{_MODEL}::test_views_steps_and_seeds_have_independent_blur",
@@ -112,8 +112,8 @@ MUTATIONS = (
     Mutation(
         "the blur of a micro-batch is that of the first one",
         "train.py",
-        "replicas.row_offset(self.replica_batch_size, self.strategy) + first",
-        "replicas.row_offset(self.replica_batch_size, self.strategy)",
+        "first_row += replicas.row_offset(self.rows, self.strategy)",
+        "first_row = replicas.row_offset(self.rows, self.strategy)",
         "tests/train_test.py::test_blur_depends_on_neither_the_number_of_replicas_nor_the_position_in_a_micro_batch",
     ),
     Mutation(
@@ -141,9 +141,9 @@ MUTATIONS = (
     ),
     Mutation(
         "--temperature is multiplied by 10",
-        "model.py",
-        "add_contrastive_loss(\n            z, config.hidden_norm, config.temperature,",
-        "add_contrastive_loss(\n            z, config.hidden_norm, 10 * config.temperature,",
+        "simclr.py",
+        "z, config.hidden_norm, config.temperature, strategy\n",
+        "z, config.hidden_norm, 10 * config.temperature, strategy\n",
         _STEPS,
     ),
     Mutation(
@@ -170,9 +170,9 @@ MUTATIONS = (
     ),
     Mutation(
         "--nohidden_norm is ignored",
-        "model.py",
-        "    z, config.hidden_norm, config.temperature, strategy\n",
-        "    z, True, config.temperature, strategy\n",
+        "simclr.py",
+        "z, config.hidden_norm, config.temperature, strategy\n",
+        "z, True, config.temperature, strategy\n",
         f"{_LOSS}::test_flags_set_normalization_and_temperature",
     ),
     # Model and optimizer
@@ -224,6 +224,27 @@ MUTATIONS = (
         "lambda var: var.shape.rank <= 1 or var.ref() in head",
         "lambda var: var.shape.rank <= 1",
         _EXCLUDED,
+    ),
+    Mutation(
+        "--linear_head_learning_rate is ignored",
+        "model.py",
+        "gradient * ratio if variable.ref() in head else gradient",
+        "gradient",
+        "tests/train_test.py::test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape",
+    ),
+    Mutation(
+        "micro-batches differentiate only their own projections",
+        "large_batch/micro_batches.py",
+        "loss += tf.reduce_sum(tf.gather(gradient, index) * output)",
+        "loss += 0 * tf.reduce_sum(tf.gather(gradient, index) * output)",
+        "tests/train_test.py::test_micro_batch_gradients_and_statistics_match_those_of_a_single_tape",
+    ),
+    Mutation(
+        "a NaN loss is reported as finite",
+        "train.py",
+        "is_finite = all_finite([*terms.values(), *gradients])",
+        "is_finite = tf.constant(True)",
+        "tests/train_test.py::test_steps_with_nan_weights_are_reported_as_non_finite",
     ),
     Mutation(
         "LARS applies layer adaptation to the variables without weight decay",

@@ -10,8 +10,8 @@ import scipy.stats
 import tensorflow as tf
 
 import metrics
-import model as model_lib
 import objective
+import simclr
 from config import Config
 from large_batch import blocked_nt_xent
 from runtime import replicas
@@ -199,19 +199,20 @@ def test_block_size_does_not_exceed_loss_block_rows(monkeypatch):
     # In eager execution, the patched function records every product.
     monkeypatch.setattr(tf, "matmul", recording_matmul)
     z, config = similar_views(100, 4, tf.float32), Config(loss_block_rows=30)
-    loss, _ = model_lib.contrastive_loss(z, config, None)
+    terms, _ = simclr.over_batch(z, z, None, config)
     assert [tuple(product.shape) for product in products] == [(30, 200), (30, 4), (200, 4)] * 7
-    np.testing.assert_allclose(loss, plain(z, True, config.temperature)[0], rtol=1e-5)
+    expected = plain(z, True, config.temperature)[0]
+    np.testing.assert_allclose(terms["contrast_loss"], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("hidden_norm", [True, False])
 @pytest.mark.parametrize("block_rows", [0, 4])
 def test_flags_set_normalization_and_temperature(block_rows, hidden_norm):
     z = similar_views(6, 5, tf.float64)
-    loss, _ = model_lib.contrastive_loss(
-        z, Config(hidden_norm=hidden_norm, temperature=0.4, loss_block_rows=block_rows), None
-    )
-    np.testing.assert_allclose(loss, plain(z, hidden_norm, 0.4)[0], rtol=1e-9)
+    config = Config(hidden_norm=hidden_norm, temperature=0.4, loss_block_rows=block_rows)
+    terms, _ = simclr.over_batch(z, z, None, config)
+    expected = plain(z, hidden_norm, 0.4)[0]
+    np.testing.assert_allclose(terms["contrast_loss"], expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("form", ["plain", "blocks"])
@@ -257,34 +258,3 @@ def test_supervised_loss_is_the_mean_negative_log_probability():
     np.testing.assert_allclose(
         objective.add_supervised_loss(tf.one_hot(labels, 4), tf.constant(logits)), by_hand
     )
-
-
-def test_standardized_gradient_step_matches_a_step_with_standardized_inputs():
-    random = np.random.default_rng(3)
-    h = tf.constant(random.standard_normal((40, 6)) * [1, 5, 0.3, 2, 1, 9] + [0, 3, -2, 7, 1, 50])
-    mean, variance = tf.reduce_mean(h, 0), tf.math.reduce_variance(h, 0)
-    deviation = tf.sqrt(variance + 1e-3 * tf.reduce_mean(variance) + 1e-12)
-    labels = tf.one_hot(random.integers(0, 3, 40), 3)
-    kernel, bias = (
-        tf.constant(random.standard_normal((6, 3))),
-        tf.constant(random.standard_normal(3)),
-    )
-    inner_kernel, inner_bias = (
-        kernel * deviation[:, None],
-        bias + tf.linalg.matvec(kernel, mean, transpose_a=True),
-    )
-    with tf.GradientTape(persistent=True) as tape:
-        for value in (kernel, bias, inner_kernel, inner_bias):
-            tape.watch(value)
-        plain = objective.add_supervised_loss(labels, h @ kernel + bias)
-        standardized = objective.add_supervised_loss(
-            labels, (h - mean) / deviation @ inner_kernel + inner_bias
-        )
-    np.testing.assert_allclose(plain, standardized)
-    steps = model_lib.standardized_gradients(*tape.gradient(plain, (kernel, bias)), mean, variance)
-    moved = h @ (kernel - 0.1 * steps[0]) + (bias - 0.1 * steps[1])
-    inner_steps = tape.gradient(standardized, (inner_kernel, inner_bias))
-    inner_moved = (h - mean) / deviation @ (inner_kernel - 0.1 * inner_steps[0]) + (
-        inner_bias - 0.1 * inner_steps[1]
-    )
-    np.testing.assert_allclose(moved, inner_moved, rtol=1e-9)

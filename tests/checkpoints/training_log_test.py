@@ -7,13 +7,14 @@ import tensorflow as tf
 from matplotlib import figure
 
 from checkpoints import training_log
+from config import Config
 from runtime import console
 
 TRAINING = {"train/contrast_loss": 2.5, "train/contrast_acc": 0.25, "learning_rate": 0.125}
 
 
 def write_log(directory, step, steps):
-    log = training_log.TrainingLog(str(directory), step, {})
+    log = training_log.TrainingLog(str(directory), step, Config())
     for new_step in steps:
         log.add(new_step, {**TRAINING, "train/contrast_loss": 10.0 - new_step})
     log.write(is_last=True)
@@ -42,9 +43,8 @@ def test_history_has_one_row_per_entry_and_a_column_for_every_scalar(tmp_path):
 
 def test_a_repeated_evaluation_replaces_the_previous_one(tmp_path):
     write_log(tmp_path, 0, [1]).add_results(1, {"global_step": 1, "eval/knn_top_1_accuracy": 0.75})
-    training_log.TrainingLog(str(tmp_path), 1, {}).add_results(
-        1, {"global_step": 1, "eval/knn_top_1_accuracy": 0.5}
-    )
+    log = training_log.TrainingLog(str(tmp_path), 1, Config())
+    log.add_results(1, {"global_step": 1, "eval/knn_top_1_accuracy": 0.5})
     rows = training_log.read_history(str(tmp_path))
     assert [row.get("eval/knn_top_1_accuracy") for row in rows] == [None, 0.5]
 
@@ -57,35 +57,31 @@ def test_a_resumed_run_continues_the_history_from_its_checkpoint(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"\0\xff,\n",
-        b"step\n",
-        b"step,a\nx,1\n",
-        b"a,b\n1,2\n",
-        b"step,a\n1e999,1\n",
-        b"step,a\nnan,1\n",
-        b"step,a\n\n",
-        b'step,"a\n"1,2\n',
-    ],
+    [b"", b"\xff\xfe\n", b"step\n", b"step,a\nx,1\n", b"a,b\n1,2\n", b"step,a\n1\n2,x\n3,4,5\n"],
 )
-def test_a_corrupt_history_is_replaced(tmp_path, content):
+def test_a_history_that_cannot_be_parsed_is_replaced(tmp_path, content):
     (tmp_path / "history.csv").write_bytes(content)
     write_log(tmp_path, 5, [6])
     assert [row["step"] for row in training_log.read_history(str(tmp_path))] == [6]
 
 
-def test_valid_lines_of_an_incomplete_history_are_kept(tmp_path):
-    (tmp_path / "history.csv").write_bytes(b"step,a,b\n1,2,3\n2,4\n3,x,1\n4,5,6,7")
+def test_rows_contain_the_means_since_the_previous_row(tmp_path):
+    log = training_log.TrainingLog(str(tmp_path), 0, Config(train_batch_size=8), 4, 16)
+    log.update(1, {"new": 2.0}, 9.0, timed=False)
+    log.update(3, {"new": 5.0}, 4.0, timed=True)
+    log.write_row(is_saved=False, is_last=False)  # The previous row is less than 10 seconds old.
+    log.write_row(is_saved=True, is_last=False)
+    log.update(4, {"new": 1.0, "train/skipped_steps": 1.0}, 1.0, timed=True)
+    log.write_row(is_saved=True, is_last=True)
     assert training_log.read_history(str(tmp_path)) == [
-        {"step": 1, "a": 2.0, "b": 3.0},
-        {"step": 2, "a": 4.0},
-        {"step": 4, "a": 5.0, "b": 6.0},
+        {"step": 3, "new": 4.0, "epoch": 1.5, "images_per_second": 4.0},
+        {"step": 4, "new": 1.0, "train/skipped_steps": 1.0, "epoch": 2.0, "images_per_second": 8.0},
     ]
+    assert log.skipped_steps == 1 and log.images_per_second == 4.8
 
 
 def test_tensorboard_events_contain_the_settings_and_the_scalars(tmp_path):
-    log = training_log.TrainingLog(str(tmp_path), 0, {"temperature": 0.1, "dataset": "digits"})
+    log = training_log.TrainingLog(str(tmp_path), 0, Config(dataset="digits"))
     log.add(3, TRAINING)
     values = {value.tag: value.tensor for value in tensorboard_values(tmp_path)}
     assert TRAINING.keys() < values.keys()
@@ -96,8 +92,10 @@ def test_tensorboard_events_contain_the_settings_and_the_scalars(tmp_path):
 def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
     printed = []
     monkeypatch.setattr(console, "log", printed.append)
+    log = write_log(tmp_path, 0, [1])
+    (tmp_path / "history.csv").unlink()
     (tmp_path / "history.csv").mkdir()
-    write_log(tmp_path, 0, [1])
+    log.write(is_last=True)
     assert printed[0].startswith("warning: ") and "history.csv" in printed[0]
 
 
@@ -105,7 +103,7 @@ def test_curves_are_drawn_at_most_once_a_minute_and_at_the_end(tmp_path, monkeyp
     drawn, now = [], [100.0]
     monkeypatch.setattr(training_log.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(training_log, "draw_curves", lambda rows: drawn.append(len(rows)) or b"")
-    log = training_log.TrainingLog(str(tmp_path), 0, {})
+    log = training_log.TrainingLog(str(tmp_path), 0, Config())
     for step, seconds in enumerate((30, 31, 29, 31)):
         now[0] += seconds
         log.add(step, TRAINING)
@@ -138,8 +136,8 @@ def test_curves_show_each_metric_in_its_panel(draw_curves):
     rows.append({"step": 3, "eval/knn_top_1_accuracy": 0.5, "eval/label_top_1_accuracy": 0.4})
     assert draw_and_record(draw_curves, rows) == {
         "contrastive loss": {"training": [[0, 5], [1, 4], [2, 3], [3, 2]]},
-        "accuracy of the linear head": {"evaluation": [[3, 0.4]]},
-        "accuracy of the nearest neighbors": {"10 neighbors": [[3, 0.5]]},
-        "learning rate": {"learning rate": [[step, 0.1] for step in range(4)]},
+        "accuracy of the linear head": {"linear head, top-1": [[3, 0.4]]},
+        "accuracy of the nearest neighbors": {"10 nearest neighbors": [[3, 0.5]]},
+        "learning rate": {"training": [[step, 0.1] for step in range(4)]},
     }
     assert draw_and_record(draw_curves, []) == {}

@@ -119,7 +119,6 @@ def plausible_values(field):
         color_jitter_strength=[0.0, 1.0, 3.0],
         min_crop_area=[0.01, 1.0],
         loss_block_rows=[0, 1, 5],
-        profile_steps=[0],
         keep_checkpoint_max=[1],
         checkpoint_steps=[0, 1],
         weight_decay=[0.0, 1.0],
@@ -176,6 +175,11 @@ def call(function, argv):
     return 0, stderr.getvalue()
 
 
+def run_program(argv):
+    """Calls run.py with command-line arguments; see `call`."""
+    return call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), argv)
+
+
 def assert_one_line_error(status, error_text):
     """Asserts that a run succeeded without errors, or failed with a one-line error that mentions a flag.
 
@@ -217,9 +221,7 @@ def test_exceptions_determine_the_exit_status(error, expected, monkeypatch):
         raise error
 
     monkeypatch.setattr(run, "main", fail)
-    assert (
-        call(lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), [])[0] == expected
-    )
+    assert run_program([])[0] == expected
 
 
 @pytest.mark.slow
@@ -242,9 +244,8 @@ def test_runs_with_any_flag_combination_succeed_or_give_one_line_errors(
     def check(settings):
         directory = tmp_path_factory.mktemp("run")
         settings = {**TINY, **FIXED, "model_dir": directory, **settings}
-        argv = [f"--{name}={value}" for name, value in settings.items() if value is not None]
-        status, error_text = call(
-            lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)), argv
+        status, error_text = run_program(
+            [f"--{name}={value}" for name, value in settings.items() if value is not None]
         )
         assert_one_line_error(status, error_text)
         assert status != 0 or (directory / "ckpt-2.index").exists()
@@ -264,7 +265,6 @@ MAX_INT = 2**31 - 1
         (
             dict(
                 warmup_epochs=1e6,
-                log_seconds=1e-30,
                 keep_checkpoint_max=MAX_INT,
                 seed=MAX_INT,
                 loss_block_rows=MAX_INT,
@@ -302,15 +302,7 @@ MAX_INT = 2**31 - 1
             {2, 3},
         ),
         (dict(label_fraction=1e-30, train_mode="supervised"), {2}),
-        (
-            dict(
-                label_fraction=0.99999999,
-                train_mode="supervised",
-                label_seed=MAX_INT,
-                profile_steps=MAX_INT,
-            ),
-            {0},
-        ),
+        (dict(label_fraction=0.99999999, train_mode="supervised", label_seed=MAX_INT), {0}),
     ],
 )
 def test_runs_with_settings_at_their_bounds_succeed_or_give_one_line_errors(
@@ -318,9 +310,6 @@ def test_runs_with_settings_at_their_bounds_succeed_or_give_one_line_errors(
 ):
     monkeypatch.setattr(saving, "export_to_model_dir", lambda *_: "not made")
     settings = {**TINY, **FIXED, "model_dir": tmp_path, **settings}
-    status, error_text = call(
-        lambda _, argv: (run.parse_flags(argv), run.run_from_flags(argv)),
-        [f"--{name}={value}" for name, value in settings.items()],
-    )
+    status, error_text = run_program([f"--{name}={value}" for name, value in settings.items()])
     assert_one_line_error(status, error_text)
     assert status in statuses and (status != 0 or (tmp_path / "ckpt-2.index").exists())

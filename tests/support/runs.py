@@ -1,9 +1,13 @@
 """Small training runs within the test process."""
 
 import pytest
+import tensorflow as tf
 
 import run as run_lib
+from checkpoints.run_directory import RunContext
 from config import Config
+from runtime import signals
+from sources import datasets
 
 TINY = dict(
     dataset="digits",
@@ -26,3 +30,10 @@ def run(model_dir, given=(), with_export=False, **settings):
         if not with_export:
             patch.setattr(run_lib.saving, "export_to_model_dir", lambda *_: "not made")
         run_lib.main(Config(**{**TINY, "model_dir": str(model_dir), **settings}), given)
+
+
+def make_context(config, source=None, strategy=None):
+    """Returns a `RunContext` of a single worker. The default source is that of `config`."""
+    source = source or datasets.open_source(config.dataset, config.data_dir)
+    strategy = strategy or tf.distribute.get_strategy()
+    return RunContext(config, source, strategy, True, signals.StopSignals())
