@@ -411,7 +411,7 @@ def batches(csv: str, out: str, measure: str = "accuracy", average: str = "") ->
     numeric, averaged = ("epochs", "batch_size", measure), [*filter(None, average.split(","))]
     rows = read_csv(csv, (*numeric, *averaged), numeric, measure)
     columns = ["scaling", "batch_size", "epochs"]
-    rows = rows.reindex(columns=dict.fromkeys([*columns, *rows])).fillna({"scaling": ""})
+    rows["scaling"] = rows["scaling"].fillna("") if "scaling" in rows else ""
     rows = rows.astype({"epochs": int, "batch_size": int}).sort_values(columns)
     if "seed" in rows and rows["seed"].nunique() > 1:
         averaged.append("seed")

@@ -408,7 +408,7 @@ def test_probes_use_the_trained_network_and_its_data_set(calls, tmp_path):
 def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path, capsys):
     tables.main(["run", "color", f"--dir={tmp_path}"])
     capsys.readouterr()
-    tables.main(["report", "color", "flip", f"--dir={tmp_path}"])
+    tables.main(["report", "color", "losses", f"--dir={tmp_path}"])
     printed = capsys.readouterr().out
     assert "### Strength of color distortion, contrastive (Table 1)" in printed
     assert "Columns with the same value in all rows are omitted: minutes = 0.0." in printed
@@ -417,15 +417,12 @@ def test_the_report_command_prints_a_table_and_writes_a_csv_file(calls, tmp_path
         " |\n| --- | --- | --- | --- | --- | --- |\n| 1/8 | 59.6 | 51.0 | -3.0 | -3.6 | yes |"
         in printed
     )
-    assert (
-        "### Random flips (Appendix A)\n\nThe paper's finding: flips help but are not essential. Not"
-        f" run. `python -m paper.tables run flip --scale=small --dir={tmp_path}` executes the runs."
-        in printed
-    )
+    command = f"python -m paper.tables run losses --scale=small --dir={tmp_path}"
+    assert f" Not run. `{command}` executes the runs." in printed
     with open(tmp_path / "small" / "color.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6 and rows[0]["run"] == "1/8" and float(rows[0]["accuracy"]) == 0.51
-    assert not (tmp_path / "small" / "flip.csv").exists()
+    assert not (tmp_path / "small" / "losses.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,6 @@ def wait_until(condition, model_dir, process, seconds=120):
         time.sleep(0.02)
 
 
-def wait_for_checkpoint(model_dir, process, step=0):
-    """Waits until the process has written a checkpoint of a later step than `step`."""
-    wait_until(lambda: max(steps(model_dir), default=0) > step, model_dir, process)
-
-
-def steps(model_dir):
-    """Returns the steps of the complete checkpoints in a directory, in ascending order."""
-    return sorted(int(path.stem[5:]) for path in pathlib.Path(model_dir).glob("ckpt-*.index"))
-
-
 def wait_for_checkpoint(model_dir, process, after=0):
     """Waits until the process has written a checkpoint of a step later than `after`."""
     wait_until(
