@@ -82,6 +82,7 @@ SECTIONS = {
     "Hardware": "use_tpu",
 }
 
+_MAX_NAME_BYTES = 255  # Common file systems limit the length of file names.
 # Settings that `--help` shows first.
 MAIN_SETTINGS = (
     "mode",
