@@ -16,7 +16,6 @@ from augmentation import autoaugment, operators, policies
 from augmentation.policies import view_policies
 from config import Config
 from runtime import rng
-from runtime.errors import UserError
 from sources import digits
 from support import golden
 from support.images import photographs
@@ -381,50 +380,6 @@ def test_names_select_the_random_operators():
         assert policies.branch_policy([name], 1.0, "additive").operators[0].function is function, (
             name
         )
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (
-            dict(augment_extra="rotat"),
-            (
-                "--augment_extra=rotat: rotat is not a supported operator. Use one or more of"
-                " rotate, noise, sobel"
-            ),
-        ),
-        (
-            dict(augment_extra="noise", train_mode="finetune"),
-            "--augment_extra=noise: fine-tuning uses only crops",
-        ),
-        (
-            dict(augmentation="broader", train_mode="finetune"),
-            "--augmentation=broader: fine-tuning uses only crops",
-        ),
-        (
-            dict(augment_right="sobel,color", color_jitter_strength=0.0),
-            "--augment_right=sobel,color: .* have no effect",
-        ),
-        (dict(augment_extra="noise", augment_left="crop"), "cannot be combined"),
-        (
-            dict(augment_left="crop,colour"),
-            (
-                "--augment_left=crop,colour: colour is not a supported operator. Use any of crop,"
-                " color"
-            ),
-        ),
-        (dict(augment_right="x"), "--augment_right=x"),
-        (dict(augment_left="crop", train_mode="supervised"), "only --train_mode=pretrain"),
-        (dict(augment_left="crop", augmentation="broader"), "cannot be combined"),
-        (
-            dict(augmentation="autoaug"),
-            "--augmentation=autoaug: .* Use one of simclr, autoaugment, .*broader",
-        ),
-    ],
-)
-def test_conflicting_augmentation_settings_are_rejected(settings, message):
-    with pytest.raises(UserError, match=message):
-        Config(**settings)
 
 
 def test_views_with_branch_augmentations_are_not_blurred_on_the_device():
